@@ -1,0 +1,1 @@
+"""Elastic deep learning with a master per job."""

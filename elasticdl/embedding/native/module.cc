@@ -1,0 +1,3 @@
+#include <nanobind/nanobind.h>
+// One function a part of the extension; each registers its own classes.
+NB_MODULE(_native, m) { m.doc() = "Hot paths of elasticdl."; }

@@ -1,0 +1,127 @@
+"""What parameters a job has, without their values: plain frozen values that travel as JSON to the servers.
+
+Dense weights of a model are one flat float32 vector: first all trainable weights, then the *additive* ones
+(non-trainable float state such as BatchNorm's moving averages, of which workers push differences and servers add them).
+Server `k` of `n` owns an even slice of each part, whatever variable the elements belong to.
+Rows of a table are owned by server `id mod n` (remainder >= 0, for negative ids too).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class OptimizerKind(StrEnum):
+    """Update rules that servers know. Each equals the Keras optimizer of the same name."""
+
+    SGD = "sgd"
+    ADAM = "adam"
+    ADAGRAD = "adagrad"
+    FTRL = "ftrl"
+
+
+class OptimizerSpec(_Frozen):
+    """An update rule and its constants; unused ones stay at their defaults.
+
+    The learning rate is not here: workers evaluate the schedule at the version they computed on and send the value
+    with each push. Clipping is done by workers, too: it needs whole gradients.
+    """
+
+    kind: OptimizerKind
+    momentum: float = 0.0
+    nesterov: bool = False
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    amsgrad: bool = False
+    initial_accumulator_value: float = 0.1
+    learning_rate_power: float = -0.5
+    l1: float = 0.0
+    l2: float = 0.0
+    l2_shrinkage: float = 0.0
+    beta: float = 0.0
+    weight_decay: float = 0.0
+    """Decoupled: weight -= weight * weight_decay * learning_rate, before the update. 0 is none."""
+
+    @property
+    def slots(self) -> int:
+        """Optimizer values kept beside each weight."""
+        match self.kind:
+            case OptimizerKind.SGD:
+                return 1 if self.momentum else 0
+            case OptimizerKind.ADAM:
+                return 3 if self.amsgrad else 2
+            case OptimizerKind.ADAGRAD:
+                return 1
+            case OptimizerKind.FTRL:
+                return 2
+
+
+class InitializerKind(StrEnum):
+    """How a row begins. A row's values depend only on (table seed, id)."""
+
+    CONSTANT = "constant"
+    UNIFORM = "uniform"
+    NORMAL = "normal"
+    TRUNCATED_NORMAL = "truncated_normal"
+
+
+class InitializerSpec(_Frozen):
+    """`a` and `b`: value and unused | minimum and maximum | mean and standard deviation (twice)."""
+
+    kind: InitializerKind = InitializerKind.UNIFORM
+    a: float = -0.05
+    b: float = 0.05
+
+
+class TableSpec(_Frozen):
+    """One embedding table: rows of `dim` float32 weights by int64 id, made when first touched."""
+
+    name: str
+    dim: int
+    initializer: InitializerSpec = InitializerSpec()
+    seed: int = 0
+
+
+class DenseSpec(_Frozen):
+    """One dense variable, `path` as Keras names it. Order in `ParametersSpec.dense` is order in the flat vector."""
+
+    path: str
+    shape: tuple[int, ...]
+    additive: bool = False
+
+    @property
+    def size(self) -> int:
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+
+class ParametersSpec(_Frozen):
+    """Everything a server must know to hold a job's parameters. Additive variables come after all others."""
+
+    optimizer: OptimizerSpec
+    dense: tuple[DenseSpec, ...] = ()
+    tables: tuple[TableSpec, ...] = ()
+
+    @property
+    def trainable_size(self) -> int:
+        """Elements of the flat vector that the optimizer updates."""
+        return sum(variable.size for variable in self.dense if not variable.additive)
+
+    @property
+    def additive_size(self) -> int:
+        """Elements of the flat vector to which pushes are added."""
+        return sum(variable.size for variable in self.dense if variable.additive)
+
+
+def even_slice(size: int, part: int, parts: int) -> slice:
+    """Part `part` of `parts` of range(size): contiguous, in order, sizes differ by at most one."""
+    return slice(size * part // parts, size * (part + 1) // parts)

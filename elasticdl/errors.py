@@ -1,0 +1,77 @@
+"""The one tree of errors. Foreign exceptions are mapped to it at the seam where they enter, with `from`.
+
+    ElasticDLError
+    ├── UserError        the user's input, model or data is wrong: never retried
+    │   └── SpecError    the job's flags or YAML are wrong: exit code 2, before anything starts
+    ├── TransientError   may go away by itself: retried after `retry_after_s`, within a budget
+    └── PermanentError   will not go away: not retried
+        ├── Refused      the other side knows us and says no (fenced, replaced, wrong token)
+        └── Corrupted    bytes on disk or wire are not what was written
+
+A message says what happened, the value, what was expected and what to do next.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of `elasticdl` and of its processes."""
+
+    DONE = 0
+    JOB_FAILED = 1
+    USAGE = 2
+    CLUSTER_REFUSED = 3
+    NO_SUCH_JOB = 4
+    # Of worker and ps processes only; the master reads them as facts.
+    USER_ERROR = 64
+    FENCED = 65
+    DRAINED = 66
+    TIMED_OUT = 124
+    INTERRUPTED = 130
+
+
+class ElasticDLError(Exception):
+    """Root of the tree. `hint` is the next thing to do, shown on a line of its own."""
+
+    exit_code: ExitCode = ExitCode.JOB_FAILED
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UserError(ElasticDLError):
+    """The user's input, model or data is wrong. Never retried."""
+
+    exit_code = ExitCode.USER_ERROR
+
+
+class SpecError(UserError):
+    """The job's flags or YAML are wrong."""
+
+    exit_code = ExitCode.USAGE
+
+
+class TransientError(ElasticDLError):
+    """May go away by itself."""
+
+    def __init__(self, message: str, *, hint: str = "", retry_after_s: float = 0.5) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class PermanentError(ElasticDLError):
+    """Will not go away by itself."""
+
+
+class Refused(PermanentError):
+    """The other side knows us and says no: fenced, replaced, or a wrong token."""
+
+    exit_code = ExitCode.FENCED
+
+
+class Corrupted(PermanentError):
+    """Bytes on disk or wire are not what was written."""

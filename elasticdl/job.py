@@ -1,0 +1,249 @@
+"""The job as one frozen, validated value. Flags, `job.yaml` and `elasticdl.train()` all become one, and it travels to
+the master whole, as JSON.
+
+Every field of a section is one flag (`--kebab-case`) and one YAML key; names are unique over all sections. Nothing
+here reads files or knows TensorFlow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Self, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from elasticdl.errors import SpecError
+
+
+class Action(StrEnum):
+    """What the job does."""
+
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    PREDICT = "predict"
+
+
+class Strategy(StrEnum):
+    """How workers keep one model."""
+
+    PARAMETER_SERVER = "ParameterServerStrategy"
+
+
+class Shuffle(StrEnum):
+    """What is put in a seeded random order each epoch, in training only."""
+
+    NONE = "none"
+    SHARDS = "shards"
+    RECORDS = "records"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class WorkerRange(_Section):
+    """How many workers: between `low` and `high`. Written `N` or `MIN:MAX`."""
+
+    low: int = Field(ge=1)
+    high: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"MIN {self.low} is above MAX {self.high}")
+        return self
+
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}:{self.high}"
+
+    @classmethod
+    def parse(cls, value: object) -> object:
+        """`3`, `"3"` or `"1:3"` to fields; anything else is left for validation to refuse."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            return {"low": value, "high": value}
+        if isinstance(value, str):
+            low, _, high = value.partition(":")
+            if not re.fullmatch(r"\d+(:\d+)?", value.strip()):
+                raise ValueError(f"expected N or MIN:MAX, got {value!r}")
+            return {"low": int(low), "high": int(high or low)}
+        return value
+
+
+Scalar: TypeAlias = bool | int | float | str
+
+
+def parse_params(value: object) -> object:
+    """`"a=1;b=x"`, a list of `key=value`, or a mapping, to typed scalars. Values are never evaluated."""
+    if isinstance(value, str):
+        value = [part for part in value.split(";") if part.strip()]
+    if isinstance(value, (list, tuple)):
+        pairs: dict[str, Scalar] = {}
+        for part in value:
+            key, sign, text = str(part).partition("=")
+            if not sign or not key.strip().isidentifier():
+                raise ValueError(f"expected key=value, got {part!r}")
+            pairs[key.strip()] = _scalar(text.strip())
+        return pairs
+    return value
+
+
+def _scalar(text: str) -> Scalar:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1]
+    return text
+
+
+def parse_envs(value: object) -> object:
+    """`"A=1;B=x"` or a mapping to strings."""
+    parsed = parse_params(value) if isinstance(value, (str, list, tuple)) else value
+    return {key: str(item) for key, item in parsed.items()} if isinstance(parsed, Mapping) else parsed
+
+
+Params: TypeAlias = Annotated[Mapping[str, Scalar], BeforeValidator(parse_params)]
+
+
+class ModelSection(_Section):
+    """Which model."""
+
+    model_zoo: str = Field(description="Directory of model modules.")
+    model_def: str = Field(description="Module, or module.function, that makes the model: `iris` or `mnist.cnn.Model`.")
+    model_params: Params = Field(default_factory=dict, description="`key=value;…` for custom_model; typed, not evaluated.")
+
+
+class DataSection(_Section):
+    """Which records, and how they are cut and ordered."""
+
+    training_data: str = Field(default="", description="File, directory, glob, or what the module's own reader takes.")
+    validation_data: str = Field(default="", description="The same, for evaluation.")
+    prediction_data: str = Field(default="", description="The same, for prediction.")
+    data_reader_params: Params = Field(default_factory=dict, description="`key=value;…` for the data reader.")
+    minibatch_size: int = Field(default=64, ge=1, description="Records a worker trains on in one step.")
+    records_per_task: int = Field(default=0, ge=0, description="Records in a shard; 0: 64 minibatches, fewer if the data is small.")
+    num_epochs: int = Field(default=1, ge=1, description="Passes over the training data.")
+    shuffle: Shuffle = Field(default=Shuffle.RECORDS, description="Order of training data: none, shards, or records too.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of shuffling and of initial weights.")
+    max_bad_records: int = Field(default=0, ge=0, description="Unreadable records to leave out before the job fails.")
+
+
+class TrainingSection(_Section):
+    """How to train."""
+
+    distribution_strategy: Strategy = Field(default=Strategy.PARAMETER_SERVER, description="How workers keep one model.")
+    evaluation_steps: int = Field(default=0, ge=0, description="Evaluate each time the version grew by this; 0: at the end only.")
+    evaluation_seconds: float = Field(default=0, ge=0, description="Evaluate each time so many seconds passed; 0: never for that.")
+    max_staleness: int = Field(default=1, ge=0, le=8, description="A worker's own updates that a step may be computed without.")
+    embedding_threshold_bytes: int = Field(
+        default=2 << 20, ge=0, description="keras.layers.Embedding layers of at least this size live on the servers by row."
+    )
+    max_nonfinite_steps: int = Field(default=3, ge=1, description="Steps in a row with NaN or Inf before the job fails.")
+    max_failed_shards: int = Field(default=0, ge=0, description="Shards that may be given up after three failures each.")
+
+
+class CheckpointSection(_Section):
+    """What is kept."""
+
+    checkpoint_steps: int = Field(default=0, ge=0, description="Checkpoint each time the version grew by this; 0: never.")
+    keep_checkpoint_max: int = Field(default=3, ge=0, description="Newest checkpoints to keep; 0 keeps all.")
+    checkpoint_dir_for_init: str = Field(default="", description="Checkpoint directory to take the parameters from.")
+    resume: bool = Field(default=False, description="Go on with the job in --job-dir from its newest checkpoint.")
+    output: str = Field(default="", description="Directory for the exported model, or for predictions.")
+
+
+class ClusterSection(_Section):
+    """Where and with how many processes."""
+
+    job_name: str = Field(default="", description="Name of the job; default: from the model and the time.")
+    job_dir: str = Field(default="", description="Directory for all that the job leaves; default: jobs/NAME.")
+    num_workers: Annotated[WorkerRange, BeforeValidator(WorkerRange.parse)] = Field(
+        default=WorkerRange(low=1, high=1), description="Workers, as N or MIN:MAX."
+    )
+    num_ps_pods: int = Field(default=1, ge=1, description="Parameter servers.")
+    max_relaunches: int = Field(default=3, ge=0, description="Failures by the user's own code to retry before the job fails.")
+    envs: Annotated[Mapping[str, str], BeforeValidator(parse_envs)] = Field(
+        default_factory=dict, description="`KEY=value;…` for the environment of workers and servers."
+    )
+
+
+JOB_NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
+
+
+class JobSpec(_Section):
+    """Everything a job is. Build it with `from_flags`; `model_dump_json` and `model_validate_json` carry it."""
+
+    action: Action
+    model: ModelSection
+    data: DataSection
+    training: TrainingSection
+    checkpoint: CheckpointSection
+    cluster: ClusterSection
+
+    @classmethod
+    def from_flags(cls, action: Action, flags: Mapping[str, Any]) -> JobSpec:
+        """From flat names, kebab or snake case. Raises SpecError that names the flag, the value and what is expected."""
+        owner = {name: section for section, model in SECTIONS.items() for name in model.model_fields}
+        nested: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+        for key, value in flags.items():
+            name = key.replace("-", "_")
+            if name not in owner:
+                raise SpecError(f"unknown key {key!r}", hint=_closest(name, owner))
+            nested[owner[name]][name] = value
+        try:
+            spec = cls(action=action, **nested)  # type: ignore[arg-type]
+        except ValidationError as error:
+            raise SpecError(_first_problem(error)) from error
+        spec.check()
+        return spec
+
+    def check(self) -> None:
+        """What one field alone cannot show. Raises SpecError."""
+        needed = {Action.TRAIN: "training_data", Action.EVALUATE: "validation_data", Action.PREDICT: "prediction_data"}
+        name = needed[self.action]
+        if not getattr(self.data, name):
+            raise SpecError(f"--{name.replace('_', '-')} is missing", hint=f"`elasticdl {self.action}` needs it")
+        if self.action is not Action.TRAIN and not self.checkpoint.checkpoint_dir_for_init:
+            raise SpecError(
+                "--checkpoint-dir-for-init is missing", hint=f"`elasticdl {self.action}` takes the trained parameters from there"
+            )
+        if self.action is Action.PREDICT and not self.checkpoint.output:
+            raise SpecError("--output is missing", hint="`elasticdl predict` writes the predictions there")
+        if self.cluster.job_name and not JOB_NAME.fullmatch(self.cluster.job_name):
+            raise SpecError(
+                f"--job-name {self.cluster.job_name!r} is not usable",
+                hint="at most 52 characters of a-z, 0-9 and '-', beginning with a letter, not ending with '-'",
+            )
+        if (self.training.evaluation_steps or self.training.evaluation_seconds) and not self.data.validation_data:
+            raise SpecError("--evaluation-steps or --evaluation-seconds without --validation-data", hint="name the data to evaluate on")
+
+
+SECTIONS: Mapping[str, type[_Section]] = {
+    "model": ModelSection,
+    "data": DataSection,
+    "training": TrainingSection,
+    "checkpoint": CheckpointSection,
+    "cluster": ClusterSection,
+}
+
+
+def _closest(name: str, known: Mapping[str, str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean --{near[0].replace('_', '-')}?" if near else "see `elasticdl train --help`"
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    names = [str(part) for part in problem["loc"] if str(part) not in SECTIONS]
+    flag = names[0].replace("_", "-") if names else "job"
+    if problem["type"] == "missing":
+        return f"--{flag} is missing"
+    return f"--{flag}: {problem['msg']}, got {problem['input']!r}"

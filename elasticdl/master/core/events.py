@@ -1,0 +1,226 @@
+"""What happened, in the past tense: the only input of `JobState.handle`, and what the journal holds.
+
+Every event carries `at_s`: monotonic seconds since the job began (it goes on growing after a restart of the master).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from elasticdl.cluster.base import ExitFacts, ProcessName
+from elasticdl.shard import Applied, ShardId, SnapshotId, Source, Task
+
+Numbers: TypeAlias = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base of all events."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted(Event):
+    """The data was counted and the job may begin. `ledger` resumes an earlier one (JSON), '' starts afresh."""
+
+    training: tuple[Source, ...] = ()
+    validation: tuple[Source, ...] = ()
+    prediction: tuple[Source, ...] = ()
+    ledger: str = ""
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tick(Event):
+    """Time passed; sent about once a second. Journaled only if it led to a command."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSeen(Event):
+    """The cluster shows a process."""
+
+    name: ProcessName
+    running: bool
+    where: str = ""
+    waiting_for: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnded(Event):
+    """The cluster says that a process has ended."""
+
+    name: ProcessName
+    facts: ExitFacts
+
+
+@dataclass(frozen=True, slots=True)
+class CreateFailed(Event):
+    """The cluster refused to create a process."""
+
+    name: ProcessName
+    reason: str
+    retry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessAttached(Event):
+    """A process came up and presented itself.
+
+    A parameter server gives the addresses of its two planes and the version it restored (None: it has no state yet).
+    """
+
+    name: ProcessName
+    control_address: str = ""
+    bulk_address: str = ""
+    restored_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSilent(Event):
+    """Nothing was heard of an attached process for the stated time."""
+
+    name: ProcessName
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequested(Event):
+    """A worker has room for one more lease. Answered by GrantLease, NoLeaseNow or WorkFinished."""
+
+    worker: ProcessName
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressReported(Event):
+    """The first `applied.offset` records of a leased shard are done; in PS mode every server has acknowledged them.
+
+    `bad_records` counts those of this report's records that could not be read, `loss` is the mean of the last steps,
+    `done` ends the lease. `metrics` are the merged-state contributions of an evaluation lease, given with `done` only:
+    metric name -> tuple of flat state arrays.
+    """
+
+    worker: ProcessName
+    task: Task
+    applied: Applied
+    version: int = 0
+    loss: float | None = None
+    bad_records: int = 0
+    bad_examples: tuple[str, ...] = ()
+    done: bool = False
+    metrics: dict[str, tuple[Numbers, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryReported(Event):
+    """A worker turned merged metric states into values. `stop_training`: a callback asked for the end."""
+
+    worker: ProcessName
+    round: int
+    values: dict[str, float]
+    stop_training: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFinished(Event):
+    """A worker wrote the export at `path`."""
+
+    worker: ProcessName
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReturned(Event):
+    """A draining worker gives back the rest of a lease: `applied.offset` records of it are done."""
+
+    worker: ProcessName
+    applied: Applied
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed(Event):
+    """User code raised in a lease (`shard` None: outside of any). `error` is the traceback cut to the user's frames.
+
+    `fatal` errors (non-finite loss K times over, broken model) end the job at once.
+    """
+
+    worker: ProcessName
+    task: Task | None
+    shard: ShardId | None
+    attempt: int
+    error: str
+    fatal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked(Event):
+    """A worker's callback (MaxStepsStopping, `model.stop_training`) asks that training end now."""
+
+    worker: ProcessName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFenced(Event):
+    """Every server refuses the worker's pushes from now on; `applied` has one entry a server.
+
+    An entry is None where that server never saw a push of this worker. Servers that could not be asked are left out.
+    """
+
+    worker: ProcessName
+    applied: tuple[Applied | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotCut(Event):
+    """All servers hold one consistent frozen view. `applied`: each worker's last push within the cut."""
+
+    snapshot: SnapshotId
+    version: int
+    applied: dict[str, Applied]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSaved(Event):
+    """A checkpoint is complete on disk: its manifest was written."""
+
+    snapshot: SnapshotId
+    version: int
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFailed(Event):
+    """A cut or a save did not work; training goes on."""
+
+    snapshot: SnapshotId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionAdvanced(Event):
+    """The servers' version as the newest heartbeat told it."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequested(Event):
+    """A person wants a checkpoint now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRequested(Event):
+    """A person wants another range of workers."""
+
+    min_workers: int
+    max_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested(Event):
+    """A person wants the job to end: workers drain, a checkpoint is taken, nothing is lost that a resume needs."""
+
+    reason: str

@@ -1,0 +1,98 @@
+"""The parameters of a job as a worker sees them: one pull and one push per step, however many servers and tables.
+
+`ps_client.py` implements the protocol over the bulk plane; tests implement it in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elasticdl.embedding.spec import ParametersSpec
+from elasticdl.shard import Applied, SnapshotId
+
+Float32s: TypeAlias = NDArray[np.float32]
+Int64s: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """Parameters as of `versions` (one a server).
+
+    `dense` is the flat vector float32[trainable_size + additive_size], None if not asked for.
+    `rows[t]` is float32[len(ids[t]), dim of table t], in the order of the ids asked for.
+    """
+
+    versions: tuple[int, ...]
+    dense: Float32s | None
+    rows: tuple[Float32s, ...]
+
+    @property
+    def version(self) -> int:
+        """The version of the model: that of the least advanced server."""
+        return min(self.versions)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One step's gradients. Applied exactly once per (worker, `sequence`), which starts at 1 and grows by 1.
+
+    `dense` is float32[trainable_size + additive_size] or None: gradients, then differences for the additive part.
+    `ids[t]` are distinct; `gradients[t]` is float32[len(ids[t]), dim of table t], duplicates already summed.
+    `versions` are those of the pull that the step computed on: servers measure staleness by them.
+    """
+
+    sequence: int
+    applied: Applied
+    versions: tuple[int, ...]
+    learning_rate: float
+    dense: Float32s | None
+    ids: tuple[Int64s, ...] = field(default=())
+    gradients: tuple[Float32s, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """Versions after the update, and how many updates of others came between pull and push (per server)."""
+
+    versions: tuple[int, ...]
+    staleness: tuple[int, ...]
+
+
+class Parameters(Protocol):
+    """Thread-safe for one puller and one pusher at a time.
+
+    Every call ends within `timeout_s`. Raises Refused when this worker was fenced, TransientError when a server is
+    away longer than that (the caller decides whether to go on waiting), UserError when the model does not fit the
+    servers' (names the first variable that differs).
+    """
+
+    def initialise(self, spec: ParametersSpec, dense: Float32s, *, timeout_s: float) -> bool:
+        """Give servers that have no state the spec and initial dense values; True if any took them.
+
+        A server with state compares the spec instead. After a server came back empty, the newest pulled dense
+        values are given to it by `pull` and `push` themselves.
+        """
+
+    def pull(
+        self, ids: Sequence[Int64s], *, dense: bool = True, snapshot: SnapshotId | None = None, timeout_s: float
+    ) -> Pulled:
+        """Weights for one step. `ids[t]`: distinct int64 ids of table t (may be empty). Rows are made if missing;
+        from a snapshot they are computed but not made.
+        """
+
+    def push(self, update: Update, *, timeout_s: float) -> Pushed:
+        """Apply one step's gradients on every server, once."""
+
+    def rows(self, table: int, *, snapshot: SnapshotId | None, timeout_s: float) -> tuple[Int64s, Float32s]:
+        """Every row of a table that was ever made: ids int64[n] ascending, weights float32[n, dim]. For export."""
+
+    def move(self, addresses: Sequence[str]) -> None:
+        """Servers have new addresses, in index order; '' is away. Calls under way carry on with the new ones."""
+
+    def close(self) -> None:
+        """Drop the connections. Calls under way raise TransientError."""

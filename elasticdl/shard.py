@@ -1,0 +1,83 @@
+"""What the data ledger counts: sources, shards of them, leases of shards, progress within a lease.
+
+A *shard* is a range of records of one source. A *lease* gives one attempt at the unread rest of a shard to one worker.
+A *minibatch* is what `feed` makes of one window of at most `minibatch_size` consecutive records of a lease, so
+progress counts **records read**, whatever `feed` shuffles, drops or adds inside a window.
+
+The order of records within a shard is a permutation that depends only on `Lease.order_seed` (None: file order), so any
+worker can go on at `offset`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+ShardId = NewType("ShardId", int)
+SnapshotId = NewType("SnapshotId", int)
+
+
+class Task(StrEnum):
+    """What a lease asks of a worker."""
+
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+    PREDICTION = "prediction"
+    SUMMARY = "summary"
+    """Turn the merged metric states of an evaluation round into values; run the epoch's callbacks."""
+    EXPORT = "export"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file, table or origin and how many records it has. `fingerprint` tells that it changed during the job."""
+
+    name: str
+    records: int
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Records [begin, end) of one source."""
+
+    id: ShardId
+    source: str
+    begin: int
+    end: int
+
+    @property
+    def records(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One attempt at the rest of a shard, for one worker.
+
+    `offset` records of the shard (in the lease's order) were done by earlier attempts and are skipped.
+    `shard` is None for SUMMARY and EXPORT. `round` is the evaluation round of EVALUATION and SUMMARY leases and
+    `snapshot` the frozen view of the parameters to read (None: the live ones).
+    `payload` is JSON: for SUMMARY the merged metric states, see `master/core/evaluation.py`.
+    """
+
+    task: Task
+    shard: Shard | None
+    attempt: int
+    offset: int = 0
+    epoch: int = 0
+    order_seed: int | None = None
+    round: int | None = None
+    snapshot: SnapshotId | None = None
+    version: int = 0
+    payload: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """How far one attempt got: the first `offset` records of the shard are in the parameters."""
+
+    shard: ShardId
+    attempt: int
+    offset: int

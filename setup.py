@@ -1,0 +1,63 @@
+"""Builds what pyproject.toml cannot say: the C++ extension and the protocol messages."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).parent
+PROTO = "elasticdl/rpc/elasticdl.proto"
+SANITIZE = os.environ.get("ELASTICDL_SANITIZE", "")
+
+
+def generate_messages() -> None:
+    """elasticdl.proto -> elasticdl_pb2.py, .pyi and _grpc.py beside it."""
+    from grpc_tools import protoc
+
+    arguments = ["protoc", f"-I{ROOT}", f"--python_out={ROOT}", f"--pyi_out={ROOT}", f"--grpc_python_out={ROOT}", str(ROOT / PROTO)]
+    if protoc.main(arguments) != 0:
+        sys.exit(f"protoc could not compile {PROTO}")
+
+
+class BuildPy(build_py):
+    """The messages are modules, so they must be there before modules are collected."""
+
+    def run(self) -> None:
+        generate_messages()
+        super().run()
+
+
+class BuildExt(build_ext):
+    """An editable install asks for the extension only."""
+
+    def run(self) -> None:
+        generate_messages()
+        super().run()
+
+
+def native() -> Extension:
+    """One extension for all C++: CPython's stable way in is nanobind, compiled along from its own package."""
+    import nanobind
+
+    binding = Path(nanobind.source_dir())
+    sources = sorted(glob.glob("elasticdl/*/native/*.cc")) + [os.path.relpath(binding / "nb_combined.cpp", ROOT)]
+    flags = ["-std=c++17", "-O3", "-fvisibility=hidden", "-fno-strict-aliasing", "-fno-math-errno", "-g1", "-Wall", "-DNDEBUG"]
+    link = ["-pthread"]
+    if SANITIZE:
+        flags += [f"-fsanitize={SANITIZE}", "-O1", "-UNDEBUG"]
+        link += [f"-fsanitize={SANITIZE}"]
+    includes = [nanobind.include_dir(), str(binding.parent / "ext/robin_map/include"), "."]
+    headers = sorted(glob.glob("elasticdl/*/native/*.h"))
+    return Extension(
+        "elasticdl._native", sources, include_dirs=includes, depends=headers,
+        extra_compile_args=flags, extra_link_args=link, language="c++",
+    )
+
+
+setup(ext_modules=[native()], cmdclass={"build_py": BuildPy, "build_ext": BuildExt})
