@@ -1,0 +1,33 @@
+.PHONY: demo test check bench fix lock prepare clean
+BIN := .venv/bin
+WORKERS ?= 2
+
+demo: prepare  ## Train digits with a worker killed halfway, evaluate, export, load back, predict.
+	$(BIN)/python -m scripts.demo
+
+test: prepare  ## Every test that this machine can run.
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+check: prepare  ## Format, lint, types, layers.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: prepare  ## Figures against their baselines, all in one run: a table and bench/results/*.json.
+	$(BIN)/python -m bench $(ARGS)
+
+fix: prepare  ## Format and mend what can be mended by itself.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+prepare:
+	@scripts/prepare
+
+lock: prepare  ## Pin everything anew, with hashes, within pyproject.toml's bounds.
+	$(BIN)/python -m pip install --quiet 'uv>=0.9,<1'
+	$(BIN)/uv pip compile pyproject.toml --all-extras --generate-hashes --no-annotate --no-header \
+	    --python-version 3.11 --no-emit-index-url --output-file requirements.lock
+
+clean:
+	rm -rf .venv build *.egg-info elasticdl/_native*.so elasticdl/rpc/elasticdl_pb2*

@@ -1,0 +1,26 @@
+"""`python -m bench [table] [server] [end_to_end]`: all of them by default; figures also go to bench/results/<name>.json."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+NAMES = ("table", "server", "end_to_end")
+
+
+def main(names: list[str]) -> None:
+    unknown = set(names) - set(NAMES)
+    if unknown:
+        sys.exit(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(NAMES)}")
+    results = Path(__file__).parent / "results"
+    results.mkdir(exist_ok=True)
+    for name in names or NAMES:
+        print(f"== {name}", flush=True)
+        figures = importlib.import_module(f"bench.{name}").measure()
+        (results / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
