@@ -1,0 +1,159 @@
+"""How connections are made and who may use them: options, credentials, and the check of every call on the server's side."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NoReturn, TypeAlias, final
+
+import grpc
+import grpc.aio
+
+MAX_MESSAGE_BYTES = 16 << 20
+"""Larger messages are RESOURCE_EXHAUSTED. Only metric states come near: tensors do not travel here."""
+
+_AUTHORIZATION = "authorization"
+_NAME = "x-elasticdl-name"
+_EPOCH = "x-elasticdl-epoch"
+_INSTANCE = "x-elasticdl-instance"
+
+Options: TypeAlias = list[tuple[str, int | str]]
+AsyncContext: TypeAlias = "grpc.aio.ServicerContext[object, object]"
+
+_SHARED: Options = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+
+def channel_options() -> Options:
+    """Of clients: notice a silent peer within 15 s, come back within a second, never through a proxy."""
+    return [
+        *_SHARED,
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.enable_http_proxy", 0),
+        # Channels to a server that came back at the same address must not share the broken connection.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+def server_options() -> Options:
+    """Of servers: allow the clients' pings; a port belongs to one process only."""
+    return [
+        *_SHARED,
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_concurrent_streams", 1_000),
+        ("grpc.max_metadata_size", 16 << 10),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who this process is. `instance` tells two processes that claim one name apart."""
+
+    token: str = field(repr=False)
+    name: str
+    instance: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def metadata(self, epoch: int) -> tuple[tuple[str, str], ...]:
+        """What goes with every call to a master, or from the master of `epoch`."""
+        return (
+            (_AUTHORIZATION, f"Bearer {self.token}"),
+            (_NAME, self.name),
+            (_EPOCH, str(epoch)),
+            (_INSTANCE, self.instance),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a call, as its metadata says. The token was checked before this is looked at."""
+
+    name: str
+    epoch: int
+    instance: str
+
+
+def caller_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller:
+    """The caller that invocation metadata names. Raises ValueError for an epoch that is no number."""
+    found = {key: value if isinstance(value, str) else value.decode("utf-8", "replace") for key, value in metadata or ()}
+    return Caller(name=found.get(_NAME, ""), epoch=int(found.get(_EPOCH, "") or 0), instance=found.get(_INSTANCE, ""))
+
+
+Check = Callable[[Caller, str], str]
+"""(caller, method such as "Report") -> why it is refused, '' if it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    code: grpc.StatusCode
+    details: str
+
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[object, object]"
+
+
+def _refusal(token: str, check: Check, call: grpc.HandlerCallDetails) -> _Refusal | None:
+    metadata = tuple(call.invocation_metadata or ())
+    given = [value for key, value in metadata if key == _AUTHORIZATION]
+    expected = f"Bearer {token}"
+    if len(given) != 1 or not hmac.compare_digest(str(given[0]).encode(), expected.encode()):
+        return _Refusal(grpc.StatusCode.UNAUTHENTICATED, "the job's token is missing or wrong")
+    try:
+        caller = caller_of(metadata)
+    except ValueError:
+        return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"{_EPOCH} is not a number")
+    reason = check(caller, call.method.rpartition("/")[2])
+    return _Refusal(grpc.StatusCode.FAILED_PRECONDITION, reason) if reason else None
+
+
+@final
+class SyncChecks(grpc.ServerInterceptor):  # type: ignore[type-arg]
+    """For `grpc.server`: refuses calls without the token (UNAUTHENTICATED) or that `check` refuses (FAILED_PRECONDITION)."""
+
+    def __init__(self, token: str, check: Check) -> None:
+        self._token = token
+        self._check = check
+
+    def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Handler | None], handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler | None:
+        refusal = _refusal(self._token, self._check, handler_call_details)
+        if refusal is None:
+            return continuation(handler_call_details)
+
+        def refuse(request: object, context: grpc.ServicerContext) -> NoReturn:
+            context.abort(refusal.code, refusal.details)
+
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+@final
+class AsyncChecks(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """The same for `grpc.aio.server`. `check` runs on the loop."""
+
+    def __init__(self, token: str, check: Check) -> None:
+        self._token = token
+        self._check = check
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler:
+        refusal = _refusal(self._token, self._check, handler_call_details)
+        if refusal is None:
+            return await continuation(handler_call_details)
+
+        async def refuse(request: object, context: AsyncContext) -> NoReturn:
+            await context.abort(refusal.code, refusal.details)
+
+        return grpc.unary_unary_rpc_method_handler(refuse)

@@ -1,0 +1,159 @@
+"""A process's side of the conversation with its master. It survives a master that is away for up to two minutes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, final
+
+import grpc
+
+from elasticdl.errors import PermanentError, TransientError
+from elasticdl.job import JobSpec
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc import messages
+from elasticdl.rpc.channel import Credentials, channel_options
+from elasticdl.rpc.conversation import Attached, LeaseAnswer, Order, Report
+from elasticdl.rpc.elasticdl_pb2_grpc import MasterStub
+from elasticdl.rpc.retry import delay_s, mapped, retrying
+
+T = TypeVar("T")
+
+AWAY_S = 120.0
+"""How long calls go on trying while the master is away."""
+
+_STREAM_S = 3600.0
+_LONG_POLL_SLACK_S = 10.0
+
+
+@final
+class MasterClient:
+    """Thread-safe: leases, reports and orders each have a thread of their own in a worker.
+
+    Every call raises Refused when this process was replaced or its token is wrong (leave with exit code FENCED),
+    TransientError when the master stayed away for `away_s`, UserError when the master found a message nonsensical.
+    """
+
+    def __init__(self, address: str, token: str, name: str, *, away_s: float = AWAY_S) -> None:
+        """Args: address of the master, host:port; the job's token; own name, such as `worker-3` (people: any other)."""
+        self._address = address
+        self._credentials = Credentials(token, name)
+        self._away_s = away_s
+        self._epoch = 0
+        self._closed = threading.Event()
+        self._channel = grpc.insecure_channel(address, options=channel_options())
+        self._stub: Any = MasterStub(self._channel)  # type: ignore[no-untyped-call]
+        self._report_lock = threading.Lock()
+        self._reports = 0
+        self._lease_lock = threading.Lock()
+        self._leases = 0
+
+    def attach(self, control_address: str = "", bulk_address: str = "", restored_version: int | None = None) -> Attached:
+        """Present this process. Servers give their addresses and the version they restored (None: no state yet)."""
+        request = pb.AttachRequest(
+            control_address=control_address,
+            bulk_address=bulk_address,
+            has_state=restored_version is not None,
+            restored_version=restored_version or 0,
+        )
+        reply = self._call(self._stub.Attach, request, "attach")
+        self._epoch = reply.epoch
+        return Attached(
+            epoch=reply.epoch,
+            heartbeat_s=reply.heartbeat_s,
+            spec=JobSpec.model_validate_json(reply.job),
+            servers=tuple(reply.servers),
+            restore_from=reply.restore_from,
+        )
+
+    def request_lease(self, wait_s: float) -> LeaseAnswer:
+        """Ask for one more lease; blocks for up to `wait_s` while there is none.
+
+        One caller at a time (others queue). An answer lost on its way is given again to the retry, so no lease is lost.
+        """
+        with self._lease_lock:
+            request = pb.LeaseRequest(wait_s=wait_s, sequence=self._leases + 1)
+            reply = self._call(self._stub.RequestLease, request, "lease", attempt_s=wait_s + _LONG_POLL_SLACK_S)
+            self._leases += 1
+        try:
+            return messages.lease_answer_from_wire(reply)
+        except ValueError as error:
+            raise PermanentError(f"{self._what('lease')}: {error}") from error
+
+    def report(self, report: Report) -> None:
+        """Tell progress and that this process lives; due every `Attached.heartbeat_s`. Counted exactly once."""
+        with self._report_lock:
+            request = messages.report_to_wire(report, self._reports + 1)
+            self._call(self._stub.Report, request, "report")
+            self._reports += 1
+
+    def orders(self) -> Iterator[Order]:
+        """What the master wants, as it comes; blocks between orders and ends when this client is closed.
+
+        The first order after (re)connecting is always `Servers`.
+        """
+        failures = 0
+        while not self._closed.is_set():
+            try:
+                for message in self._stub.Orders(pb.OrdersRequest(), **self._with(_STREAM_S)):
+                    failures = 0
+                    yield messages.order_from_wire(message)
+            except ValueError as error:
+                if self._closed.is_set():
+                    return
+                raise PermanentError(f"{self._what('orders')}: {error}") from error
+            except grpc.RpcError as error:
+                if self._closed.is_set():
+                    return
+                self._survive(error, failures)
+            failures += 1
+            self._closed.wait(delay_s(failures))
+
+    def status(self) -> dict[str, Any]:
+        """The job's status: the JSON of `JobStatus` plus `gauges` and `records_per_s`."""
+        reply = self._call(self._stub.Status, pb.StatusRequest(), "status")
+        found = json.loads(reply.status)
+        if not isinstance(found, dict):
+            raise PermanentError(f"{self._what('status')}: expected a JSON object, got {type(found).__name__}")
+        return found
+
+    def stop(self, reason: str) -> None:
+        """Ask that the job end: workers drain, a checkpoint is taken."""
+        self._call(self._stub.Stop, pb.StopRequest(reason=reason), "stop")
+
+    def scale(self, min_workers: int, max_workers: int) -> None:
+        """Ask for another range of workers."""
+        self._call(self._stub.Scale, pb.ScaleRequest(min_workers=min_workers, max_workers=max_workers), "scale")
+
+    def checkpoint(self) -> None:
+        """Ask for a checkpoint now."""
+        self._call(self._stub.Checkpoint, pb.CheckpointRequest(), "checkpoint")
+
+    def close(self) -> None:
+        """Drop the connection. Calls under way raise TransientError; `orders` ends."""
+        self._closed.set()
+        self._channel.close()
+
+    def _what(self, call: str) -> str:
+        return f"{call} of {self._credentials.name} at master {self._address}"
+
+    def _with(self, timeout_s: float) -> dict[str, Any]:
+        return {"timeout": timeout_s, "metadata": self._credentials.metadata(self._epoch), "wait_for_ready": True}
+
+    def _call(self, method: Callable[..., T], request: object, what: str, *, attempt_s: float = 15.0) -> T:
+        return retrying(
+            lambda timeout_s: method(request, **self._with(timeout_s)),
+            self._away_s,
+            self._what(what),
+            attempt_s=attempt_s,
+            closed=self._closed,
+        )
+
+    def _survive(self, error: grpc.RpcError, failures: int) -> None:
+        """Raise what a new stream would not mend. Another call of the same process finds out how long the master is away."""
+        problem = mapped(error, self._what("orders"))
+        if not isinstance(problem, TransientError):
+            raise problem from error
+        if failures * 1.5 > self._away_s:
+            raise problem from error

@@ -1,0 +1,276 @@
+"""Protobuf messages to frozen values and back. What makes no sense raises ValueError, which servicers answer with
+INVALID_ARGUMENT, so that nothing behind this border ever checks a number from the wire again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.conversation import (
+    Drain,
+    Failure,
+    Finish,
+    Finished,
+    LeaseAnswer,
+    MetricState,
+    Order,
+    Progress,
+    Report,
+    Revoke,
+    Servers,
+    Summary,
+    Wait,
+)
+from elasticdl.shard import Applied, Lease, Shard, ShardId, SnapshotId, Task
+
+_NONE = -1
+_MAX_PARTS = 10_000
+_MAX_NAMES = 256
+_MAX_NAME_CHARS = 200
+_MAX_EXAMPLES = 3
+_MAX_TEXT_CHARS = 64_000
+
+
+def _count(value: int, what: str) -> int:
+    if value < 0:
+        raise ValueError(f"{what} is {value}, expected 0 or more")
+    return value
+
+
+def _task(name: str) -> Task:
+    try:
+        return Task(name)
+    except ValueError:
+        raise ValueError(f"task is {name[:_MAX_NAME_CHARS]!r}, expected one of {', '.join(Task)}") from None
+
+
+def _text(text: str) -> str:
+    """The end of a long text: that is where a traceback says what happened."""
+    return text if len(text) <= _MAX_TEXT_CHARS else f"…{text[-_MAX_TEXT_CHARS:]}"
+
+
+def _numbers(values: Mapping[str, float], what: str) -> dict[str, float]:
+    if len(values) > _MAX_NAMES or any(not name or len(name) > _MAX_NAME_CHARS for name in values):
+        raise ValueError(f"{what}: expected at most {_MAX_NAMES} names of 1 to {_MAX_NAME_CHARS} characters")
+    return dict(values)
+
+
+def applied_to_wire(applied: Applied) -> pb.Applied:
+    """Applied -> message."""
+    return pb.Applied(shard=applied.shard, attempt=applied.attempt, offset=applied.offset)
+
+
+def applied_from_wire(message: pb.Applied) -> Applied:
+    """Message -> Applied. Raises ValueError."""
+    return Applied(
+        shard=ShardId(_count(message.shard, "shard")),
+        attempt=_count(message.attempt, "attempt"),
+        offset=_count(message.offset, "offset"),
+    )
+
+
+def lease_to_wire(lease: Lease) -> pb.Lease:
+    """Lease -> message; None becomes -1."""
+    shard = lease.shard
+    return pb.Lease(
+        task=lease.task,
+        shard=_NONE if shard is None else shard.id,
+        source="" if shard is None else shard.source,
+        begin=0 if shard is None else shard.begin,
+        end=0 if shard is None else shard.end,
+        attempt=lease.attempt,
+        offset=lease.offset,
+        epoch=lease.epoch,
+        shuffled=lease.order_seed is not None,
+        order_seed=lease.order_seed or 0,
+        round=_NONE if lease.round is None else lease.round,
+        snapshot=_NONE if lease.snapshot is None else lease.snapshot,
+        version=lease.version,
+        payload=lease.payload,
+    )
+
+
+def lease_from_wire(message: pb.Lease) -> Lease:
+    """Message -> Lease. Raises ValueError."""
+    shard = None
+    if message.shard != _NONE:
+        if not 0 <= message.begin < message.end:
+            raise ValueError(f"shard {message.shard} is records [{message.begin}, {message.end})")
+        shard = Shard(id=ShardId(_count(message.shard, "shard")), source=message.source, begin=message.begin, end=message.end)
+    return Lease(
+        task=_task(message.task),
+        shard=shard,
+        attempt=_count(message.attempt, "attempt"),
+        offset=_count(message.offset, "offset"),
+        epoch=_count(message.epoch, "epoch"),
+        order_seed=message.order_seed if message.shuffled else None,
+        round=None if message.round == _NONE else _count(message.round, "round"),
+        snapshot=None if message.snapshot == _NONE else SnapshotId(_count(message.snapshot, "snapshot")),
+        version=_count(message.version, "version"),
+        payload=message.payload,
+    )
+
+
+def lease_answer_to_wire(answer: LeaseAnswer) -> pb.LeaseReply:
+    """Answer to a request for a lease -> message."""
+    match answer:
+        case Lease():
+            return pb.LeaseReply(lease=lease_to_wire(answer))
+        case Wait(reason):
+            return pb.LeaseReply(wait_reason=reason)
+        case Finished():
+            return pb.LeaseReply(finished=pb.Done())
+
+
+def lease_answer_from_wire(message: pb.LeaseReply) -> LeaseAnswer:
+    """Message -> answer. An empty one is nonsense, not the end of work: raises ValueError."""
+    match message.WhichOneof("answer"):
+        case "lease":
+            return lease_from_wire(message.lease)
+        case "wait_reason":
+            return Wait(message.wait_reason)
+        case "finished":
+            return Finished()
+        case _:
+            raise ValueError("an empty answer to a request for a lease")
+
+
+def order_to_wire(order: Order) -> pb.Order:
+    """Order -> message."""
+    match order:
+        case Drain(reason):
+            return pb.Order(drain=reason)
+        case Revoke(reason):
+            return pb.Order(revoke=reason)
+        case Servers(addresses):
+            return pb.Order(servers=pb.Servers(addresses=addresses))
+        case Finish():
+            return pb.Order(finish=pb.Done())
+
+
+def order_from_wire(message: pb.Order) -> Order:
+    """Message -> order. Raises ValueError for an empty one."""
+    match message.WhichOneof("order"):
+        case "drain":
+            return Drain(message.drain)
+        case "revoke":
+            return Revoke(message.revoke)
+        case "servers":
+            return Servers(tuple(message.servers.addresses))
+        case "finish":
+            return Finish()
+        case _:
+            raise ValueError("an empty order")
+
+
+def _state_to_wire(state: MetricState) -> pb.MetricState:
+    return pb.MetricState(arrays=[pb.NumbersRow(values=array) for array in state])
+
+
+def _state_from_wire(message: pb.MetricState) -> MetricState:
+    return tuple(tuple(row.values) for row in message.arrays)
+
+
+def _progress_to_wire(progress: Progress) -> pb.Progress:
+    return pb.Progress(
+        task=progress.task,
+        applied=applied_to_wire(progress.applied),
+        version=progress.version,
+        has_loss=progress.loss is not None,
+        loss=progress.loss or 0.0,
+        bad_records=progress.bad_records,
+        bad_examples=progress.bad_examples,
+        done=progress.done,
+        returned=progress.returned,
+        metrics={name: _state_to_wire(state) for name, state in progress.metrics.items()},
+    )
+
+
+def _progress_from_wire(message: pb.Progress) -> Progress:
+    if message.done and message.returned:
+        raise ValueError(f"shard {message.applied.shard} is both done and returned")
+    return Progress(
+        task=_task(message.task),
+        applied=applied_from_wire(message.applied),
+        version=_count(message.version, "version"),
+        loss=message.loss if message.has_loss and math.isfinite(message.loss) else None,
+        bad_records=_count(message.bad_records, "bad_records"),
+        bad_examples=tuple(_text(example) for example in message.bad_examples[:_MAX_EXAMPLES]),
+        done=message.done,
+        returned=message.returned,
+        metrics={name: _state_from_wire(state) for name, state in message.metrics.items()},
+    )
+
+
+def _failure_from_wire(message: pb.Failure) -> Failure:
+    return Failure(
+        task=_task(message.task) if message.task else None,
+        shard=None if message.shard == _NONE else ShardId(_count(message.shard, "shard")),
+        attempt=_count(message.attempt, "attempt"),
+        error=_text(message.error),
+        fatal=message.fatal,
+    )
+
+
+def _failure_to_wire(failure: Failure) -> pb.Failure:
+    return pb.Failure(
+        task=failure.task or "",
+        shard=_NONE if failure.shard is None else failure.shard,
+        attempt=failure.attempt,
+        error=_text(failure.error),
+        fatal=failure.fatal,
+    )
+
+
+def _summary_from_wire(message: pb.Summary) -> Summary:
+    return Summary(_count(message.round, "round"), _numbers(message.values, "values"), message.stop_training)
+
+
+def report_to_wire(report: Report, sequence: int) -> pb.ReportRequest:
+    """Report -> message number `sequence`."""
+    return pb.ReportRequest(
+        progress=[_progress_to_wire(progress) for progress in report.progress],
+        summaries=[pb.Summary(round=one.round, values=one.values, stop_training=one.stop_training) for one in report.summaries],
+        failures=[_failure_to_wire(failure) for failure in report.failures],
+        exported=report.exported,
+        stop_asked=report.stop_asked,
+        version=report.version,
+        gauges=report.gauges,
+        sequence=sequence,
+    )
+
+
+def report_from_wire(message: pb.ReportRequest) -> Report:
+    """Message -> report. Gauges that are not finite are left out: JSON has no word for them. Raises ValueError."""
+    parts = len(message.progress) + len(message.summaries) + len(message.failures)
+    if parts > _MAX_PARTS:
+        raise ValueError(f"a report of {parts} parts, expected at most {_MAX_PARTS}")
+    return Report(
+        progress=tuple(_progress_from_wire(part) for part in message.progress),
+        summaries=tuple(_summary_from_wire(part) for part in message.summaries),
+        failures=tuple(_failure_from_wire(part) for part in message.failures),
+        exported=_text(message.exported),
+        stop_asked=_text(message.stop_asked),
+        version=_count(message.version, "version"),
+        gauges={name: value for name, value in _numbers(message.gauges, "gauges").items() if math.isfinite(value)},
+    )
+
+
+def applied_by_worker(parts: Mapping[str, pb.Applied]) -> dict[str, Applied]:
+    """Map of messages -> map of values. Raises ValueError."""
+    return {worker: applied_from_wire(part) for worker, part in parts.items()}
+
+
+def sequences(values: Mapping[str, int]) -> dict[str, int]:
+    """Each worker's last sequence number. Raises ValueError."""
+    return {worker: _count(value, f"sequence of {worker}") for worker, value in values.items()}
+
+
+def bounded(names: Iterable[str]) -> tuple[str, ...]:
+    """Addresses and the like, as they came. Raises ValueError for one that is absurdly long."""
+    found = tuple(names)
+    if any(len(name) > _MAX_NAME_CHARS for name in found):
+        raise ValueError(f"an address of more than {_MAX_NAME_CHARS} characters")
+    return found
