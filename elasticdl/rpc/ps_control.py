@@ -1,0 +1,150 @@
+"""The master's side of the control of one parameter server. Every call is made once, with a deadline: the caller decides
+whether to ask again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, final
+
+import grpc
+import grpc.aio
+
+from elasticdl.errors import PermanentError
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc import messages
+from elasticdl.rpc.channel import Credentials, channel_options
+from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerStub
+from elasticdl.rpc.retry import mapped
+from elasticdl.shard import Applied, SnapshotId
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """The last push that a server has of a worker it refuses from now on; None if it never saw one."""
+
+    applied: Applied | None
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCut:
+    """One server's frozen view: its version, and of each worker the last push in it, with that push's number."""
+
+    version: int
+    applied: Mapping[str, Applied]
+    sequences: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFile:
+    """A file that a server wrote, relative to the directory it was told."""
+
+    name: str
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSaved:
+    """What one server wrote of a view."""
+
+    files: tuple[SavedFile, ...]
+    version: int
+    rows: int
+
+
+class ServerControl(Protocol):
+    """What the master may ask of one server. Every call raises TransientError when the server did not answer in time,
+    Refused when it does not know this master, PermanentError when it cannot do what was asked.
+    """
+
+    async def fence(self, worker: str, *, timeout_s: float) -> Fenced:
+        """Refuse the worker's pushes from now on."""
+
+    async def gate(self, *, timeout_s: float) -> dict[str, int]:
+        """Hold new pushes; each worker's last sequence number. The gate opens by itself after `timeout_s`."""
+
+    async def cut(self, snapshot: SnapshotId, admit_until: Mapping[str, int], *, timeout_s: float) -> ServerCut:
+        """Let held pushes up to the given numbers in (of fenced workers none is waited for), then freeze a view."""
+
+    async def ungate(self, *, timeout_s: float) -> None:
+        """Let all pushes in again."""
+
+    async def save(self, snapshot: SnapshotId, directory: str, *, timeout_s: float) -> ServerSaved:
+        """Write a view below an existing directory."""
+
+    async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
+        """Release a view; one that is not there is released."""
+
+    async def close(self) -> None:
+        """Drop the connection; calls under way raise TransientError."""
+
+
+@final
+class GrpcServerControl:
+    """The implementation of `ServerControl` over gRPC. Use it from one event loop."""
+
+    def __init__(self, name: str, address: str, credentials: Credentials, epoch: int) -> None:
+        self._name = name
+        self._address = address
+        self._metadata = credentials.metadata(epoch)
+        self._channel = grpc.aio.insecure_channel(address, options=channel_options())
+        self._stub: Any = ParameterServerStub(self._channel)  # type: ignore[no-untyped-call]
+
+    async def fence(self, worker: str, *, timeout_s: float) -> Fenced:
+        call = self._stub.Fence(pb.FenceRequest(worker=worker), **self._with(timeout_s))
+        reply: pb.FenceReply = await self._answer(call, "fence")
+        with self._sense("fence"):
+            return Fenced(messages.applied_from_wire(reply.applied) if reply.seen else None, reply.sequence)
+
+    async def gate(self, *, timeout_s: float) -> dict[str, int]:
+        call = self._stub.Gate(pb.GateRequest(timeout_s=timeout_s), **self._with(timeout_s))
+        reply: pb.GateReply = await self._answer(call, "gate")
+        with self._sense("gate"):
+            return messages.sequences(reply.sequences)
+
+    async def cut(self, snapshot: SnapshotId, admit_until: Mapping[str, int], *, timeout_s: float) -> ServerCut:
+        request = pb.CutRequest(snapshot=snapshot, admit_until=admit_until, timeout_s=timeout_s)
+        reply: pb.CutReply = await self._answer(self._stub.Cut(request, **self._with(timeout_s + 1.0)), "cut")
+        with self._sense("cut"):
+            applied = messages.applied_by_worker(reply.applied)
+            return ServerCut(reply.version, applied, messages.sequences(reply.sequences))
+
+    async def ungate(self, *, timeout_s: float) -> None:
+        await self._answer(self._stub.Ungate(pb.UngateRequest(), **self._with(timeout_s)), "ungate")
+
+    async def save(self, snapshot: SnapshotId, directory: str, *, timeout_s: float) -> ServerSaved:
+        request = pb.SaveRequest(snapshot=snapshot, directory=directory)
+        reply: pb.SaveReply = await self._answer(self._stub.Save(request, **self._with(timeout_s)), "save")
+        files = tuple(SavedFile(one.name, one.bytes, one.checksum) for one in reply.files)
+        return ServerSaved(files, reply.version, reply.rows)
+
+    async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
+        await self._answer(self._stub.Drop(pb.DropRequest(snapshot=snapshot), **self._with(timeout_s)), "drop")
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    def _with(self, timeout_s: float) -> dict[str, Any]:
+        return {"timeout": timeout_s, "metadata": self._metadata, "wait_for_ready": True}
+
+    def _what(self, call: str) -> str:
+        return f"{call} at {self._name} ({self._address})"
+
+    async def _answer(self, call: Awaitable[T], what: str) -> T:
+        try:
+            return await call
+        except grpc.RpcError as error:
+            raise mapped(error, self._what(what)) from error
+
+    @contextmanager
+    def _sense(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            raise PermanentError(f"{self._what(what)} answered nonsense: {error}") from error
