@@ -1,0 +1,17 @@
+// How rows begin: values that depend on (seed, id, column) only, not on order, threads or instruction set.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace elasticdl {
+
+// a, b: value and unused | minimum and maximum | mean and standard deviation (twice; truncated at two of them).
+struct InitializerSpec {
+  enum Kind { CONSTANT, UNIFORM, NORMAL, TRUNCATED_NORMAL } kind = UNIFORM;
+  float a = -0.05f, b = 0.05f;
+};
+
+// Writes the `dim` first weights of row `id`. elasticdl/embedding/reference.py gives the same bits.
+void initialise_weights(const InitializerSpec& spec, uint64_t seed, int64_t id, size_t dim, float* weights);
+
+}  // namespace elasticdl

@@ -1,0 +1,60 @@
+// Embedding rows by id: weights and optimizer slots side by side in one row, made when first touched.
+// No Python in here; bindings.cc has that.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "elasticdl/embedding/native/distinct.h"
+#include "elasticdl/embedding/native/initializer.h"
+#include "elasticdl/embedding/native/optimizer.h"
+
+namespace elasticdl {
+
+// Thread-safe. Each call is one atomic unit (a lookup never sees half of an apply; a view never freezes half of one),
+// except that a lookup that makes rows copies the rows that were there before it makes the others.
+// Reading calls run beside one another, writing ones alone. Any int64 is a legal id. At most 2^31 rows.
+//
+// Views: up to kViews frozen states at once. Freezing costs O(1); afterwards the first write to a row of the view
+// copies that row once. Rows made after the freeze are not in the view.
+class Table {
+ public:
+  static constexpr int kViews = 8;
+
+  // dim >= 1, else std::invalid_argument.
+  Table(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed);
+  ~Table();
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+
+  // out[n, dim] = weights; makes missing rows. Ids may repeat.
+  void lookup(const int64_t* ids, size_t n, float* out);
+  // As lookup, of a view (< 0: live), but never makes rows: those not there read as they would begin.
+  void peek(const int64_t* ids, size_t n, float* out, int view) const;
+  // One update of each row, by gradients[n, dim]; makes missing rows first. Ids must be distinct: sum duplicates
+  // with merge_rows. The lazy rule: rows not named do not move (no decay of their momentum or weights either).
+  void apply(const int64_t* ids, size_t n, const float* gradients, const StepContext& context);
+
+  size_t rows() const;
+  size_t memory_bytes() const;  // mapped for rows, ids, index and views
+  int dim() const;
+  int row_floats() const;  // dim * (1 + slots)
+
+  // view: 0..kViews-1, not begun yet; else std::invalid_argument.
+  void begin_view(int view);
+  // Drops the copies. A view that is not there is fine.
+  void end_view(int view);
+  // These throw std::out_of_range for a view that is not there.
+  size_t view_rows(int view) const;  // < 0: live
+  // Copies rows first_row .. first_row + max_rows - 1, in insertion order, as far as there are any: ids[count],
+  // values[count, row_floats]. Returns count.
+  size_t read(int view, size_t first_row, size_t max_rows, int64_t* ids, float* values) const;
+  // Restores whole rows: values[n, row_floats]. A row that is there is replaced.
+  void insert(const int64_t* ids, size_t n, const float* values);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace elasticdl
