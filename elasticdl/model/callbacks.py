@@ -12,7 +12,7 @@ import keras
 
 
 @final
-class LearningRateScheduler(keras.callbacks.Callback):
+class LearningRateScheduler(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """The learning rate is `schedule(version)`, a float, instead of the optimizer's; `version` is an int."""
 
     def __init__(self, schedule: Callable[[int], float]) -> None:
@@ -21,7 +21,7 @@ class LearningRateScheduler(keras.callbacks.Callback):
 
 
 @final
-class MaxStepsStopping(keras.callbacks.Callback):
+class MaxStepsStopping(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """End the training when the model's version reached `max_steps`."""
 
     def __init__(self, max_steps: int) -> None:
@@ -30,5 +30,5 @@ class MaxStepsStopping(keras.callbacks.Callback):
 
 
 @final
-class SavedModelExporter(keras.callbacks.Callback):
+class SavedModelExporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Export the model to `--output` at the end of training. Exports happen anyway where `--output` is given."""

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any, final
 
+from elasticdl.errors import UserError
 from elasticdl.job import ModelSection
+from elasticdl.model.usercode import place, user_code
 
 
 @final
@@ -14,10 +22,11 @@ from elasticdl.job import ModelSection
 class ModelModule:
     """What the user's module offers. None: the module does not have it; one of `feed` and `feed_batch` is there.
 
-    `path` is the module's file, for messages.
+    `path` is the module's file and `zoo` the directory of all modules, for messages.
     """
 
     path: str
+    zoo: str
     custom_model: Callable[..., Any]
     loss: Callable[[Any, Any], Any]
     optimizer: Callable[..., Any]
@@ -38,4 +47,144 @@ def load_module(section: ModelSection) -> ModelModule:
     Raises:
         UserError: names file and line and what was expected. `sys.exit` in the module is one, too.
     """
-    raise NotImplementedError
+    zoo = Path(section.model_zoo).resolve()
+    if not zoo.is_dir():
+        raise UserError(
+            f"--model-zoo {section.model_zoo!r} is not a directory", hint="give the directory that holds the model modules"
+        )
+    name, attribute = _split(zoo, section.model_def)
+    module = _imported(zoo, name)
+    path = str(module.__file__)
+    loaded = ModelModule(
+        path=path,
+        zoo=str(zoo),
+        custom_model=_required(module, attribute, "makes the model: `def custom_model(**params)` returns a Keras model"),
+        loss=_required(module, "loss", "`def loss(labels, predictions)`"),
+        optimizer=_required(module, "optimizer", "`def optimizer(lr=0.1)` returns a Keras optimizer"),
+        feed=_optional(module, "feed"),
+        feed_batch=_optional(module, "feed_batch"),
+        eval_metrics_fn=_optional(module, "eval_metrics_fn"),
+        callbacks=_optional(module, "callbacks"),
+        custom_data_reader=_optional(module, "custom_data_reader"),
+        prediction_outputs_processor=_optional(module, "PredictionOutputsProcessor"),
+    )
+    _check_arities(loaded)
+    return loaded
+
+
+def _split(zoo: Path, model_def: str) -> tuple[str, str]:
+    """Module name and the name within it. The longest prefix that is a module wins."""
+    parts = model_def.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise UserError(f"--model-def {model_def!r} is not a dotted name", hint="`iris`, `mnist.cnn` or `mnist.cnn.custom_model`")
+    for length in range(len(parts), 0, -1):
+        base = zoo.joinpath(*parts[:length])
+        if base.with_suffix(".py").is_file() or (base / "__init__.py").is_file():
+            rest = parts[length:]
+            if len(rest) > 1:
+                break
+            return ".".join(parts[:length]), rest[0] if rest else "custom_model"
+    raise UserError(f"--model-def {model_def!r}: no such module in {zoo}", hint=_found(zoo))
+
+
+def _found(zoo: Path) -> str:
+    names = sorted(".".join(path.relative_to(zoo).with_suffix("").parts) for path in zoo.glob("**/*.py"))
+    shown = [name for name in names if "__" not in name][:12]
+    return f"found: {', '.join(shown)}" if shown else "it has no Python modules"
+
+
+def _imported(zoo: Path, name: str) -> ModuleType:
+    """The module, with the zoo first on the path so that modules find their siblings.
+
+    A module of the same name from another zoo (tests, notebooks) is forgotten first; one that is not from a zoo stays.
+    """
+    top = name.partition(".")[0]
+    _forget(zoo, top)
+    if sys.path[0] != str(zoo):
+        sys.path.insert(0, str(zoo))
+    importlib.invalidate_caches()
+    with user_code(f"importing {name}", str(zoo)):
+        module = importlib.import_module(name)
+    origin = getattr(module, "__file__", None)
+    if origin is None or not Path(origin).resolve().is_relative_to(zoo):
+        raise UserError(f"--model-def {name!r} is also an installed module, {origin or 'built in'}", hint="rename the model module")
+    _ZOO_MODULES.add(top)
+    return module
+
+
+_ZOO_MODULES: set[str] = set()
+"""Top names that were imported from zoos: these may be forgotten and imported anew."""
+
+
+def _forget(zoo: Path, top: str) -> None:
+    if top not in sys.modules:
+        return
+    if top in _ZOO_MODULES:
+        for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
+            del sys.modules[name]
+        return
+    origin = getattr(sys.modules[top], "__file__", None)
+    if origin is None or not Path(origin).resolve().is_relative_to(zoo):
+        raise UserError(f"--model-def {top!r} has the name of an installed module, {origin or top}", hint="rename the model module")
+
+
+def _optional(module: ModuleType, name: str) -> Callable[..., Any] | None:
+    value = getattr(module, name, None)
+    if value is not None and not callable(value):
+        raise UserError(f"{module.__file__}:{_line(module, name)}: {name} is {value!r}, expected a function")
+    return value
+
+
+def _required(module: ModuleType, name: str, expected: str) -> Callable[..., Any]:
+    value = _optional(module, name)
+    if value is None:
+        raise UserError(f"{module.__file__}:1: {name} is missing", hint=f"expected {expected}")
+    return value
+
+
+def _line(module: ModuleType, name: str) -> int:
+    """Line of the first assignment of a name, 1 where it is not to be found."""
+    try:
+        lines = inspect.getsource(module).splitlines()
+    except OSError:
+        return 1
+    return next((number for number, line in enumerate(lines, 1) if line.startswith(name)), 1)
+
+
+def _check_arities(module: ModelModule) -> None:
+    """Positional arguments that the framework gives."""
+    if module.feed is None and module.feed_batch is None:
+        raise UserError(
+            f"{module.path}:1: feed is missing",
+            hint="expected `def feed(dataset, mode, metadata)`, or `feed_batch(records, mode, metadata)`",
+        )
+    expected: tuple[tuple[Callable[..., Any] | None, tuple[str, ...]], ...] = (
+        (module.loss, ("labels", "predictions")),
+        (module.optimizer, ()),
+        (module.feed, ("dataset", "mode", "metadata")),
+        (module.feed_batch, ("records", "mode", "metadata")),
+        (module.eval_metrics_fn, ()),
+        (module.callbacks, ()),
+        (module.prediction_outputs_processor, ()),
+    )
+    for function, names in expected:
+        if function is not None:
+            _check_arity(function, names)
+    processor = module.prediction_outputs_processor
+    if processor is not None and not callable(getattr(processor, "process", None)):
+        raise UserError(f"{place(processor)}: PredictionOutputsProcessor has no method process(predictions, worker_id)")
+
+
+def _check_arity(function: Callable[..., Any], names: tuple[str, ...]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some callables of extensions have none; calling them will tell
+        return
+    try:
+        signature.bind(*names)
+    except TypeError as error:
+        name = getattr(function, "__name__", repr(function))
+        raise UserError(
+            f"{place(function)}: {name}{signature} does not take ({', '.join(names)})",
+            hint=f"expected def {name}({', '.join(names)})",
+        ) from error

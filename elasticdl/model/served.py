@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import final
 
 import keras
 
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.job import Scalar
 from elasticdl.model.module import ModelModule
+from elasticdl.model.structure import Structure
 from elasticdl.rpc.parameters import Float32s
 
 
@@ -22,7 +23,7 @@ class ServedModel:
 
     @classmethod
     def build(
-        cls, module: ModelModule, params: Mapping[str, Scalar], *, threshold_bytes: int, seed: int, features: Any = None
+        cls, module: ModelModule, params: Mapping[str, Scalar], *, threshold_bytes: int, seed: int, features: Structure = None
     ) -> ServedModel:
         """Make the model; embeddings of at least `threshold_bytes` become tables. Same seed, same initial values.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.model.module import ModelModule
 from elasticdl.model.served import ServedModel
+from elasticdl.model.structure import Structure
 from elasticdl.rpc.parameters import Float32s, Int64s, Pulled
 
 States: TypeAlias = Mapping[str, tuple[tuple[float, ...], ...]]
@@ -57,7 +58,7 @@ class CompiledStep:
     def __init__(self, served: ServedModel, module: ModelModule) -> None:
         raise NotImplementedError
 
-    def prepare(self, features: Any, *, training: bool = False) -> Lookups:
+    def prepare(self, features: Structure, *, training: bool = False) -> Lookups:
         """Run the part of the model that ids depend on, and find distinct ids.
 
         Raises:
@@ -65,15 +66,15 @@ class CompiledStep:
         """
         raise NotImplementedError
 
-    def train(self, features: Any, labels: Any, lookups: Lookups, pulled: Pulled) -> StepOutcome:
+    def train(self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled) -> StepOutcome:
         """Loss and gradients at the pulled parameters. Changes nothing but local state (random seeds)."""
         raise NotImplementedError
 
-    def evaluate(self, features: Any, labels: Any, lookups: Lookups, pulled: Pulled) -> None:
+    def evaluate(self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled) -> None:
         """Add a batch to the metrics."""
         raise NotImplementedError
 
-    def predict(self, features: Any, lookups: Lookups, pulled: Pulled) -> Any:
+    def predict(self, features: Structure, lookups: Lookups, pulled: Pulled) -> Structure:
         """Outputs of the model as NumPy arrays, in the model's structure."""
         raise NotImplementedError
 

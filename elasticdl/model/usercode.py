@@ -1,0 +1,99 @@
+"""The border to code that users wrote: whatever it raises becomes a UserError that names the user's file and line."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from elasticdl.errors import ElasticDLError, UserError
+
+
+def place(function: Callable[..., Any]) -> str:
+    """`file:line` where a function or class is defined, or its name where Python cannot tell."""
+    function = inspect.unwrap(function)
+    try:
+        return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}"
+    except (TypeError, OSError):
+        return getattr(function, "__qualname__", repr(function))
+
+
+@contextmanager
+def user_code(doing: str, zoo: str) -> Iterator[None]:
+    """Run user code in the body; `doing` completes the sentence "... raised ValueError: ...".
+
+    Raises:
+        UserError: for any exception, and for SystemExit, with the user's own frames (files below `zoo`) only. Errors of
+            this product's own tree pass unchanged.
+    """
+    try:
+        yield
+    except ElasticDLError:
+        raise
+    except (Exception, SystemExit) as error:  # user code may raise anything; it ends here, visibly
+        raise described(error, doing, zoo) from error
+
+
+def described(error: BaseException, doing: str, zoo: str) -> UserError:
+    """`error` as a UserError: where, what, and the user's frames as the hint."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return UserError(
+            f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}",
+            hint=(error.text or "").strip() and f"at: {(error.text or '').strip()}",
+        )
+    frames = _frames(error, zoo)
+    where = f"{frames[-1][0]}:{frames[-1][1]}: " if frames else ""
+    if isinstance(error, SystemExit):
+        return UserError(f"{where}{doing} called exit({error.code!r})", hint="a model module must not end the process")
+    text = "\n".join(f"  {file}:{line}  {source}" for file, line, source in frames)
+    return UserError(f"{where}{doing} raised {type(error).__name__}: {_short(str(error))}", hint=text)
+
+
+def _frames(error: BaseException, zoo: str) -> list[tuple[str, int, str]]:
+    """(file, line, source) of the frames in the user's files, outermost first.
+
+    TensorFlow runs translated copies of user functions and tells the original place in the message only.
+    """
+    root = str(Path(zoo).resolve())
+    frames = [
+        (frame.filename, frame.lineno or 0, (frame.line or "").strip())
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename.startswith(root)
+    ]
+    told = [
+        (file, int(line), source.strip())
+        for file, line, source in re.findall(r'File "([^"]+)", line (\d+), in .*\n\s*(.*)', str(error))
+        if file.startswith(root)
+    ]
+    return frames + [frame for frame in told if frame not in frames]
+
+
+def _short(message: str, lines_max: int = 12) -> str:
+    """Without the frames that TensorFlow puts into messages, and without pages of operators."""
+    if "in user code:" in message:
+        blocks = [block for block in re.split(r"\n\s*\n", message.split("in user code:", 1)[1]) if block.strip()]
+        message = "\n".join(block.strip() for block in blocks if not block.lstrip().startswith("File ")) or message
+    lines = message.strip().splitlines()
+    return "\n".join(lines[:lines_max] + (["..."] if len(lines) > lines_max else []))
+
+
+def bound(function: Callable[..., Any], given: dict[str, Any], *, flag: str) -> dict[str, Any]:
+    """`given` if `function` takes these keyword arguments and needs no others.
+
+    Raises:
+        UserError: says where the function is and what it takes.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return given
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        name = getattr(function, "__name__", repr(function))
+        raise UserError(f"{place(function)}: {name}{signature} does not fit {flag}: {error}", hint=f"given: {given}") from error
+    return given
