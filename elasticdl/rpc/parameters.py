@@ -78,9 +78,7 @@ class Parameters(Protocol):
         values are given to it by `pull` and `push` themselves.
         """
 
-    def pull(
-        self, ids: Sequence[Int64s], *, dense: bool = True, snapshot: SnapshotId | None = None, timeout_s: float
-    ) -> Pulled:
+    def pull(self, ids: Sequence[Int64s], *, dense: bool = True, snapshot: SnapshotId | None = None, timeout_s: float) -> Pulled:
         """Weights for one step. `ids[t]`: distinct int64 ids of table t (may be empty). Rows are made if missing;
         from a snapshot they are computed but not made.
         """

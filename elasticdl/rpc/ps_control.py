@@ -4,15 +4,16 @@ whether to ask again.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Mapping
+import asyncio
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, Protocol, final
 
 import grpc
 import grpc.aio
 
-from elasticdl.errors import PermanentError
+from elasticdl.errors import PermanentError, TransientError
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import messages
 from elasticdl.rpc.channel import Credentials, channel_options
@@ -20,7 +21,7 @@ from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerStub
 from elasticdl.rpc.retry import mapped
 from elasticdl.shard import Applied, SnapshotId
 
-T = TypeVar("T")
+_SLACK_S = 1.0  # so that the server, who knows what it waits for, is the one who says that it was in vain
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,54 +94,57 @@ class GrpcServerControl:
         self._name = name
         self._address = address
         self._metadata = credentials.metadata(epoch)
+        self._closed = False
         self._channel = grpc.aio.insecure_channel(address, options=channel_options())
         self._stub: Any = ParameterServerStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def fence(self, worker: str, *, timeout_s: float) -> Fenced:
-        call = self._stub.Fence(pb.FenceRequest(worker=worker), **self._with(timeout_s))
-        reply: pb.FenceReply = await self._answer(call, "fence")
-        with self._sense("fence"):
+        reply: pb.FenceReply = await self._call("Fence", pb.FenceRequest(worker=worker), timeout_s)
+        with self._sense("Fence"):
             return Fenced(messages.applied_from_wire(reply.applied) if reply.seen else None, reply.sequence)
 
     async def gate(self, *, timeout_s: float) -> dict[str, int]:
-        call = self._stub.Gate(pb.GateRequest(timeout_s=timeout_s), **self._with(timeout_s))
-        reply: pb.GateReply = await self._answer(call, "gate")
-        with self._sense("gate"):
+        reply: pb.GateReply = await self._call("Gate", pb.GateRequest(timeout_s=timeout_s), timeout_s)
+        with self._sense("Gate"):
             return messages.sequences(reply.sequences)
 
     async def cut(self, snapshot: SnapshotId, admit_until: Mapping[str, int], *, timeout_s: float) -> ServerCut:
         request = pb.CutRequest(snapshot=snapshot, admit_until=admit_until, timeout_s=timeout_s)
-        reply: pb.CutReply = await self._answer(self._stub.Cut(request, **self._with(timeout_s + 1.0)), "cut")
-        with self._sense("cut"):
+        reply: pb.CutReply = await self._call("Cut", request, timeout_s + _SLACK_S)
+        with self._sense("Cut"):
             applied = messages.applied_by_worker(reply.applied)
             return ServerCut(reply.version, applied, messages.sequences(reply.sequences))
 
     async def ungate(self, *, timeout_s: float) -> None:
-        await self._answer(self._stub.Ungate(pb.UngateRequest(), **self._with(timeout_s)), "ungate")
+        await self._call("Ungate", pb.UngateRequest(), timeout_s)
 
     async def save(self, snapshot: SnapshotId, directory: str, *, timeout_s: float) -> ServerSaved:
-        request = pb.SaveRequest(snapshot=snapshot, directory=directory)
-        reply: pb.SaveReply = await self._answer(self._stub.Save(request, **self._with(timeout_s)), "save")
+        reply: pb.SaveReply = await self._call("Save", pb.SaveRequest(snapshot=snapshot, directory=directory), timeout_s)
         files = tuple(SavedFile(one.name, one.bytes, one.checksum) for one in reply.files)
         return ServerSaved(files, reply.version, reply.rows)
 
     async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
-        await self._answer(self._stub.Drop(pb.DropRequest(snapshot=snapshot), **self._with(timeout_s)), "drop")
+        await self._call("Drop", pb.DropRequest(snapshot=snapshot), timeout_s)
 
     async def close(self) -> None:
-        await self._channel.close()
-
-    def _with(self, timeout_s: float) -> dict[str, Any]:
-        return {"timeout": timeout_s, "metadata": self._metadata, "wait_for_ready": True}
+        self._closed = True
+        await self._channel.close(None)
 
     def _what(self, call: str) -> str:
         return f"{call} at {self._name} ({self._address})"
 
-    async def _answer(self, call: Awaitable[T], what: str) -> T:
+    async def _call(self, method: str, request: object, timeout_s: float) -> Any:  # noqa: ANN401 - one reply type a method
         try:
-            return await call
+            call = getattr(self._stub, method)
+            return await call(request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=True)
         except grpc.RpcError as error:
-            raise mapped(error, self._what(what)) from error
+            raise mapped(error, self._what(method)) from error
+        except (asyncio.CancelledError, grpc.aio.UsageError) as error:
+            # A channel that is closed cancels its calls: that is no cancellation of the task that waits here.
+            task = asyncio.current_task()
+            if self._closed and not (task and task.cancelling()):
+                raise TransientError(f"{self._what(method)}: the server was given up") from error
+            raise
 
     @contextmanager
     def _sense(self, what: str) -> Iterator[None]:
