@@ -1,0 +1,162 @@
+"""Fixtures for tests that run whole jobs as a user does: through the command line, on real processes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass
+class Job:
+    """One `elasticdl` command on a job directory of its own."""
+
+    process: subprocess.Popen[str]
+    directory: Path
+
+    def finish(self, timeout_s: float = 180) -> tuple[int, str]:
+        """Exit code and everything printed."""
+        try:
+            output, _ = self.process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job did not end in {timeout_s} s; {self.tails()}") from None
+        return self.process.returncode, output
+
+    def receipt(self) -> dict[str, Any]:
+        return json.loads((self.directory / "receipt.json").read_text())
+
+    def events(self) -> list[dict[str, Any]]:
+        path = self.directory / "events.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self.directory / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def final(self, name: str) -> float:
+        """The last value of an evaluation metric."""
+        return float([row["values"][name] for row in self.metrics() if name in row["values"]][-1])
+
+    def status(self) -> dict[str, Any] | None:
+        """The master's view, or None while there is no master."""
+        from elasticdl.errors import ElasticDLError
+        from elasticdl.rpc.master_client import MasterClient
+
+        try:
+            where = json.loads((self.directory / "master.json").read_text())
+            client = MasterClient(where["address"], where["token"], "cli")
+            try:
+                return client.status()
+            finally:
+                client.close()
+        except (FileNotFoundError, ElasticDLError):
+            return None
+
+    def pids(self, role: str) -> list[int]:
+        """Process ids of the live processes of a role, by their environment."""
+        found = []
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                entries = environ.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            wanted = any(entry.startswith(f"ELASTICDL_PROCESS={role}-".encode()) for entry in entries)
+            if wanted and f"ELASTICDL_JOB_DIR={self.directory}".encode() in entries:
+                found.append(int(environ.parent.name))
+        return found
+
+    def wait_until(self, what: str, condition: Callable[[dict[str, Any]], bool], timeout_s: float = 90) -> dict[str, Any]:
+        """The first status for which `condition` holds."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            status = self.status()
+            if status is not None and condition(status):
+                return status
+            if self.process.poll() is not None:
+                raise AssertionError(f"the job ended while waiting until {what}: {self.process.communicate()[0]}")
+            time.sleep(0.1)
+        raise AssertionError(f"not within {timeout_s} s: {what}; {self.tails()}")
+
+    def kill_one(self, role: str, choose: random.Random) -> int | None:
+        """SIGKILL to one live process of a role; its pid."""
+        pids = self.pids(role)
+        if not pids:
+            return None
+        pid = choose.choice(sorted(pids))
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return None
+        return pid
+
+    def tails(self) -> str:
+        logs = sorted((self.directory / "logs").glob("*.log")) if self.directory.exists() else []
+        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
+
+
+@pytest.fixture
+def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Start `elasticdl ACTION --flags`; keyword arguments become flags. Jobs that a test leaves behind are ended."""
+    jobs: list[Job] = []
+
+    def start(action: str = "train", *extra: str, environment: Mapping[str, str] | None = None, **flags: object) -> Job:
+        directory = Path(str(flags.setdefault("job_dir", tmp_path / f"job-{len(jobs)}")))
+        arguments: list[str] = [action]
+        for name, value in {"model_zoo": ROOT / "model_zoo", **flags}.items():
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "elasticdl.cli.main", *arguments, *extra],
+            cwd=ROOT,
+            env={**os.environ, **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        jobs.append(Job(process, directory))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        if job.process.poll() is None:
+            job.process.kill()
+        job.process.communicate(timeout=30)
+
+
+@pytest.fixture
+def write_csv(tmp_path: Path) -> Callable[[str, Sequence[str], Sequence[Sequence[object]]], Path]:
+    """Write a CSV file: name, header, rows."""
+
+    def write(name: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> Path:
+        path = tmp_path / name
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([header, *rows])
+        return path
+
+    return write
+
+
+@pytest.fixture
+def iris_csv(write_csv: Callable[..., Path]) -> Callable[[int], Path]:
+    """scikit-learn's iris, `copies` times over, as CSV."""
+
+    def write(copies: int = 1) -> Path:
+        from sklearn.datasets import load_iris
+
+        iris = load_iris()
+        rows = [[*features, label] for features, label in zip(iris.data.tolist(), iris.target.tolist(), strict=True)] * copies
+        return write_csv("iris.csv", ["sepal_length", "sepal_width", "petal_length", "petal_width", "species"], rows)
+
+    return write
