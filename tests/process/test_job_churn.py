@@ -1,0 +1,48 @@
+"""The same job with SIGKILL to a random worker every few seconds, from start to end.
+
+CI runs three seeds; `make churn` runs twenty and prints a line for each.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+SEEDS = range(int(os.environ.get("ELASTICDL_CHURN_SEEDS", "3")))
+MINIBATCH = 16
+RECORDS = 150 * 500
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_job_whose_workers_are_killed_all_the_time_loses_nothing(seed, start_job, iris_csv):
+    choose = random.Random(seed)
+    job = start_job(
+        model_def="iris",
+        training_data=iris_csv(500),
+        validation_data=iris_csv(1),
+        num_epochs=2,
+        num_workers="1:3",
+        num_ps_pods=2,
+        minibatch_size=MINIBATCH,
+        seed=seed,
+    )
+    kills = 0
+    job.wait_until("training began", lambda status: status["trained"] > 0)
+    while job.process.poll() is None and kills < 8:
+        try:
+            job.process.wait(timeout=choose.uniform(1.0, 4.0))
+        except Exception:
+            kills += job.kill_one("worker", choose) is not None
+    code, output = job.finish()
+    assert code == 0, output
+    total = job.receipt()["total"]
+    print(f"seed {seed}: kills {kills}, {total}, accuracy {job.final('accuracy'):.3f}")
+    assert kills >= 1
+    assert total["lost"] == 0
+    assert total["trained"] == total["expected"] == 2 * RECORDS
+    assert total["repeated"] <= kills * MINIBATCH
+    assert job.final("accuracy") >= 0.93
