@@ -1,1 +1,10 @@
-"""TODO."""
+"""Records: where they are, how they are cut into shards, how a shard is read. No TensorFlow here.
+
+`base.Reader` is the seam; `origin.open_reader` makes one from a path, `custom.open_custom_reader` from the user's own reader.
+"""
+
+from elasticdl.data.base import Block, Metadata, Reader, Records
+from elasticdl.data.custom import open_custom_reader
+from elasticdl.data.origin import open_reader
+
+__all__ = ["Block", "Metadata", "Reader", "Records", "open_custom_reader", "open_reader"]

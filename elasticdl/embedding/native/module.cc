@@ -1,3 +1,8 @@
 #include <nanobind/nanobind.h>
 // One function a part of the extension; each registers its own classes.
-NB_MODULE(_native, m) { m.doc() = "Hot paths of elasticdl."; }
+void bind_data(nanobind::module_&);
+
+NB_MODULE(_native, m) {
+  m.doc() = "Hot paths of elasticdl.";
+  bind_data(m);
+}

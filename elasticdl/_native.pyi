@@ -1,0 +1,19 @@
+"""Hot paths of elasticdl, in C++. Each part says its own in `elasticdl/*/native`."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# data: elasticdl/data/native
+
+def crc32c(data: bytes, crc: int = 0) -> int: ...
+def csv_index(
+    fd: int, begin: int, size: int, delimiter: str, quoting: bool, columns: int, stride_records: int, stride_bytes: int
+) -> dict[str, Any]: ...
+def csv_first_row(data: bytes, final: bool, delimiter: str, quoting: bool) -> list[bytes] | None: ...
+def csv_rows(
+    data: bytes, delimiter: str, quoting: bool, skip: int, line: int, columns: int, out: NDArray[np.object_]
+) -> tuple[int, int, list[tuple[int, str, bytes]]]: ...
+def tfrecord_index(fd: int, size: int, stride_records: int, stride_bytes: int) -> dict[str, Any]: ...
+def tfrecord_rows(data: bytes, skip: int, out: NDArray[np.object_]) -> tuple[int, int, list[int], int]: ...

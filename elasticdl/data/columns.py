@@ -1,0 +1,143 @@
+"""Columns of NumPy data: arrays with one record per item of the first axis, in a file or in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elasticdl.data.base import Block, Metadata
+from elasticdl.data.file_reader import opened
+from elasticdl.data.files import DataFile
+from elasticdl.data.record_index import BLOCK_RECORDS
+from elasticdl.errors import UserError
+from elasticdl.shard import Shard, Source
+
+
+class Column(Protocol):
+    """An array [records, ...] of which ranges can be read."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of its items."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[records, ...]."""
+
+    def read(self, begin: int, end: int) -> NDArray[Any]:
+        """Items [begin, end) of the first axis."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StoredColumn:
+    """An array in C order that lies plainly in a file from `offset` on."""
+
+    file: DataFile
+    offset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def read(self, begin: int, end: int) -> NDArray[Any]:
+        """Read these items only. Raises UserError if the file changed."""
+        item_bytes = int(self.dtype.itemsize * np.prod(self.shape[1:], dtype=np.int64))
+        with opened(self.file) as descriptor:
+            data = self.file.read(descriptor, self.offset + begin * item_bytes, self.offset + end * item_bytes)
+        self.file.check_unchanged()
+        return np.frombuffer(data, self.dtype).reshape(end - begin, *self.shape[1:])
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedColumn:
+    """An array in memory."""
+
+    array: NDArray[Any]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    def read(self, begin: int, end: int) -> NDArray[Any]:
+        """A view of these items."""
+        return self.array[begin:end]
+
+
+def records_of(columns: Mapping[str, Column], place: str) -> int:
+    """How many records columns have together. Raises UserError if they differ in length or have no first axis."""
+    lengths: dict[str, int] = {}
+    for name, column in columns.items():
+        if column.dtype.hasobject:
+            raise UserError(f"{place}: array {name!r} holds Python objects", hint="save it with a plain dtype: objects need pickle")
+        if not column.shape:
+            raise UserError(f"{place}: array {name!r} is a single value; expected [records, ...]", hint="leave it out of the data")
+        lengths[name] = column.shape[0]
+    if not lengths:
+        raise UserError(f"{place} has no arrays")
+    if len(set(lengths.values())) > 1:
+        words = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
+        raise UserError(f"{place}: arrays differ in their number of records: {words}", hint="all need the same first axis")
+    return next(iter(lengths.values()))
+
+
+def metadata_of(columns: Mapping[str, Column]) -> Metadata:
+    """Names and dtypes."""
+    return Metadata(tuple(columns), {name: str(column.dtype) for name, column in columns.items()})
+
+
+def blocks_of(columns: Mapping[str, Column], begin: int, end: int) -> Iterator[Block]:
+    """Records [begin, end) in blocks of BLOCK_RECORDS."""
+    for start in range(begin, end, BLOCK_RECORDS):
+        stop = min(end, start + BLOCK_RECORDS)
+        yield Block({name: column.read(start, stop) for name, column in columns.items()}, stop - start)
+
+
+def select(columns: Mapping[str, Column], names: Sequence[str], place: str) -> dict[str, Column]:
+    """Those that were asked for; all if none was."""
+    missing = [name for name in names if name not in columns]
+    if missing:
+        raise UserError(f"{place} has no array {missing[0]!r}; it has {', '.join(columns)}")
+    return {name: columns[name] for name in names or columns}
+
+
+@final
+class ColumnsReader:
+    """Reader of columns that make one source together: arrays in memory, or a set of `.npy` files.
+
+    A module's own `custom_data_reader` may return one: `ColumnsReader.of_arrays({"x": x, "y": y})`.
+    """
+
+    def __init__(self, name: str, columns: Mapping[str, Column], files: Sequence[DataFile] = ()) -> None:
+        self._source = Source(name, records_of(columns, name), "+".join(file.fingerprint for file in files))
+        self._columns = columns
+        if self._source.records == 0:
+            raise UserError(f"{name} has no records")
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, NDArray[Any]], name: str = "memory") -> ColumnsReader:
+        """Over arrays [records, ...] in memory."""
+        return cls(name, {key: LoadedColumn(np.asarray(array)) for key, array in arrays.items()})
+
+    @property
+    def metadata(self) -> Metadata:
+        return metadata_of(self._columns)
+
+    def sources(self) -> tuple[Source, ...]:
+        return (self._source,)
+
+    def read(self, shard: Shard) -> Iterator[Block]:
+        """See `Reader.read`."""
+        if shard.source != self._source.name or not 0 <= shard.begin <= shard.end <= self._source.records:
+            raise UserError(f"the data has {self._source}, but a shard is {shard}: it changed during the job")
+        yield from blocks_of(self._columns, shard.begin, shard.end)
+
+    def close(self) -> None:
+        """Nothing stays open between reads."""

@@ -1,0 +1,133 @@
+r"""CSV (RFC 4180): records are rows of UTF-8 strings, object[n, columns] of bytes.
+
+A quote is special at the beginning of a field only; rows end at \n, \r\n or \r; empty lines are no rows. A row with a
+wrong number of fields, or with text behind a closing quote, is a bad record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from elasticdl import _native
+from elasticdl.data.base import Block, Metadata
+from elasticdl.data.file_reader import opened
+from elasticdl.data.files import DataFile
+from elasticdl.data.record_index import STRIDE_BYTES, STRIDE_RECORDS, RecordIndex, Span, cached, describe, from_native
+from elasticdl.errors import UserError
+
+_BOM = b"\xef\xbb\xbf"
+_MAX_HEADER_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CsvDialect:
+    """How rows are written. `column_names` go before those of the header."""
+
+    delimiter: str = ","
+    header: bool = True
+    quoting: bool = True
+    column_names: tuple[str, ...] = ()
+
+
+@final
+class CsvFormat:
+    """See FileFormat."""
+
+    def __init__(self, dialect: CsvDialect) -> None:
+        self._dialect = dialect
+        self._indexes: dict[str, RecordIndex] = {}
+
+    def metadata(self, file: DataFile) -> Metadata:
+        dialect = self._dialect
+        if not dialect.header:
+            return Metadata(dialect.column_names)
+        names = self._header(file)
+        if dialect.column_names and len(names) != len(dialect.column_names):
+            raise UserError(
+                f"{file.path}:1: column_names has {len(dialect.column_names)} names, but the header has {len(names)} columns"
+            )
+        names = dialect.column_names or names
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise UserError(
+                f"{file.path}:1: the header has column {doubled[0]!r} more than once",
+                hint='if the file has no header: --data-reader-params "header=false"',
+            )
+        return Metadata(names)
+
+    def count(self, file: DataFile) -> int:
+        return self._index(file).records - self._header_rows
+
+    def bad(self, file: DataFile) -> tuple[int, tuple[str, ...]]:
+        index = self._index(file)
+        return index.bad, index.examples
+
+    def blocks(self, file: DataFile, begin: int, end: int) -> Iterator[Block]:
+        index = self._index(file)
+        with opened(file) as descriptor:
+            for span in index.spans(begin + self._header_rows, end + self._header_rows):
+                data = file.read(descriptor, span.begin, span.end)
+                file.check_unchanged()
+                yield self._block(file, data, span, index.columns)
+
+    @property
+    def _header_rows(self) -> int:
+        return int(self._dialect.header)
+
+    def _block(self, file: DataFile, data: bytes, span: Span, columns: int) -> Block:
+        rows = np.empty((span.take, columns), object)
+        dialect = self._dialect
+        good, seen, bad = _native.csv_rows(data, dialect.delimiter, dialect.quoting, span.skip, span.line, columns, rows)
+        if seen != span.take:
+            raise UserError(f"{file.path}:{span.line}: {seen} rows where its index has {span.take}: the file changed")
+        examples = tuple(describe(file, *row) for row in bad[:3])
+        return Block(rows[:good], span.take, len(bad), examples)
+
+    def _index(self, file: DataFile) -> RecordIndex:
+        if file.path not in self._indexes:
+            dialect = self._dialect
+            options = f"csv {dialect.delimiter!r} {dialect.quoting} {len(dialect.column_names)}"
+            self._indexes[file.path] = cached(file, options, self._build)
+        return self._indexes[file.path]
+
+    def _build(self, file: DataFile) -> RecordIndex:
+        dialect = self._dialect
+        with opened(file) as descriptor:
+            start = file.read(descriptor, 0, min(len(_BOM), file.size_bytes))
+            _refuse_utf16(file, start)
+            begin = len(_BOM) if start == _BOM else 0
+            facts = _native.csv_index(
+                descriptor, begin, file.size_bytes, dialect.delimiter, dialect.quoting,
+                len(dialect.column_names), STRIDE_RECORDS, STRIDE_BYTES,
+            )  # fmt: skip
+        return from_native(file, facts)
+
+    def _header(self, file: DataFile) -> tuple[str, ...]:
+        with opened(file) as descriptor:
+            size = 64 << 10
+            while True:
+                end = min(size, file.size_bytes)
+                data = file.read(descriptor, 0, end)
+                _refuse_utf16(file, data)
+                final = end == file.size_bytes
+                row = _native.csv_first_row(data.removeprefix(_BOM), final, self._dialect.delimiter, self._dialect.quoting)
+                if row is not None:
+                    break
+                if final or size > _MAX_HEADER_BYTES:
+                    raise UserError(f"{file.path}:1: the header row does not end", hint="is this a CSV file?")
+                size *= 4
+        try:
+            return tuple(name.decode() for name in row)
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{file.path}:1: the header is not UTF-8: {error.object!r}", hint="convert the file to UTF-8"
+            ) from error
+
+
+def _refuse_utf16(file: DataFile, data: bytes) -> None:
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise UserError(f"{file.path} is UTF-16", hint=f"iconv -f UTF-16 -t UTF-8 {file.path} > NEW.csv")

@@ -1,0 +1,119 @@
+"""A Reader over files of one format: each file is a source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Protocol, final
+
+from elasticdl.data.base import Block, Metadata
+from elasticdl.data.files import DataFile, look_at
+from elasticdl.errors import UserError
+from elasticdl.shard import Shard, Source
+
+
+class FileFormat(Protocol):
+    """How records lie in one file. `count` may be called from several threads, for different files."""
+
+    def metadata(self, file: DataFile) -> Metadata:
+        """Names and types of the columns of this file."""
+
+    def count(self, file: DataFile) -> int:
+        """How many records the file has, bad ones included. Raises UserError if the file is not whole."""
+
+    def bad(self, file: DataFile) -> tuple[int, tuple[str, ...]]:
+        """How many records are known to be bad before they are read, and up to three of them described."""
+
+    def blocks(self, file: DataFile, begin: int, end: int) -> Iterator[Block]:
+        """Records [begin, end), which exist."""
+
+
+@final
+class FileReader:
+    """Reader over `paths`, all of one format. Files are looked at once, when they are first needed."""
+
+    def __init__(self, paths: Sequence[str], form: FileFormat, *, max_bad_records: int = 0) -> None:
+        self._paths = tuple(paths)
+        self._format = form
+        self._max_bad_records = max_bad_records
+        self._files: dict[str, DataFile] = {}
+        self._metadata: Metadata | None = None
+
+    @property
+    def metadata(self) -> Metadata:
+        """Names and types of the columns, from the first file."""
+        if self._metadata is None:
+            self._metadata = self._format.metadata(self._file(self._paths[0]))
+        return self._metadata
+
+    def sources(self) -> tuple[Source, ...]:
+        """One source for each file. Raises UserError if a file is missing, empty or broken, if the files have different
+        columns, or if more than `max_bad_records` records are seen to be bad already.
+        """
+        files = [self._file(path) for path in self._paths]
+        for file in files:
+            self._check_columns(file)
+        with ThreadPoolExecutor(min(8, len(files), os.cpu_count() or 1)) as pool:
+            counts = list(pool.map(self._format.count, files))
+        for file, count in zip(files, counts, strict=True):
+            if count == 0:
+                raise UserError(f"{file.path} has no records", hint="remove it, or write records into it")
+        self._check_bad(files)
+        return tuple(Source(file.path, count, file.fingerprint) for file, count in zip(files, counts, strict=True))
+
+    def read(self, shard: Shard) -> Iterator[Block]:
+        """See `Reader.read`."""
+        if shard.source not in self._paths:
+            raise UserError(f"source {shard.source} is not in the data any more", hint="leave files in place while a job runs")
+        file = self._file(shard.source)
+        file.check_unchanged()
+        records = self._format.count(file)
+        if not 0 <= shard.begin <= shard.end <= records:
+            raise UserError(f"{file.path} has {records} records, but a shard has records {shard.begin} to {shard.end}: it changed")
+        yield from self._format.blocks(file, shard.begin, shard.end)
+
+    def close(self) -> None:
+        """Nothing stays open between reads."""
+
+    def _file(self, path: str) -> DataFile:
+        if path not in self._files:
+            self._files[path] = look_at(path)
+        return self._files[path]
+
+    def _check_columns(self, file: DataFile) -> None:
+        mine = self._format.metadata(file)
+        if mine != self.metadata:
+            raise UserError(
+                f"{file.path} has other columns than {self._paths[0]}: {_words(mine)}, expected {_words(self.metadata)}",
+                hint="all files of a data set have the same columns in the same order",
+            )
+
+    def _check_bad(self, files: Sequence[DataFile]) -> None:
+        found = [self._format.bad(file) for file in files]
+        total = sum(count for count, _ in found)
+        if total > self._max_bad_records:
+            first = next(examples[0] for count, examples in found if count)
+            raise UserError(
+                f"{first}\n{total} bad records in the data, at most {self._max_bad_records} allowed",
+                hint="correct the data, or allow more with --max-bad-records",
+            )
+
+
+def _words(metadata: Metadata) -> str:
+    names = metadata.column_names
+    return ", ".join(f"{name} {metadata.column_dtypes.get(name, '')}".strip() for name in names) or "no names"
+
+
+@contextmanager
+def opened(file: DataFile) -> Iterator[int]:
+    """A descriptor for `DataFile.read`."""
+    try:
+        descriptor = os.open(file.path, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"{file.path}: cannot open: {error.strerror}") from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

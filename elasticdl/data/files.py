@@ -1,0 +1,97 @@
+"""Data files as they lie on disk: which ones an origin names, whether they changed, and bytes of them.
+
+Files are read with `pread`, never mapped: a file that shrinks under a mapping kills the process with SIGBUS, while a
+short read becomes an error that names file and offset.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticdl.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One file as it was when it was first looked at."""
+
+    path: str
+    size_bytes: int
+    mtime_ns: int
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.size_bytes}:{self.mtime_ns}"
+
+    def check_unchanged(self) -> None:
+        """Raise UserError if the file is another one by now."""
+        try:
+            now = os.stat(self.path)
+        except OSError as error:
+            raise UserError(f"{self.path} disappeared during the job: {error.strerror}", hint="put it back and resume") from error
+        if (now.st_size, now.st_mtime_ns) != (self.size_bytes, self.mtime_ns):
+            raise UserError(
+                f"{self.path} changed during the job: it had {self.size_bytes} bytes, now {now.st_size}"
+                + ("" if now.st_size != self.size_bytes else " of a later time"),
+                hint="write new data to a new file and start a new job with it",
+            )
+
+    def read(self, descriptor: int, begin: int, end: int) -> bytes:
+        """Bytes [begin, end). Raises UserError if the file ends before `end` or cannot be read."""
+        parts: list[bytes] = []
+        offset = begin
+        while offset < end:
+            try:
+                part = os.pread(descriptor, end - offset, offset)
+            except OSError as error:
+                raise UserError(f"{self.path}: cannot read at offset {offset}: {error.strerror}") from error
+            if not part:
+                raise UserError(
+                    f"{self.path} was truncated during the job: it ends at offset {offset}, expected {self.size_bytes} bytes",
+                    hint="write new data to a new file and start a new job with it",
+                )
+            parts.append(part)
+            offset += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def look_at(path: str) -> DataFile:
+    """The file at `path`. Raises UserError if it is missing, not a readable file, or empty."""
+    try:
+        facts = os.stat(path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}", hint="the path must be visible to every worker") from error
+    if not os.path.isfile(path):
+        raise UserError(f"{path} is not a regular file")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"{path} may not be read by this user", hint=f"chmod +r {path}")
+    if facts.st_size == 0:
+        raise UserError(f"{path} is empty", hint="remove it, or write records into it")
+    return DataFile(path, facts.st_size, facts.st_mtime_ns)
+
+
+def expand(origin: str) -> tuple[str, ...]:
+    """The files that a path, a directory or a glob names, sorted. Raises UserError if there are none.
+
+    In a directory, names that begin with `.` or `_` (markers of writers such as Spark) are left out, and so are
+    subdirectories.
+    """
+    if os.path.isdir(origin):
+        names = sorted(name for name in os.listdir(origin) if not name.startswith((".", "_")))
+        paths = tuple(path for name in names if os.path.isfile(path := os.path.join(origin, name)))
+        if not paths:
+            raise UserError(f"directory {origin} has no data files", hint="name a file, a directory of files, or a glob")
+        return paths
+    if os.path.exists(origin):
+        return (origin,)
+    if glob.has_magic(origin):
+        paths = tuple(sorted(path for path in glob.glob(origin, recursive=True) if os.path.isfile(path)))
+        if paths:
+            return paths
+        raise UserError(f"no file matches {origin}", hint="quote the pattern so that the shell leaves it alone")
+    parent = Path(origin).parent
+    hint = f"{parent} does not exist either" if not parent.exists() else f"{parent} exists"
+    raise UserError(f"{origin} does not exist", hint=hint)

@@ -1,0 +1,198 @@
+#include "record_index.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "crc32c.h"
+
+namespace elasticdl::data {
+namespace {
+
+constexpr int64_t kChunkBytes = 1 << 20;
+constexpr int64_t kMaxRowBytes = 64 << 20;
+
+// Fills `to` completely from `offset`, or records the fault.
+bool read_fully(int fd, int64_t offset, char* to, int64_t size, RecordIndex& index) {
+  while (size > 0) {
+    const ssize_t got = ::pread(fd, to, static_cast<size_t>(size), offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) {
+      index.fault = got < 0 ? Fault::io : Fault::truncated;
+      index.fault_errno = got < 0 ? errno : 0;
+      index.fault_offset = offset;
+      return false;
+    }
+    to += got;
+    offset += got;
+    size -= got;
+  }
+  return true;
+}
+
+// Decides where entries go.
+class EntryMaker {
+ public:
+  EntryMaker(RecordIndex& index, Stride stride) : index_(index), stride_(stride) {}
+
+  void record_begins(int64_t record, int64_t offset, int64_t line) {
+    if (!index_.entries.empty()) {
+      const Entry& last = index_.entries.back();
+      if (record - last.record < stride_.records && offset - last.offset < stride_.bytes) return;
+    }
+    index_.entries.push_back({record, offset, line});
+  }
+
+  void ends(int64_t records, int64_t offset, int64_t line) { index_.entries.push_back({records, offset, line}); }
+
+ private:
+  RecordIndex& index_;
+  Stride stride_;
+};
+
+// The state of a pass over a CSV file.
+class CsvPass {
+ public:
+  CsvPass(RecordIndex& index, const Dialect& dialect, int64_t begin, Stride stride)
+      : index_(index), dialect_(dialect), entries_(index, stride), offset_(begin) {}
+
+  // Takes the complete rows of [data, data+size), which begin at offset(); returns how many bytes they were.
+  int64_t take(const char* data, int64_t size, bool final) {
+    const char* p = data;
+    const char* end = data + size;
+    for (;;) {
+      p = skip_empty_lines(p, end, final, line_);
+      if (p == end || (*p == '\r' && p + 1 == end && !final)) break;
+      RowFacts facts;
+      const char* next = skim_row(p, end, final, dialect_, facts);
+      if (next == nullptr) {
+        if (final) fail_open_quote(offset_ + (p - data));
+        break;
+      }
+      entries_.record_begins(records_, offset_ + (p - data), line_);
+      judge(facts, p, next);
+      ++records_;
+      line_ += facts.newlines + 1;
+      p = next;
+    }
+    offset_ += p - data;
+    return p - data;
+  }
+
+  void fail_open_quote(int64_t offset) {
+    index_.fault = Fault::open_quote;
+    index_.fault_offset = offset;
+    index_.fault_line = line_;
+  }
+
+  void finish(int64_t size) { entries_.ends(records_, size, line_); }
+  int64_t offset() const { return offset_; }
+
+ private:
+  void judge(const RowFacts& facts, const char* p, const char* next) {
+    if (index_.columns == 0) index_.columns = static_cast<int64_t>(facts.fields);
+    if (static_cast<int64_t>(facts.fields) == index_.columns && !facts.stray) return;
+    ++index_.bad;
+    if (index_.examples.size() >= kExamples) return;
+    index_.examples.push_back({line_, what_is_wrong(facts, index_.columns), std::string(p, std::min<size_t>(next - p, 60))});
+  }
+
+  RecordIndex& index_;
+  const Dialect& dialect_;
+  EntryMaker entries_;
+  int64_t offset_;
+  int64_t records_ = 0;
+  int64_t line_ = 1;
+};
+
+// The 12 bytes in front of each record, through a small buffer so that small records cost no call each.
+class HeaderBuffer {
+ public:
+  HeaderBuffer(int fd, int64_t size, RecordIndex& index) : fd_(fd), size_(size), index_(index), buffer_(256 << 10) {}
+
+  const char* at(int64_t offset) {
+    if (offset < begin_ || offset + 12 > begin_ + held_) {
+      begin_ = offset;
+      held_ = std::min<int64_t>(static_cast<int64_t>(buffer_.size()), size_ - offset);
+      if (!read_fully(fd_, offset, buffer_.data(), held_, index_)) return nullptr;
+    }
+    return buffer_.data() + (offset - begin_);
+  }
+
+ private:
+  int fd_;
+  int64_t size_;
+  RecordIndex& index_;
+  std::vector<char> buffer_;
+  int64_t begin_ = 0;
+  int64_t held_ = 0;
+};
+
+}  // namespace
+
+std::string what_is_wrong(const RowFacts& facts, int64_t columns) {
+  if (static_cast<int64_t>(facts.fields) != columns)
+    return "expected " + std::to_string(columns) + " fields, got " + std::to_string(facts.fields);
+  return facts.stray ? "text between a closing quote and the end of its field" : "";
+}
+
+RecordIndex index_csv(int fd, int64_t begin, int64_t size, const Dialect& dialect, int64_t columns, Stride stride) {
+  RecordIndex index;
+  index.columns = columns;
+  CsvPass pass(index, dialect, begin, stride);
+  std::vector<char> buffer(kChunkBytes);
+  int64_t held = 0;  // bytes of an unfinished row, at the front of the buffer
+  while (pass.offset() + held < size) {
+    const int64_t more = std::min<int64_t>(static_cast<int64_t>(buffer.size()) - held, size - pass.offset() - held);
+    if (!read_fully(fd, pass.offset() + held, buffer.data() + held, more, index)) return index;
+    held += more;
+    const int64_t used = pass.take(buffer.data(), held, pass.offset() + held == size);
+    if (index.fault != Fault::none) return index;
+    held -= used;
+    std::memmove(buffer.data(), buffer.data() + used, static_cast<size_t>(held));
+    if (held < static_cast<int64_t>(buffer.size())) continue;
+    if (held >= kMaxRowBytes) {
+      pass.fail_open_quote(pass.offset());
+      return index;
+    }
+    buffer.resize(buffer.size() * 2);
+  }
+  pass.finish(size);
+  return index;
+}
+
+RecordIndex index_tfrecord(int fd, int64_t size, Stride stride) {
+  RecordIndex index;
+  EntryMaker entries(index, stride);
+  HeaderBuffer headers(fd, size, index);
+  int64_t records = 0;
+  int64_t offset = 0;
+  for (; offset < size; ++records) {
+    index.fault_offset = offset;
+    if (size - offset < 16) {
+      index.fault = Fault::truncated;
+      return index;
+    }
+    const char* header = headers.at(offset);
+    if (header == nullptr) return index;
+    uint64_t length;
+    uint32_t checksum;
+    std::memcpy(&length, header, 8);
+    std::memcpy(&checksum, header + 8, 4);
+    if (masked(crc32c(header, 8)) != checksum) {
+      index.fault = Fault::damaged;
+      return index;
+    }
+    if (length > static_cast<uint64_t>(size - offset - 16)) {
+      index.fault = Fault::truncated;
+      return index;
+    }
+    entries.record_begins(records, offset, 0);
+    offset += 16 + static_cast<int64_t>(length);
+  }
+  entries.ends(records, size, 0);
+  return index;
+}
+
+}  // namespace elasticdl::data

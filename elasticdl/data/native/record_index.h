@@ -1,0 +1,54 @@
+// One pass over a CSV or TFRecord file: where every so many records begin, so that a shard is read without reading what
+// comes before it. No Python here; the file descriptor is read with pread and stays where it is.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "csv_rows.h"
+
+namespace elasticdl::data {
+
+// An entry at least every `records` records and about every `bytes` bytes.
+struct Stride {
+  int64_t records;
+  int64_t bytes;
+};
+
+struct Entry {
+  int64_t record;
+  int64_t offset;
+  int64_t line;  // from 1; 0 in TFRecord
+};
+
+struct BadRow {
+  int64_t line;
+  std::string why;
+  std::string start;  // its first bytes
+};
+
+enum class Fault { none, io, truncated, damaged, open_quote };
+
+struct RecordIndex {
+  std::vector<Entry> entries;  // the last one is the end: number of records, offset behind the last
+  int64_t bad = 0;
+  std::vector<BadRow> examples;  // the first three
+  int64_t columns = 0;
+  Fault fault = Fault::none;
+  int fault_errno = 0;
+  int64_t fault_offset = 0;
+  int64_t fault_line = 0;
+};
+
+inline constexpr size_t kExamples = 3;
+
+// Describes a row if it is a bad one, else "".
+std::string what_is_wrong(const RowFacts& facts, int64_t columns);
+
+// Bytes [begin, size) of a CSV file. `columns` is the right number of fields; 0: that of the first row.
+RecordIndex index_csv(int fd, int64_t begin, int64_t size, const Dialect& dialect, int64_t columns, Stride stride);
+
+// A TFRecord file of `size` bytes. Checks each length with its checksum, but skips the data.
+RecordIndex index_tfrecord(int fd, int64_t size, Stride stride);
+
+}  // namespace elasticdl::data

@@ -1,0 +1,189 @@
+"""Parquet: records are columns as NumPy arrays.
+
+Numbers and booleans keep their type, dates and times become int64, decimals float64, strings and binary bytes (object[n]), lists
+of one length [n, length]. A null is b"" in strings, NaN in floating point; elsewhere it makes the record a bad
+one, unless `fill_null` gives a value for it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from elasticdl.data.base import Block, Metadata
+from elasticdl.data.files import DataFile
+from elasticdl.data.record_index import BLOCK_RECORDS
+from elasticdl.errors import UserError
+
+_KEPT_BYTES = 256 << 20
+_Lists: TypeAlias = "pa.ListArray[Any] | pa.LargeListArray[Any] | pa.FixedSizeListArray[Any, Any]"
+
+
+@final
+class ParquetFormat:
+    """See FileFormat. The smallest part that can be read alone is a row group; decoded ones are kept up to 256 MiB."""
+
+    def __init__(self, columns: Sequence[str] = (), fill_null: float | None = None) -> None:
+        self._names = tuple(columns)
+        self._fill_null = fill_null
+        self._groups: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
+        self._lengths: dict[str, dict[str, int]] = {}
+        self._facts: dict[str, tuple[pq.FileMetaData, pa.Schema]] = {}
+
+    def metadata(self, file: DataFile) -> Metadata:
+        schema = self._open(file)[1]
+        names = self._names or tuple(schema.names)
+        for name in names:
+            if name not in schema.names:
+                raise UserError(f"{file.path} has no column {name!r}; it has {', '.join(schema.names)}")
+        if file.path not in self._lengths:
+            lists = [name for name in names if _is_list(schema.field(name).type)]
+            self._lengths[file.path] = {name: _first_length(file, name) for name in lists}
+        lengths = self._lengths[file.path]
+        return Metadata(names, {name: _numpy_name(schema.field(name), file.path, lengths.get(name)) for name in names})
+
+    def count(self, file: DataFile) -> int:
+        return int(self._open(file)[0].num_rows)
+
+    def bad(self, file: DataFile) -> tuple[int, tuple[str, ...]]:
+        return 0, ()
+
+    def blocks(self, file: DataFile, begin: int, end: int) -> Iterator[Block]:
+        facts, _ = self._open(file)
+        first = 0
+        for group in range(facts.num_row_groups):
+            last = first + facts.row_group(group).num_rows
+            for start in range(max(begin, first), min(end, last), BLOCK_RECORDS):
+                stop = min(end, last, start + BLOCK_RECORDS)
+                table = self._group(file, group)
+                yield self._block(file, table.slice(start - first, stop - start), start)
+            first = last
+
+    def _open(self, file: DataFile) -> tuple[pq.FileMetaData, pa.Schema]:
+        if file.path not in self._facts:
+            try:
+                with pq.ParquetFile(file.path) as opened:
+                    self._facts[file.path] = (opened.metadata, opened.schema_arrow)
+            except (pa.ArrowException, OSError) as error:
+                raise UserError(f"{file.path}: not a whole Parquet file: {error}", hint="it was cut off: write it again") from error
+        return self._facts[file.path]
+
+    def _group(self, file: DataFile, group: int) -> pa.Table:
+        key = (file.path, group)
+        if key not in self._groups:
+            names = list(self.metadata(file).column_names)
+            file.check_unchanged()
+            try:
+                with pq.ParquetFile(file.path) as opened:
+                    self._groups[key] = opened.read_row_group(group, columns=names, use_threads=False).select(names)
+            except (pa.ArrowException, OSError) as error:
+                raise UserError(
+                    f"{file.path}: row group {group} cannot be read: {error}", hint="the file is damaged: write it again"
+                ) from error
+        file.check_unchanged()
+        self._groups.move_to_end(key)
+        while len(self._groups) > 1 and sum(table.nbytes for table in self._groups.values()) > _KEPT_BYTES:
+            self._groups.popitem(last=False)
+        return self._groups[key]
+
+    def _block(self, file: DataFile, table: pa.Table, first: int) -> Block:
+        good = np.ones(table.num_rows, bool)
+        examples: list[str] = []
+        columns: dict[str, NDArray[Any]] = {}
+        for name in table.column_names:
+            chunked = table.column(name).combine_chunks()
+            array = chunked.combine_chunks() if isinstance(chunked, pa.ChunkedArray) else chunked
+            columns[name], fits, why = _convert(array, self._fill_null, self._lengths[file.path].get(name))
+            for row in np.flatnonzero(~fits & good)[: 3 - len(examples)]:
+                examples.append(f"{file.path}: record {first + int(row)}: column {name!r} {why}")
+            good &= fits
+        bad = int(np.count_nonzero(~good))
+        if bad:
+            columns = {name: column[good] for name, column in columns.items()}
+        return Block(columns, table.num_rows, bad, tuple(examples))
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType | None:
+    """The Arrow type that values of `kind` are turned into first; None if there is none."""
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return kind
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return pa.large_binary()
+    if pa.types.is_decimal(kind):
+        return pa.float64()
+    if pa.types.is_temporal(kind):
+        return pa.int64()
+    return None
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _numpy_name(column: pa.Field[Any], path: str, length: int | None) -> str:
+    kind = column.type.value_type if _is_list(column.type) else column.type
+    plain = _plain_type(kind)
+    if plain is None:
+        raise UserError(
+            f"{path}: column {column.name!r} has type {column.type}, which has no NumPy form",
+            hint='name the columns to read: --data-reader-params "columns=a,b"',
+        )
+    name = "object" if plain == pa.large_binary() else str(np.dtype(plain.to_pandas_dtype()))
+    return name if length is None else f"{name}[{length}]"
+
+
+def _first_length(file: DataFile, name: str) -> int:
+    """The length of the column's first list that is not null: all others must have it, too. 0 if there is none."""
+    with pq.ParquetFile(file.path) as opened:
+        for batch in opened.iter_batches(batch_size=1024, columns=[name], use_threads=False):
+            lengths = pc.list_value_length(batch.column(0)).drop_null()
+            if len(lengths):
+                return int(lengths[0].as_py())
+    return 0
+
+
+def _convert(
+    array: pa.Array[Any], fill_null: float | None, length: int | None = None
+) -> tuple[NDArray[Any], NDArray[np.bool_], str]:
+    """Values [n, ...], which of them are usable [n], and what is wrong with the others."""
+    if isinstance(array, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):
+        return _convert_lists(array, fill_null, length or 0)
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
+    plain = _plain_type(array.type)
+    if plain is None:
+        raise UserError(f"values of type {array.type} have no NumPy form")
+    if array.type != plain:
+        if pa.types.is_date32(array.type) or pa.types.is_time32(array.type):
+            array = array.cast(pa.int32())
+        array = array.cast(plain)
+    everything = np.ones(len(array), bool)
+    if array.null_count == 0:
+        return array.to_numpy(zero_copy_only=False), everything, ""
+    fill = b"" if plain == pa.large_binary() else fill_null
+    if fill is None and pa.types.is_floating(plain):
+        fill = float("nan")
+    fits = everything if fill is not None else ~array.is_null().to_numpy(zero_copy_only=False)
+    filled = array.fill_null(pa.scalar(fill if fill is not None else 0).cast(plain))
+    return filled.to_numpy(zero_copy_only=False), fits, "is null"
+
+
+def _convert_lists(array: _Lists, fill_null: float | None, length: int) -> tuple[NDArray[Any], NDArray[np.bool_], str]:
+    """Lists of this length, [n, length]; others do not fit."""
+    lengths = pc.list_value_length(array).fill_null(-1).to_numpy(zero_copy_only=False)
+    fits = lengths == length
+    values, value_fits, why = _convert(array.filter(pa.array(fits)).flatten(), fill_null)
+    result = np.zeros((len(array), length), values.dtype)
+    count = int(np.count_nonzero(fits))
+    result[fits] = values.reshape(count, length)
+    fits[fits] = value_fits.reshape(count, length).all(axis=1)
+    return result, fits, f"is not a list of {length} values" + (f", or one of them {why}" if why else "")

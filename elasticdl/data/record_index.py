@@ -1,0 +1,168 @@
+"""Where records begin in a file that has no index of its own, and the cache that keeps it.
+
+One pass over a file makes the index; every process of the job then finds it in the cache, keyed by path, size and time
+of the file. A cached index carries a checksum; one that does not fit is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elasticdl._native import crc32c
+from elasticdl.data.files import DataFile
+from elasticdl.errors import Corrupted, UserError
+
+STRIDE_RECORDS = 256
+STRIDE_BYTES = 1 << 20
+BLOCK_RECORDS = 4096
+BLOCK_BYTES = 8 << 20
+
+_MAGIC = b"elasticdl record index 1\n"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes [begin, end) of a file that hold whole records, of which `skip` are passed over and `take` wanted.
+
+    `line` is the line number, from 1, of its first byte.
+    """
+
+    begin: int
+    end: int
+    skip: int
+    take: int
+    line: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordIndex:
+    """`entries` is int64[n + 1, 3]: (record, offset in bytes, line) of every so many records; the last one is the end."""
+
+    entries: NDArray[np.int64]
+    columns: int = 0
+    bad: int = 0
+    examples: tuple[str, ...] = ()
+
+    @property
+    def records(self) -> int:
+        return int(self.entries[-1, 0])
+
+    def spans(self, begin: int, end: int) -> Iterator[Span]:
+        """Cuts records [begin, end) into blocks of about BLOCK_RECORDS records and BLOCK_BYTES bytes."""
+        records, offsets = self.entries[:, 0], self.entries[:, 1]
+        while begin < end:
+            first = int(np.searchsorted(records, begin, side="right")) - 1
+            by_records = int(np.searchsorted(records, begin + BLOCK_RECORDS, side="right")) - 1
+            by_bytes = int(np.searchsorted(offsets, offsets[first] + BLOCK_BYTES, side="right")) - 1
+            by_end = int(np.searchsorted(records, end, side="left"))
+            last = max(first + 1, min(by_records, by_bytes, by_end))
+            stop = min(end, int(records[last]))
+            start = int(records[first])
+            yield Span(int(offsets[first]), int(offsets[last]), begin - start, stop - begin, int(self.entries[first, 2]))
+            begin = stop
+
+
+Build: TypeAlias = Callable[[DataFile], RecordIndex]
+
+
+def from_native(file: DataFile, facts: dict[str, Any]) -> RecordIndex:
+    """What the scanner found, or UserError with file and place if the file is not whole."""
+    place = f"{file.path}: at offset {facts['offset']}"
+    match facts["fault"]:
+        case "":
+            pass
+        case "io":
+            raise UserError(f"{place}: cannot read: {os.strerror(facts['errno'])}")
+        case "truncated":
+            raise UserError(f"{place}: the file ends inside a record", hint="the file was cut off: copy or write it again")
+        case "damaged":
+            raise UserError(
+                f"{place}: a record's length does not fit its checksum", hint="the file is damaged, or no TFRecord: write it again"
+            )
+        case "open quote":
+            raise UserError(
+                f"{file.path}:{facts['line']}: a quote in this row is never closed (offset {facts['offset']})",
+                hint='close it; where a quote is plain text, double it, or use --data-reader-params "quoting=false"',
+            )
+    entries = np.frombuffer(facts["entries"], np.int64).reshape(-1, 3)
+    examples = tuple(describe(file, line, why, start) for line, why, start in facts["examples"])
+    return RecordIndex(entries, facts["columns"], facts["bad"], examples)
+
+
+def describe(file: DataFile, line: int, why: str, start: bytes) -> str:
+    """A bad row, for people."""
+    text = start.decode("utf-8", "replace").rstrip("\r\n")
+    return f"{file.path}:{line}: {why}: {text!r}"
+
+
+def cache_directory() -> Path:
+    """Where indexes are kept: ELASTICDL_CACHE_DIR, else below the user's cache directory."""
+    if chosen := os.environ.get("ELASTICDL_CACHE_DIR"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticdl"
+
+
+def cached(file: DataFile, options: str, build: Build) -> RecordIndex:
+    """The index of `file` as read with `options`, from the cache or made now. Safe with many processes at once.
+
+    A cache that cannot be written costs each process its own pass over the file, no more.
+    """
+    key = json.dumps([os.path.abspath(file.path), file.size_bytes, file.mtime_ns, options, STRIDE_RECORDS, STRIDE_BYTES])
+    path = cache_directory() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.index"
+    try:
+        return decode(path.read_bytes(), key)
+    except FileNotFoundError:
+        pass
+    except (OSError, Corrupted) as error:
+        _log.warning("%s: %s: the index is made again", path, error)
+    index = build(file)
+    file.check_unchanged()
+    _keep(path, encode(index, key))
+    return index
+
+
+def encode(index: RecordIndex, key: str) -> bytes:
+    """The index as bytes with a checksum."""
+    head = json.dumps({"key": key, "columns": index.columns, "bad": index.bad, "examples": index.examples})
+    payload = head.encode() + b"\n" + index.entries.tobytes()
+    return _MAGIC + crc32c(payload).to_bytes(4, "little") + payload
+
+
+def decode(data: bytes, key: str) -> RecordIndex:
+    """The index from bytes. Raises Corrupted if they are not what `encode` made for this key."""
+    start = len(_MAGIC) + 4
+    payload = data[start:]
+    if not data.startswith(_MAGIC) or int.from_bytes(data[len(_MAGIC) : start], "little") != crc32c(payload):
+        raise Corrupted("not an index, or its checksum does not fit")
+    head, _, entries = payload.partition(b"\n")
+    facts = json.loads(head)
+    if facts["key"] != key:
+        raise Corrupted(f"the index is of {facts['key']}")
+    return RecordIndex(np.frombuffer(entries, np.int64).reshape(-1, 3), facts["columns"], facts["bad"], tuple(facts["examples"]))
+
+
+def _keep(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            os.replace(temporary, path)
+        except OSError:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        _log.warning("the index of the data cannot be kept in %s: %s", path.parent, error)

@@ -1,0 +1,66 @@
+"""TFRecord: records are object[n] of bytes, checked against their checksums.
+
+A frame is length (8 bytes), masked crc32c of these (4), data, masked crc32c of the data (4), little-endian. A wrong
+checksum of data makes a bad record; a wrong one of a length ends the file's use, since the next frame cannot be found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import final
+
+import numpy as np
+
+from elasticdl import _native
+from elasticdl.data.base import Block, Metadata
+from elasticdl.data.file_reader import opened
+from elasticdl.data.files import DataFile
+from elasticdl.data.record_index import STRIDE_BYTES, STRIDE_RECORDS, RecordIndex, Span, cached, from_native
+from elasticdl.errors import UserError
+
+
+@final
+class TFRecordFormat:
+    """See FileFormat."""
+
+    def __init__(self) -> None:
+        self._indexes: dict[str, RecordIndex] = {}
+
+    def metadata(self, file: DataFile) -> Metadata:
+        return Metadata()
+
+    def count(self, file: DataFile) -> int:
+        return self._index(file).records
+
+    def bad(self, file: DataFile) -> tuple[int, tuple[str, ...]]:
+        return 0, ()  # checksums of data are looked at when it is read
+
+    def blocks(self, file: DataFile, begin: int, end: int) -> Iterator[Block]:
+        with opened(file) as descriptor:
+            for span in self._index(file).spans(begin, end):
+                data = file.read(descriptor, span.begin, span.end)
+                file.check_unchanged()
+                yield _block(file, data, span)
+
+    def _index(self, file: DataFile) -> RecordIndex:
+        if file.path not in self._indexes:
+            self._indexes[file.path] = cached(file, "tfrecord", _build)
+        return self._indexes[file.path]
+
+
+def _build(file: DataFile) -> RecordIndex:
+    with opened(file) as descriptor:
+        if file.read(descriptor, 0, min(2, file.size_bytes)) == b"\x1f\x8b":
+            raise UserError(f"{file.path} is compressed with gzip, so no part of it can be read alone", hint="gunzip it first")
+        return from_native(file, _native.tfrecord_index(descriptor, file.size_bytes, STRIDE_RECORDS, STRIDE_BYTES))
+
+
+def _block(file: DataFile, data: bytes, span: Span) -> Block:
+    records = np.empty(span.take, object)
+    good, seen, bad, used = _native.tfrecord_rows(data, span.skip, records)
+    if seen != span.take:
+        raise UserError(
+            f"{file.path}: at offset {span.begin + used}: a record's length does not fit its checksum: the file changed"
+        )
+    examples = tuple(f"{file.path}: at offset {span.begin + at}: the record's data does not fit its checksum" for at in bad[:3])
+    return Block(records[:good], span.take, len(bad), examples)
