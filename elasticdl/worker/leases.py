@@ -1,0 +1,146 @@
+"""Keeps the worker in leases, by a thread that asks ahead: while one lease is worked on, the next is here already."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import Protocol, assert_never, final
+
+from elasticdl.errors import TransientError
+from elasticdl.rpc.conversation import Finished, LeaseAnswer, Wait
+from elasticdl.shard import Lease
+from elasticdl.worker.ending import Ending
+from elasticdl.worker.handoff import LOOK_AGAIN_S, Ended, Handoff
+from elasticdl.worker.outbox import Outbox
+
+_log = logging.getLogger(__name__)
+
+WAIT_S = 10.0
+AHEAD = 2
+"""Leases that are not worked through: the current one and the next."""
+
+_LEAST_S = 0.05
+"""Between two questions that were both answered with "not now" at once, so that a hasty master costs no core."""
+
+_GIVE_UP_S = 600.0
+
+
+class LeaseSource(Protocol):
+    """Who grants leases: the master's client."""
+
+    def request_lease(self, wait_s: float) -> LeaseAnswer:
+        """Blocks up to `wait_s`. Raises Refused, TransientError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lease in hand. It is void once the keeper's era is another one."""
+
+    lease: Lease
+    era: int
+
+
+@final
+class LeaseKeeper:
+    """Thread-safe: the reader takes leases, the loop gives room for more, orders revoke them."""
+
+    def __init__(self, source: LeaseSource, outbox: Outbox, ending: Ending) -> None:
+        self._source = source
+        self._outbox = outbox
+        self._ending = ending
+        self._leases: Handoff[Held] = Handoff(depth=AHEAD)
+        self._ahead: set[Held] = set()
+        self._era = 0
+        self._changed = threading.Condition()
+        ending.listen(self._leases.close)
+        ending.listen(self._wake)
+
+    @property
+    def era(self) -> int:
+        """Grows by 1 each time the master voids all leases."""
+        return self._era
+
+    def start(self) -> None:
+        """Begin to ask for leases."""
+        threading.Thread(target=self._run, name="keeper", daemon=True).start()
+
+    def next(self) -> Held:
+        """The next lease, in the order granted; blocks until there is one. Raises Ended when there will be none."""
+        return self._leases.get()
+
+    def worked_through(self, held: Held) -> None:
+        """The last batch of this lease was computed: there is room for another lease."""
+        with self._changed:
+            self._ahead.discard(held)
+            self._changed.notify_all()
+
+    def revoke(self) -> tuple[Lease, ...]:
+        """All leases in hand are void from now on; gives those that were not done, so that they can be returned.
+
+        A lease granted after the master's order but heard of before it is among them: giving it back costs little.
+        """
+        with self._changed:
+            self._era += 1
+            void = self._outbox.held()
+            self._leases.drop()
+            self._ahead.clear()
+            self._changed.notify_all()
+        return void
+
+    def _run(self) -> None:
+        try:
+            while not self._ending:
+                self._wait_for_room()
+                if not self._fill_room():
+                    return
+        except Ended:
+            return
+        except Exception as error:  # noqa: BLE001 - the top of a thread: it ends the worker visibly
+            self._ending.fail(error)
+
+    def _wait_for_room(self) -> None:
+        with self._changed:
+            while len(self._ahead) >= AHEAD and not self._ending:
+                self._changed.wait(LOOK_AGAIN_S)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _fill_room(self) -> bool:
+        """Ask until a lease is granted; False when there will be no more."""
+        away_since_s: float | None = None
+        while not self._ending:
+            begin_s = time.monotonic()
+            try:
+                answer = self._source.request_lease(WAIT_S)
+            except TransientError as error:
+                away_since_s = away_since_s or begin_s
+                if begin_s - away_since_s > _GIVE_UP_S:
+                    raise
+                _log.warning("waiting for a lease: %s", error)
+                self._ending.wait(error.retry_after_s)
+                continue
+            away_since_s = None
+            match answer:
+                case Lease():
+                    self._accept(answer)
+                    return True
+                case Wait(reason):
+                    _log.debug("no lease now: %s", reason)
+                    self._ending.wait(max(0.0, _LEAST_S - (time.monotonic() - begin_s)))
+                case Finished():
+                    self._leases.finish()
+                    return False
+                case _:
+                    assert_never(answer)
+        return False
+
+    def _accept(self, lease: Lease) -> None:
+        with self._changed:
+            self._outbox.hold(lease)
+            held = Held(lease, self._era)
+            self._ahead.add(held)
+            self._leases.put(held)

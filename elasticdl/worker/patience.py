@@ -1,0 +1,59 @@
+"""Waiting for parameter servers that are away: long enough for one to come back, and never silently."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar, final
+
+from elasticdl.clock import Clock
+from elasticdl.errors import TransientError
+from elasticdl.worker.ending import Ending
+from elasticdl.worker.gauges import Gauges
+from elasticdl.worker.handoff import Ended
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+CALL_S = 15.0
+"""One attempt at a call."""
+
+GIVE_UP_S = 600.0
+_LONGEST_DELAY_S = 5.0
+
+
+@final
+class Patience:
+    """Thread-safe. Calls again, with back-off, what may work later."""
+
+    def __init__(self, ending: Ending, gauges: Gauges, clock: Clock, *, give_up_s: float = GIVE_UP_S) -> None:
+        self._ending = ending
+        self._gauges = gauges
+        self._clock = clock
+        self._give_up_s = give_up_s
+
+    def call(self, attempt: Callable[[float], T], doing: str) -> T:
+        """`attempt(timeout_s)` until it works. `doing` is shown while it does not: "waiting for servers: pull: …".
+
+        Raises Ended if the worker ends meanwhile, and the last TransientError after `give_up_s`.
+        """
+        begin_s = self._clock.now_s()
+        tries = 0
+        while True:
+            try:
+                result = attempt(CALL_S)
+            except TransientError as error:
+                tries += 1
+                away_s = self._clock.now_s() - begin_s
+                if self._ending:
+                    raise Ended from error
+                if away_s >= self._give_up_s:
+                    raise TransientError(f"{doing}: gave up after {away_s:.0f} s: {error.message}", hint=error.hint) from error
+                _log.warning("waiting for parameter servers since %.1f s: %s: %s", away_s, doing, error)
+                self._gauges.level("waiting_for_servers_s", max(away_s, 1e-3))
+                self._ending.wait(min(_LONGEST_DELAY_S, error.retry_after_s * 1.5 ** min(tries - 1, 12)))
+                continue
+            if tries:
+                self._gauges.level("waiting_for_servers_s", 0)
+                _log.info("parameter servers are back after %.1f s", self._clock.now_s() - begin_s)
+            return result

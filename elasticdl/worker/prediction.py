@@ -1,0 +1,184 @@
+"""Prediction leases: outputs go to the module's processor, or into files below `--output`.
+
+A file holds the predictions of one attempt's part of a shard and is there only when it is whole; only then is that part
+reported. The next attempt begins where it ends, so each record is in exactly one file. What an earlier attempt wrote but
+could not report any more is replaced: a part removes those of its shard that begin where it does, or later.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elasticdl.errors import PermanentError
+from elasticdl.rpc.parameters import Pulled
+from elasticdl.worker.leases import Held
+from elasticdl.worker.outbox import Advance
+from elasticdl.worker.surroundings import Surroundings
+from elasticdl.worker.trainer import Batch, Loaded
+
+if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
+    from elasticdl.model.step import Lookups
+    from elasticdl.model.structure import Structure
+
+_PART = re.compile(r"predictions-(\d+)-(\d+)-(\d+)\.npz")
+
+
+class PredictingStep(Protocol):
+    """What of `model.step.CompiledStep` prediction needs."""
+
+    def predict(self, features: Structure, lookups: Lookups, pulled: Pulled) -> Structure:
+        """Outputs of the model as NumPy arrays."""
+
+
+class Sink(Protocol):
+    """Where predictions go."""
+
+    def take(self, batch: Batch, outputs: Structure | None) -> None:
+        """Predictions of a batch, None if it has no records; tells the outbox what counts as done."""
+
+    def leave(self) -> None:
+        """The worker drains: let count what is done of the current lease."""
+
+
+@final
+class PredictionTask:
+    """Runs prediction leases."""
+
+    def __init__(self, step: PredictingStep, sink: Sink, around: Surroundings) -> None:
+        self._step = step
+        self._sink = sink
+        self._around = around
+
+    def run(self, loaded: Loaded) -> None:
+        """Predict one batch."""
+        batch = loaded.batch
+        outputs = None
+        if batch.computes:
+            with self._around.gauges.timed("predict_ms"):
+                outputs = self._step.predict(batch.features, *loaded.ready)
+        self._around.gauges.count_records(batch.records)
+        self._sink.take(batch, outputs)
+
+    def leave(self) -> None:
+        """The worker drains."""
+        self._sink.leave()
+
+
+class Processor(Protocol):
+    """`PredictionOutputsProcessor` of a model module."""
+
+    def process(self, predictions: Structure, worker_id: int) -> Any:  # noqa: ANN401 - the user's; it is not used
+        """Predictions of one batch."""
+
+
+@final
+class ProcessorSink:
+    """To the module's processor, batch by batch. A killed worker may have its last minibatch processed twice."""
+
+    def __init__(self, processor: Processor, worker_id: int, around: Surroundings) -> None:
+        self._processor = processor
+        self._worker_id = worker_id
+        self._around = around
+
+    def take(self, batch: Batch, outputs: Structure | None) -> None:
+        """See `Sink.take`."""
+        if outputs is not None:
+            self._processor.process(outputs, self._worker_id)
+        lease = batch.held.lease
+        advance = Advance(batch.end, lease.version, None, batch.bad, batch.bad_examples, done=batch.last)
+        self._around.outbox.advance(lease, advance)
+
+    def leave(self) -> None:
+        """All that was processed is told already."""
+
+
+@final
+class FileSink:
+    """Into `predictions-SHARD-BEGIN-END.npz`, with the range in entries of the shard's order.
+
+    A file has one array per output (`predictions`, or the outputs' names), first axis = example in that order, and
+    `source`, `first_record` of the shard, `begin` and `end`.
+    """
+
+    def __init__(self, directory: Path, around: Surroundings) -> None:
+        self._directory = directory
+        self._around = around
+        self._held: Held | None = None
+        self._batches: list[Batch] = []
+        self._outputs: list[dict[str, NDArray[Any]]] = []
+
+    def take(self, batch: Batch, outputs: Structure | None) -> None:
+        """See `Sink.take`. Raises PermanentError if a file cannot be written."""
+        if batch.held is not self._held:
+            self._held, self._batches, self._outputs = batch.held, [], []
+        self._batches.append(batch)
+        if outputs is not None:
+            self._outputs.append(named_arrays(outputs))
+        if batch.last:
+            self._write(batch.held)
+
+    def leave(self) -> None:
+        """See `Sink.leave`."""
+        if self._held is not None and self._batches:
+            self._write(self._held)
+
+    def _write(self, held: Held) -> None:
+        lease, last = held.lease, self._batches[-1]
+        assert lease.shard is not None
+        names = self._outputs[0] if self._outputs else {}
+        arrays = {name: np.concatenate([outputs[name] for outputs in self._outputs]) for name in names}
+        about = {"source": lease.shard.source, "first_record": lease.shard.begin, "begin": lease.offset, "end": last.end}
+        path = self._directory / f"predictions-{lease.shard.id:06d}-{lease.offset:09d}-{last.end:09d}.npz"
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            _write_whole(path, {**arrays, **{name: np.asarray(value) for name, value in about.items()}})
+            _remove_replaced(path)
+        except OSError as error:
+            raise PermanentError(f"cannot write {path}: {error.strerror or error}", hint="see --output") from error
+        bad = sum(batch.bad for batch in self._batches)
+        examples = tuple(text for batch in self._batches for text in batch.bad_examples)[:3]
+        self._around.outbox.advance(lease, Advance(last.end, lease.version, None, bad, examples, done=last.last))
+        self._held, self._batches, self._outputs = None, [], []
+
+
+def named_arrays(outputs: Structure) -> dict[str, NDArray[Any]]:
+    """One name for each array of a model's outputs: `predictions`, a key, or `output_0`, …; nested ones with a slash."""
+    if isinstance(outputs, Mapping):
+        parts = {str(name): value for name, value in outputs.items()}
+    elif isinstance(outputs, Sequence) and not isinstance(outputs, np.ndarray):
+        parts = {f"output_{number}": value for number, value in enumerate(outputs)}
+    else:
+        return {"predictions": np.asarray(outputs)}
+    named: dict[str, NDArray[Any]] = {}
+    for name, value in parts.items():
+        for inner, array in named_arrays(value).items():
+            named[name if inner == "predictions" else f"{name}/{inner}"] = array
+    return named
+
+
+def _write_whole(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            np.savez(file, **dict(arrays))  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _remove_replaced(path: Path) -> None:
+    mine = _PART.fullmatch(path.name)
+    assert mine is not None
+    for other in path.parent.glob(f"predictions-{mine[1]}-*.npz"):
+        found = _PART.fullmatch(other.name)
+        if found is not None and other != path and int(found[2]) >= int(mine[2]):
+            other.unlink(missing_ok=True)

@@ -1,0 +1,162 @@
+"""Asynchronous SGD through parameter servers: pull, step and push of three successive batches overlap.
+
+A pull is issued while at most `max_staleness` of this worker's own updates are on their way, so 0 is plain sequential SGD.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, final
+
+from elasticdl.embedding.spec import ParametersSpec
+from elasticdl.errors import UserError
+from elasticdl.rpc.parameters import Float32s, Parameters, Pulled
+from elasticdl.shard import SnapshotId, Task
+from elasticdl.worker.inflight import InFlight
+from elasticdl.worker.pusher import Pusher, Trained
+from elasticdl.worker.surroundings import Surroundings
+from elasticdl.worker.trainer import Batch, Loaded
+
+if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
+    from elasticdl.model.step import Lookups, StepOutcome
+    from elasticdl.model.structure import Structure
+
+_log = logging.getLogger(__name__)
+
+
+class Step(Protocol):
+    """What of `model.step.CompiledStep` training needs."""
+
+    def prepare(self, features: Structure, *, training: bool = False) -> Lookups:
+        """The rows that a batch needs."""
+
+    def train(self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled) -> StepOutcome:
+        """Loss and gradients."""
+
+
+class NonFinite(UserError):
+    """NaN or infinity, again and again: nothing that another worker would not get, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How stale a step may be, and how often in a row a step may give NaN or infinity."""
+
+    max_staleness: int = 1
+    max_nonfinite_steps: int = 3
+
+
+@final
+class PsTrainer:
+    """A `Trainer`. Call `start` first."""
+
+    def __init__(self, step: Step, parameters: Parameters, around: Surroundings, bounds: Bounds) -> None:
+        self._step = step
+        self._parameters = parameters
+        self._around = around
+        self._bounds = bounds
+        self._in_flight = InFlight(around.ending)
+        self._pusher = Pusher(parameters, around, self._in_flight)
+        # A retried step pulls from the loop's thread, while the loader may pull for the next batch.
+        self._one_pull = threading.Lock()
+        self._frozen: tuple[SnapshotId, Float32s] | None = None
+
+    @property
+    def version(self) -> int:
+        """The model's version as the last acknowledgement told it."""
+        return self._pusher.version
+
+    def start(self, spec: ParametersSpec, dense: Float32s) -> None:
+        """Give the servers their initial values, if they have none yet. Raises as `load`."""
+
+        def attempt(timeout_s: float) -> bool:
+            return self._parameters.initialise(spec, dense, timeout_s=timeout_s)
+
+        if self._around.patience.call(attempt, "initialise"):
+            _log.info("gave the parameter servers their initial values")
+        self._pusher.start()
+
+    def load(self, batch: Batch) -> Loaded:
+        if not batch.computes:
+            return Loaded(batch)
+        lease = batch.held.lease
+        training = lease.task is Task.TRAINING
+        with self._around.gauges.timed("prepare_ms"):
+            lookups = self._step.prepare(batch.features, training=training)
+        if not training:
+            return Loaded(batch, lookups, self._frozen_pull(lookups, lease.snapshot))
+        with self._around.gauges.timed("staleness_wait_ms"):
+            self._in_flight.enter(self._bounds.max_staleness)
+        try:
+            return Loaded(batch, lookups, self._pull(lookups))
+        except BaseException:
+            self._in_flight.leave()
+            raise
+
+    def drop(self, loaded: Loaded) -> None:
+        if loaded.pulled is not None and loaded.batch.held.lease.task is Task.TRAINING:
+            self._in_flight.leave()
+
+    def train(self, loaded: Loaded) -> float | None:
+        if not loaded.batch.computes:
+            self._pusher.push(Trained(loaded))
+            return None
+        batch, nonfinite = loaded.batch, ""
+        for again in range(self._bounds.max_nonfinite_steps):
+            if again:
+                loaded = self._reloaded(loaded)
+            with self._around.gauges.timed("step_ms"):
+                outcome = self._step.train(batch.features, batch.labels, *loaded.ready)
+            if not outcome.nonfinite:
+                self._pusher.push(Trained(loaded, outcome))
+                return outcome.loss
+            nonfinite = outcome.nonfinite
+            _log.warning("step not applied: %s is not finite at %s (loss %r)", nonfinite, place_of(batch), outcome.loss)
+        raise NonFinite(
+            f"{nonfinite} is NaN or infinite, {self._bounds.max_nonfinite_steps} times in a row, at {place_of(batch)}",
+            hint="lower the learning rate, clip gradients, or look at these records; none of these steps was applied",
+        )
+
+    def after_all(self, call: Callable[[], None]) -> None:
+        self._pusher.after_all(call)
+
+    def settle(self, timeout_s: float) -> bool:
+        return self._pusher.settle(timeout_s)
+
+    def _reloaded(self, loaded: Loaded) -> Loaded:
+        """The same batch with parameters that have all of this worker's earlier updates, and others' newer ones."""
+        self._pusher.settle(timeout_s=60.0)
+        return replace(loaded, pulled=self._pull(loaded.ready[0]))
+
+    def _pull(self, lookups: Lookups, snapshot: SnapshotId | None = None, *, dense: bool = True) -> Pulled:
+        def attempt(timeout_s: float) -> Pulled:
+            return self._parameters.pull(lookups.ids, dense=dense, snapshot=snapshot, timeout_s=timeout_s)
+
+        with self._one_pull, self._around.gauges.timed("pull_ms"):
+            return self._around.patience.call(attempt, "pull")
+
+    def _frozen_pull(self, lookups: Lookups, snapshot: SnapshotId | None) -> Pulled:
+        """From a frozen view; its dense weights travel once."""
+        if snapshot is None:
+            return self._pull(lookups)
+        if self._frozen is not None and self._frozen[0] == snapshot:
+            return replace(self._pull(lookups, snapshot, dense=False), dense=self._frozen[1])
+        pulled = self._pull(lookups, snapshot)
+        assert pulled.dense is not None
+        self._frozen = (snapshot, pulled.dense)
+        return pulled
+
+
+def place_of(batch: Batch) -> str:
+    """Which records a batch was made of, for people."""
+    lease = batch.held.lease
+    if lease.shard is None:
+        return f"the {lease.task} task"
+    order = "in file order" if lease.order_seed is None else f"in the order of seed {lease.order_seed}"
+    return (
+        f"{lease.shard.source}, records {lease.shard.begin}:{lease.shard.end}, "
+        f"of these {batch.end - batch.records}:{batch.end} {order} (epoch {lease.epoch})"
+    )

@@ -1,0 +1,136 @@
+"""From leases to batches, in two threads: one reads whole shards, the other cuts windows and applies `feed`.
+
+While one shard is fed, the next is read. Everything comes out in the order in which leases were granted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias, final
+
+from elasticdl.data.base import Reader, Records
+from elasticdl.shard import Task
+from elasticdl.worker.handoff import Ended, Handoff
+from elasticdl.worker.leases import Held
+from elasticdl.worker.order import LoadedShard, order_of
+from elasticdl.worker.surroundings import Surroundings
+from elasticdl.worker.trainer import Batch
+
+if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
+    from elasticdl.model.structure import Structure
+
+DEPTH = 2
+"""Batches that are fed ahead of the one whose rows are pulled."""
+
+
+class Feed(Protocol):
+    """`model.input.Feeder` of one task."""
+
+    def __call__(self, window: Records) -> tuple[Structure, Structure] | None:
+        """(features, labels) of a window; None if nothing of it is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where records come from and what is made of them. Both are opened once per task, when first asked for."""
+
+    reader: Callable[[Task], Reader]
+    feed: Callable[[Task], Feed]
+    minibatch_size: int
+
+
+_Read: TypeAlias = tuple[Held, LoadedShard | None]
+
+
+@final
+class ShardReading:
+    """Thread 1: leases to shards in memory, one ahead."""
+
+    def __init__(self, sources: Sources, around: Surroundings) -> None:
+        self._sources = sources
+        self._keeper = around.keeper
+        self._ending = around.ending
+        self._gauges = around.gauges
+        self._watch = around.watch
+        self.shards: Handoff[_Read] = Handoff(depth=1)
+        around.ending.listen(self.shards.close)
+
+    def start(self) -> None:
+        """Begin to read."""
+        threading.Thread(target=self._run, name="reader", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                held = self._keeper.next()
+                with self._ending.failing_for(held.lease), self._watch.doing("reading a shard"):
+                    loaded = self._read(held)
+                self.shards.put((held, loaded))
+        except Ended:
+            self.shards.finish()
+
+    def _read(self, held: Held) -> LoadedShard | None:
+        shard = held.lease.shard
+        if shard is None or held.era != self._keeper.era:
+            return None
+        reader = self._sources.reader(held.lease.task)
+        with self._gauges.timed("read_ms"):
+            return LoadedShard.read(shard, reader.read(shard))
+
+
+@final
+class Feeding:
+    """Thread 2: shards in memory to batches. The consumer drops batches whose lease is void."""
+
+    def __init__(self, reading: ShardReading, sources: Sources, around: Surroundings) -> None:
+        self._shards = reading.shards
+        self._sources = sources
+        self._keeper = around.keeper
+        self._ending = around.ending
+        self._gauges = around.gauges
+        self._watch = around.watch
+        self.batches: Handoff[Batch] = Handoff(DEPTH)
+        around.ending.listen(self.batches.close)
+
+    def start(self) -> None:
+        """Begin to feed."""
+        threading.Thread(target=self._run, name="feeder", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                held, loaded = self._shards.get()
+                with self._ending.failing_for(held.lease):
+                    self._feed(held, loaded)
+        except Ended:
+            self.batches.finish()
+
+    def _feed(self, held: Held, loaded: LoadedShard | None) -> None:
+        """All batches of one lease. Windows of which nothing is left count with the batch after them."""
+        lease, shard = held.lease, held.lease.shard
+        if shard is None:
+            self.batches.put(Batch(held))
+            return
+        if loaded is None:
+            return
+        feed = self._sources.feed(lease.task)
+        told = lease.offset
+        bad = 0
+        examples: tuple[str, ...] = ()
+        if told >= shard.records:
+            # Nothing is left of it, so no window will tell that it is done.
+            self.batches.put(Batch(held, end=told))
+        for window in loaded.windows(order_of(shard.records, lease.order_seed), lease.offset, self._sources.minibatch_size):
+            if held.era != self._keeper.era:
+                return
+            bad, examples = bad + window.bad, (*examples, *window.bad_examples)[:3]
+            with self._gauges.timed("feed_ms"), self._watch.doing("feed"):
+                made = feed(window.records) if window.good else None
+            last = window.end == shard.records
+            if made is None and not last:
+                continue
+            features, labels = made if made is not None else (None, None)
+            self.batches.put(Batch(held, window.end, window.end - told, bad, examples, last, made is not None, features, labels))
+            told, bad, examples = window.end, 0, ()

@@ -1,0 +1,74 @@
+"""The thread that talks to the master about what was done, so that no other has to wait for it.
+
+It goes on with heartbeats while a step or the user's code hangs; a master that is away is the client's business, and
+when that gives up the same report is tried again: the master counts a report once, by its number.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol, final
+
+from elasticdl.errors import TransientError
+from elasticdl.rpc.conversation import Report
+from elasticdl.worker.ending import Ending
+from elasticdl.worker.gauges import Gauges
+from elasticdl.worker.outbox import Outbox
+
+GIVE_UP_ATTEMPTS = 5
+"""Each takes as long as the client tries by itself (two minutes): after ten minutes the worker ends."""
+
+
+class Listener(Protocol):
+    """Who takes the reports: the master's client."""
+
+    def report(self, report: Report) -> None:
+        """Raises Refused, TransientError."""
+
+
+@final
+class Reporter:
+    """Sends the outbox at least every `heartbeat_s`, and at once when it says that it is urgent."""
+
+    def __init__(self, outbox: Outbox, gauges: Gauges, master: Listener, heartbeat_s: float, ending: Ending) -> None:
+        self._outbox = outbox
+        self._gauges = gauges
+        self._master = master
+        self._heartbeat_s = heartbeat_s
+        self._ending = ending
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+
+    def start(self) -> None:
+        """Begin to report."""
+        self._thread.start()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Send what is left and end; blocks at most `timeout_s`. True if all of it got to the master."""
+        self._closing.set()
+        self._outbox.urgent.set()
+        if self._thread.ident is None:
+            self._thread.start()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._outbox.urgent.wait(self._heartbeat_s)
+                # Read before taking: what was put in before `flush` was called is in this report, then.
+                last = self._closing.is_set()
+                self._send(self._outbox.take(self._gauges.take()))
+                if last:
+                    return
+        except Exception as error:  # noqa: BLE001 - the top of a thread: it ends the worker visibly
+            self._ending.fail(error)
+
+    def _send(self, report: Report) -> None:
+        for attempt in range(GIVE_UP_ATTEMPTS):
+            try:
+                return self._master.report(report)
+            except TransientError as error:
+                if attempt + 1 == GIVE_UP_ATTEMPTS or self._closing.is_set():
+                    raise
+                self._closing.wait(error.retry_after_s)
