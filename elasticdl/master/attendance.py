@@ -1,0 +1,85 @@
+"""Which processes are attached, which of two that claim one name is the right one, and who has fallen silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import final
+
+from elasticdl.cluster.base import ProcessName, Role
+
+# A master that was stopped for a while itself must not hold that against everybody else.
+_LONGEST_STEP_S = 2.0
+
+
+@dataclass(slots=True)
+class Presence:
+    """An attached process."""
+
+    instance: str
+    silent_s: float = 0.0
+    reports: int = 0
+    """The number of its last report that was counted."""
+    version: int = 0
+    gauges: dict[str, float] = field(default_factory=dict)
+
+
+@final
+class Attendance:
+    """Attached processes by name. A name that left never comes back: its next incarnation has another."""
+
+    def __init__(self) -> None:
+        self._present: dict[ProcessName, Presence] = {}
+        self._left: dict[ProcessName, str] = {}
+
+    def __contains__(self, name: ProcessName) -> bool:
+        return name in self._present
+
+    def __iter__(self) -> Iterator[tuple[ProcessName, Presence]]:
+        return iter(tuple(self._present.items()))
+
+    def refusal(self, name: ProcessName, instance: str) -> str:
+        """Why this process may not speak for `name`, '' if it may."""
+        if name in self._left:
+            return f"{name} {self._left[name]}: this process was replaced"
+        present = self._present.get(name)
+        if present is None:
+            return f"{name} is not attached"
+        return "" if present.instance == instance else f"{name} is attached already, as another process"
+
+    def claim(self, name: ProcessName, instance: str) -> bool:
+        """Attach a process. False if this very process is attached already; check `refusal` of a present name first."""
+        if name in self._present:
+            return False
+        self._present[name] = Presence(instance)
+        return True
+
+    def leave(self, name: ProcessName, why: str) -> bool:
+        """The process is refused from now on; `why` completes "worker-3 …". False if it had left before."""
+        if name in self._left:
+            return False
+        self._left[name] = why
+        return self._present.pop(name, None) is not None
+
+    def has_left(self, name: ProcessName) -> bool:
+        """Whether the name was given up."""
+        return name in self._left
+
+    def heard(self, name: ProcessName) -> Presence | None:
+        """A call of an attached process came in."""
+        present = self._present.get(name)
+        if present is not None:
+            present.silent_s = 0.0
+        return present
+
+    def pass_time(self, elapsed_s: float) -> Iterator[tuple[ProcessName, float]]:
+        """Let time pass; each process with the seconds it has been silent for."""
+        step_s = min(elapsed_s, _LONGEST_STEP_S)
+        for name, present in tuple(self._present.items()):
+            present.silent_s += step_s
+            yield name, present.silent_s
+
+    def servers_version(self) -> int:
+        """The job's version: that of the least advanced attached server. 0 if there is none."""
+        versions = [present.version for name, present in self._present.items() if name.role is Role.PS]
+        return min(versions, default=0)

@@ -1,0 +1,93 @@
+"""The only loop of the master: take events, have the core handle them, keep them in the journal, carry out what it orders.
+
+gRPC handlers, the watch on the cluster and the clock only put events in. Everything runs on one asyncio loop: no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol, final
+
+from elasticdl.cluster.base import Cluster, ProcessExited, ProcessObserved
+from elasticdl.master.core.commands import Command, FinishJob
+from elasticdl.master.core.events import Event, ProcessEnded, ProcessSeen, Tick
+from elasticdl.master.front_desk import FrontDesk
+from elasticdl.master.hands import Hands
+from elasticdl.master.inbox import Entry, Inbox
+from elasticdl.master.journal_rules import may_free_work, worth_keeping
+
+TICK_S = 1.0
+
+
+class Core(Protocol):
+    """The decisions. `JobState` is the one implementation; tests script another."""
+
+    def handle(self, event: Event) -> Sequence[Command]:
+        """What is to be done about an event."""
+
+
+class Journal(Protocol):
+    """Events on disk, in order."""
+
+    def append(self, event: Event) -> None:
+        """Add an event; it is safe after the next `flush`."""
+
+    def flush(self) -> None:
+        """Return when all that was appended is on disk."""
+
+
+@final
+class Driver:
+    """Runs one job until `FinishJob`."""
+
+    def __init__(self, core: Core, journal: Journal, inbox: Inbox, desk: FrontDesk, hands: Hands) -> None:
+        self._core = core
+        self._journal = journal
+        self._inbox = inbox
+        self._desk = desk
+        self._hands = hands
+
+    async def run(self, cluster: Cluster) -> FinishJob:
+        """Handle events until the job is over. Raises what a task of ours raised: a bug, never a fault of the job."""
+        self._inbox.spawn("watch on the cluster", self._watch(cluster))
+        self._inbox.spawn("clock", self._keep_time())
+        try:
+            while self._hands.finish is None:
+                self._handle(await self._inbox.take())
+            return self._hands.finish
+        finally:
+            await self._inbox.close()
+
+    def _handle(self, entries: Sequence[Entry]) -> None:
+        """Decide, write down, act: in this order, so that no effect is older than its cause on disk."""
+        decided = []
+        for entry in entries:
+            commands = self._core.handle(entry.event)
+            if worth_keeping(entry.event, commands):
+                self._journal.append(entry.event)
+            decided.append(commands)
+        self._journal.flush()
+        for entry, commands in zip(entries, decided, strict=True):
+            for command in commands:
+                self._hands.carry_out(command)
+            if not entry.handled.done():
+                entry.handled.set_result(None)
+        if any(may_free_work(entry.event) for entry in entries):
+            self._desk.leases.work_appeared()
+
+    async def _watch(self, cluster: Cluster) -> None:
+        async for event in cluster.observe():
+            at_s = self._inbox.at_s()
+            match event:
+                case ProcessObserved():
+                    self._inbox.post(ProcessSeen(at_s, event.name, event.running, event.where, event.waiting_for))
+                case ProcessExited():
+                    self._desk.leave(event.name, "has ended")
+                    self._inbox.post(ProcessEnded(at_s, event.name, event.facts))
+
+    async def _keep_time(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._desk.tick()
+            self._inbox.post(Tick(self._inbox.at_s()))

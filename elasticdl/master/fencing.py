@@ -1,0 +1,53 @@
+"""Makes every server refuse a worker, and asks what it had really pushed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import final
+
+from elasticdl.errors import ElasticDLError
+from elasticdl.master.server_roster import Server, ServerRoster
+from elasticdl.rpc.ps_control import Fenced
+from elasticdl.rpc.retry import delay_s
+from elasticdl.shard import Applied
+
+_LOG = logging.getLogger(__name__)
+_ATTEMPT_S = 2.0
+
+
+@final
+class Fences:
+    """Every worker that was ever fenced, so that a server that comes back later refuses it, too."""
+
+    def __init__(self, roster: ServerRoster) -> None:
+        self._roster = roster
+        self._fenced: dict[str, None] = {}
+
+    async def fence(self, worker: str) -> tuple[Applied | None, ...]:
+        """What each attached server last had of `worker`, in index order.
+
+        Asks until a server answers or is gone: the cluster's word, or 10 s of silence, ends the wait for a dead one.
+        """
+        self._fenced[worker] = None
+        answers = await asyncio.gather(*(self._ask(server, worker) for server in self._roster.attached()))
+        return tuple(answer.applied for answer in answers if answer is not None)
+
+    async def catch_up(self, server: Server) -> None:
+        """Tell a server that came up of everybody who is fenced."""
+        for worker in tuple(self._fenced):
+            await self._ask(server, worker)
+
+    async def _ask(self, server: Server, worker: str) -> Fenced | None:
+        attempt = 0
+        while not server.gone.is_set():
+            attempt += 1
+            try:
+                return await server.control.fence(worker, timeout_s=_ATTEMPT_S)
+            except ElasticDLError as error:
+                _LOG.warning("fence of %s at %s, attempt %d: %s", worker, server.name, attempt, error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s(attempt)):
+                    await server.gone.wait()
+        return None

@@ -1,0 +1,135 @@
+"""What the job's processes say to the master, in plain values: the servicer is its gRPC side.
+
+Speaks for the core where no decision is needed: who is who, what was said before, which answer belongs to whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import final
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.errors import Refused
+from elasticdl.master.attendance import Attendance
+from elasticdl.master.core.events import LeaseRequested, LeaseReturned, ProcessAttached, ProcessSilent, VersionAdvanced
+from elasticdl.master.fencing import Fences
+from elasticdl.master.inbox import Inbox
+from elasticdl.master.lease_desk import LeaseDesk
+from elasticdl.master.order_board import OrderBoard
+from elasticdl.master.reports import events_of
+from elasticdl.master.server_roster import ServerRoster
+from elasticdl.master.throughput import Throughput
+from elasticdl.rpc.conversation import LeaseAnswer, Order, Report
+from elasticdl.shard import Applied, Lease, Task
+
+SILENCE_S = 10.0
+
+
+@final
+class FrontDesk:
+    """Use it from one event loop. Methods that name a process count as having heard of it."""
+
+    def __init__(self, inbox: Inbox, roster: ServerRoster, fences: Fences, task: Task) -> None:
+        """`task`: whose records make the throughput."""
+        self._inbox = inbox
+        self._roster = roster
+        self._fences = fences
+        self._version = 0
+        self._ticked_s = inbox.clock.now_s()
+        self.attendance = Attendance()
+        self.orders = OrderBoard()
+        self.leases = LeaseDesk(self._ask, self._give_back)
+        self.throughput = Throughput(task)
+
+    # -- what processes say -------------------------------------------------------------------------------------------
+
+    async def attach(self, event: ProcessAttached, instance: str) -> None:
+        """A process presents itself; returns when the job knows. Once more from the same process is fine.
+
+        Raises Refused for a second process of a name.
+        """
+        name = event.name
+        if name in self.attendance or self.attendance.has_left(name):
+            refusal = self.attendance.refusal(name, instance)
+            if refusal:
+                raise Refused(refusal)
+        if not self.attendance.claim(name, instance):
+            return
+        if name.role is Role.PS:
+            server = self._roster.attach(name, event.control_address)
+            self._inbox.spawn(f"fences for {name}", self._fences.catch_up(server))
+        await self._inbox.post(event)
+
+    async def poll(self, worker: ProcessName, sequence: int, wait_s: float) -> LeaseAnswer:
+        """Wait up to `wait_s` for a lease."""
+        self.attendance.heard(worker)
+        return await self.leases.poll(worker, sequence, wait_s)
+
+    async def report(self, name: ProcessName, report: Report, sequence: int) -> None:
+        """Take a report in; returns when it is on disk. A repeat counts nothing."""
+        presence = self.attendance.heard(name)
+        if presence is None:
+            raise Refused(self.attendance.refusal(name, ""))
+        presence.gauges = dict(report.gauges)
+        if sequence <= presence.reports:
+            return
+        presence.reports = sequence
+        if name.role is Role.PS:
+            presence.version = report.version
+            self._server_reported()
+            return
+        at_s = self._inbox.at_s()
+        for progress in report.progress:
+            self.throughput.reported(name, progress, at_s)
+        handled = [self._inbox.post(event) for event in events_of(name, report, at_s)]
+        if handled:
+            # Handled in order: the last is the last.
+            await handled[-1]
+
+    def stream(self, name: ProcessName) -> AsyncIterator[Order]:
+        """What the master wants of a process, from now on."""
+        self.attendance.heard(name)
+        return self.orders.stream(name)
+
+    # -- what the driver knows ----------------------------------------------------------------------------------------
+
+    def leave(self, name: ProcessName, why: str) -> None:
+        """A process ended or was given up: it is refused from now on. `why` completes "worker-3 …"."""
+        self.attendance.leave(name, why)
+        self.leases.leave(name)
+        self.orders.leave(name)
+        self.throughput.leave(name)
+        if name.role is Role.PS:
+            self._inbox.spawn(f"hanging up on {name}", self._roster.leave(name))
+
+    def tick(self) -> None:
+        """Time passed: see who has fallen silent."""
+        now_s = self._inbox.clock.now_s()
+        elapsed_s, self._ticked_s = now_s - self._ticked_s, now_s
+        for name, silent_s in self.attendance.pass_time(elapsed_s):
+            if silent_s >= SILENCE_S:
+                self.leave(name, f"was not heard of for {silent_s:.0f} s")
+                self._inbox.post(ProcessSilent(self._inbox.at_s(), name, silent_s))
+
+    def numbers(self) -> dict[str, object]:
+        """For people, beside the core's status: `gauges` by process, `records_per_s` in total."""
+        at_s = self._inbox.at_s()
+        gauges = {str(name): dict(presence.gauges) for name, presence in self.attendance}
+        for worker, rate in self.throughput.by_worker(at_s).items():
+            gauges.setdefault(str(worker), {})["records_per_s"] = round(rate, 1)
+        return {"gauges": gauges, "records_per_s": round(self.throughput.total(at_s), 1)}
+
+    def _server_reported(self) -> None:
+        version = self.attendance.servers_version()
+        if version != self._version:
+            self._version = version
+            self._inbox.post(VersionAdvanced(self._inbox.at_s(), version))
+
+    def _ask(self, worker: ProcessName) -> None:
+        self._inbox.post(LeaseRequested(self._inbox.at_s(), worker))
+
+    def _give_back(self, worker: ProcessName, lease: Lease) -> None:
+        """A lease of a shard that reached nobody."""
+        assert lease.shard is not None, f"{lease} has nothing to give back"
+        applied = Applied(lease.shard.id, lease.attempt, lease.offset)
+        self._inbox.post(LeaseReturned(self._inbox.at_s(), worker, applied))

@@ -1,0 +1,151 @@
+"""Carries out what the core orders. What takes time runs beside the loop, and its outcome comes back as an event."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Protocol, TypeAlias, final
+
+from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessName, Role
+from elasticdl.errors import ElasticDLError
+from elasticdl.master.core import commands as do
+from elasticdl.master.core import events as happened
+from elasticdl.master.fencing import Fences
+from elasticdl.master.files import JsonLines
+from elasticdl.master.front_desk import FrontDesk
+from elasticdl.master.inbox import Inbox
+from elasticdl.master.launching import Launcher
+from elasticdl.master.snapshots import Snapshots
+from elasticdl.rpc.conversation import Drain, Finished, Revoke, Wait
+from elasticdl.shard import SnapshotId
+
+_LOG = logging.getLogger(__name__)
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+NEVER_STARTED = ExitFacts(reason="NeverStarted", asked=True)
+"""Of a process that was stopped while its start was put off."""
+
+
+class Archive(Protocol):
+    """Checkpoints on disk."""
+
+    async def save(self, command: do.SaveSnapshot, snapshots: Snapshots) -> tuple[str, int]:
+        """Write a cut view as a complete checkpoint; its directory and size in bytes. Raises ElasticDLError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What the hands work with."""
+
+    launcher: Launcher
+    fences: Fences
+    snapshots: Snapshots
+    archive: Archive
+    events: JsonLines
+    metrics: JsonLines
+
+
+Finish: TypeAlias = Callable[[do.FinishJob], None]
+
+
+@final
+class Hands:
+    """Use it from one event loop."""
+
+    def __init__(self, inbox: Inbox, desk: FrontDesk, means: Means) -> None:
+        self._inbox = inbox
+        self._desk = desk
+        self._means = means
+        self.finish: do.FinishJob | None = None
+        """Set by the last command of a job."""
+
+    def carry_out(self, command: do.Command) -> None:
+        """Do it, or begin to."""
+        match command:
+            case do.StartProcess():
+                self._inbox.spawn(f"start of {command.name}", self._start(command))
+            case do.StopProcess():
+                self._stop(command)
+            case do.FenceWorker():
+                self._inbox.spawn(f"fence of {command.worker}", self._fence(command.worker))
+            case do.PublishServers():
+                self._desk.orders.publish(command.addresses)
+            case do.TakeSnapshot() | do.SaveSnapshot() | do.DropSnapshot():
+                self._snapshot(command)
+            case do.Announce():
+                self._announce(command)
+            case do.RecordMetrics():
+                self._means.metrics.append({**self._stamp(), **asdict(command)})
+            case do.FinishJob():
+                self.finish = command
+            case _:
+                self._tell(command)
+
+    def _tell(self, command: do.Command) -> None:
+        """Commands that a worker hears of."""
+        match command:
+            case do.GrantLease():
+                self._desk.throughput.granted(command.lease)
+                self._desk.leases.answer(command.worker, command.lease)
+            case do.NoLeaseNow():
+                self._desk.leases.answer(command.worker, Wait(command.reason))
+            case do.WorkFinished():
+                self._desk.leases.answer(command.worker, Finished())
+            case do.RevokeLeases():
+                self._desk.orders.put(command.worker, Revoke(command.reason))
+            case _:
+                raise TypeError(f"nobody knows how to carry out {command}")
+
+    def _snapshot(self, command: do.TakeSnapshot | do.SaveSnapshot | do.DropSnapshot) -> None:
+        match command:
+            case do.TakeSnapshot():
+                self._inbox.spawn(f"cut of view {command.snapshot}", self._cut(command.snapshot))
+            case do.SaveSnapshot():
+                self._inbox.spawn(f"save of view {command.snapshot}", self._save(command))
+            case do.DropSnapshot():
+                self._inbox.spawn(f"drop of view {command.snapshot}", self._means.snapshots.drop(command.snapshot))
+
+    async def _start(self, command: do.StartProcess) -> None:
+        name = command.name
+        try:
+            started = await self._means.launcher.start(name, command.delay_s)
+        except CreateRefused as refused:
+            self._inbox.post(happened.CreateFailed(self._inbox.at_s(), name, refused.reason, refused.retry))
+            return
+        if not started:
+            self._inbox.post(happened.ProcessEnded(self._inbox.at_s(), name, NEVER_STARTED))
+
+    def _stop(self, command: do.StopProcess) -> None:
+        _LOG.info("stopping %s within %g s: %s", command.name, command.grace_s, command.reason)
+        if command.name.role is Role.WORKER and command.grace_s > 0 and command.name in self._desk.attendance:
+            self._desk.orders.put(command.name, Drain(command.reason))
+        self._inbox.spawn(f"stop of {command.name}", self._means.launcher.stop(command.name, command.grace_s))
+
+    async def _fence(self, worker: ProcessName) -> None:
+        self._desk.leave(worker, "was fenced")
+        applied = await self._means.fences.fence(str(worker))
+        self._inbox.post(happened.WorkerFenced(self._inbox.at_s(), worker, applied))
+
+    async def _cut(self, snapshot: SnapshotId) -> None:
+        try:
+            async with self._means.snapshots.cut(snapshot) as cut:
+                await self._inbox.post(happened.SnapshotCut(self._inbox.at_s(), snapshot, cut.version, dict(cut.applied)))
+        except ElasticDLError as error:
+            await self._means.snapshots.drop(snapshot)
+            self._inbox.post(happened.SnapshotFailed(self._inbox.at_s(), snapshot, error.message))
+
+    async def _save(self, command: do.SaveSnapshot) -> None:
+        try:
+            path, size_bytes = await self._means.archive.save(command, self._means.snapshots)
+        except ElasticDLError as error:
+            self._inbox.post(happened.SnapshotFailed(self._inbox.at_s(), command.snapshot, error.message))
+        else:
+            saved = happened.SnapshotSaved(self._inbox.at_s(), command.snapshot, command.version, path, size_bytes)
+            self._inbox.post(saved)
+
+    def _announce(self, command: do.Announce) -> None:
+        _LOG.log(_LEVELS.get(command.level, logging.INFO), "%s", command.text)
+        self._means.events.append({**self._stamp(), **asdict(command)})
+
+    def _stamp(self) -> dict[str, float]:
+        return {"at": round(self._inbox.clock.wall_s(), 3), "at_s": round(self._inbox.at_s(), 3)}

@@ -1,0 +1,66 @@
+"""What the master wants of each process, until its order stream has taken it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.rpc.conversation import Order, Servers
+
+
+@final
+class OrderBoard:
+    """Orders by process. One stream per process: a newer one ends the older. Use it from one event loop."""
+
+    def __init__(self) -> None:
+        self._servers = Servers(())
+        self._waiting: dict[ProcessName, deque[Order]] = {}
+        self._wake: dict[ProcessName, asyncio.Event] = {}
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The servers' bulk addresses as last published."""
+        return self._servers.addresses
+
+    def publish(self, addresses: tuple[str, ...]) -> None:
+        """Tell the servers' addresses to everybody, now and later."""
+        self._servers = Servers(addresses)
+        for name in tuple(self._waiting):
+            self.put(name, self._servers)
+
+    def put(self, name: ProcessName, order: Order) -> None:
+        """Tell one process; kept until it has a stream."""
+        self._waiting.setdefault(name, deque()).append(order)
+        wake = self._wake.get(name)
+        if wake is not None:
+            wake.set()
+
+    async def stream(self, name: ProcessName) -> AsyncIterator[Order]:
+        """The servers' addresses, then every order as it comes, until `leave` or a newer stream."""
+        self._end_stream(name)
+        wake = self._wake[name] = asyncio.Event()
+        waiting = self._waiting.setdefault(name, deque())
+        yield self._servers
+        while self._wake.get(name) is wake:
+            while waiting and self._wake.get(name) is wake:
+                order = waiting[0]
+                yield order
+                # Only now has the transport taken it: a stream that broke leaves it to the next.
+                if waiting and waiting[0] is order:
+                    waiting.popleft()
+            wake.clear()
+            if not waiting:
+                await wake.wait()
+
+    def leave(self, name: ProcessName) -> None:
+        """The process is gone."""
+        self._waiting.pop(name, None)
+        self._end_stream(name)
+
+    def _end_stream(self, name: ProcessName) -> None:
+        wake = self._wake.pop(name, None)
+        if wake is not None:
+            wake.set()

@@ -1,0 +1,48 @@
+"""What a process reported, as events of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.master.core.events import (
+    Event,
+    ExportFinished,
+    LeaseReturned,
+    ProgressReported,
+    StopAsked,
+    SummaryReported,
+    TaskFailed,
+)
+from elasticdl.rpc.conversation import Progress, Report
+
+
+def events_of(worker: ProcessName, report: Report, at_s: float) -> Iterator[Event]:
+    """Progress first: what was done counts, whatever went wrong afterwards."""
+    for progress in report.progress:
+        yield _progressed(worker, progress, at_s)
+        if progress.returned:
+            yield LeaseReturned(at_s, worker, progress.applied)
+    for summary in report.summaries:
+        yield SummaryReported(at_s, worker, summary.round, dict(summary.values), summary.stop_training)
+    for failure in report.failures:
+        yield TaskFailed(at_s, worker, failure.task, failure.shard, failure.attempt, failure.error, failure.fatal)
+    if report.exported:
+        yield ExportFinished(at_s, worker, report.exported)
+    if report.stop_asked:
+        yield StopAsked(at_s, worker, report.stop_asked)
+
+
+def _progressed(worker: ProcessName, progress: Progress, at_s: float) -> ProgressReported:
+    return ProgressReported(
+        at_s,
+        worker,
+        progress.task,
+        progress.applied,
+        version=progress.version,
+        loss=progress.loss,
+        bad_records=progress.bad_records,
+        bad_examples=progress.bad_examples,
+        done=progress.done,
+        metrics=dict(progress.metrics),
+    )

@@ -1,0 +1,79 @@
+"""Records per second, in total and by worker, over a window that slides."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.rpc.conversation import Progress
+from elasticdl.shard import Lease, ShardId, Task
+
+_WINDOW_S = 20.0
+_FINEST_S = 0.5
+
+
+@dataclass(slots=True)
+class _Window:
+    """Records by time, coarse enough that a window is some forty pairs."""
+
+    began_s: float
+    parts: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def add(self, at_s: float, records: int) -> None:
+        if self.parts and at_s - self.parts[-1][0] < _FINEST_S:
+            time_s, before = self.parts.pop()
+            self.parts.append((time_s, before + records))
+        else:
+            self.parts.append((at_s, records))
+
+    def rate(self, at_s: float) -> float:
+        while self.parts and self.parts[0][0] < at_s - _WINDOW_S:
+            self.parts.popleft()
+        seconds = min(_WINDOW_S, at_s - self.began_s)
+        return sum(records for _, records in self.parts) / seconds if seconds > 0 else 0.0
+
+
+@final
+class Throughput:
+    """Counts records of one kind of task by what leases and reports say of offsets."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._offsets: dict[tuple[ShardId, int], int] = {}
+        self._total: _Window | None = None
+        self._workers: dict[ProcessName, _Window] = {}
+
+    def granted(self, lease: Lease) -> None:
+        """A lease begins at its offset."""
+        if lease.task is self._task and lease.shard is not None:
+            self._offsets[lease.shard.id, lease.attempt] = lease.offset
+
+    def reported(self, worker: ProcessName, progress: Progress, at_s: float) -> None:
+        """A worker got on. Repeats and reports of leases that were not granted here count nothing."""
+        applied = progress.applied
+        key = (applied.shard, applied.attempt)
+        before = self._offsets.get(key)
+        if before is None:
+            return
+        records = max(0, applied.offset - before)
+        self._offsets[key] = max(before, applied.offset)
+        if progress.done or progress.returned:
+            del self._offsets[key]
+        if self._total is None:
+            self._total = _Window(at_s)
+        self._total.add(at_s, records)
+        self._workers.setdefault(worker, _Window(at_s)).add(at_s, records)
+
+    def leave(self, worker: ProcessName) -> None:
+        """The worker is gone."""
+        self._workers.pop(worker, None)
+
+    def total(self, at_s: float) -> float:
+        """Records per second of all workers."""
+        return self._total.rate(at_s) if self._total is not None else 0.0
+
+    def by_worker(self, at_s: float) -> dict[ProcessName, float]:
+        """Records per second of each live worker."""
+        return {worker: window.rate(at_s) for worker, window in self._workers.items()}
