@@ -43,11 +43,10 @@ class StoredColumn:
     shape: tuple[int, ...]
 
     def read(self, begin: int, end: int) -> NDArray[Any]:
-        """Read these items only. Raises UserError if the file changed."""
+        """Read these items only. Raises UserError if the file has become too short."""
         item_bytes = int(self.dtype.itemsize * np.prod(self.shape[1:], dtype=np.int64))
         with opened(self.file) as descriptor:
             data = self.file.read(descriptor, self.offset + begin * item_bytes, self.offset + end * item_bytes)
-        self.file.check_unchanged()
         return np.frombuffer(data, self.dtype).reshape(end - begin, *self.shape[1:])
 
 
@@ -118,6 +117,7 @@ class ColumnsReader:
     def __init__(self, name: str, columns: Mapping[str, Column], files: Sequence[DataFile] = ()) -> None:
         self._source = Source(name, records_of(columns, name), "+".join(file.fingerprint for file in files))
         self._columns = columns
+        self._files = tuple(files)
         if self._source.records == 0:
             raise UserError(f"{name} has no records")
 
@@ -137,7 +137,10 @@ class ColumnsReader:
         """See `Reader.read`."""
         if shard.source != self._source.name or not 0 <= shard.begin <= shard.end <= self._source.records:
             raise UserError(f"the data has {self._source}, but a shard is {shard}: it changed during the job")
-        yield from blocks_of(self._columns, shard.begin, shard.end)
+        for block in blocks_of(self._columns, shard.begin, shard.end):
+            for file in self._files:
+                file.check_unchanged()
+            yield block
 
     def close(self) -> None:
         """Nothing stays open between reads."""

@@ -42,22 +42,19 @@ class CsvFormat:
         self._indexes: dict[str, RecordIndex] = {}
 
     def metadata(self, file: DataFile) -> Metadata:
+        """Names from `column_names`, else from the header, else `column_0` and so on."""
         dialect = self._dialect
-        if not dialect.header:
+        first = self._first_row(file)
+        if dialect.column_names and len(first) != len(dialect.column_names):
+            raise UserError(
+                f"{file.path}:1: the first row has {len(first)} fields, but column_names has {len(dialect.column_names)}",
+                hint="give one name for each column, in order",
+            )
+        if dialect.column_names:
             return Metadata(dialect.column_names)
-        names = self._header(file)
-        if dialect.column_names and len(names) != len(dialect.column_names):
-            raise UserError(
-                f"{file.path}:1: column_names has {len(dialect.column_names)} names, but the header has {len(names)} columns"
-            )
-        names = dialect.column_names or names
-        doubled = sorted({name for name in names if names.count(name) > 1})
-        if doubled:
-            raise UserError(
-                f"{file.path}:1: the header has column {doubled[0]!r} more than once",
-                hint='if the file has no header: --data-reader-params "header=false"',
-            )
-        return Metadata(names)
+        if not dialect.header:
+            return Metadata(tuple(f"column_{i}" for i in range(len(first))))
+        return Metadata(_names(file, first))
 
     def count(self, file: DataFile) -> int:
         return self._index(file).records - self._header_rows
@@ -71,7 +68,6 @@ class CsvFormat:
         with opened(file) as descriptor:
             for span in index.spans(begin + self._header_rows, end + self._header_rows):
                 data = file.read(descriptor, span.begin, span.end)
-                file.check_unchanged()
                 yield self._block(file, data, span, index.columns)
 
     @property
@@ -106,7 +102,7 @@ class CsvFormat:
             )  # fmt: skip
         return from_native(file, facts)
 
-    def _header(self, file: DataFile) -> tuple[str, ...]:
+    def _first_row(self, file: DataFile) -> list[bytes]:
         with opened(file) as descriptor:
             size = 64 << 10
             while True:
@@ -116,16 +112,34 @@ class CsvFormat:
                 final = end == file.size_bytes
                 row = _native.csv_first_row(data.removeprefix(_BOM), final, self._dialect.delimiter, self._dialect.quoting)
                 if row is not None:
-                    break
+                    return row
                 if final or size > _MAX_HEADER_BYTES:
-                    raise UserError(f"{file.path}:1: the header row does not end", hint="is this a CSV file?")
+                    raise UserError(f"{file.path}:1: there is no first row, or it does not end", hint="is this a CSV file?")
                 size *= 4
-        try:
-            return tuple(name.decode() for name in row)
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{file.path}:1: the header is not UTF-8: {error.object!r}", hint="convert the file to UTF-8"
-            ) from error
+
+
+def _names(file: DataFile, header: list[bytes]) -> tuple[str, ...]:
+    no_header = 'if the file has no header: --data-reader-params "header=false"'
+    try:
+        names = tuple(name.decode() for name in header)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file.path}:1: the header is not UTF-8: {error.object!r}", hint="convert the file to UTF-8") from error
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise UserError(f"{file.path}:1: the header has column {doubled[0]!r} more than once", hint=no_header)
+    if 2 * sum(map(_is_number, names)) >= len(names):
+        raise UserError(
+            f"{file.path}:1: the header looks like data: {', '.join(names[:8])}", hint=f"{no_header}; else give column_names=a,b,…"
+        )
+    return names
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _refuse_utf16(file: DataFile, data: bytes) -> None:

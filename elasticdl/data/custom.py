@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Protocol, cast, final
+from operator import index
+from typing import Any, Protocol, SupportsIndex, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,18 +137,22 @@ class AdaptedReader:
 
 def _pieces(shards: object) -> list[tuple[str, int, int]]:
     rows: list[Any] = (
-        [(name, *what) for name, what in shards.items()] if isinstance(shards, Mapping) else list(cast(Iterable[Any], shards))
+        [_flat(name, what) for name, what in shards.items()] if isinstance(shards, Mapping) else list(cast(Iterable[Any], shards))
     )
     pieces = []
     for row in rows:
         match row:
-            case (str(name), int(start), int(count)) if start >= 0 and count >= 0:
-                pieces.append((name, start, count))
+            case (str(name), SupportsIndex() as start, SupportsIndex() as count) if index(start) >= 0 and index(count) >= 0:
+                pieces.append((name, index(start), index(count)))
             case _:
                 raise UserError(
                     f"create_shards() returned {row!r}", hint="expected {name: (start, records)} or (name, start, records)"
                 )
     return [piece for piece in pieces if piece[2]]
+
+
+def _flat(name: object, what: object) -> tuple[object, ...]:
+    return (name, *what) if isinstance(what, Sequence) else (name, what)
 
 
 def stack(records: Sequence[Any]) -> Records:

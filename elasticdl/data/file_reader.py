@@ -72,7 +72,9 @@ class FileReader:
         records = self._format.count(file)
         if not 0 <= shard.begin <= shard.end <= records:
             raise UserError(f"{file.path} has {records} records, but a shard has records {shard.begin} to {shard.end}: it changed")
-        yield from self._format.blocks(file, shard.begin, shard.end)
+        for block in self._format.blocks(file, shard.begin, shard.end):
+            file.check_unchanged()
+            yield block
 
     def close(self) -> None:
         """Nothing stays open between reads."""

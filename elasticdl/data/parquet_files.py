@@ -79,7 +79,6 @@ class ParquetFormat:
         key = (file.path, group)
         if key not in self._groups:
             names = list(self.metadata(file).column_names)
-            file.check_unchanged()
             try:
                 with pq.ParquetFile(file.path) as opened:
                     self._groups[key] = opened.read_row_group(group, columns=names, use_threads=False).select(names)
@@ -87,10 +86,9 @@ class ParquetFormat:
                 raise UserError(
                     f"{file.path}: row group {group} cannot be read: {error}", hint="the file is damaged: write it again"
                 ) from error
-        file.check_unchanged()
+            while len(self._groups) > 1 and sum(table.nbytes for table in self._groups.values()) > _KEPT_BYTES:
+                self._groups.popitem(last=False)
         self._groups.move_to_end(key)
-        while len(self._groups) > 1 and sum(table.nbytes for table in self._groups.values()) > _KEPT_BYTES:
-            self._groups.popitem(last=False)
         return self._groups[key]
 
     def _block(self, file: DataFile, table: pa.Table, first: int) -> Block:

@@ -39,7 +39,6 @@ class TFRecordFormat:
         with opened(file) as descriptor:
             for span in self._index(file).spans(begin, end):
                 data = file.read(descriptor, span.begin, span.end)
-                file.check_unchanged()
                 yield _block(file, data, span)
 
     def _index(self, file: DataFile) -> RecordIndex:

@@ -1,0 +1,259 @@
+"""One suite for every format: whatever holds the records, a reader gives each exactly once, in order."""
+
+from __future__ import annotations
+
+import csv
+import os
+import struct
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from elasticdl._native import crc32c
+from elasticdl.data import Reader, Records, open_custom_reader, open_reader
+from elasticdl.data.columns import ColumnsReader
+from elasticdl.errors import UserError
+from elasticdl.shard import Shard, ShardId
+
+pytestmark = pytest.mark.contract
+RECORDS = 10_007
+FORMATS = ["csv", "tfrecord", "parquet", "npz", "npz compressed", "npy", "custom", "own"]
+IN_FILES = FORMATS[:6]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+
+
+def masked(data: bytes) -> bytes:
+    crc = crc32c(data)
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def frame(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    return length + masked(length) + data + masked(data)
+
+
+class Elsewhere:
+    """A reader as ElasticDL's users write them."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def create_shards(self) -> dict[str, tuple[int, int]]:
+        return {"table": (5, self.count)}
+
+    def read_records(self, task: Any) -> Iterator[bytes]:
+        for i in range(task.start, task.end):
+            yield b"%d" % (i - 5)
+
+
+def write(kind: str, path: Path, numbers: range) -> str:
+    """Records that hold these numbers; returns the origin."""
+    match kind:
+        case "csv":
+            with open(path.with_suffix(".csv"), "w", newline="") as file:
+                csv.writer(file).writerows([["number", "text"], *([i, f"a,\n{i}"] for i in numbers)])
+            return file.name
+        case "tfrecord":
+            path.with_suffix(".tfrecord").write_bytes(b"".join(frame(b"%d" % i) for i in numbers))
+            return str(path.with_suffix(".tfrecord"))
+        case "parquet":
+            pq.write_table(
+                pa.table({"number": pa.array(list(numbers), pa.int64())}), path.with_suffix(".parquet"), row_group_size=977
+            )
+            return str(path.with_suffix(".parquet"))
+        case "npz" | "npz compressed":
+            save = np.savez if kind == "npz" else np.savez_compressed
+            save(path.with_suffix(".npz"), number=np.array(numbers), image=np.zeros((len(numbers), 2, 3), np.float32))
+            return str(path.with_suffix(".npz"))
+        case _:
+            np.save(path.with_suffix(".npy"), np.array(numbers))
+            return str(path.with_suffix(".npy"))
+
+
+def open_kind(kind: str, tmp_path: Path, records: int = RECORDS) -> Reader:
+    if kind == "custom":
+        return open_custom_reader(lambda origin, records_per_task: Elsewhere(records), "db://table", {})
+    if kind == "own":
+        arrays = {"number": np.arange(records)}
+        return open_custom_reader(lambda origin, records_per_task: ColumnsReader.of_arrays(arrays), "memory", {})
+    return open_reader(write(kind, tmp_path / "number", range(records)), {})
+
+
+def numbers_of(records: Records) -> list[int]:
+    if isinstance(records, dict):
+        return [int(i) for i in records["number"]]
+    first = records if records.ndim == 1 else records[:, 0]
+    return [int(i) for i in first]
+
+
+def read(reader: Reader, source: str, begin: int, end: int) -> list[int]:
+    found: list[int] = []
+    for block in reader.read(Shard(ShardId(1), source, begin, end)):
+        assert block.bad == 0
+        numbers = numbers_of(block.records)
+        assert len(numbers) == block.count
+        found += numbers
+    return found
+
+
+@pytest.fixture(params=FORMATS)
+def kind(request):
+    return request.param
+
+
+def test_any_cut_into_shards_gives_every_record_exactly_once(kind, tmp_path):
+    reader = open_kind(kind, tmp_path)
+    (source,) = reader.sources()
+    assert source.records == RECORDS
+    choose = np.random.default_rng(1)
+    for pieces in (1, 2, 7, 40):
+        cuts = [0, *sorted(choose.integers(0, RECORDS, pieces - 1).tolist()), RECORDS]
+        shards = list(pairwise(cuts))
+        choose.shuffle(shards)
+        found = {begin: read(reader, source.name, begin, end) for begin, end in shards if begin < end}
+        assert [i for begin in sorted(found) for i in found[begin]] == list(range(RECORDS))
+    reader.close()
+
+
+def test_another_process_s_reader_reads_a_shard_without_asking_for_sources(kind, tmp_path):
+    first = open_kind(kind, tmp_path)
+    (source,) = first.sources()
+    assert read(
+        open_kind(kind, tmp_path) if kind in ("custom", "own") else open_reader(source.name, {}), source.name, 5000, 5003
+    ) == [
+        5000,
+        5001,
+        5002,
+    ]
+
+
+def test_blocks_come_lazily_and_are_small(kind, tmp_path):
+    reader = open_kind(kind, tmp_path)
+    (source,) = reader.sources()
+    blocks = reader.read(Shard(ShardId(1), source.name, 3, RECORDS))
+    assert next(blocks).count <= 4096
+    assert sum(block.count for block in blocks) > 0
+
+
+def test_an_empty_shard_has_no_records(kind, tmp_path):
+    reader = open_kind(kind, tmp_path, 10)
+    (source,) = reader.sources()
+    assert read(reader, source.name, 4, 4) == []
+
+
+def test_a_shard_of_a_source_that_is_not_there_is_refused(kind, tmp_path):
+    reader = open_kind(kind, tmp_path, 10)
+    reader.sources()
+    with pytest.raises(UserError):
+        read(reader, "elsewhere", 0, 1)
+
+
+@pytest.mark.parametrize("kind", IN_FILES)
+def test_a_shard_behind_the_end_is_refused(kind, tmp_path):
+    reader = open_kind(kind, tmp_path, 10)
+    (source,) = reader.sources()
+    with pytest.raises(UserError, match="10"):
+        read(reader, source.name, 5, 11)
+
+
+@pytest.mark.parametrize("kind", IN_FILES)
+@pytest.mark.parametrize("change", ["touched", "grown", "cut", "removed", "replaced"])
+def test_a_file_that_changes_during_the_job_is_named(kind, change, tmp_path):
+    reader = open_kind(kind, tmp_path)
+    (source,) = reader.sources()
+    path = Path(source.name)
+    match change:
+        case "touched":
+            os.utime(path, ns=(1, 1))
+        case "grown":
+            path.write_bytes(path.read_bytes() + b"x")
+        case "cut":
+            os.truncate(path, path.stat().st_size // 2)
+        case "removed":
+            path.unlink()
+        case "replaced":
+            other = path.with_name("other")
+            other.write_bytes(path.read_bytes() + b"xy")
+            other.replace(path)
+    with pytest.raises(UserError, match=path.name):
+        read(reader, source.name, 0, 10)
+
+
+@pytest.mark.parametrize("kind", IN_FILES)
+def test_a_file_that_is_cut_between_two_blocks_is_named(kind, tmp_path):
+    reader = open_kind(kind, tmp_path)
+    (source,) = reader.sources()
+    blocks = reader.read(Shard(ShardId(1), source.name, 0, RECORDS))
+    next(blocks)
+    os.truncate(source.name, 100)
+    with pytest.raises(UserError, match="number"):
+        list(blocks)
+
+
+@pytest.mark.parametrize("kind", IN_FILES)
+def test_the_fingerprint_tells_that_a_file_changed(kind, tmp_path):
+    reader = open_kind(kind, tmp_path, 10)
+    (before,) = reader.sources()
+    assert before.fingerprint
+    again = open_reader(before.name, {})
+    assert again.sources() == (before,)
+    os.utime(before.name, ns=(1, 1))
+    (after,) = open_reader(before.name, {}).sources()
+    assert after.fingerprint != before.fingerprint
+
+
+@pytest.mark.parametrize("kind", IN_FILES)
+def test_a_missing_file_is_an_error_with_its_name(kind, tmp_path):
+    path = Path(write(kind, tmp_path / "number", range(3)))
+    path.unlink()
+    with pytest.raises(UserError, match=path.name):
+        open_reader(str(path), {}).sources()
+
+
+@pytest.mark.parametrize("kind", IN_FILES)
+def test_an_empty_file_is_an_error_with_its_name(kind, tmp_path):
+    path = Path(write(kind, tmp_path / "number", range(3)))
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match=rf"{path.name} is empty"):
+        open_reader(str(path), {}).sources()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in IN_FILES if kind != "tfrecord"])
+def test_a_file_without_records_is_an_error_with_its_name(kind, tmp_path):
+    path = Path(write(kind, tmp_path / "number", range(0)))
+    with pytest.raises(UserError, match="no records"):
+        open_reader(str(path), {}).sources()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in IN_FILES if kind != "csv"])
+def test_a_truncated_file_is_an_error_with_its_name(kind, tmp_path):
+    path = Path(write(kind, tmp_path / "number", range(1000)))
+    os.truncate(path, path.stat().st_size - 7)
+    with pytest.raises(UserError, match=path.name):
+        reader = open_reader(str(path), {})
+        read(reader, reader.sources()[0].name, 0, 1000)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in IN_FILES if kind != "npy"])
+def test_a_directory_and_a_glob_give_a_source_for_each_file_in_order(kind, tmp_path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for part in (2, 0, 1):
+        write(kind, folder / f"part-{part}", range(part * 100, part * 100 + 100))
+    (folder / "_SUCCESS").write_text("")
+    (folder / ".part-0.crc").write_text("x")
+    for origin in (str(folder), str(folder / "part-*")):
+        reader = open_reader(origin, {})
+        sources = reader.sources()
+        assert [Path(source.name).stem for source in sources] == ["part-0", "part-1", "part-2"]
+        assert [i for source in sources for i in read(reader, source.name, 0, 100)] == list(range(300))
