@@ -47,7 +47,7 @@ def native() -> Extension:
 
     binding = Path(nanobind.source_dir())
     sources = sorted(glob.glob("elasticdl/*/native/*.cc")) + [os.path.relpath(binding / "nb_combined.cpp", ROOT)]
-    flags = ["-std=c++17", "-O3", "-fvisibility=hidden", "-fno-strict-aliasing", "-fno-math-errno", "-g1", "-Wall", "-DNDEBUG"]
+    flags = ["-std=c++17", "-O3", "-fvisibility=hidden", "-fno-strict-aliasing", "-fno-math-errno", "-ffp-contract=off", "-g1", "-Wall", "-DNDEBUG"]
     link = ["-pthread"]
     if SANITIZE:
         flags += [f"-fsanitize={SANITIZE}", "-O1", "-UNDEBUG"]

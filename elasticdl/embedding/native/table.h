@@ -36,7 +36,7 @@ class Table {
   void apply(const int64_t* ids, size_t n, const float* gradients, const StepContext& context);
 
   size_t rows() const;
-  size_t memory_bytes() const;  // mapped for rows, ids, index and views
+  size_t memory_bytes() const;  // of rows, ids, index and views
   int dim() const;
   int row_floats() const;  // dim * (1 + slots)
 

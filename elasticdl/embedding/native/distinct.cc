@@ -1,0 +1,50 @@
+#include "elasticdl/embedding/native/distinct.h"
+
+#include <climits>
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include "elasticdl/embedding/native/index.h"
+
+namespace elasticdl {
+namespace {
+#define ELASTICDL_KERNELS "elasticdl/embedding/native/distinct_kernels.h"
+#include "elasticdl/embedding/native/dispatch.h"
+
+constexpr size_t kAhead = 16;
+
+unsigned bits_for(size_t n) {
+  unsigned bits = 4;
+  while ((size_t{1} << bits) < 2 * n) ++bits;
+  return bits;
+}
+}  // namespace
+
+size_t distinct(const int64_t* ids, size_t n, int64_t* out, int32_t* positions) {
+  if (n > INT32_MAX) throw std::length_error("distinct: more than 2^31 - 1 ids in one call");
+  const unsigned bits = bits_for(n);
+  const size_t mask = (size_t{1} << bits) - 1;
+  std::vector<int32_t> places(mask + 1, -1);  // index into `out`; 4 bytes, so that a batch's places stay in the cache
+  const auto home = [bits](int64_t id) { return static_cast<size_t>(Index::hash(id) >> (64 - bits)); };
+  size_t count = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) __builtin_prefetch(&places[home(ids[i + kAhead])]);
+    size_t at = home(ids[i]);
+    while (places[at] >= 0 && out[places[at]] != ids[i]) at = (at + 1) & mask;
+    if (places[at] < 0) {
+      places[at] = static_cast<int32_t>(count);
+      out[count++] = ids[i];
+    }
+    positions[i] = places[at];
+  }
+  return count;
+}
+
+void merge_rows(const float* values, const int32_t* positions, size_t n, size_t dim, float* out, size_t m) {
+  static const auto best = ELASTICDL_BEST(add_rows);
+  std::memset(out, 0, m * dim * sizeof(float));
+  best(values, positions, n, dim, out);
+}
+
+}  // namespace elasticdl

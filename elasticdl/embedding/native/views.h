@@ -1,0 +1,99 @@
+// Frozen states of a table's rows: copy-on-write by row.
+#pragma once
+#include <array>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "elasticdl/embedding/native/rows.h"
+
+namespace elasticdl {
+
+// One frozen state: the first `rows` rows. A row that was written since has its old values in `copies`.
+class View {
+ public:
+  explicit View(const Rows& live) : rows_(live.size()), copies_(live.floats()) {}
+
+  size_t rows() const { return rows_; }
+
+  // Where the values of a row of this view are.
+  const float* values(const Rows& live, uint32_t row) const {
+    const uint32_t place = this->place(live, row);
+    return place == 0 ? live.values(row) : copies_.values(place - 1);
+  }
+
+  // To be called before a row is written.
+  void preserve(const Rows& live, uint32_t row) {
+    if (row >= rows_ || place(live, row) != 0) return;
+    if (places_.empty()) places_.resize(live.chunk(static_cast<uint32_t>(rows_ - 1)) + 1);
+    auto& chunk = places_[live.chunk(row)];
+    if (chunk == nullptr) {
+      chunk = std::make_unique<uint32_t[]>(live.chunk_rows());
+      place_bytes_ += live.chunk_rows() * sizeof(uint32_t);
+    }
+    const uint32_t copy = copies_.append(live.id(row));
+    std::memcpy(copies_.values(copy), live.values(row), live.floats() * sizeof(float));
+    chunk[live.within(row)] = copy + 1;
+  }
+
+  size_t memory_bytes() const { return copies_.memory_bytes() + place_bytes_; }
+
+ private:
+  // Number of the row's copy + 1; 0: not copied.
+  uint32_t place(const Rows& live, uint32_t row) const {
+    if (places_.empty()) return 0;
+    const auto& chunk = places_[live.chunk(row)];
+    return chunk == nullptr ? 0 : chunk[live.within(row)];
+  }
+
+  size_t rows_;
+  Rows copies_;
+  std::vector<std::unique_ptr<uint32_t[]>> places_;  // by the live rows' chunks, made when first needed
+  size_t place_bytes_ = 0;
+};
+
+class Views {
+ public:
+  static constexpr int kViews = 8;
+
+  void begin(int view, const Rows& live) {
+    if (view < 0 || view >= kViews) throw std::invalid_argument("view " + std::to_string(view) + ": expected 0 to 7");
+    if (views_[static_cast<size_t>(view)]) throw std::invalid_argument("view " + std::to_string(view) + " was begun before and has not ended");
+    views_[static_cast<size_t>(view)].emplace(live);
+    ++begun_;
+  }
+
+  void end(int view) {
+    if (view < 0 || view >= kViews || !views_[static_cast<size_t>(view)]) return;
+    views_[static_cast<size_t>(view)].reset();
+    --begun_;
+  }
+
+  // Throws std::out_of_range.
+  const View& at(int view) const {
+    if (view < 0 || view >= kViews || !views_[static_cast<size_t>(view)]) throw std::out_of_range("there is no view " + std::to_string(view));
+    return *views_[static_cast<size_t>(view)];
+  }
+
+  void preserve(const Rows& live, uint32_t row) {
+    if (begun_ == 0) return;
+    for (auto& view : views_) {
+      if (view) view->preserve(live, row);
+    }
+  }
+
+  size_t memory_bytes() const {
+    size_t bytes = 0;
+    for (const auto& view : views_) bytes += view ? view->memory_bytes() : 0;
+    return bytes;
+  }
+
+ private:
+  std::array<std::optional<View>, kViews> views_;
+  int begun_ = 0;
+};
+
+}  // namespace elasticdl

@@ -1,0 +1,128 @@
+"""The table in NumPy: what the C++ one does, in the words of a dictionary and an array. For tests and for reading."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elasticdl.embedding.initializers import initial_weights
+from elasticdl.embedding.rules import initial_slot, update
+from elasticdl.embedding.spec import OptimizerSpec, TableSpec
+from elasticdl.embedding.table import LIVE, Float32s, Int64s
+
+_VIEWS = 8
+
+
+@final
+class ReferenceTable:
+    """An `elasticdl.embedding.table.Table`."""
+
+    def __init__(self, spec: TableSpec, optimizer: OptimizerSpec) -> None:
+        """Raises ValueError unless the table's dim is at least 1."""
+        if spec.dim < 1:
+            raise ValueError(f"a table's dim is {spec.dim}: expected at least 1")
+        self._spec = spec
+        self._optimizer = optimizer
+        self._lock = threading.Lock()
+        self._places: dict[int, int] = {}
+        """id -> index into `_rows`, in the order of making."""
+        self._rows: Float32s = np.empty((0, self.row_floats), np.float32)
+        self._views: dict[int, Float32s] = {}
+
+    @property
+    def dim(self) -> int:
+        return self._spec.dim
+
+    @property
+    def row_floats(self) -> int:
+        return self._spec.dim * (1 + self._optimizer.slots)
+
+    @property
+    def memory_bytes(self) -> int:
+        with self._lock:
+            return self._rows.nbytes + sum(rows.nbytes for rows in self._views.values()) + 16 * len(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def lookup(self, ids: Int64s) -> Float32s:
+        _require(ids, np.int64, 1)
+        with self._lock:
+            return self._rows[self._make(ids), : self.dim]
+
+    def peek(self, ids: Int64s, view: int = LIVE) -> Float32s:
+        _require(ids, np.int64, 1)
+        with self._lock:
+            rows = self._frozen(view)
+            out = initial_weights(self._spec.initializer, self._spec.seed, ids, self.dim)
+            for i, place in enumerate(self._places.get(int(id_), len(rows)) for id_ in ids):
+                if place < len(rows):
+                    out[i] = rows[place, : self.dim]
+            return out
+
+    def apply(self, ids: Int64s, gradients: Float32s, learning_rate: float, step: int) -> None:
+        _require(ids, np.int64, 1)
+        _require(gradients, np.float32, 2, (len(ids), self.dim))
+        if step < 1:
+            raise ValueError(f"step is {step}: the first update is step 1")
+        with self._lock:
+            places = self._make(ids)
+            values = np.moveaxis(self._rows[places].reshape(len(ids), -1, self.dim), 1, 0)
+            update(self._optimizer, np.float32(learning_rate), step, values, gradients)
+            self._rows[places] = np.moveaxis(values, 0, 1).reshape(len(ids), -1)
+
+    def begin_view(self, view: int) -> None:
+        with self._lock:
+            if not 0 <= view < _VIEWS or view in self._views:
+                raise ValueError(f"view {view}: expected one of 0 to 7 that has not begun")
+            self._views[view] = self._rows.copy()
+
+    def end_view(self, view: int) -> None:
+        with self._lock:
+            self._views.pop(view, None)
+
+    def view_rows(self, view: int) -> int:
+        with self._lock:
+            return len(self._frozen(view))
+
+    def read(self, view: int, first_row: int, max_rows: int) -> tuple[Int64s, Float32s]:
+        with self._lock:
+            rows = self._frozen(view)[first_row : first_row + max_rows]
+            ids = list(self._places)[first_row : first_row + len(rows)]
+            return np.array(ids, np.int64), rows.copy()
+
+    def insert(self, ids: Int64s, values: Float32s) -> None:
+        _require(ids, np.int64, 1)
+        _require(values, np.float32, 2, (len(ids), self.row_floats))
+        with self._lock:
+            places = self._make(ids)
+            for place, row in zip(places, values, strict=True):
+                self._rows[place] = row
+
+    def _frozen(self, view: int) -> Float32s:
+        if view < 0:
+            return self._rows
+        if view not in self._views:
+            raise IndexError(f"there is no view {view}")
+        return self._views[view]
+
+    def _make(self, ids: Int64s) -> NDArray[np.intp]:
+        """Indices of the ids' rows, made where missing."""
+        new = [id_ for id_ in dict.fromkeys(ids.tolist()) if id_ not in self._places]
+        if new:
+            weights = initial_weights(self._spec.initializer, self._spec.seed, np.array(new, np.int64), self.dim)
+            slots = [np.full_like(weights, initial_slot(self._optimizer, slot)) for slot in range(self._optimizer.slots)]
+            first = len(self._places)
+            self._places.update((id_, first + i) for i, id_ in enumerate(new))
+            self._rows = np.concatenate([self._rows, np.concatenate([weights, *slots], axis=1)])
+        return np.array([self._places[id_] for id_ in ids.tolist()], np.intp)
+
+
+def _require(array: NDArray[Any], dtype: type[np.generic], axes: int, shape: tuple[int, ...] | None = None) -> None:
+    if array.dtype != dtype or array.ndim != axes or not array.flags.c_contiguous:
+        raise TypeError(f"expected a C-contiguous {dtype.__name__} array of {axes} axes, got {array.dtype} of shape {array.shape}")
+    if shape is not None and array.shape != shape:
+        raise ValueError(f"the array is {list(array.shape)}: expected {list(shape)}")
