@@ -104,9 +104,9 @@ class SummaryTask:
 
 
 def states_of(payload: str) -> dict[str, MetricState]:
-    """Merged metric states from a SUMMARY lease: {metric: [[number, ...] for each of its variables]}."""
+    """Merged metric states from a SUMMARY lease: {"metrics": {name: [[number, ...] for each of its variables]}, ...}."""
     try:
-        states = json.loads(payload)
+        states = json.loads(payload)["metrics"]
         return {str(name): tuple(tuple(float(value) for value in array) for array in arrays) for name, arrays in states.items()}
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise PermanentError(f"a summary lease came with {payload[:80]!r}, expected JSON of metric states: {error}") from error

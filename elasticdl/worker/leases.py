@@ -77,9 +77,10 @@ class LeaseKeeper:
             self._changed.notify_all()
 
     def revoke(self) -> tuple[Lease, ...]:
-        """All leases in hand are void from now on; gives those that were not done, so that they can be returned.
+        """All leases in hand are void from now on; gives those that were not done.
 
-        A lease granted after the master's order but heard of before it is among them: giving it back costs little.
+        A lease granted after the master's order but heard of before it is among them: the master takes it back when it
+        sees no progress.
         """
         with self._changed:
             self._era += 1

@@ -27,15 +27,12 @@ class Loading:
         threading.Thread(target=self._run, name="loader", daemon=True).start()
 
     def revoke(self) -> None:
-        """The master voided all leases: drop what is not computed, and give the rest of the leases back.
-
-        That is told only after the last push under way, so that what is told of each lease is final.
-        """
+        """The master voided all leases: drop what is not pushed. A push under way is still told when it is acknowledged."""
         void = self._around.keeper.revoke()
         self._batches.drop()
         for loaded in self.loaded.drop():
             self._trainer.drop(loaded)
-        self._trainer.after_all(lambda: self._around.outbox.give_back(void))
+        self._trainer.after_all(lambda: self._around.outbox.forget(void))
 
     def _run(self) -> None:
         try:

@@ -43,7 +43,9 @@ class _Held:
     metrics: Mapping[str, MetricState] = field(default_factory=dict)
     changed: bool = False
     done: bool = False
-    returned: bool = False
+    closed: bool = False
+    """Nothing more is accepted of it. Told to the master only if it was given back."""
+    given_back: bool = False
 
     def add(self, advance: Advance) -> None:
         self.offset = max(self.offset, advance.offset)
@@ -65,7 +67,7 @@ class _Held:
             bad_records=self.bad,
             bad_examples=self.bad_examples,
             done=self.done,
-            returned=self.returned,
+            returned=self.given_back,
             metrics=self.metrics,
         )
         self.losses, self.bad, self.bad_examples, self.changed = [], 0, (), False
@@ -96,7 +98,7 @@ class Outbox:
         assert lease.shard is not None
         with self._lock:
             held = self._held.get((lease.shard.id, lease.attempt))
-            if held is None or held.returned:
+            if held is None or held.closed:
                 return
             held.add(advance)
         if advance.done:
@@ -105,16 +107,27 @@ class Outbox:
     def held(self) -> tuple[Lease, ...]:
         """Leases that are neither done nor given back."""
         with self._lock:
-            return tuple(held.lease for held in self._held.values() if not held.done and not held.returned)
+            return tuple(held.lease for held in self._held.values() if not held.done and not held.closed)
 
     def give_back(self, leases: Collection[Lease]) -> None:
-        """The rest of these leases goes back to the master."""
+        """The rest of these leases goes back to the master, with the next report.
+
+        It is not urgent by itself: the master may refuse every report after that one, so it should be the last.
+        """
         keys = {(lease.shard.id, lease.attempt) for lease in leases if lease.shard is not None}
         with self._lock:
             for key in keys & self._held.keys():
                 if not self._held[key].done:
-                    self._held[key].returned = self._held[key].changed = True
-        self.urgent.set()
+                    held = self._held[key]
+                    held.closed = held.given_back = held.changed = True
+
+    def forget(self, leases: Collection[Lease]) -> None:
+        """These leases were voided by the master: what is told of them already is the last."""
+        keys = {(lease.shard.id, lease.attempt) for lease in leases if lease.shard is not None}
+        with self._lock:
+            for key in keys & self._held.keys():
+                if not self._held[key].done:
+                    self._held[key].closed = True
 
     def summarise(self, summary: Summary) -> None:
         """Values of an evaluation round."""
@@ -152,6 +165,6 @@ class Outbox:
                 stop_asked=self._stop_asked,
                 gauges=gauges,
             )
-            self._held = {key: held for key, held in self._held.items() if not held.done and not held.returned}
+            self._held = {key: held for key, held in self._held.items() if not held.done and not held.closed}
             self._summaries, self._failures, self._exported, self._stop_asked = [], [], "", ""
             return report

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.errors import PermanentError
+from elasticdl.model.usercode import user_code
 from elasticdl.rpc.parameters import Pulled
 from elasticdl.worker.leases import Held
 from elasticdl.worker.outbox import Advance
@@ -82,15 +83,17 @@ class Processor(Protocol):
 class ProcessorSink:
     """To the module's processor, batch by batch. A killed worker may have its last minibatch processed twice."""
 
-    def __init__(self, processor: Processor, worker_id: int, around: Surroundings) -> None:
+    def __init__(self, processor: Processor, zoo: str, worker_id: int, around: Surroundings) -> None:
         self._processor = processor
+        self._zoo = zoo
         self._worker_id = worker_id
         self._around = around
 
     def take(self, batch: Batch, outputs: Structure | None) -> None:
         """See `Sink.take`."""
         if outputs is not None:
-            self._processor.process(outputs, self._worker_id)
+            with user_code("PredictionOutputsProcessor.process", self._zoo):
+                self._processor.process(outputs, self._worker_id)
         lease = batch.held.lease
         advance = Advance(batch.end, lease.version, None, batch.bad, batch.bad_examples, done=batch.last)
         self._around.outbox.advance(lease, advance)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, final
 
+import numpy as np
+
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import UserError
-from elasticdl.rpc.parameters import Float32s, Parameters, Pulled
+from elasticdl.rpc.parameters import Float32s, Int64s, Parameters, Pulled
 from elasticdl.shard import SnapshotId, Task
 from elasticdl.worker.inflight import InFlight
 from elasticdl.worker.pusher import Pusher, Trained
@@ -25,6 +27,9 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
     from elasticdl.model.structure import Structure
 
 _log = logging.getLogger(__name__)
+
+_ALL_ROWS_S = 600.0
+"""A whole table may be large."""
 
 
 class Step(Protocol):
@@ -62,6 +67,7 @@ class PsTrainer:
         self._pusher = Pusher(parameters, around, self._in_flight)
         # A retried step pulls from the loop's thread, while the loader may pull for the next batch.
         self._one_pull = threading.Lock()
+        self._tables = 0
         self._frozen: tuple[SnapshotId, Float32s] | None = None
 
     @property
@@ -71,6 +77,7 @@ class PsTrainer:
 
     def start(self, spec: ParametersSpec, dense: Float32s) -> None:
         """Give the servers their initial values, if they have none yet. Raises as `load`."""
+        self._tables = len(spec.tables)
 
         def attempt(timeout_s: float) -> bool:
             return self._parameters.initialise(spec, dense, timeout_s=timeout_s)
@@ -91,7 +98,7 @@ class PsTrainer:
         with self._around.gauges.timed("staleness_wait_ms"):
             self._in_flight.enter(self._bounds.max_staleness)
         try:
-            return Loaded(batch, lookups, self._pull(lookups))
+            return Loaded(batch, lookups, self._pull(lookups.ids))
         except BaseException:
             self._in_flight.leave()
             raise
@@ -126,14 +133,30 @@ class PsTrainer:
     def settle(self, timeout_s: float) -> bool:
         return self._pusher.settle(timeout_s)
 
+    def dense(self, snapshot: SnapshotId | None) -> Float32s:
+        """All dense weights: float32[trainable_size + additive_size]. Raises as `load`."""
+        nothing = tuple(np.empty(0, dtype=np.int64) for _ in range(self._tables))
+        pulled = self._pull(nothing, snapshot)
+        assert pulled.dense is not None
+        return pulled.dense
+
+    def rows(self, table: int, snapshot: SnapshotId | None) -> tuple[Int64s, Float32s]:
+        """All rows of a table: ids int64[n] ascending, weights float32[n, dim]. Raises as `load`."""
+
+        def attempt(timeout_s: float) -> tuple[Int64s, Float32s]:
+            return self._parameters.rows(table, snapshot=snapshot, timeout_s=max(timeout_s, _ALL_ROWS_S))
+
+        with self._one_pull:
+            return self._around.patience.call(attempt, "read all rows")
+
     def _reloaded(self, loaded: Loaded) -> Loaded:
         """The same batch with parameters that have all of this worker's earlier updates, and others' newer ones."""
         self._pusher.settle(timeout_s=60.0)
-        return replace(loaded, pulled=self._pull(loaded.ready[0]))
+        return replace(loaded, pulled=self._pull(loaded.ready[0].ids))
 
-    def _pull(self, lookups: Lookups, snapshot: SnapshotId | None = None, *, dense: bool = True) -> Pulled:
+    def _pull(self, ids: Sequence[Int64s], snapshot: SnapshotId | None = None, *, dense: bool = True) -> Pulled:
         def attempt(timeout_s: float) -> Pulled:
-            return self._parameters.pull(lookups.ids, dense=dense, snapshot=snapshot, timeout_s=timeout_s)
+            return self._parameters.pull(ids, dense=dense, snapshot=snapshot, timeout_s=timeout_s)
 
         with self._one_pull, self._around.gauges.timed("pull_ms"):
             return self._around.patience.call(attempt, "pull")
@@ -141,10 +164,10 @@ class PsTrainer:
     def _frozen_pull(self, lookups: Lookups, snapshot: SnapshotId | None) -> Pulled:
         """From a frozen view; its dense weights travel once."""
         if snapshot is None:
-            return self._pull(lookups)
+            return self._pull(lookups.ids)
         if self._frozen is not None and self._frozen[0] == snapshot:
-            return replace(self._pull(lookups, snapshot, dense=False), dense=self._frozen[1])
-        pulled = self._pull(lookups, snapshot)
+            return replace(self._pull(lookups.ids, snapshot, dense=False), dense=self._frozen[1])
+        pulled = self._pull(lookups.ids, snapshot)
         assert pulled.dense is not None
         self._frozen = (snapshot, pulled.dense)
         return pulled

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol, final
 
-from elasticdl.errors import TransientError
+from elasticdl.errors import Refused, TransientError
 from elasticdl.rpc.conversation import Report
 from elasticdl.worker.ending import Ending
 from elasticdl.worker.gauges import Gauges
@@ -61,6 +61,10 @@ class Reporter:
                 self._send(self._outbox.take(self._gauges.take()))
                 if last:
                     return
+        except Refused as error:
+            # Whoever gave its leases back is fenced by that: nothing more was to be said.
+            if not self._closing.is_set():
+                self._ending.fail(error)
         except Exception as error:  # noqa: BLE001 - the top of a thread: it ends the worker visibly
             self._ending.fail(error)
 

@@ -1,0 +1,159 @@
+"""Puts a worker together for one job: the module, the model, the data, and the stages between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.data import open_custom_reader, open_reader
+from elasticdl.data.base import Reader
+from elasticdl.errors import UserError
+from elasticdl.job import Action, JobSpec
+from elasticdl.model.export import export
+from elasticdl.model.input import Feeder
+from elasticdl.model.module import ModelModule, load_module
+from elasticdl.model.served import ServedModel
+from elasticdl.model.step import CompiledStep
+from elasticdl.model.usercode import user_code
+from elasticdl.rpc.parameters import Parameters
+from elasticdl.shard import Lease, Task
+from elasticdl.worker.callbacks import JobCallbacks, Occasion
+from elasticdl.worker.evaluation import EvaluationTask, SummaryTask
+from elasticdl.worker.exporting import ExportTask
+from elasticdl.worker.loading import Loading
+from elasticdl.worker.loop import Loop, TaskRunner, TrainingTask
+from elasticdl.worker.prediction import FileSink, PredictionTask, Processor, ProcessorSink, Sink
+from elasticdl.worker.ps_trainer import Bounds, PsTrainer
+from elasticdl.worker.reading import Feeding, ShardReading, Sources
+from elasticdl.worker.sampling import first_features
+from elasticdl.worker.surroundings import Surroundings
+from elasticdl.worker.user_reader import UserReader
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Who this worker is and for what job it works."""
+
+    name: ProcessName
+    spec: JobSpec
+    job_dir: Path
+
+    @property
+    def output(self) -> Path:
+        """Where an export or predictions go."""
+        return Path(self.spec.checkpoint.output) if self.spec.checkpoint.output else self.job_dir / "export"
+
+    def origin(self, task: Task) -> str:
+        """What names the data of a task."""
+        data = self.spec.data
+        return {Task.EVALUATION: data.validation_data, Task.PREDICTION: data.prediction_data}.get(task, data.training_data)
+
+    @property
+    def main_task(self) -> Task:
+        """The task whose data is there in any case."""
+        return {Action.EVALUATE: Task.EVALUATION, Action.PREDICT: Task.PREDICTION}.get(self.spec.action, Task.TRAINING)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """All parts, not started yet."""
+
+    module: ModelModule
+    served: ServedModel
+    trainer: PsTrainer
+    callbacks: JobCallbacks
+    loading: Loading
+    loop: Loop
+    stages: tuple[ShardReading | Feeding | Loading, ...]
+
+    def start(self) -> None:
+        """Give the servers their initial values and start all stages; the loop runs after that, in the main thread."""
+        self.trainer.start(self.served.parameters, self.served.dense())
+        for stage in self.stages:
+            stage.start()
+
+
+def assemble(assignment: Assignment, parameters: Parameters, around: Surroundings) -> Worker:
+    """Load the user's module, build the model and all stages. Raises UserError for whatever is wrong with the module."""
+    spec = assignment.spec
+    module = load_module(spec.model)
+    sources = sources_of(assignment, module)
+    served, step = _model(assignment, module, sources)
+    bounds = Bounds(spec.training.max_staleness, spec.training.max_nonfinite_steps)
+    trainer = PsTrainer(step, parameters, around, bounds)
+
+    def refresh(lease: Lease) -> None:
+        served.set_dense(trainer.dense(lease.snapshot))
+
+    occasion = Occasion(served.model, module.zoo, around.outbox, refresh, has_validation=bool(spec.data.validation_data))
+    with user_code("callbacks", module.zoo):
+        callbacks = JobCallbacks(list(module.callbacks() or ()) if module.callbacks else [], occasion)
+    tasks: Mapping[Task, TaskRunner] = {
+        Task.TRAINING: TrainingTask(trainer, callbacks),
+        Task.EVALUATION: EvaluationTask(step, around),
+        Task.SUMMARY: SummaryTask(step, callbacks, around.outbox),
+        Task.PREDICTION: PredictionTask(step, _sink(assignment, module, around), around),
+        Task.EXPORT: ExportTask(trainer, len(served.parameters.tables), partial(export, served), assignment.output, around.outbox),
+    }
+    reading = ShardReading(sources, around)
+    feeding = Feeding(reading, sources, around)
+    loading = Loading(feeding, trainer, around)
+    loop = Loop(loading, trainer, tasks, around)
+    return Worker(module, served, trainer, callbacks, loading, loop, (reading, feeding, loading))
+
+
+def sources_of(assignment: Assignment, module: ModelModule) -> Sources:
+    """Readers and feeds, opened once per task."""
+    data = assignment.spec.data
+
+    @cache
+    def reader(task: Task) -> Reader:
+        origin = assignment.origin(task)
+        if module.custom_data_reader is None:
+            return open_reader(origin, data.data_reader_params, max_bad_records=data.max_bad_records)
+        with user_code("custom_data_reader", module.zoo):
+            records_per_task = data.records_per_task or None
+            inner = open_custom_reader(
+                module.custom_data_reader, origin, data.data_reader_params, records_per_task=records_per_task
+            )
+        return UserReader(inner, module.zoo)
+
+    @cache
+    def feed(task: Task) -> Feeder:
+        return Feeder(module, task, reader(task).metadata)
+
+    return Sources(reader, feed, data.minibatch_size)
+
+
+def _model(assignment: Assignment, module: ModelModule, sources: Sources) -> tuple[ServedModel, CompiledStep]:
+    """The model and its step. A model that has no inputs before it is called gets a first batch to be built with."""
+    spec = assignment.spec
+    build = partial(
+        ServedModel.build,
+        module,
+        spec.model.model_params,
+        threshold_bytes=spec.training.embedding_threshold_bytes,
+        seed=spec.data.seed,
+    )
+    try:
+        served = build()
+    except UserError:
+        features = first_features(sources, assignment.main_task)
+        served = build(features=features)
+        step = CompiledStep(served, module)
+        step.prepare(features)
+        return served, step
+    return served, CompiledStep(served, module)
+
+
+def _sink(assignment: Assignment, module: ModelModule, around: Surroundings) -> Sink:
+    if module.prediction_outputs_processor is None or assignment.spec.action is not Action.PREDICT:
+        return FileSink(assignment.output, around)
+    with user_code("PredictionOutputsProcessor", module.zoo):
+        processor: Processor = module.prediction_outputs_processor()
+    return ProcessorSink(processor, module.zoo, assignment.name.index, around)
