@@ -5,7 +5,7 @@ Speaks for the core where no decision is needed: who is who, what was said befor
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
@@ -29,9 +29,12 @@ SILENCE_S = 10.0
 class FrontDesk:
     """Use it from one event loop. Methods that name a process count as having heard of it."""
 
-    def __init__(self, inbox: Inbox, roster: ServerRoster, fences: Fences, task: Task) -> None:
-        """`task`: whose records make the throughput."""
+    def __init__(
+        self, inbox: Inbox, roster: ServerRoster, fences: Fences, task: Task, expected: Callable[[ProcessName], bool]
+    ) -> None:
+        """`task`: whose records make the throughput. `expected`: whether a process of a name may attach."""
         self._inbox = inbox
+        self._expected = expected
         self._roster = roster
         self._fences = fences
         self._version = 0
@@ -46,13 +49,15 @@ class FrontDesk:
     async def attach(self, event: ProcessAttached, instance: str) -> None:
         """A process presents itself; returns when the job knows. Once more from the same process is fine.
 
-        Raises Refused for a second process of a name.
+        Raises Refused for a second process of a name, and for one that nobody ordered.
         """
         name = event.name
         if name in self.attendance or self.attendance.has_left(name):
             refusal = self.attendance.refusal(name, instance)
             if refusal:
                 raise Refused(refusal)
+        elif not self._expected(name):
+            raise Refused(f"{name} is not a process that this job expects")
         if not self.attendance.claim(name, instance):
             return
         if name.role is Role.PS:

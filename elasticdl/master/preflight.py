@@ -1,0 +1,125 @@
+"""Looks at the model module and the data before any process starts. That needs TensorFlow and runs the user's code, so a
+child does it and tells in one JSON object what it found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticdl.cluster.leash import PARENT_PID_VARIABLE
+from elasticdl.errors import ExitCode, UserError
+from elasticdl.job import JobSpec
+from elasticdl.master.files import write_json
+from elasticdl.shard import Source
+
+COMMAND: tuple[str, ...] = (sys.executable, "-m", "elasticdl.model.check")
+_LAST_LINES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """What the job works on. `raw` is all that the child told."""
+
+    training: tuple[Source, ...]
+    validation: tuple[Source, ...]
+    prediction: tuple[Source, ...]
+    raw: Mapping[str, Any]
+
+
+def run_preflight(spec: JobSpec, timeout_s: float, *, command: Sequence[str] = COMMAND) -> Preflight:
+    """Run the check in a child, for at most `timeout_s`; blocks. Raises UserError with what is wrong and what to do."""
+    environment = {**os.environ, **spec.cluster.envs, PARENT_PID_VARIABLE: str(os.getpid())}
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        encoding="utf-8",
+        errors="replace",
+    ) as child:
+        try:
+            output, complaints = child.communicate(spec.model_dump_json(), timeout=timeout_s)
+        except subprocess.TimeoutExpired as expired:
+            raise UserError(
+                f"the check of the model and its data was not through after {timeout_s:g} s{_said(_text(expired.stderr))}",
+                hint=f"does the module {spec.model.model_def} do long work when it is imported, or wait for something?",
+            ) from expired
+        finally:
+            # Whatever the user's code started goes with it.
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+    found = _answer(output)
+    if found is None:
+        raise UserError(
+            f"the check of the model and its data ended with {_ending(child.returncode)} and no answer{_said(complaints)}",
+            hint=f"does the module {spec.model.model_def} end the process?",
+        )
+    return _judged(found)
+
+
+def save_preflight(path: Path, preflight: Preflight) -> None:
+    """Keep what was found for the master. Raises OSError."""
+    write_json(path, preflight.raw)
+
+
+def load_preflight(path: Path) -> Preflight | None:
+    """What was found before; None if nobody looked yet. Raises UserError for a file that is none of ours."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UserError(f"{path} is not what a preflight leaves: {error}", hint="remove it") from error
+    if not isinstance(found, dict) or "ok" not in found:
+        raise UserError(f"{path} is not what a preflight leaves", hint="remove it")
+    return _judged(found)
+
+
+def _answer(output: str) -> dict[str, Any] | None:
+    """The last line that is a JSON object with "ok": what the user's code prints comes before it."""
+    for line in reversed(output.splitlines()):
+        with suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict) and "ok" in found:
+                return found
+    return None
+
+
+def _judged(found: dict[str, Any]) -> Preflight:
+    if not found["ok"]:
+        error = UserError(str(found.get("error", "the model or its data is not usable")), hint=str(found.get("hint", "")))
+        with suppress(ValueError):
+            error.exit_code = ExitCode(found.get("exit_code", ExitCode.USAGE))
+        raise error
+    return Preflight(_sources(found, "training"), _sources(found, "validation"), _sources(found, "prediction"), found)
+
+
+def _sources(found: Mapping[str, Any], key: str) -> tuple[Source, ...]:
+    try:
+        return tuple(Source(str(one["name"]), int(one["records"]), str(one.get("fingerprint", ""))) for one in found.get(key) or ())
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"the check told nonsense about the {key} data: {error!r}") from error
+
+
+def _ending(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _text(output: str | bytes | None) -> str:
+    return output.decode("utf-8", "replace") if isinstance(output, bytes) else output or ""
+
+
+def _said(complaints: str) -> str:
+    lines = [line for line in complaints.splitlines() if line.strip()][-_LAST_LINES:]
+    return "; it said last:\n  " + "\n  ".join(lines) if lines else ", and said nothing"

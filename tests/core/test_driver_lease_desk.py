@@ -1,0 +1,180 @@
+"""Long polls: every lease reaches its worker or goes back, whatever becomes of the call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.master.lease_desk import LeaseDesk
+from elasticdl.rpc.conversation import Finished, Wait
+from elasticdl.shard import Lease, Shard, ShardId, Task
+
+pytestmark = pytest.mark.core
+
+WORKER = ProcessName(Role.WORKER, 1)
+
+
+def lease(number: int) -> Lease:
+    return Lease(Task.TRAINING, Shard(ShardId(number), "a.csv", 0, 10), attempt=0)
+
+
+SUMMARY = Lease(Task.SUMMARY, None, attempt=0, round=3)
+
+
+class Bench:
+    """A desk whose questions and returns are written down."""
+
+    def __init__(self) -> None:
+        self.asked: list[ProcessName] = []
+        self.returned: list[Lease] = []
+        self.desk = LeaseDesk(self.asked.append, lambda _, lease: self.returned.append(lease))
+
+    def poll(self, sequence: int, wait_s: float = 5.0) -> asyncio.Task[Any]:
+        return asyncio.create_task(self.desk.poll(WORKER, sequence, wait_s))
+
+
+def on_loop(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        async def within() -> None:
+            async with asyncio.timeout(20):
+                await test(Bench())
+
+        asyncio.run(within())
+
+    run.__name__ = test.__name__
+    return run
+
+
+async def settle() -> None:
+    """Let every task go as far as it can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@on_loop
+async def test_a_lease_reaches_the_worker_that_waits(bench: Bench) -> None:
+    poll = bench.poll(1)
+    await settle()
+    assert bench.asked == [WORKER]
+    bench.desk.answer(WORKER, lease(7))
+    assert await poll == lease(7)
+    assert bench.returned == []
+
+
+@on_loop
+async def test_a_repeated_request_gets_the_answer_that_was_lost_on_its_way(bench: Bench) -> None:
+    poll = bench.poll(1)
+    await settle()
+    bench.desk.answer(WORKER, lease(7))
+    assert await poll == lease(7)
+    assert await bench.poll(1) == lease(7)
+    assert bench.asked == [WORKER]
+    assert bench.returned == []
+
+
+@on_loop
+async def test_the_next_request_gets_another_lease(bench: Bench) -> None:
+    for number in (1, 2):
+        poll = bench.poll(number)
+        await settle()
+        bench.desk.answer(WORKER, lease(number))
+        assert await poll == lease(number)
+
+
+@on_loop
+async def test_a_lease_whose_call_was_cancelled_before_it_came_goes_back(bench: Bench) -> None:
+    poll = bench.poll(1)
+    await settle()
+    poll.cancel()
+    await settle()
+    bench.desk.answer(WORKER, lease(7))
+    assert bench.returned == [lease(7)]
+
+
+@on_loop
+async def test_a_lease_that_comes_in_the_moment_of_the_cancellation_goes_back(bench: Bench) -> None:
+    poll = bench.poll(1)
+    await settle()
+    bench.desk.answer(WORKER, lease(7))
+    poll.cancel()
+    await settle()
+    assert poll.cancelled()
+    assert bench.returned == [lease(7)]
+    again = bench.poll(1)
+    await settle()
+    bench.desk.answer(WORKER, lease(8))
+    assert await again == lease(8)
+
+
+@on_loop
+async def test_a_lease_taken_by_a_retry_does_not_go_back_when_the_first_call_is_cancelled(bench: Bench) -> None:
+    poll = bench.poll(1)
+    await settle()
+    bench.desk.answer(WORKER, lease(7))
+    # In the same turn of the loop: the retry is served before the first call notices anything.
+    retry = await bench.desk.poll(WORKER, 1, 5.0)
+    poll.cancel()
+    await settle()
+    assert retry == lease(7)
+    assert bench.returned == []
+
+
+@on_loop
+async def test_a_retry_joins_the_question_that_is_already_asked(bench: Bench) -> None:
+    first = bench.poll(1)
+    await settle()
+    second = bench.poll(1)
+    await settle()
+    assert bench.asked == [WORKER]
+    bench.desk.answer(WORKER, lease(7))
+    assert await second == lease(7)
+    assert isinstance(await first, Wait)
+    assert bench.returned == []
+
+
+@on_loop
+async def test_who_waits_is_told_the_reason_when_the_time_is_over(bench: Bench) -> None:
+    poll = bench.poll(1, wait_s=0.01)
+    await settle()
+    bench.desk.answer(WORKER, Wait("all shards are leased"))
+    assert await poll == Wait("all shards are leased")
+    bench.desk.answer(WORKER, lease(7))
+    assert bench.returned == [lease(7)]
+
+
+@on_loop
+async def test_who_got_nothing_is_asked_for_again_when_work_appears(bench: Bench) -> None:
+    poll = bench.poll(1)
+    await settle()
+    bench.desk.work_appeared()
+    assert bench.asked == [WORKER], "the first question is still open"
+    bench.desk.answer(WORKER, Wait("nothing yet"))
+    bench.desk.work_appeared()
+    assert bench.asked == [WORKER, WORKER]
+    bench.desk.answer(WORKER, Finished())
+    assert await poll == Finished()
+
+
+@on_loop
+async def test_a_lease_without_a_shard_is_kept_for_its_worker(bench: Bench) -> None:
+    poll = bench.poll(1)
+    await settle()
+    poll.cancel()
+    await settle()
+    bench.desk.answer(WORKER, SUMMARY)
+    assert bench.returned == []
+    assert await bench.poll(1) == SUMMARY
+    assert await bench.poll(1) == SUMMARY
+
+
+@on_loop
+async def test_a_worker_that_left_waits_no_more_and_its_leases_are_not_returned_twice(bench: Bench) -> None:
+    poll = bench.poll(1)
+    await settle()
+    bench.desk.leave(WORKER)
+    assert isinstance(await poll, Wait)
+    assert bench.desk.waiting() == {}
