@@ -1,1 +1,1 @@
-"""TODO."""
+"""The master's decisions: facts in, orders out. Pure: no I/O, no thread, no clock, no RPC type."""

@@ -1,0 +1,148 @@
+"""When a checkpoint is taken, and what becomes of it. A failed one is announced and tried again; the old ones stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+from elasticdl.master.core.commands import DropSnapshot, Purpose, SaveSnapshot
+from elasticdl.master.core.events import SnapshotSaved
+from elasticdl.master.core.parts import Facts, Phase
+from elasticdl.master.core.snapshots import Snapshots, retry_s
+from elasticdl.shard import Applied, SnapshotId
+
+SAVE_LIMIT_S = 1800.0
+_FINAL_TRIES = 5
+
+LedgerAt: TypeAlias = Callable[[Mapping[str, Applied]], str]
+"""The ledger as JSON at the point of a cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A view that is being written."""
+
+    id: SnapshotId
+    version: int
+    since_s: float
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A complete checkpoint."""
+
+    version: int
+    path: str
+    bytes: int
+    at_s: float
+
+
+@final
+class Checkpointing:
+    """Decides on checkpoints. `wanted` says why one is wanted that was not ordered yet."""
+
+    def __init__(self, facts: Facts, snapshots: Snapshots, ledger_at: LedgerAt) -> None:
+        self._facts = facts
+        self._snapshots = snapshots
+        self._ledger_at = ledger_at
+        self.wanted = ""
+        self.saving: Saving | None = None
+        self.saved: list[Saved] = []
+        self.last_problem = ""
+        self._cut: SnapshotId | None = None
+        self._anchor_version = 0
+        self._failures = 0
+        self._retry_at_s = 0.0
+        self._cut_is_final = False
+        self._final_done = False
+
+    @property
+    def under_way(self) -> bool:
+        """A checkpoint is being cut or written."""
+        return self._cut is not None or self.saving is not None
+
+    def start(self, version: int) -> None:
+        """Count versions from here."""
+        self._anchor_version = version
+
+    def request(self, why: str) -> None:
+        """Somebody wants one as soon as possible."""
+        self.wanted = self.wanted or why
+
+    def begin_final(self) -> None:
+        """The work is over: one more, of what there is now."""
+        self._failures, self._retry_at_s = 0, self._facts.now_s
+        self.wanted = "the end of the work"
+
+    @property
+    def final_saved(self) -> bool:
+        """The last checkpoint is on disk."""
+        return self._final_done
+
+    @property
+    def final_over(self) -> bool:
+        """The last checkpoint is on disk, or it was tried often enough."""
+        return self._final_done or (not self.under_way and self._failures >= _FINAL_TRIES)
+
+    def decide(self) -> None:
+        """Order a checkpoint if one is due and can be taken now."""
+        possible = self._facts.phase in (Phase.WORKING, Phase.EVALUATING, Phase.CHECKPOINTING) and self._facts.work is not None
+        free = self._snapshots.cutting is None and not self.under_way and self._facts.now_s >= self._retry_at_s
+        if self.wanted and possible and free and not self._facts.servers_away():
+            self._cut = self._snapshots.take(Purpose.CHECKPOINT)
+            self._cut_is_final = self._facts.phase is Phase.CHECKPOINTING
+
+    def version_changed(self) -> None:
+        """The servers are at another version."""
+        steps, version = self._facts.spec.checkpoint.checkpoint_steps, self._facts.version
+        if version < self._anchor_version:
+            # Servers came back from an older checkpoint.
+            self._anchor_version = version
+        if steps and self._facts.phase is Phase.WORKING and version // steps > self._anchor_version // steps:
+            self._anchor_version = version
+            self.request(f"version {version}")
+
+    def cut(self, snapshot: SnapshotId, version: int, applied: Mapping[str, Applied]) -> None:
+        """The view is frozen: write it, together with the ledger at exactly that point."""
+        final_wanted = self._facts.phase is Phase.CHECKPOINTING and not self._cut_is_final
+        self._cut, self.wanted = None, self.wanted if final_wanted else ""
+        self._anchor_version = max(self._anchor_version, version)
+        self.saving = Saving(snapshot, version, self._facts.now_s, self._cut_is_final)
+        self._facts.orders.give(SaveSnapshot(snapshot, version, self._ledger_at(applied)))
+
+    def completed(self, event: SnapshotSaved) -> None:
+        """A checkpoint is on disk, be it one that was given up as too slow."""
+        if self.saving is not None and self.saving.id == event.snapshot:
+            self._final_done = self.saving.final
+            self.saving = None
+            self._failures = 0
+        if all(saved.path != event.path for saved in self.saved):
+            self.saved.append(Saved(event.version, event.path, event.bytes, event.at_s))
+            keep = self._facts.spec.checkpoint.keep_checkpoint_max
+            del self.saved[: len(self.saved) - keep if keep else 0]
+        self._facts.orders.give(DropSnapshot(event.snapshot))
+        megabytes = event.bytes / 1e6
+        self._facts.orders.announce("checkpoint", f"checkpoint of version {event.version} saved, {megabytes:.1f} MB: {event.path}")
+
+    def failed(self, snapshot: SnapshotId, reason: str) -> bool:
+        """A cut or a save did not work. False if it was none of ours."""
+        if snapshot != self._cut and (self.saving is None or self.saving.id != snapshot):
+            return False
+        if self.saving is not None:
+            self._facts.orders.give(DropSnapshot(snapshot))
+        self._cut = self.saving = None
+        self._failures += 1
+        self.last_problem = reason
+        pause_s = retry_s(self._failures)
+        self._retry_at_s = self._facts.now_s + pause_s
+        self.request("the last one failed")
+        text = f"no checkpoint: {reason}; the earlier ones stay, trying again in {pause_s:.0f} s"
+        self._facts.orders.announce("checkpoint", text, level="warning")
+        return True
+
+    def tick(self) -> None:
+        """Give up a save that takes too long."""
+        if self.saving is not None and self._facts.now_s - self.saving.since_s > SAVE_LIMIT_S:
+            self.failed(self.saving.id, f"the save was not complete after {SAVE_LIMIT_S:.0f} s")

@@ -1,0 +1,78 @@
+"""How data is cut into shards and in which order they come: a function of sources, sizes and a seed, nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from elasticdl.job import DataSection, Shuffle
+from elasticdl.shard import Shard, ShardId, Source
+
+_MINIBATCHES_PER_SHARD = 64
+_SHARDS_PER_WORKER = 4
+
+
+def shard_records(data: DataSection, total_records: int, max_workers: int) -> int:
+    """Records in a shard: a multiple of the minibatch size.
+
+    What the user asked for is rounded up. By default 64 minibatches, but small data gives about four shards to each
+    of `max_workers`, so that all have work and the end is not one long wait for the last of them.
+    """
+    batch = data.minibatch_size
+    if data.records_per_task:
+        return -(-data.records_per_task // batch) * batch
+    fair = total_records // (_SHARDS_PER_WORKER * max_workers)
+    return min(_MINIBATCHES_PER_SHARD * batch, max(batch, fair // batch * batch))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`sources` cut into shards of `shard_records`, the last of each source being shorter, read `epochs` times."""
+
+    sources: tuple[Source, ...]
+    shard_records: int
+    epochs: int = 1
+    shuffle: Shuffle = Shuffle.NONE
+    seed: int = 0
+    _first: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Number of the first shard of each source."""
+
+    def __post_init__(self) -> None:
+        first, number = [], 0
+        for source in self.sources:
+            first.append(number)
+            number += -(-source.records // self.shard_records)
+        object.__setattr__(self, "_first", (*first, number))
+
+    @property
+    def records(self) -> int:
+        """Records of one epoch."""
+        return sum(source.records for source in self.sources)
+
+    @property
+    def shards(self) -> int:
+        """Shards of one epoch."""
+        return self._first[-1]
+
+    def order(self, epoch: int) -> list[int]:
+        """Numbers of the shards in the order in which they are leased in that epoch."""
+        numbers = list(range(self.shards))
+        if self.shuffle is not Shuffle.NONE:
+            random.Random(f"{self.seed}/{epoch}").shuffle(numbers)
+        return numbers
+
+    def order_seed(self, epoch: int, number: int) -> int | None:
+        """Seed (63 bits) of the order of records within shard `number`; None: as in the file."""
+        if self.shuffle is not Shuffle.RECORDS:
+            return None
+        digest = hashlib.blake2b(f"{self.seed}/{epoch}/{number}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 1
+
+    def shard(self, number: int, id: ShardId) -> Shard:
+        """Shard `number` of 0 … shards-1, to be known as `id`."""
+        index = bisect_right(self._first, number) - 1
+        source = self.sources[index]
+        begin = (number - self._first[index]) * self.shard_records
+        return Shard(id, source.name, begin, min(begin + self.shard_records, source.records))

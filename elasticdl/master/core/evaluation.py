@@ -1,0 +1,289 @@
+"""Rounds of evaluation at one stated version: freeze a view, lease the validation shards, add up the metric states
+exactly once per shard, then let one worker turn the sums into values.
+
+The payload of the SUMMARY lease is JSON: `{"round", "version", "epoch", "metrics": {name: [[…], …]}}`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.job import Action
+from elasticdl.master.core.commands import DropSnapshot, Purpose, RecordMetrics
+from elasticdl.master.core.cutting import Plan, shard_records
+from elasticdl.master.core.errands import Errand
+from elasticdl.master.core.events import Numbers, ProgressReported, SummaryReported, TaskFailed
+from elasticdl.master.core.parts import Facts, Phase
+from elasticdl.master.core.shards import Ledger, Piece
+from elasticdl.master.core.snapshots import Snapshots, retry_s
+from elasticdl.shard import Lease, SnapshotId, Task
+
+_TRIES = 20
+_KEPT_RESULTS = 200
+
+
+class Stage(StrEnum):
+    """How far a round is."""
+
+    CUTTING = "waiting for a frozen view"
+    LEASING = "computing metrics"
+    SUMMARISING = "summarising"
+
+
+@dataclass(slots=True)
+class Round:
+    """A round under way. `snapshot` is None on the live parameters (`elasticdl evaluate`)."""
+
+    number: int
+    final: bool
+    since_s: float
+    stage: Stage
+    snapshot: SnapshotId | None
+    ledger: Ledger
+    version: int = 0
+    epoch: int = 0
+    sums: dict[str, list[list[float]]] = field(default_factory=dict)
+    summary: Errand = field(default_factory=lambda: Errand(Task.SUMMARY))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a round found."""
+
+    round: int
+    version: int
+    epoch: int
+    at_s: float
+    values: dict[str, float]
+
+
+@final
+class Evaluation:
+    """Decides on rounds, one at a time."""
+
+    def __init__(self, facts: Facts, snapshots: Snapshots) -> None:
+        self._facts = facts
+        self._snapshots = snapshots
+        self.round: Round | None = None
+        self.results: list[Result] = []
+        self.final_done = False
+        self.last_ledger: Ledger | None = None
+        self.rounds = 0
+        self._anchor_version = 0
+        self._anchor_s = 0.0
+        self._failures = 0
+        self._retry_at_s = 0.0
+
+    def start(self, version: int) -> None:
+        """Count versions and seconds from here."""
+        self._anchor_version, self._anchor_s = version, self._facts.now_s
+
+    def version_changed(self) -> None:
+        """The servers are at another version; at an older one after a restore."""
+        self._anchor_version = min(self._anchor_version, self._facts.version)
+
+    # -- when ---------------------------------------------------------------------------------------------------------
+
+    def decide(self) -> None:
+        """Open a round if one is due and can begin now."""
+        if self.round is not None or self._facts.now_s < self._retry_at_s or self._facts.servers_away():
+            return
+        final = self._facts.phase is Phase.EVALUATING and not self.final_done
+        if not final and not self._due():
+            return
+        if self._facts.spec.action is Action.EVALUATE:
+            self._open(final, None)
+            self._begin_leasing(self._facts.version)
+        elif self._snapshots.cutting is None:
+            self._open(final, self._snapshots.take(Purpose.EVALUATION))
+
+    def _due(self) -> bool:
+        if self._facts.phase is not Phase.WORKING or not self._facts.validation or self._facts.work is None:
+            return False
+        training, version = self._facts.spec.training, self._facts.version
+        steps = training.evaluation_steps
+        by_steps = steps > 0 and version // steps > self._anchor_version // steps
+        by_time = 0 < training.evaluation_seconds <= self._facts.now_s - self._anchor_s and version > self._anchor_version
+        return by_steps or by_time or self._failures > 0
+
+    def _open(self, final: bool, snapshot: SnapshotId | None) -> None:
+        data, workers = self._facts.spec.data, self._facts.spec.cluster.num_workers.high
+        sources = self._facts.validation
+        plan = Plan(sources, shard_records(data, sum(source.records for source in sources), workers))
+        ledger = Ledger(plan, self._facts.ids, task=Task.EVALUATION)
+        self.round = Round(self.rounds, final, self._facts.now_s, Stage.CUTTING, snapshot, ledger)
+        self.rounds += 1
+
+    def cut(self, snapshot: SnapshotId, version: int) -> None:
+        """The frozen view of the open round is there."""
+        if self.round is None or self.round.snapshot != snapshot:
+            self._facts.orders.give(DropSnapshot(snapshot))
+            return
+        self._anchor_version = version
+        self._begin_leasing(version)
+
+    def _begin_leasing(self, version: int) -> None:
+        assert self.round is not None
+        self.round.version, self.round.stage = version, Stage.LEASING
+        self.round.epoch = self._facts.work.epoch if self._facts.work else 0
+        self._facts.orders.announce("evaluation", f"evaluation round {self.round.number} begins at version {version}")
+        self._maybe_summarise(self.round)
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    def lease(self, worker: ProcessName) -> Lease | None:
+        """A validation shard, or the summary, if there is one to be had."""
+        current = self.round
+        if current is None or current.stage is Stage.CUTTING:
+            return None
+        if current.stage is Stage.SUMMARISING:
+            return self._summary_lease(current, worker)
+        held = current.ledger.take(worker, self._facts.now_s)
+        if held is None:
+            return None
+        lease = current.ledger.lease(held)
+        return replace(lease, epoch=current.epoch, round=current.number, snapshot=current.snapshot, version=current.version)
+
+    def _summary_lease(self, current: Round, worker: ProcessName) -> Lease | None:
+        if current.summary.holder is not None:
+            return None
+        current.summary.holder = worker
+        payload = {"round": current.number, "version": current.version, "epoch": current.epoch, "metrics": current.sums}
+        return Lease(
+            Task.SUMMARY,
+            None,
+            current.summary.attempt,
+            epoch=current.epoch,
+            round=current.number,
+            snapshot=current.snapshot,
+            version=current.version,
+            payload=json.dumps(payload),
+        )
+
+    def progressed(self, event: ProgressReported) -> int:
+        """A worker's report on a validation shard; returns the records that are new."""
+        current = self.round
+        held = current.ledger.find(event.worker, event.applied.shard, event.applied.attempt) if current else None
+        if current is None or held is None:
+            return 0
+        gained = current.ledger.advance(held, event.applied.offset, event.bad_records)
+        if event.done:
+            problem = self._not_addable(current, event.metrics)
+            if problem or held.offset < held.piece.shard.records:
+                problem = problem or f"ended after {held.offset} of {held.piece.shard.records} records"
+                self._failed_piece(held.piece if current.ledger.fail(held, f"{event.worker}: {problem}") else None)
+            else:
+                current.ledger.finish(held)
+                _add(current.sums, event.metrics)
+                self._facts.check_bad(current.ledger.counts[0], event.bad_examples)
+        self._maybe_summarise(current)
+        return gained
+
+    def _not_addable(self, current: Round, metrics: dict[str, tuple[Numbers, ...]]) -> str:
+        """Why these states cannot be added to the sums; '' if they can."""
+        if current.sums and current.sums.keys() != metrics.keys():
+            return f"its metrics are {sorted(metrics)}, those of other shards {sorted(current.sums)}"
+        for name, arrays in metrics.items():
+            before = current.sums.get(name)
+            if before is not None and [len(array) for array in before] != [len(array) for array in arrays]:
+                return f"the state of metric {name!r} has another shape than with other shards"
+        return ""
+
+    def _maybe_summarise(self, current: Round) -> None:
+        if current.stage is Stage.LEASING and current.ledger.finished:
+            current.stage = Stage.SUMMARISING
+
+    def summarised(self, event: SummaryReported) -> bool:
+        """The values of the open round. False if they are not of whom was asked, or too late."""
+        current = self.round
+        if current is None or current.number != event.round or current.summary.holder != event.worker:
+            return False
+        self.results.append(Result(current.number, current.version, current.epoch, event.at_s, dict(event.values)))
+        del self.results[:-_KEPT_RESULTS]
+        self._facts.metrics = dict(event.values)
+        trained = self._facts.work.totals().trained if self._facts.work else current.ledger.totals().trained
+        orders = self._facts.orders
+        orders.give(RecordMetrics("evaluation", current.version, trained, dict(event.values)))
+        values = ", ".join(f"{name} {value:.4g}" for name, value in event.values.items())
+        orders.announce("evaluation", f"evaluation round {current.number} at version {current.version}: {values or 'no metrics'}")
+        self.final_done = self.final_done or current.final
+        self._failures = 0
+        self._anchor_s = self._facts.now_s
+        self._close()
+        return True
+
+    # -- what goes wrong ----------------------------------------------------------------------------------------------
+
+    def failed_task(self, event: TaskFailed) -> bool:
+        """User code raised in a shard or in the summary. False if that lease is not of this round."""
+        current = self.round
+        if current is None:
+            return False
+        if event.shard is None:
+            return event.task is Task.SUMMARY and current.summary.holder == event.worker and self._failed_summary(event)
+        held = current.ledger.find(event.worker, event.shard, event.attempt)
+        if held is None:
+            return False
+        self._failed_piece(held.piece if current.ledger.fail(held, f"{event.worker}: {event.error}") else None)
+        self._maybe_summarise(current)
+        return True
+
+    def _failed_summary(self, event: TaskFailed) -> bool:
+        assert self.round is not None
+        if self.round.summary.release(event.worker, event.error):
+            self._facts.fail(f"the summary of an evaluation failed:\n{self.round.summary.story()}")
+        return True
+
+    def _failed_piece(self, parked: Piece | None) -> None:
+        if parked is not None:
+            self._facts.give_up(Task.EVALUATION, parked)
+
+    def lost(self, worker: ProcessName, blame: str) -> bool:
+        """A worker is gone. True if `blame` was counted against something that it held here."""
+        current = self.round
+        if current is None:
+            return False
+        blamed = bool(blame) and (current.summary.holder == worker or bool(current.ledger.held_by(worker)))
+        if current.summary.release(worker, blame):
+            self._facts.fail(f"the summary of an evaluation failed:\n{current.summary.story()}")
+        self._failed_piece(current.ledger.settle(worker, (), blame=blame))
+        self._maybe_summarise(current)
+        return blamed
+
+    def failed_cut(self, reason: str) -> None:
+        """The open round got no frozen view: again later."""
+        self._close()
+        self._failures += 1
+        pause_s = retry_s(self._failures)
+        self._retry_at_s = self._facts.now_s + pause_s
+        self._facts.orders.announce("evaluation", f"no evaluation yet: {reason}; trying again in {pause_s:.0f} s", level="warning")
+        if self._failures >= _TRIES:
+            self._facts.fail(f"no evaluation after {_TRIES} tries: {reason}")
+
+    def server_lost(self, name: ProcessName) -> None:
+        """A frozen view is gone with the server that held a part of it."""
+        if self.round is not None and self.round.snapshot is not None and self.round.stage is not Stage.CUTTING:
+            self.failed_cut(f"the frozen view went with {name}")
+
+    def abandon(self) -> None:
+        """The job is to end: no round is wanted any more."""
+        if self.round is not None:
+            self._close()
+
+    def _close(self) -> None:
+        assert self.round is not None
+        if self.round.snapshot is not None and self.round.stage is not Stage.CUTTING:
+            self._facts.orders.give(DropSnapshot(self.round.snapshot))
+        self.last_ledger, self.round = self.round.ledger, None
+
+
+def _add(sums: dict[str, list[list[float]]], metrics: dict[str, tuple[Numbers, ...]]) -> None:
+    for name, arrays in metrics.items():
+        if name not in sums:
+            sums[name] = [list(array) for array in arrays]
+        else:
+            sums[name] = [[a + b for a, b in zip(one, other, strict=True)] for one, other in zip(sums[name], arrays, strict=True)]

@@ -1,0 +1,193 @@
+"""What comes after what: train → evaluate → checkpoint → export → end; or drain → checkpoint → end, when stopped."""
+
+from __future__ import annotations
+
+from typing import final
+
+from elasticdl.cluster.base import Role
+from elasticdl.errors import ExitCode
+from elasticdl.job import Action
+from elasticdl.master.core.checkpointing import Checkpointing
+from elasticdl.master.core.commands import FinishJob, StopProcess, WorkFinished
+from elasticdl.master.core.errands import Errand
+from elasticdl.master.core.evaluation import Evaluation
+from elasticdl.master.core.events import ExportFinished, StopRequested
+from elasticdl.master.core.leasing import Leasing
+from elasticdl.master.core.parts import Facts, Outcome, Phase
+from elasticdl.master.core.processes import Life
+from elasticdl.master.core.scaling import DRAIN_GRACE_S, Scaling
+from elasticdl.shard import Task
+
+_END_LIMIT_S = 30.0
+_SERVERS_LIMIT_S = 15.0
+_NO_SERVERS_LIMIT_S = 30.0
+
+
+@final
+class Flow:
+    """Moves the job from phase to phase."""
+
+    def __init__(
+        self, facts: Facts, scaling: Scaling, leasing: Leasing, evaluation: Evaluation, checkpointing: Checkpointing
+    ) -> None:
+        self._facts = facts
+        self._scaling = scaling
+        self._leasing = leasing
+        self._evaluation = evaluation
+        self._checkpointing = checkpointing
+        self._exported = False
+        self._ending = False
+        self._servers_stopped = False
+
+    def begin(self) -> None:
+        """The data was counted."""
+        action = self._facts.spec.action
+        if action is Action.EVALUATE:
+            self._facts.enter(Phase.EVALUATING, "evaluation begins")
+            return
+        work = self._facts.work
+        assert work is not None
+        records, shards, epochs = work.plan.records, work.plan.shards, work.plan.epochs
+        text = f"{records} records in {shards} shards" + (f", {epochs} epochs" if action is Action.TRAIN else "")
+        self._facts.enter(Phase.WORKING, f"{'training' if action is Action.TRAIN else 'prediction'} begins: {text}")
+
+    def exported(self, event: ExportFinished) -> None:
+        """A worker wrote the export."""
+        self._exported = self._exported or self._leasing.exported(event)
+
+    def stop(self, event: StopRequested) -> None:
+        """A person wants the job to end; wanted twice, it ends without grace."""
+        phase = self._facts.phase
+        if phase in (Phase.ENDING, Phase.ENDED):
+            return
+        hurry = self._facts.outcome is not None
+        resume = "go on with the same command and --resume" if self._facts.spec.action is Action.TRAIN else ""
+        self._facts.outcome = Outcome(ExitCode.INTERRUPTED, f"stopped: {event.reason}", resume)
+        self._evaluation.abandon()
+        grace_s = 0.0 if hurry else DRAIN_GRACE_S
+        for process in list(self._facts.processes.workers()):
+            if process.live or hurry:
+                self._scaling.stop(process, grace_s, f"the job is stopped: {event.reason}")
+        if not hurry:
+            self._facts.enter(Phase.DRAINING, f"the job is stopped: {event.reason}; workers give their work back")
+        elif phase is Phase.CHECKPOINTING:
+            self._facts.enter(Phase.ENDING, "stopped twice: the job ends without a last checkpoint")
+
+    def decide(self) -> None:
+        """Go as far as the facts allow."""
+        before = None
+        while before is not self._facts.phase:
+            before = self._facts.phase
+            self._step()
+
+    def _step(self) -> None:
+        match self._facts.phase:
+            case Phase.WORKING:
+                self._after_work()
+            case Phase.EVALUATING if self._evaluation.final_done:
+                self._to_checkpoint()
+            case Phase.DRAINING:
+                self._after_draining()
+            case Phase.CHECKPOINTING:
+                self._after_checkpoint()
+            case Phase.EXPORTING if self._exported:
+                self._end("done")
+            case Phase.ENDING:
+                self._ending_step()
+            case _:
+                pass
+
+    def _after_work(self) -> None:
+        work, facts = self._facts.work, self._facts
+        if work is None or not work.finished or self._evaluation.round is not None:
+            return
+        lost = sum(count.lost - count.parked for count in work.counts)
+        if lost:
+            facts.fail(f"{lost} records were neither trained nor given up: the ledger does not add up")
+        elif facts.spec.action is Action.PREDICT:
+            self._end("done")
+        elif facts.validation:
+            facts.enter(Phase.EVALUATING, "training is done; the final evaluation begins")
+        else:
+            self._to_checkpoint()
+
+    def _to_checkpoint(self) -> None:
+        if self._facts.spec.action is not Action.TRAIN:
+            self._end("done")
+        elif self._facts.spec.checkpoint.checkpoint_steps:
+            self._checkpointing.begin_final()
+            self._facts.enter(Phase.CHECKPOINTING, "the last checkpoint is taken")
+        else:
+            self._to_export()
+
+    def _after_draining(self) -> None:
+        work = self._facts.work
+        if any(True for _ in self._facts.processes.workers()) or (work is not None and work.held):
+            return
+        if self._facts.spec.action is Action.TRAIN and work is not None and self._facts.version > 0:
+            self._checkpointing.begin_final()
+            self._facts.enter(Phase.CHECKPOINTING, "workers are gone; the last checkpoint is taken")
+        else:
+            self._end("")
+
+    def _after_checkpoint(self) -> None:
+        facts, checkpointing = self._facts, self._checkpointing
+        # Servers that are away hold the last checkpoint up only for a while, if the job was stopped.
+        hopeless = (
+            bool(facts.servers_away()) and facts.now_s - facts.phase_since_s > _NO_SERVERS_LIMIT_S and facts.outcome is not None
+        )
+        if not checkpointing.final_over and not hopeless:
+            return
+        if not checkpointing.final_saved:
+            problem = checkpointing.last_problem or facts.servers_away()
+            facts.orders.announce("checkpoint", f"there is no last checkpoint: {problem}", level="error")
+            if facts.outcome is not None:
+                message = f"{facts.outcome.message}; the last checkpoint could not be taken: {problem}"
+                facts.outcome = Outcome(facts.outcome.exit_code, message, facts.outcome.hint if checkpointing.saved else "")
+        if facts.outcome is not None:
+            self._end("")
+        else:
+            self._to_export()
+
+    def _to_export(self) -> None:
+        if self._facts.spec.checkpoint.output:
+            self._facts.export = Errand(Task.EXPORT)
+            self._facts.enter(Phase.EXPORTING, "the model is exported")
+        else:
+            self._end("done")
+
+    def _end(self, message: str) -> None:
+        self._facts.outcome = self._facts.outcome or Outcome(ExitCode.DONE, message)
+        self._facts.enter(Phase.ENDING, f"the job is over: {self._facts.outcome.message}")
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _ending_step(self) -> None:
+        facts = self._facts
+        if not self._ending:
+            self._ending = True
+            self._evaluation.abandon()
+            self._dismiss_workers()
+        workers_left = any(True for _ in facts.processes.workers())
+        waited_s = facts.now_s - facts.phase_since_s
+        if not self._servers_stopped and (not workers_left or waited_s > _SERVERS_LIMIT_S):
+            self._servers_stopped = True
+            for process in list(facts.processes.going.values()):
+                if process.name.role is Role.PS and process.live:
+                    self._scaling.stop(process, 5.0, "the job is over")
+        if self._servers_stopped and (not facts.processes.going or waited_s > _END_LIMIT_S):
+            assert facts.outcome is not None
+            facts.phase, facts.phase_since_s = Phase.ENDED, facts.now_s
+            facts.orders.give(FinishJob(facts.outcome.exit_code, facts.outcome.message, facts.outcome.hint))
+
+    def _dismiss_workers(self) -> None:
+        outcome = self._facts.outcome
+        assert outcome is not None
+        for process in list(self._facts.processes.workers()):
+            if process.life is Life.READY and outcome.exit_code is ExitCode.DONE:
+                process.finished = True
+                self._facts.orders.give(WorkFinished(process.name))
+            elif process.live:
+                self._scaling.stop(process, 5.0, "the job is over")
+            elif process.life is Life.STOPPING:
+                self._facts.orders.give(StopProcess(process.name, 5.0, "the job is over"))

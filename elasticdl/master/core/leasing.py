@@ -1,0 +1,266 @@
+"""Who gets which lease, and what workers say of theirs. Reports of whoever does not hold a lease (any more) are ignored."""
+
+from __future__ import annotations
+
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.job import Action
+from elasticdl.master.core.commands import GrantLease, NoLeaseNow, RecordMetrics, RevokeLeases, WorkFinished
+from elasticdl.master.core.evaluation import Evaluation
+from elasticdl.master.core.evaluation import Stage as RoundStage
+from elasticdl.master.core.events import ExportFinished, LeaseRequested, LeaseReturned, ProgressReported, TaskFailed
+from elasticdl.master.core.pace import Pace
+from elasticdl.master.core.parts import Facts, Phase
+from elasticdl.master.core.processes import Life, Process
+from elasticdl.master.core.settlement import Settlement
+from elasticdl.master.core.shards import Held, Stage
+from elasticdl.shard import Lease, Task
+
+LEASES_PER_WORKER = 2
+_LOSS_EVERY_S = 1.0
+_DRAIN_LIMIT_S = 60.0
+_CLOSE_AFTER_S = 3.0
+
+
+@final
+class Leasing:
+    """Answers requests and books reports."""
+
+    def __init__(self, facts: Facts, evaluation: Evaluation, settlement: Settlement) -> None:
+        self._facts = facts
+        self._evaluation = evaluation
+        self._settlement = settlement
+        self.pace = Pace()
+        self._loss_told_s: float | None = None
+        self._stopped_s: float | None = None
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def requested(self, event: LeaseRequested) -> None:
+        """Answer with exactly one of GrantLease, NoLeaseNow, WorkFinished, RevokeLeases."""
+        give, name = self._facts.orders.give, event.worker
+        process = self._facts.worker(name)
+        if self._facts.phase in (Phase.ENDING, Phase.ENDED):
+            if process is not None:
+                process.finished = True
+            give(WorkFinished(name))
+        elif process is None:
+            give(RevokeLeases(name, f"{name} is unknown here or was given up"))
+        elif process.life is not Life.READY:
+            give(
+                NoLeaseNow(name, f"{name} is {process.life}: {process.message}" if process.message else f"{name} is {process.life}")
+            )
+        else:
+            process.revoked = False
+            answer = self._next(process)
+            if isinstance(answer, str):
+                give(NoLeaseNow(name, answer))
+                return
+            if self.leases_of(name) == 1:
+                process.busy_since_s = event.at_s
+            give(GrantLease(name, answer))
+
+    def _next(self, process: Process) -> Lease | str:
+        """The best lease for that worker, or why there is none."""
+        if self.leases_of(process.name) >= LEASES_PER_WORKER:
+            return f"{process.name} has {LEASES_PER_WORKER} leases already"
+        if away := self._facts.servers_away():
+            return f"waiting for parameter servers: {away}"
+        return (
+            self._evaluation.lease(process.name)
+            or self._work_lease(process.name)
+            or self._export_lease(process.name)
+            or self.idle_reason()
+        )
+
+    def _work_lease(self, worker: ProcessName) -> Lease | None:
+        work = self._facts.work
+        if work is None or self._facts.phase is not Phase.WORKING:
+            return None
+        held = work.take(worker, self._facts.now_s)
+        return work.lease(held) if held else None
+
+    def _export_lease(self, worker: ProcessName) -> Lease | None:
+        export = self._facts.export
+        if self._facts.phase is not Phase.EXPORTING or export is None or export.holder is not None:
+            return None
+        export.holder = worker
+        return Lease(Task.EXPORT, None, export.attempt, version=self._facts.version)
+
+    def idle_reason(self) -> str:
+        """Why there is nothing to lease just now, in words."""
+        current, work = self._evaluation.round, self._facts.work
+        if self._facts.phase is Phase.STARTING:
+            return "the data is being counted"
+        if current is not None and current.stage is RoundStage.CUTTING:
+            return "waiting for the frozen view of an evaluation"
+        if current is not None:
+            return f"evaluation round {current.number} is {current.stage}; all of it is leased"
+        if work is not None and work.held and self._facts.phase is Phase.WORKING:
+            settling = sum(held.stage is Stage.SETTLING for held in work.held.values())
+            return f"the last {len(work.held)} shards are leased to others" + (
+                f" ({settling} are being settled)" if settling else ""
+            )
+        return f"the job is {self._facts.phase}"
+
+    def leases_of(self, worker: ProcessName) -> int:
+        """How many leases a worker holds, of every kind."""
+        current, export, work = self._evaluation.round, self._facts.export, self._facts.work
+        count = len(work.held_by(worker)) if work else 0
+        if current is not None:
+            count += len(current.ledger.held_by(worker)) + (current.summary.holder == worker)
+        return count + (export is not None and export.holder == worker)
+
+    # -- reports ------------------------------------------------------------------------------------------------------
+
+    def progressed(self, event: ProgressReported) -> None:
+        """Book progress with a lease."""
+        process = self._facts.worker(event.worker)
+        if process is None:
+            return
+        gained = self._evaluation.progressed(event) if event.task is Task.EVALUATION else self._progressed_work(event)
+        if gained:
+            self.pace.saw(event.task, event.at_s - process.busy_since_s, gained)
+            self._facts.budgets.progressed()
+            process.done_records += gained
+            process.failure_reported = False
+            process.busy_since_s = event.at_s
+            self._tell_loss(event)
+
+    def _progressed_work(self, event: ProgressReported) -> int:
+        work = self._facts.work
+        held = work.find(event.worker, event.applied.shard, event.applied.attempt) if work else None
+        if work is None or held is None or work.task is not event.task:
+            return 0
+        gained = work.advance(held, event.applied.offset, event.bad_records)
+        if event.bad_records:
+            self._facts.check_bad(work.counts[held.piece.epoch], event.bad_examples)
+        if event.done and not work.finish(held):
+            total = held.piece.shard.records
+            self._failed_work(held, f"{event.worker}: ended after {held.offset} of {total} records")
+        return gained
+
+    def _tell_loss(self, event: ProgressReported) -> None:
+        work = self._facts.work
+        if event.loss is None or work is None:
+            return
+        self._facts.loss = event.loss
+        if self._loss_told_s is None or event.at_s - self._loss_told_s >= _LOSS_EVERY_S:
+            self._loss_told_s = event.at_s
+            values = {"loss": event.loss}
+            self._facts.orders.give(RecordMetrics("training", self._facts.version, work.totals().trained, values))
+
+    def returned(self, event: LeaseReturned) -> None:
+        """A worker gives back the rest of a lease. If nobody revoked it, the worker is draining."""
+        process, current = self._facts.worker(event.worker), self._evaluation.round
+        if process is None:
+            return
+        work = self._facts.work
+        held = work.find(event.worker, event.applied.shard, event.applied.attempt) if work else None
+        if held is not None:
+            self._settlement.returned(process, held, event.applied.offset)
+        elif current is not None:
+            found = current.ledger.find(event.worker, event.applied.shard, event.applied.attempt)
+            if found is not None:
+                current.ledger.give_back(found)
+        if process.life is Life.READY and not process.revoked:
+            process.enter(Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + _DRAIN_LIMIT_S)
+            self._facts.orders.announce("process", f"{event.worker} is draining: it gives its work back", process=event.worker)
+
+    def failed(self, event: TaskFailed) -> None:
+        """The user's code raised. In a shard the shard is blamed, outside of any it is a failure of the job's code."""
+        process = self._facts.worker(event.worker)
+        if process is None:
+            return
+        process.failure_reported = True
+        self._facts.orders.announce(
+            "task", f"{event.worker}: {event.error}", process=event.worker, cause="user_error", level="error"
+        )
+        if event.fatal:
+            self._facts.fail(event.error)
+        elif event.task is None or (event.shard is None and event.task not in (Task.SUMMARY, Task.EXPORT)):
+            if reason := self._facts.budgets.user_error(event.error):
+                self._facts.fail(reason, hint="mend the model module; `elasticdl logs` has the whole traceback")
+        elif not self._evaluation.failed_task(event):
+            self._failed_lease(event)
+
+    def _failed_lease(self, event: TaskFailed) -> None:
+        export, work = self._facts.export, self._facts.work
+        if event.task is Task.EXPORT and export is not None and export.release(event.worker, event.error):
+            self._facts.fail(f"the export failed {len(export.failures)} times:\n{export.story()}")
+        if event.shard is None or work is None:
+            return
+        held = work.find(event.worker, event.shard, event.attempt)
+        if held is not None:
+            self._failed_work(held, f"{event.worker}: {event.error}")
+
+    def _failed_work(self, held: Held, reason: str) -> None:
+        work = self._facts.work
+        assert work is not None
+        if work.fail(held, reason):
+            self._facts.give_up(work.task, held.piece)
+
+    def exported(self, event: ExportFinished) -> bool:
+        """The export is there. False if it is not by whom was asked."""
+        export = self._facts.export
+        if export is None or export.holder != event.worker:
+            return False
+        self._facts.orders.announce("export", f"exported: {event.path}", process=event.worker)
+        return True
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def lost(self, process: Process, blame: str) -> bool:
+        """A worker is gone: take all back. True if `blame` was counted against some work that it held."""
+        name, export = process.name, self._facts.export
+        blamed = self._evaluation.lost(name, blame)
+        if export is not None and export.holder == name:
+            blamed = blamed or bool(blame)
+            if export.release(name, blame):
+                self._facts.fail(f"the export failed {len(export.failures)} times:\n{export.story()}")
+        # An evaluation shard is worked on before a training shard: if there is one, that one is to blame.
+        return self._settlement.lost(process, "" if blamed else blame) or blamed
+
+    def stop_early(self, why: str) -> None:
+        """Training ends now: what nobody has begun is not expected any more."""
+        work = self._facts.work
+        if work is None or work.stopped or self._facts.phase is not Phase.WORKING or self._facts.spec.action is not Action.TRAIN:
+            return
+        self._facts.orders.announce("job", f"training ends early: {why}")
+        work.stop()
+        self._stopped_s = self._facts.now_s
+        for name in dict.fromkeys(held.worker for held in work.held.values() if held.stage is Stage.CLOSING):
+            self.revoke(name, "training ends early")
+
+    def revoke(self, worker: ProcessName, reason: str) -> None:
+        """Void the leases of a live worker. Evaluation goes back at once, training when its last reports are in."""
+        process = self._facts.worker(worker)
+        if process is not None:
+            process.revoked = True
+            self._evaluation.lost(worker, "")
+            self._facts.orders.give(RevokeLeases(worker, reason))
+
+    def tick(self) -> None:
+        """Close what was revoked long enough ago."""
+        work = self._facts.work
+        if work is None or self._stopped_s is None or self._facts.now_s - self._stopped_s < _CLOSE_AFTER_S:
+            return
+        self._stopped_s = None
+        closing = [held for held in work.held.values() if held.stage is Stage.CLOSING]
+        for held in closing:
+            work.give_back(held)
+        self._facts.orders.announce("job", f"training has ended early; {len(closing)} shards were left off")
+
+    def limit_s(self, process: Process) -> float | None:
+        """How long that worker may be without progress with what it holds; None if it holds nothing."""
+        name, warm, limits = process.name, process.done_records > 0, list[float]()
+        current, export, work = self._evaluation.round, self._facts.export, self._facts.work
+        for ledger in (work, current.ledger if current else None):
+            held = ledger.held_by(name) if ledger else []
+            limits += [self.pace.limit_s(ledger.task, one.piece.shard.records, warm=warm) for one in held if ledger]
+        if current is not None and current.summary.holder == name:
+            limits.append(self.pace.limit_s(Task.SUMMARY, 0, warm=warm))
+        if export is not None and export.holder == name:
+            limits.append(self.pace.limit_s(Task.EXPORT, 0, warm=warm))
+        return max(limits, default=None)

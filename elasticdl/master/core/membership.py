@@ -1,0 +1,183 @@
+"""What happens to processes, and what that means for the job: causes, budgets, replacements, addresses."""
+
+from __future__ import annotations
+
+from typing import final
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.master.core.checkpointing import Checkpointing
+from elasticdl.master.core.commands import PublishServers, RevokeLeases, StartProcess, StopProcess
+from elasticdl.master.core.evaluation import Evaluation
+from elasticdl.master.core.events import ProcessAttached, ProcessEnded, ProcessSeen, ProcessSilent
+from elasticdl.master.core.failures import Cause, Verdict, verdict
+from elasticdl.master.core.leasing import Leasing
+from elasticdl.master.core.parts import Facts, Phase
+from elasticdl.master.core.processes import Life, Process
+from elasticdl.master.core.scaling import Scaling
+
+_ATTACH_LIMIT_S = 300.0
+_PROBLEMS = (Cause.USER_ERROR, Cause.OUT_OF_MEMORY, Cause.INFRASTRUCTURE, Cause.SILENT, Cause.STRAGGLER, Cause.NODE_LOST)
+
+
+@final
+class Membership:
+    """Keeps the process table in step with what is told of it."""
+
+    def __init__(
+        self, facts: Facts, leasing: Leasing, scaling: Scaling, evaluation: Evaluation, checkpointing: Checkpointing
+    ) -> None:
+        self._facts = facts
+        self._leasing = leasing
+        self._scaling = scaling
+        self._evaluation = evaluation
+        self._checkpointing = checkpointing
+        self._published: tuple[str, ...] = ("",) * facts.servers
+
+    # -- coming up ----------------------------------------------------------------------------------------------------
+
+    def seen(self, event: ProcessSeen) -> None:
+        """The cluster shows a process. One that nobody ordered is ended: it can only do harm."""
+        process = self._facts.processes.all.get(event.name)
+        if process is None:
+            if event.name.role is not Role.MASTER:
+                self._facts.orders.give(StopProcess(event.name, 0.0, "it is not a process of this job"))
+            return
+        process.where = event.where or process.where
+        if process.life in (Life.REQUESTED, Life.PENDING, Life.STARTING):
+            life = Life.STARTING if event.running else Life.PENDING
+            if (life, event.waiting_for) == (process.life, process.message):
+                return
+            limit_s = event.at_s + _ATTACH_LIMIT_S if event.running else None
+            process.enter(life, event.at_s, event.waiting_for, deadline_s=limit_s)
+            if event.waiting_for:
+                self._facts.orders.announce("wait", f"{event.name} waits: {event.waiting_for}", process=event.name)
+
+    def may_attach(self, name: ProcessName) -> bool:
+        """Whether a process of that name is expected, or there already and not given up."""
+        process = self._facts.processes.going.get(name)
+        return process is not None and process.life in (Life.REQUESTED, Life.PENDING, Life.STARTING, Life.READY)
+
+    def attached(self, event: ProcessAttached) -> None:
+        """A process presented itself; again, if it lost the reply to its first time."""
+        process = self._facts.processes.going.get(event.name)
+        if process is None or not self.may_attach(event.name):
+            if event.name.role is Role.WORKER:
+                self._facts.orders.give(RevokeLeases(event.name, f"{event.name} is not expected (any more)"))
+            return
+        first = not process.attached
+        process.attached = True
+        process.control_address, process.bulk_address = event.control_address, event.bulk_address
+        process.enter(Life.READY, event.at_s)
+        process.busy_since_s = event.at_s
+        if first:
+            took_s = event.at_s - process.started_s
+            self._facts.orders.announce("process", f"{event.name} is ready after {took_s:.1f} s", process=event.name)
+        if event.name.role is Role.PS and first:
+            self._server_back(event)
+
+    def _server_back(self, event: ProcessAttached) -> None:
+        if event.name.incarnation:
+            known, restored = self._facts.version, event.restored_version or 0
+            lost = max(0, known - restored)
+            self._facts.updates_lost += lost
+            if lost:
+                text = f"{event.name} came back with version {restored}: {lost} updates of its part are lost"
+                self._facts.orders.announce("server", text, process=event.name, level="warning", details={"updates_lost": lost})
+        if not self._facts.servers_away():
+            # Nobody could make progress meanwhile: the clocks of workers start again.
+            for worker in self._facts.processes.workers():
+                worker.busy_since_s = event.at_s
+
+    # -- ending -------------------------------------------------------------------------------------------------------
+
+    def ended(self, event: ProcessEnded) -> None:
+        """The cluster says that a process has ended; told twice, it counts once."""
+        process = self._facts.processes.going.get(event.name)
+        if process is None:
+            return
+        told = verdict(event.facts, finished=process.finished)
+        if process.life is Life.LOST:
+            # Why we gave it up is the cause; how it ended then says nothing new.
+            self._facts.processes.end(process, process.cause or told.cause, process.message, event.at_s)
+            return
+        if told.cause is Cause.DRAINED and process.message:
+            told = Verdict(Cause.DRAINED, f"{told.text} ({process.message})")
+        self._facts.processes.end(process, told.cause, told.text, event.at_s)
+        self._account(process, told)
+
+    def silent(self, event: ProcessSilent) -> None:
+        """Nothing was heard of a process: it is given up now, whatever it does later."""
+        process = self._facts.processes.going.get(event.name)
+        if process is not None and process.life in (Life.READY, Life.STOPPING) and not process.finished:
+            self.give_up(process, Verdict(Cause.SILENT, f"nothing heard for {event.silent_s:.0f} s"))
+
+    def give_up(self, process: Process, told: Verdict) -> None:
+        """End a process at once and take its work back without waiting for its end."""
+        process.cause = told.cause
+        self._scaling.stop(process, 0.0, told.text, life=Life.LOST)
+        self._account(process, told)
+
+    def _account(self, process: Process, told: Verdict) -> None:
+        """Take back what the process held, spend the budget of the cause, say so."""
+        name, expected = process.name, self._facts.phase in (Phase.ENDING, Phase.ENDED)
+        level = "warning" if told.cause in _PROBLEMS and not expected else "info"
+        done = f"; it had done {process.done_records} records" if process.done_records else ""
+        text = f"{name} ended: {told.text}{done}"
+        self._facts.orders.announce("process", text, process=name, cause=told.cause, level=level)
+        if expected:
+            return
+        blamed = False
+        if name.role is Role.WORKER:
+            blame = f"{name}: {told.text}" if told.blames_work and not process.failure_reported else ""
+            blamed = self._leasing.lost(process, blame)
+        else:
+            self._evaluation.server_lost(name)
+        counted = process.failure_reported and told.cause is Cause.USER_ERROR
+        reason = self._facts.budgets.died(str(name), told, blamed_on_shard=blamed or counted)
+        if reason:
+            hint = "give it more memory, or a smaller --minibatch-size" if told.cause is Cause.OUT_OF_MEMORY else "see its log"
+            self._facts.fail(reason, hint=hint)
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Look for what takes too long."""
+        stalled = bool(self._facts.servers_away())
+        for process in list(self._facts.processes.going.values()):
+            if process.deadline_s is not None and self._facts.now_s > process.deadline_s:
+                self._overdue(process)
+            elif process.life is Life.REQUESTED and self._facts.now_s - process.since_s > _ATTACH_LIMIT_S:
+                process.since_s = self._facts.now_s
+                self._facts.orders.give(StartProcess(process.name))
+                self._facts.orders.announce("wait", f"{process.name} was not seen yet; ordered again", process=process.name)
+            elif process.life is Life.READY and process.name.role is Role.WORKER and not stalled:
+                self._check_pace(process)
+
+    def _overdue(self, process: Process) -> None:
+        match process.life:
+            case Life.STARTING:
+                text = f"it runs, but did not present itself within {_ATTACH_LIMIT_S:.0f} s"
+                self.give_up(process, Verdict(Cause.INFRASTRUCTURE, text, blames_work=True))
+            case Life.STOPPING if not process.message.startswith("killed"):
+                self.give_up(process, Verdict(Cause.DRAINED, f"killed: it did not end in time ({process.message})"))
+            case Life.STOPPING | Life.LOST:
+                text = f"{process.message}; its end was never seen"
+                self._facts.processes.end(process, process.cause or Cause.NODE_LOST, text, self._facts.now_s)
+                self._facts.orders.announce("process", f"{process.name}: {text}", process=process.name, level="warning")
+            case _:
+                pass
+
+    def _check_pace(self, process: Process) -> None:
+        limit_s = self._leasing.limit_s(process)
+        idle_s = self._facts.now_s - process.busy_since_s
+        if limit_s is not None and idle_s > limit_s:
+            self._leasing.pace.overran()
+            text = f"no progress for {idle_s:.0f} s, where {limit_s:.0f} s are allowed (ten times the usual)"
+            self.give_up(process, Verdict(Cause.STRAGGLER, text, blames_work=True))
+
+    def publish(self) -> None:
+        """Tell workers the servers' addresses if they changed."""
+        addresses = self._facts.processes.addresses(self._facts.servers)
+        if addresses != self._published and self._facts.phase not in (Phase.ENDING, Phase.ENDED):
+            self._published = addresses
+            self._facts.orders.give(PublishServers(addresses))

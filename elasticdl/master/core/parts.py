@@ -1,0 +1,124 @@
+"""What the parts of the state machine share: one job's facts, as they are now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.errors import ExitCode
+from elasticdl.job import JobSpec
+from elasticdl.master.core.errands import Errand
+from elasticdl.master.core.failures import Budgets
+from elasticdl.master.core.orders import Orders
+from elasticdl.master.core.processes import Process, Processes
+from elasticdl.master.core.shards import Count, Ids, Ledger, Piece
+from elasticdl.shard import Source, Task
+
+
+class Phase(StrEnum):
+    """Where the job is. It only ever goes down this list, but for skipping."""
+
+    STARTING = "starting"
+    WORKING = "working"
+    """The training (or prediction) ledger is worked on."""
+    EVALUATING = "evaluating"
+    """The one round at the end, or the only one of `evaluate`."""
+    DRAINING = "draining"
+    """A person stopped the job; workers give their leases back."""
+    CHECKPOINTING = "checkpointing"
+    EXPORTING = "exporting"
+    ENDING = "ending"
+    """All is decided; processes are ending."""
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the job ends."""
+
+    exit_code: ExitCode
+    message: str
+    hint: str = ""
+
+
+@dataclass(slots=True)
+class Facts:
+    """Facts of the job that more than one part reads. `now_s` is the time of the event in hand: kept for status only."""
+
+    spec: JobSpec
+    orders: Orders = field(default_factory=Orders)
+    processes: Processes = field(default_factory=Processes)
+    ids: Ids = field(default_factory=Ids)
+    budgets: Budgets = field(default_factory=lambda: Budgets(0))
+    work: Ledger | None = None
+    """Training or prediction; None for evaluation, and before the data was counted."""
+    validation: tuple[Source, ...] = ()
+    phase: Phase = Phase.STARTING
+    phase_since_s: float = 0.0
+    outcome: Outcome | None = None
+    version: int = 0
+    updates_lost: int = 0
+    now_s: float = 0.0
+    loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    bad_examples: list[str] = field(default_factory=list)
+    given_up: list[str] = field(default_factory=list)
+    """Parked shards of all tasks, in words."""
+    export: Errand | None = None
+
+    @property
+    def servers(self) -> int:
+        return self.spec.cluster.num_ps_pods
+
+    def worker(self, name: ProcessName) -> Process | None:
+        """A worker whose word counts; None if it is unknown, ended or given up."""
+        process = self.processes.going.get(name)
+        return process if process and process.heard and name.role is Role.WORKER else None
+
+    def servers_away(self) -> str:
+        """Why no server-backed work can be done now, in words; '' if it can."""
+        parts = []
+        for index in self.processes.away(self.servers):
+            process = self.processes.server(index)
+            parts.append(f"{process.name} is {process.message or process.life}" if process else f"ps-{index} is away")
+        return "; ".join(parts)
+
+    def enter(self, phase: Phase, text: str) -> None:
+        """Go to another phase, and say so."""
+        self.phase, self.phase_since_s = phase, self.now_s
+        self.orders.announce("job", text)
+
+    def fail(self, message: str, *, hint: str = "", exit_code: ExitCode = ExitCode.JOB_FAILED) -> None:
+        """The job cannot be done. The first reason stands."""
+        if self.phase in (Phase.ENDING, Phase.ENDED):
+            return
+        self.outcome = Outcome(exit_code, message, hint)
+        self.orders.announce("job", f"the job fails: {message}", level="error")
+        self.phase, self.phase_since_s = Phase.ENDING, self.now_s
+
+    def give_up(self, task: Task, piece: Piece) -> None:
+        """A shard was parked: within the user's limit the job goes on without it."""
+        shard = piece.shard
+        text = f"{task} shard {shard.id} ({shard.source} records {shard.begin} to {shard.end}) failed {len(piece.failures)} times"
+        reasons = "\n".join(f"attempt {n}: {reason}" for n, reason in enumerate(piece.failures, 1))
+        self.given_up.append(f"{text}:\n{reasons}")
+        self.orders.announce("shard", f"{text} and is given up:\n{reasons}", level="error")
+        limit = self.spec.training.max_failed_shards
+        if len(self.given_up) > limit:
+            self.fail(
+                f"{text} (--max-failed-shards {limit}):\n{reasons}",
+                hint="mend what the reasons name, or allow for it with --max-failed-shards",
+            )
+
+    def check_bad(self, count: Count, examples: tuple[str, ...]) -> None:
+        """Compare the unreadable records of one pass with the user's limit."""
+        self.bad_examples.extend(examples[: max(0, 3 - len(self.bad_examples))])
+        limit = self.spec.data.max_bad_records
+        if count.bad > limit:
+            first = self.bad_examples[0] if self.bad_examples else "no example was told"
+            self.fail(
+                f"{count.bad} records could not be read (--max-bad-records {limit}); the first: {first}",
+                hint="mend the data, or allow for it with --max-bad-records",
+            )

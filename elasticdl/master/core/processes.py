@@ -1,0 +1,138 @@
+"""The process table: every worker and parameter server of the job, from its start to its end with its cause.
+
+A worker's index is never used twice. A parameter server keeps its index and comes back under the next incarnation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import final
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.master.core.failures import Cause
+from elasticdl.master.core.orders import ImpossibleTransition
+
+
+class Life(StrEnum):
+    """Where a process is between start and end."""
+
+    REQUESTED = "requested"
+    """Ordered; the cluster has not shown it yet."""
+    REFUSED = "refused"
+    """The cluster would not create it; tried again at `retry_at_s`."""
+    PENDING = "pending"
+    """The cluster shows it, but it does not run yet: `message` says why."""
+    STARTING = "starting"
+    """It runs and has not presented itself yet."""
+    READY = "ready"
+    STOPPING = "stopping"
+    """Asked to end; `message` says why. It may still give work back."""
+    LOST = "lost"
+    """Given up before its end was seen: nothing that it says counts any more."""
+    ENDED = "ended"
+
+
+_LIVE = (Life.REQUESTED, Life.REFUSED, Life.PENDING, Life.STARTING, Life.READY)
+
+
+@dataclass(slots=True)
+class Process:
+    """One process. `since_s`: when it came into its present state. `deadline_s`: when that state has lasted too long."""
+
+    name: ProcessName
+    life: Life
+    since_s: float
+    started_s: float
+    message: str = ""
+    where: str = ""
+    cause: Cause | None = None
+    control_address: str = ""
+    bulk_address: str = ""
+    attached: bool = False
+    finished: bool = False
+    """It was told that there is no more work."""
+    failure_reported: bool = False
+    """Its user code's failure was told and counted already: its exit is not counted again."""
+    revoked: bool = False
+    """Its leases were voided and it has not asked for new ones since: what it gives back is no sign of draining."""
+    done_records: int = 0
+    busy_since_s: float = 0.0
+    """Last progress, or when it got a lease while it had none."""
+    deadline_s: float | None = None
+    refusals: int = 0
+
+    @property
+    def live(self) -> bool:
+        """It works, or may be expected to."""
+        return self.life in _LIVE
+
+    @property
+    def heard(self) -> bool:
+        """What it says counts."""
+        return self.life not in (Life.LOST, Life.ENDED)
+
+    def enter(self, life: Life, at_s: float, message: str = "", *, deadline_s: float | None = None) -> None:
+        """Change the state. Raises ImpossibleTransition out of ENDED."""
+        if self.life is Life.ENDED:
+            raise ImpossibleTransition(f"{self.name} has ended ({self.message}) and cannot become {life}")
+        self.life, self.since_s, self.message, self.deadline_s = life, at_s, message, deadline_s
+
+
+@final
+class Processes:
+    """All processes by name; the ended ones stay for people to see."""
+
+    def __init__(self) -> None:
+        self.all: dict[ProcessName, Process] = {}
+        self.going: dict[ProcessName, Process] = {}
+        """Those that have not ended."""
+        self.next_worker = 0
+
+    def start(self, name: ProcessName, at_s: float) -> Process:
+        """A new entry. Raises ImpossibleTransition for a name that was used before."""
+        if name in self.all:
+            raise ImpossibleTransition(f"{name} was started before: {self.all[name]}")
+        process = Process(name, Life.REQUESTED, at_s, at_s)
+        self.all[name] = self.going[name] = process
+        return process
+
+    def new_worker_name(self) -> ProcessName:
+        """A worker's name that was never used."""
+        name = ProcessName(Role.WORKER, self.next_worker)
+        self.next_worker += 1
+        return name
+
+    def end(self, process: Process, cause: Cause, message: str, at_s: float) -> None:
+        """The process is gone for good."""
+        process.enter(Life.ENDED, at_s, message)
+        process.cause = cause
+        del self.going[process.name]
+
+    def workers(self) -> Iterator[Process]:
+        """Workers that have not ended."""
+        return (process for process in self.going.values() if process.name.role is Role.WORKER)
+
+    def live_workers(self) -> list[Process]:
+        """Workers that work, or may be expected to, in the order of their index."""
+        return sorted((process for process in self.workers() if process.live), key=lambda process: process.name)
+
+    def server(self, index: int) -> Process | None:
+        """The parameter server of that index that works or may be expected to."""
+        return next((p for p in self.going.values() if p.name.role is Role.PS and p.name.index == index and p.live), None)
+
+    def next_incarnation(self, index: int) -> int:
+        """The incarnation under which a parameter server comes (back)."""
+        used = [name.incarnation for name in self.all if name.role is Role.PS and name.index == index]
+        return max(used, default=-1) + 1
+
+    def addresses(self, servers: int) -> tuple[str, ...]:
+        """Bulk addresses in index order, '' where a server is away."""
+        found = (self.server(index) for index in range(servers))
+        return tuple(process.bulk_address if process and process.life is Life.READY else "" for process in found)
+
+    def away(self, servers: int) -> list[int]:
+        """Indices of servers that are not ready."""
+        found = ((index, self.server(index)) for index in range(servers))
+        return [index for index, process in found if process is None or process.life is not Life.READY]

@@ -1,0 +1,121 @@
+"""How many processes there are to be: plan (what the user wants), requested (what was ordered), observed (what is ready)."""
+
+from __future__ import annotations
+
+from typing import final
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.errors import ExitCode
+from elasticdl.master.core.commands import StartProcess, StopProcess
+from elasticdl.master.core.evaluation import Evaluation
+from elasticdl.master.core.events import CreateFailed, ScaleRequested
+from elasticdl.master.core.failures import Cause
+from elasticdl.master.core.parts import Facts, Phase
+from elasticdl.master.core.processes import Life, Process
+
+DRAIN_GRACE_S = 30.0
+_STOP_MARGIN_S = 30.0
+_REFUSED_RETRY_S = 1.0
+_LONGEST_REFUSED_RETRY_S = 30.0
+
+
+@final
+class Scaling:
+    """Orders starts and stops so that what there is becomes what is planned."""
+
+    def __init__(self, facts: Facts, evaluation: Evaluation) -> None:
+        self._facts = facts
+        self._evaluation = evaluation
+        workers = facts.spec.cluster.num_workers
+        self.low = workers.low
+        self.high = workers.high
+
+    def requested(self, event: ScaleRequested) -> None:
+        """A person wants another range."""
+        if not 1 <= event.min_workers <= event.max_workers:
+            text = f"scaling to {event.min_workers}:{event.max_workers} is not possible: expected 1 <= MIN <= MAX"
+            self._facts.orders.announce("scale", text, level="warning")
+            return
+        before, self.low, self.high = f"{self.low}:{self.high}", event.min_workers, event.max_workers
+        self._facts.orders.announce("scale", f"workers scaled from {before} to {self.low}:{self.high}, as asked")
+
+    def desired_workers(self) -> int:
+        """Workers that there is work for, within the plan. Those that are there already are never too many for that."""
+        match self._facts.phase:
+            case Phase.WORKING | Phase.EVALUATING | Phase.EXPORTING:
+                return min(self.high, max(1, self._work_items()))
+            case Phase.CHECKPOINTING if self._facts.outcome is None:
+                return min(self.high, 1) if self._facts.spec.checkpoint.output else 0
+            case _:
+                return 0
+
+    def _work_items(self) -> int:
+        work, current = self._facts.work, self._evaluation.round
+        count = 0
+        if work is not None and self._facts.phase is Phase.WORKING:
+            count += len(work.held) + work.available + (self.high if work.epochs_left else 0)
+        if current is not None:
+            count += len(current.ledger.held) + (current.ledger.available or (self.high if not current.ledger.counts else 0))
+        return count
+
+    def decide(self) -> None:
+        """Start what is missing, drain what is too much."""
+        if self._facts.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED):
+            return
+        for index in range(self._facts.servers):
+            if self._facts.processes.server(index) is None:
+                self._start(ProcessName(Role.PS, index, self._facts.processes.next_incarnation(index)))
+        live = self._facts.processes.live_workers()
+        for _ in range(self.desired_workers() - len(live)):
+            self._start(self._facts.processes.new_worker_name())
+        for process in live[self.high :] if self._facts.phase is not Phase.DRAINING else ():
+            self.stop(process, DRAIN_GRACE_S, f"scaled down to {self.high} workers")
+        self._retry_refused()
+
+    def _start(self, name: ProcessName) -> None:
+        delay_s = self._facts.budgets.back_off_s() if self._comes_back(name) else 0.0
+        self._facts.processes.start(name, self._facts.now_s)
+        self._facts.orders.give(StartProcess(name, delay_s))
+        wait = f", after {delay_s:g} s" if delay_s else ""
+        self._facts.orders.announce("process", f"{name} is started{wait}", process=name)
+
+    def _comes_back(self, name: ProcessName) -> bool:
+        return name.incarnation > 0 or any(process.life is Life.ENDED for process in self._facts.processes.all.values())
+
+    def stop(self, process: Process, grace_s: float, reason: str, *, life: Life = Life.STOPPING) -> None:
+        """Ask a process to end. LOST instead of STOPPING: nothing that it says counts any more."""
+        now_s = self._facts.now_s
+        never_made = process.life is Life.REFUSED
+        process.enter(life, now_s, reason, deadline_s=now_s + grace_s + _STOP_MARGIN_S)
+        if never_made:
+            self._facts.processes.end(process, Cause.DRAINED, f"never created: {reason}", now_s)
+            return
+        self._facts.orders.give(StopProcess(process.name, grace_s, reason))
+        self._facts.orders.announce("process", f"{process.name} is asked to end: {reason}", process=process.name)
+
+    def create_failed(self, event: CreateFailed) -> None:
+        """The cluster refused to create a process: wait and ask again, or give that process up."""
+        process = self._facts.processes.going.get(event.name)
+        if process is None or process.life not in (Life.REQUESTED, Life.REFUSED):
+            return
+        if event.retry:
+            process.refusals += 1
+            pause_s = min(_LONGEST_REFUSED_RETRY_S, _REFUSED_RETRY_S * 2.0 ** min(process.refusals - 1, 10))
+            process.enter(Life.REFUSED, event.at_s, event.reason, deadline_s=event.at_s + pause_s)
+            text = f"{event.name} cannot be created: {event.reason}; trying again in {pause_s:g} s"
+            self._facts.orders.announce("wait", text, process=event.name, level="warning")
+            return
+        self._facts.processes.end(process, Cause.INFRASTRUCTURE, event.reason, event.at_s)
+        text = f"{event.name} cannot be created: {event.reason}"
+        others = len(self._facts.processes.live_workers())
+        if event.name.role is Role.PS or others < self.low:
+            self._facts.fail(text, exit_code=ExitCode.CLUSTER_REFUSED, hint="`elasticdl check` tells which rights are missing")
+        else:
+            self.high = others
+            self._facts.orders.announce("scale", f"{text}; going on with {others} workers", level="warning")
+
+    def _retry_refused(self) -> None:
+        for process in list(self._facts.processes.going.values()):
+            if process.life is Life.REFUSED and process.deadline_s is not None and self._facts.now_s >= process.deadline_s:
+                process.enter(Life.REQUESTED, self._facts.now_s, process.message)
+                self._facts.orders.give(StartProcess(process.name))

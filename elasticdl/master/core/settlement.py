@@ -1,0 +1,93 @@
+"""What becomes of the work of a worker that is gone: fence it, learn what every server has of it, lease the rest again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.job import Action
+from elasticdl.master.core.commands import FenceWorker
+from elasticdl.master.core.events import WorkerFenced
+from elasticdl.master.core.parts import Facts, Phase
+from elasticdl.master.core.processes import Process
+from elasticdl.master.core.shards import Held, Stage
+from elasticdl.shard import Applied
+
+_ASK_AGAIN_S = 30.0
+
+
+@dataclass(slots=True)
+class Settling:
+    """An answer is waited for. `blame`: why the worker died, if its shard may have killed it."""
+
+    asked_s: float
+    blame: str = ""
+
+
+@final
+class Settlement:
+    """Workers whose leases are being settled."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self.open: dict[ProcessName, Settling] = {}
+
+    def lost(self, process: Process, blame: str) -> bool:
+        """A worker is gone. True if `blame` will be counted against a shard that it held."""
+        work = self._facts.work
+        held = work.held_by(process.name) if work else []
+        if work is None or not process.attached:
+            return False
+        if self._facts.spec.action is not Action.TRAIN:
+            self._settle(process.name, blame, told=())
+            return bool(held and blame)
+        for one in held:
+            one.stage = Stage.SETTLING
+        if held or not process.finished:
+            self._ask(process.name, blame)
+        return bool(held and blame)
+
+    def returned(self, process: Process, held: Held, offset: int) -> None:
+        """A draining worker gives back the rest of a lease; with the last of them, its word is checked."""
+        work = self._facts.work
+        assert work is not None
+        work.advance(held, offset, 0)
+        if held.stage is Stage.CLOSING or self._facts.spec.action is not Action.TRAIN:
+            work.give_back(held)
+            return
+        held.stage = Stage.SETTLING
+        if all(other.stage is Stage.SETTLING for other in work.held_by(process.name)):
+            self._ask(process.name, "")
+
+    def _ask(self, worker: ProcessName, blame: str) -> None:
+        if self._facts.phase in (Phase.ENDING, Phase.ENDED):
+            return
+        self.open[worker] = Settling(self._facts.now_s, blame)
+        self._facts.orders.give(FenceWorker(worker))
+
+    def fenced(self, event: WorkerFenced) -> None:
+        """Every server that could be asked told what it has. Nobody waits for the answer: it is ignored."""
+        settling = self.open.pop(event.worker, None)
+        if settling is not None and self._facts.work is not None:
+            self._settle(event.worker, settling.blame, told=event.applied)
+
+    def _settle(self, worker: ProcessName, blame: str, told: tuple[Applied | None, ...]) -> None:
+        work = self._facts.work
+        assert work is not None
+        shards, before = len(work.held_by(worker)), work.totals()
+        parked = work.settle(worker, told, blame=blame)
+        after = work.totals()
+        if shards:
+            trained, repeated = after.trained - before.trained, after.repeated - before.repeated
+            text = f"{worker}: {shards} shards settled; {trained} records more than it had reported, {repeated} to be repeated"
+            self._facts.orders.announce("shard", text, process=worker)
+        if parked is not None:
+            self._facts.give_up(work.task, parked)
+
+    def tick(self) -> None:
+        """Ask again where no answer came."""
+        for worker, settling in self.open.items():
+            if self._facts.now_s - settling.asked_s > _ASK_AGAIN_S:
+                settling.asked_s = self._facts.now_s
+                self._facts.orders.give(FenceWorker(worker))

@@ -1,0 +1,334 @@
+"""The data ledger: which records are to be done, who is at them, which are done. It never drops a record unsaid.
+
+For each epoch: expected = trained + bad + given up (parked) + the rest of every piece that waits or is held + fresh
+shards. `Count.lost` is computed from that at the end, not assumed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.master.core.cutting import Plan
+from elasticdl.master.core.orders import ImpossibleTransition
+from elasticdl.shard import Applied, Lease, Shard, ShardId, Task
+
+MAX_FAILURES = 3
+
+
+@dataclass(slots=True)
+class Ids:
+    """Gives out shard ids that are used once in a job, whatever the epoch, task or round."""
+
+    next: int = 0
+
+    def reserve(self, count: int) -> int:
+        """The first of `count` ids in a row."""
+        first, self.next = self.next, self.next + count
+        return first
+
+
+@dataclass(slots=True)
+class Count:
+    """One epoch in records. `unfinished` counts its shards that are neither done nor parked."""
+
+    epoch: int
+    expected: int
+    unfinished: int
+    trained: int = 0
+    repeated: int = 0
+    bad: int = 0
+    parked: int = 0
+
+    @property
+    def lost(self) -> int:
+        """Records that were expected and not trained, once the epoch has ended; before, those given up so far."""
+        return self.parked if self.unfinished else self.expected - self.trained - self.bad
+
+
+@dataclass(slots=True)
+class Piece:
+    """A shard on its way through one epoch. Its first `offset` records are settled. `number` is its place in the plan."""
+
+    number: int
+    shard: Shard
+    epoch: int
+    offset: int = 0
+    attempt: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def rest(self) -> int:
+        return self.shard.records - self.offset
+
+
+class Stage(StrEnum):
+    """How a piece is held."""
+
+    LEASED = "leased"
+    SETTLING = "settling"
+    """Its worker is gone; what it had really done is being asked for. Its reports count no more."""
+    CLOSING = "closing"
+    """Revoked because training ends early; reports of steps already made still count for a moment."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A piece in the hands of one worker. `offset` is what it reported, `bad` the bad records of this attempt."""
+
+    piece: Piece
+    worker: ProcessName
+    since_s: float
+    offset: int
+    bad: int = 0
+    stage: Stage = Stage.LEASED
+
+
+@final
+class Ledger:
+    """One task's records. Where a piece's progress cannot be kept (`keeps_progress` False: evaluation, whose metric
+    states come with the end of a shard) it starts again from its beginning.
+    """
+
+    def __init__(self, plan: Plan, ids: Ids, *, task: Task) -> None:
+        self.plan = plan
+        self.task = task
+        self.keeps_progress = task is not Task.EVALUATION
+        self.counts: list[Count] = []
+        self.returned: deque[Piece] = deque()
+        # In the order of granting: settling relies on it.
+        self.held: dict[ShardId, Held] = {}
+        self.parked: list[Piece] = []
+        self.done_shards = 0
+        self.stopped = False
+        self._ids = ids
+        self._order: list[int] = []
+        self._cursor = 0
+        self._first_id = 0
+
+    # -- what there is ------------------------------------------------------------------------------------------------
+
+    @property
+    def fresh(self) -> int:
+        """Shards of the current epoch that nobody had yet."""
+        return len(self._order) - self._cursor
+
+    @property
+    def cursor(self) -> int:
+        """Place in the order of the current epoch of its next fresh shard."""
+        return self._cursor
+
+    @property
+    def first_id(self) -> int:
+        """Id of shard number 0 of the current epoch."""
+        return self._first_id
+
+    @property
+    def epochs_left(self) -> int:
+        """Epochs that were not opened yet."""
+        return 0 if self.stopped else max(0, self.plan.epochs - len(self.counts))
+
+    @property
+    def available(self) -> int:
+        """Shards to be had now, those of epochs not opened yet not counted."""
+        return len(self.returned) + self.fresh
+
+    @property
+    def finished(self) -> bool:
+        """Nothing is to be had and nobody holds anything."""
+        return not self.held and not self.available and not (self.epochs_left and self.plan.shards)
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch that was opened, counting from 0."""
+        return max(0, len(self.counts) - 1)
+
+    def totals(self) -> Count:
+        """The sum over opened epochs; `epoch` is their number."""
+        total = Count(len(self.counts), 0, 0)
+        for count in self.counts:
+            total.expected += count.expected
+            total.unfinished += count.unfinished
+            total.trained += count.trained
+            total.repeated += count.repeated
+            total.bad += count.bad
+            total.parked += count.parked
+        return total
+
+    def held_by(self, worker: ProcessName) -> list[Held]:
+        """What a worker holds, in the order of granting."""
+        return [held for held in self.held.values() if held.worker == worker]
+
+    def find(self, worker: ProcessName, shard: ShardId, attempt: int) -> Held | None:
+        """The holding that a report speaks of; None if it is not that worker's, or not any more."""
+        held = self.held.get(shard)
+        if held is None or held.worker != worker or held.piece.attempt != attempt or held.stage is Stage.SETTLING:
+            return None
+        return held
+
+    # -- out ----------------------------------------------------------------------------------------------------------
+
+    def take(self, worker: ProcessName, now_s: float) -> Held | None:
+        """Give the next piece to a worker: what came back first, then fresh shards, then those of the next epoch."""
+        piece = self.returned.popleft() if self.returned else self._next_fresh()
+        if piece is None:
+            return None
+        held = Held(piece, worker, now_s, piece.offset)
+        self.held[piece.shard.id] = held
+        return held
+
+    def lease(self, held: Held) -> Lease:
+        """The holding as the worker gets it."""
+        piece = held.piece
+        seed = self.plan.order_seed(piece.epoch, piece.number)
+        return Lease(self.task, piece.shard, piece.attempt, piece.offset, piece.epoch, seed)
+
+    def _next_fresh(self) -> Piece | None:
+        if not self.fresh and self.epochs_left and self.plan.shards:
+            self._open_epoch()
+        if not self.fresh:
+            return None
+        number = self._order[self._cursor]
+        self._cursor += 1
+        return Piece(number, self.plan.shard(number, ShardId(self._first_id + number)), self.epoch)
+
+    def _open_epoch(self) -> None:
+        self.counts.append(Count(len(self.counts), self.plan.records, self.plan.shards))
+        self._order = self.plan.order(self.epoch)
+        self._cursor = 0
+        self._first_id = self._ids.reserve(self.plan.shards)
+
+    def reopen(self, counts: Iterable[Count], cursor: int, first_id: int) -> None:
+        """Go on where an earlier job stood. Only before anything was taken."""
+        self.counts = list(counts)
+        self._order = self.plan.order(self.epoch) if self.counts else []
+        self._cursor, self._first_id = cursor, first_id
+
+    # -- back ---------------------------------------------------------------------------------------------------------
+
+    def advance(self, held: Held, offset: int, bad: int) -> int:
+        """Count what a worker says is done, the first `offset` records; returns how many of them are new."""
+        gained = max(0, min(offset, held.piece.shard.records) - held.offset)
+        new_bad = max(0, min(bad, gained))
+        held.offset += gained
+        held.bad += new_bad
+        if self.keeps_progress:
+            self._settle_records(held.piece, gained, new_bad)
+        return gained
+
+    def finish(self, held: Held) -> bool:
+        """The worker says that it is through. False, and the rest waits for another attempt, if it is not."""
+        if held.offset < held.piece.shard.records:
+            return False
+        if not self.keeps_progress:
+            self._settle_records(held.piece, held.piece.rest, held.bad)
+        self._release(held)
+        self._end_piece(held.piece)
+        self.done_shards += 1
+        return True
+
+    def give_back(self, held: Held) -> None:
+        """The rest of the piece waits for its next attempt; whatever else is said of this one is void."""
+        piece = held.piece
+        self._release(held)
+        piece.attempt += 1
+        if piece.rest == 0:
+            self._end_piece(piece)
+            self.done_shards += 1
+        elif self.stopped:
+            self._forgo(piece)
+        else:
+            self.returned.appendleft(piece)
+
+    def fail(self, held: Held, reason: str) -> bool:
+        """Count a failure against the piece and take it back; True if that parked it."""
+        piece = held.piece
+        piece.failures.append(reason)
+        if len(piece.failures) < MAX_FAILURES or self.stopped or not piece.rest:
+            self.give_back(held)
+            return False
+        self._release(held)
+        self.counts[piece.epoch].parked += piece.rest
+        self._end_piece(piece)
+        self.parked.append(piece)
+        return True
+
+    def settle(self, worker: ProcessName, told: Sequence[Applied | None], *, blame: str = "") -> Piece | None:
+        """Take back all that a lost worker holds, counting what each server says it has of it.
+
+        A batch is trained when every server has it. What only some have is trained again: repeated. `blame` is counted
+        as a failure of the piece that the worker was at. Returns that piece if this parked it.
+        """
+        mine = self.held_by(worker)
+        for held, (low, high) in zip(mine, reached(mine, told), strict=True):
+            self.advance(held, low, 0)
+            self.counts[held.piece.epoch].repeated += high - low
+        at = next((held for held in mine if held.offset < held.piece.shard.records), None)
+        blamed = at if blame else None
+        # The last in order goes back first, so that the first stands first in line again.
+        for held in reversed([held for held in mine if held is not blamed]):
+            self.give_back(held)
+        if blamed is not None and self.fail(blamed, blame):
+            return blamed.piece
+        return None
+
+    def stop(self) -> None:
+        """Training ends early: what nobody has begun is not expected any more. What is held is closed by its holders."""
+        if self.stopped:
+            return
+        self.stopped = True
+        for piece in self.returned:
+            self._forgo(piece)
+        self.returned.clear()
+        while (piece_ := self._next_fresh()) is not None:
+            self._forgo(piece_)
+        for held in self.held.values():
+            if held.stage is Stage.LEASED:
+                held.stage = Stage.CLOSING
+
+    def _forgo(self, piece: Piece) -> None:
+        self.counts[piece.epoch].expected -= piece.rest
+        self._end_piece(piece)
+
+    def _settle_records(self, piece: Piece, done: int, bad: int) -> None:
+        piece.offset += done
+        count = self.counts[piece.epoch]
+        count.trained += done - bad
+        count.bad += bad
+
+    def _release(self, held: Held) -> None:
+        if self.held.pop(held.piece.shard.id, None) is not held:
+            raise ImpossibleTransition(f"{held} is released but not held")
+
+    def _end_piece(self, piece: Piece) -> None:
+        count = self.counts[piece.epoch]
+        count.unfinished -= 1
+        if count.unfinished < 0:
+            raise ImpossibleTransition(f"{piece} ended twice in {count}")
+
+
+def reached(mine: Sequence[Held], told: Sequence[Applied | None]) -> list[tuple[int, int]]:
+    """For each holding of one worker, in the order of granting: offset that every server has, offset that any has.
+
+    A server that has a push of a later lease has all of the earlier ones, since a worker works in order. What the
+    worker itself reported was acknowledged by every server, also by one that since came back without that memory.
+    """
+    columns = [_reached_on(mine, server) for server in told] or [[held.offset for held in mine]]
+    return [(min(row), max(row)) for row in zip(*columns, strict=True)]
+
+
+def _reached_on(mine: Sequence[Held], told: Applied | None) -> list[int]:
+    at = next((i for i, held in enumerate(mine) if told and _same(held.piece, told)), None)
+    if told is None or at is None:
+        return [held.offset for held in mine]
+    before = [held.piece.shard.records for held in mine[:at]]
+    here = max(mine[at].offset, min(told.offset, mine[at].piece.shard.records))
+    return [*before, here, *(held.offset for held in mine[at + 1 :])]
+
+
+def _same(piece: Piece, applied: Applied) -> bool:
+    return piece.shard.id == applied.shard and piece.attempt == applied.attempt

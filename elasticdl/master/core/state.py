@@ -1,0 +1,236 @@
+"""The job's state machine: `handle(event) -> commands`. Single-threaded and pure, so that a journal of events is enough
+to bring a job back. Events of senders that are late, unknown or given up are ignored or answered; they never raise.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.errors import UserError
+from elasticdl.job import Action, JobSpec, Shuffle
+from elasticdl.master.core import events, view
+from elasticdl.master.core.checkpointing import Checkpointing
+from elasticdl.master.core.commands import Command, DropSnapshot, Purpose
+from elasticdl.master.core.cutting import Plan, shard_records
+from elasticdl.master.core.evaluation import Evaluation
+from elasticdl.master.core.failures import Budgets
+from elasticdl.master.core.flow import Flow
+from elasticdl.master.core.leasing import Leasing
+from elasticdl.master.core.membership import Membership
+from elasticdl.master.core.orders import ImpossibleTransition
+from elasticdl.master.core.parts import Facts, Phase
+from elasticdl.master.core.resuming import ledger_json, resume
+from elasticdl.master.core.scaling import Scaling
+from elasticdl.master.core.settlement import Settlement
+from elasticdl.master.core.shards import Ledger
+from elasticdl.master.core.snapshots import Snapshots
+from elasticdl.master.core.status import JobStatus
+from elasticdl.shard import Applied, SnapshotId, Source, Task
+
+_CUT_LIMIT_S = 120.0
+_STORY = 20
+
+
+@final
+class JobState:
+    """One job. A Tick that leads to no command changes nothing that later decisions depend on."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._facts = Facts(spec, budgets=Budgets(spec.cluster.max_relaunches))
+        self._snapshots = Snapshots(self._facts)
+        self._evaluation = Evaluation(self._facts, self._snapshots)
+        self._checkpointing = Checkpointing(self._facts, self._snapshots, self._ledger_at)
+        self._scaling = Scaling(self._facts, self._evaluation)
+        self._settlement = Settlement(self._facts)
+        self._leasing = Leasing(self._facts, self._evaluation, self._settlement)
+        self._membership = Membership(self._facts, self._leasing, self._scaling, self._evaluation, self._checkpointing)
+        self._flow = Flow(self._facts, self._scaling, self._leasing, self._evaluation, self._checkpointing)
+        self._story: deque[str] = deque(maxlen=_STORY)
+
+    # -- for readers --------------------------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """FinishJob was given: no event changes anything any more."""
+        return self._facts.phase is Phase.ENDED
+
+    def status(self) -> JobStatus:
+        """The job as it is now."""
+        return view.status(self._facts, self._scaling, self._leasing, self._evaluation, self._checkpointing)
+
+    def receipt(self) -> dict[str, Any]:
+        """Records by epoch and in total: expected, trained, repeated, bad, lost."""
+        return view.receipt(view.main_ledger(self._facts, self._evaluation))
+
+    def may_attach(self, name: ProcessName) -> bool:
+        """Whether a process of that name is expected, or there already and not given up."""
+        return self._membership.may_attach(name)
+
+    def ledger_json(self) -> str:
+        """The training ledger with what was reported so far, as `JobStarted.ledger` takes it. '' if there is none."""
+        return self._ledger_at({})
+
+    def _ledger_at(self, applied: Mapping[str, Applied]) -> str:
+        work = self._facts.work
+        if work is None or self._facts.spec.action is not Action.TRAIN:
+            return ""
+        return ledger_json(
+            work,
+            self._facts.ids,
+            applied,
+            workers_used=self._facts.processes.next_worker,
+            rounds_used=self._evaluation.rounds,
+        )
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: events.Event) -> list[Command]:
+        """Take in one event; the commands are to be carried out in order.
+
+        Raises ImpossibleTransition, which tells the last events, if the state contradicts itself: a bug.
+        """
+        self._facts.now_s = event.at_s
+        self._story.append(repr(event))
+        try:
+            self._dispatch(event)
+            self._decide()
+        except ImpossibleTransition as error:
+            raise ImpossibleTransition(f"{error}\nthe last events:\n" + "\n".join(self._story)) from error
+        return self._facts.orders.take()
+
+    def _dispatch(self, event: events.Event) -> None:
+        match event:
+            case events.ProgressReported():
+                self._leasing.progressed(event)
+            case events.LeaseRequested():
+                # Decisions that are due come first: they may make the work that is asked for.
+                self._decide()
+                self._leasing.requested(event)
+            case events.Tick():
+                self._tick()
+            case events.VersionAdvanced():
+                self._at_version(event.version)
+            case events.JobStarted():
+                self._start(event)
+            case events.ProcessSeen():
+                self._membership.seen(event)
+            case events.ProcessEnded():
+                self._membership.ended(event)
+            case events.ProcessAttached():
+                self._membership.attached(event)
+            case events.ProcessSilent():
+                self._membership.silent(event)
+            case events.CreateFailed():
+                self._scaling.create_failed(event)
+            case events.ScaleRequested():
+                self._scaling.requested(event)
+            case _:
+                self._dispatch_more(event)
+
+    def _dispatch_more(self, event: events.Event) -> None:
+        match event:
+            case events.LeaseReturned():
+                self._leasing.returned(event)
+            case events.TaskFailed():
+                self._leasing.failed(event)
+            case events.WorkerFenced():
+                self._settlement.fenced(event)
+            case events.SummaryReported():
+                if self._evaluation.summarised(event) and event.stop_training:
+                    self._leasing.stop_early("a callback asked for it")
+            case events.ExportFinished():
+                self._flow.exported(event)
+            case events.StopAsked():
+                if self._facts.worker(event.worker) is not None:
+                    self._leasing.stop_early(event.reason)
+            case events.SnapshotCut():
+                self._cut(event)
+            case events.SnapshotSaved():
+                self._checkpointing.completed(event)
+            case events.SnapshotFailed():
+                self._snapshot_failed(event.snapshot, event.reason)
+            case events.CheckpointRequested():
+                self._checkpointing.request("a person asked for it")
+            case events.StopRequested():
+                self._flow.stop(event)
+            case _:
+                raise ImpossibleTransition(f"{event!r} is no event that this version knows")
+
+    def _decide(self) -> None:
+        self._flow.decide()
+        self._evaluation.decide()
+        self._checkpointing.decide()
+        self._scaling.decide()
+        self._membership.publish()
+
+    def _tick(self) -> None:
+        self._membership.tick()
+        self._leasing.tick()
+        self._settlement.tick()
+        self._checkpointing.tick()
+        cutting = self._snapshots.cutting
+        if cutting is not None and self._facts.now_s - cutting.since_s > _CUT_LIMIT_S:
+            self._snapshot_failed(cutting.id, f"no answer from the servers within {_CUT_LIMIT_S:.0f} s")
+
+    # -- data ---------------------------------------------------------------------------------------------------------
+
+    def _start(self, event: events.JobStarted) -> None:
+        if self._facts.phase is not Phase.STARTING:
+            return
+        self._facts.validation = event.validation
+        self._facts.version = event.version
+        self._checkpointing.start(event.version)
+        self._evaluation.start(event.version)
+        try:
+            self._facts.work = self._ledger(event)
+        except UserError as error:
+            self._facts.fail(error.message, hint=error.hint)
+            return
+        self._flow.begin()
+
+    def _ledger(self, event: events.JobStarted) -> Ledger | None:
+        data, ids = self._facts.spec.data, self._facts.ids
+        match self._facts.spec.action:
+            case Action.EVALUATE:
+                return None
+            case Action.PREDICT:
+                return Ledger(self._plan(event.prediction), ids, task=Task.PREDICTION)
+            case Action.TRAIN if event.ledger:
+                resumed = resume(event.ledger, event.training, data.num_epochs, ids)
+                self._facts.processes.next_worker = max(self._facts.processes.next_worker, resumed.workers_used)
+                self._evaluation.rounds = resumed.rounds_used
+                return resumed.ledger
+            case Action.TRAIN:
+                return Ledger(self._plan(event.training, data.num_epochs, data.shuffle), ids, task=Task.TRAINING)
+
+    def _plan(self, sources: tuple[Source, ...], epochs: int = 1, shuffle: Shuffle = Shuffle.NONE) -> Plan:
+        data, workers = self._facts.spec.data, self._facts.spec.cluster.num_workers.high
+        size = shard_records(data, sum(source.records for source in sources), workers)
+        return Plan(sources, size, epochs, shuffle, data.seed)
+
+    # -- snapshots ----------------------------------------------------------------------------------------------------
+
+    def _at_version(self, version: int) -> None:
+        self._facts.version = version
+        self._checkpointing.version_changed()
+        self._evaluation.version_changed()
+
+    def _cut(self, event: events.SnapshotCut) -> None:
+        match self._snapshots.answered(event.snapshot):
+            case Purpose.CHECKPOINT:
+                self._checkpointing.cut(event.snapshot, event.version, event.applied)
+            case Purpose.EVALUATION:
+                self._evaluation.cut(event.snapshot, event.version)
+            case None:
+                self._facts.orders.give(DropSnapshot(event.snapshot))
+
+    def _snapshot_failed(self, snapshot: SnapshotId, reason: str) -> None:
+        purpose = self._snapshots.answered(snapshot)
+        if purpose is Purpose.EVALUATION:
+            if self._evaluation.round is not None and self._evaluation.round.snapshot == snapshot:
+                self._evaluation.failed_cut(reason)
+        else:
+            self._checkpointing.failed(snapshot, reason)

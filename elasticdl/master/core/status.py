@@ -1,0 +1,110 @@
+"""The job as people see it: frozen, and JSON by `to_json`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCounts:
+    """Shards of one task by state; of the current epoch or round, `done` and `parked` since the job began."""
+
+    todo: int = 0
+    leased: int = 0
+    done: int = 0
+    parked: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """One process. `state` is a word of `processes.Life`, `cause` one of `failures.Cause` once it has ended."""
+
+    name: str
+    role: str
+    state: str
+    since_s: float
+    started_s: float
+    where: str = ""
+    cause: str = ""
+    message: str = ""
+    shard: str = ""
+    """What it works on, in words."""
+    records: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStatus:
+    """A round of evaluation. `values` is empty while it is under way; `state` says how far it is."""
+
+    round: int
+    version: int
+    epoch: int
+    state: str
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStatus:
+    """A complete checkpoint."""
+
+    version: int
+    path: str
+    bytes: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCounts:
+    """Records of all epochs of the job. `records_per_s` is filled in by whoever watches over time."""
+
+    expected: int = 0
+    trained: int = 0
+    repeated: int = 0
+    bad: int = 0
+    lost: int = 0
+    records_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleStatus:
+    """plan: range that the user wants; requested: workers ordered and not ended; observed: workers that are ready."""
+
+    low: int
+    high: int
+    requested: int
+    observed: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """Everything that the CLI and the page show. Times are seconds since the job began."""
+
+    action: str
+    phase: str
+    message: str
+    at_s: float
+    epoch: int
+    epochs: int
+    version: int
+    records: RecordCounts
+    shards: dict[str, ShardCounts]
+    scale: ScaleStatus
+    processes: tuple[ProcessStatus, ...]
+    loss: float | None
+    metrics: dict[str, float]
+    rounds: tuple[RoundStatus, ...]
+    checkpoints: tuple[CheckpointStatus, ...]
+    updates_lost: int
+    waiting: tuple[str, ...]
+    """Everything that is waited for now, with its reason."""
+    parked: tuple[str, ...]
+    bad_examples: tuple[str, ...]
+    receipt: dict[str, Any]
+    outcome: str = ""
+    exit_code: int | None = None
+
+    def to_json(self) -> str:
+        """All of it. Not-a-number and infinite losses are written as Python does (`NaN`, `Infinity`)."""
+        return json.dumps(asdict(self))

@@ -1,0 +1,190 @@
+"""Makes the status and the receipt out of the facts. Reads only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.job import Action
+from elasticdl.master.core.checkpointing import Checkpointing
+from elasticdl.master.core.evaluation import Evaluation
+from elasticdl.master.core.leasing import Leasing
+from elasticdl.master.core.parts import Facts, Phase
+from elasticdl.master.core.processes import Life, Process
+from elasticdl.master.core.scaling import Scaling
+from elasticdl.master.core.shards import Count, Ledger, Stage
+from elasticdl.master.core.status import (
+    CheckpointStatus,
+    JobStatus,
+    ProcessStatus,
+    RecordCounts,
+    RoundStatus,
+    ScaleStatus,
+    ShardCounts,
+)
+
+_SHOWN_ROUNDS = 50
+
+
+def receipt(ledger: Ledger | None) -> dict[str, Any]:
+    """Records by epoch and in total: expected, trained, repeated, bad, lost."""
+    epochs = [_row(count) for count in ledger.counts] if ledger else []
+    keys = ("expected", "trained", "repeated", "bad", "lost")
+    return {
+        "epochs": [{"epoch": epoch, **row} for epoch, row in enumerate(epochs)],
+        "total": {key: sum(row[key] for row in epochs) for key in keys},
+    }
+
+
+def _row(count: Count) -> dict[str, int]:
+    return {
+        "expected": count.expected,
+        "trained": count.trained,
+        "repeated": count.repeated,
+        "bad": count.bad,
+        "lost": count.lost,
+    }
+
+
+def status(facts: Facts, scaling: Scaling, leasing: Leasing, evaluation: Evaluation, checkpointing: Checkpointing) -> JobStatus:
+    """The whole job as it is now."""
+    main = main_ledger(facts, evaluation)
+    outcome = facts.outcome
+    return JobStatus(
+        action=facts.spec.action,
+        phase=facts.phase,
+        message=_message(facts, evaluation),
+        at_s=facts.now_s,
+        epoch=main.epoch if main else 0,
+        epochs=main.plan.epochs if main else 0,
+        version=facts.version,
+        records=_records(main),
+        shards=_shards(facts, evaluation),
+        scale=_scale(facts, scaling),
+        processes=tuple(_process(facts, evaluation, process) for process in facts.processes.all.values()),
+        loss=facts.loss,
+        metrics=dict(facts.metrics),
+        rounds=_rounds(evaluation),
+        checkpoints=tuple(CheckpointStatus(s.version, s.path, s.bytes, s.at_s) for s in checkpointing.saved),
+        updates_lost=facts.updates_lost,
+        waiting=tuple(_waiting(facts, leasing, evaluation, checkpointing)),
+        parked=tuple(facts.given_up),
+        bad_examples=tuple(facts.bad_examples),
+        receipt=receipt(main),
+        outcome=outcome.message if outcome else "",
+        exit_code=int(outcome.exit_code) if outcome else None,
+    )
+
+
+def main_ledger(facts: Facts, evaluation: Evaluation) -> Ledger | None:
+    """The ledger that the receipt is of: training or prediction, or the round of `elasticdl evaluate`."""
+    if facts.spec.action is not Action.EVALUATE:
+        return facts.work
+    return evaluation.round.ledger if evaluation.round else evaluation.last_ledger
+
+
+def _message(facts: Facts, evaluation: Evaluation) -> str:
+    match facts.phase:
+        case Phase.STARTING:
+            return "the data is being counted"
+        case Phase.WORKING if facts.spec.action is Action.PREDICT:
+            return "predicting"
+        case Phase.WORKING:
+            work = facts.work
+            return f"training, epoch {work.epoch + 1} of {work.plan.epochs}" if work else "training"
+        case Phase.EVALUATING:
+            current = evaluation.round
+            return f"final evaluation: {current.stage}" if current else "final evaluation"
+        case Phase.DRAINING:
+            return "stopping: workers give their work back"
+        case Phase.CHECKPOINTING:
+            return "taking the last checkpoint"
+        case Phase.EXPORTING:
+            return "exporting the model"
+        case Phase.ENDING | Phase.ENDED:
+            return facts.outcome.message if facts.outcome else "over"
+
+
+def _records(ledger: Ledger | None) -> RecordCounts:
+    if ledger is None:
+        return RecordCounts()
+    total = ledger.totals()
+    lost = sum(count.lost for count in ledger.counts)
+    expected = total.expected + ledger.epochs_left * ledger.plan.records
+    return RecordCounts(expected, total.trained, total.repeated, total.bad, lost)
+
+
+def _shards(facts: Facts, evaluation: Evaluation) -> dict[str, ShardCounts]:
+    ledgers = [facts.work, evaluation.round.ledger if evaluation.round else None]
+    return {
+        str(ledger.task): ShardCounts(
+            ledger.available or (ledger.plan.shards if ledger.epochs_left else 0),
+            len(ledger.held),
+            ledger.done_shards,
+            len(ledger.parked),
+        )
+        for ledger in ledgers
+        if ledger is not None
+    }
+
+
+def _scale(facts: Facts, scaling: Scaling) -> ScaleStatus:
+    workers = facts.processes.live_workers()
+    return ScaleStatus(scaling.low, scaling.high, len(workers), sum(process.life is Life.READY for process in workers))
+
+
+def _process(facts: Facts, evaluation: Evaluation, process: Process) -> ProcessStatus:
+    return ProcessStatus(
+        str(process.name),
+        str(process.name.role),
+        str(process.life),
+        process.since_s,
+        process.started_s,
+        process.where,
+        str(process.cause or ""),
+        process.message,
+        _doing(facts, evaluation, process.name) if process.life is not Life.ENDED else "",
+        process.done_records,
+    )
+
+
+def _doing(facts: Facts, evaluation: Evaluation, name: ProcessName) -> str:
+    if name.role is not Role.WORKER:
+        return ""
+    current = evaluation.round
+    for ledger in (current.ledger if current else None, facts.work):
+        for held in ledger.held_by(name) if ledger else ():
+            shard = held.piece.shard
+            where = f"{ledger.task if ledger else ''} shard {shard.id}: {held.offset} of {shard.records}"
+            return where + (f" ({held.stage})" if held.stage is not Stage.LEASED else "")
+    if current is not None and current.summary.holder == name:
+        return f"summary of round {current.number}"
+    return "export" if facts.export is not None and facts.export.holder == name else ""
+
+
+def _rounds(evaluation: Evaluation) -> tuple[RoundStatus, ...]:
+    done = [RoundStatus(r.round, r.version, r.epoch, "done", dict(r.values)) for r in evaluation.results[-_SHOWN_ROUNDS:]]
+    current = evaluation.round
+    if current is not None:
+        done.append(RoundStatus(current.number, current.version, current.epoch, str(current.stage), {}))
+    return tuple(done)
+
+
+def _waiting(facts: Facts, leasing: Leasing, evaluation: Evaluation, checkpointing: Checkpointing) -> list[str]:
+    reasons = []
+    for process in facts.processes.going.values():
+        if process.life is not Life.READY:
+            reasons.append(f"{process.name} is {process.life}" + (f": {process.message}" if process.message else ""))
+    if facts.phase in (Phase.ENDING, Phase.ENDED):
+        return reasons
+    for process in facts.processes.live_workers():
+        if process.life is Life.READY and not leasing.leases_of(process.name):
+            away = facts.servers_away()
+            reasons.append(f"{process.name} has no work: {f'waiting for {away}' if away else leasing.idle_reason()}")
+    if facts.work is not None:
+        settling = sum(held.stage is Stage.SETTLING for held in facts.work.held.values())
+        if settling:
+            reasons.append(f"{settling} shards of lost workers are being settled with the parameter servers")
+    if checkpointing.under_way:
+        reasons.append("a checkpoint is being taken")
+    return reasons
