@@ -51,7 +51,8 @@ class ReferenceTable:
     def lookup(self, ids: Int64s) -> Float32s:
         _require(ids, np.int64, 1)
         with self._lock:
-            return self._rows[self._make(ids), : self.dim]
+            places = self._make(ids)
+            return self._rows[places, : self.dim]
 
     def peek(self, ids: Int64s, view: int = LIVE) -> Float32s:
         _require(ids, np.int64, 1)
@@ -70,9 +71,9 @@ class ReferenceTable:
             raise ValueError(f"step is {step}: the first update is step 1")
         with self._lock:
             places = self._make(ids)
-            values = np.moveaxis(self._rows[places].reshape(len(ids), -1, self.dim), 1, 0)
+            values = np.moveaxis(self._rows[places].reshape(len(ids), 1 + self._optimizer.slots, self.dim), 1, 0)
             update(self._optimizer, np.float32(learning_rate), step, values, gradients)
-            self._rows[places] = np.moveaxis(values, 0, 1).reshape(len(ids), -1)
+            self._rows[places] = np.moveaxis(values, 0, 1).reshape(len(ids), self.row_floats)
 
     def begin_view(self, view: int) -> None:
         with self._lock:

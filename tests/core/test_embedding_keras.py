@@ -1,0 +1,95 @@
+"""Update rules equal the Keras optimizers of the same name."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from elasticdl import _native
+from elasticdl.embedding.reference import ReferenceTable
+from elasticdl.embedding.spec import InitializerKind, InitializerSpec, OptimizerKind, OptimizerSpec, TableSpec
+from elasticdl.embedding.table import native_optimizer, native_table
+
+pytestmark = pytest.mark.core
+
+K = keras.optimizers
+SGD, ADAM, ADAGRAD, FTRL = OptimizerKind.SGD, OptimizerKind.ADAM, OptimizerKind.ADAGRAD, OptimizerKind.FTRL
+PAIRS = {
+    "sgd": (lambda rate: K.SGD(rate), OptimizerSpec(kind=SGD)),
+    "momentum": (lambda rate: K.SGD(rate, momentum=0.9), OptimizerSpec(kind=SGD, momentum=0.9)),
+    "nesterov": (lambda rate: K.SGD(rate, momentum=0.8, nesterov=True), OptimizerSpec(kind=SGD, momentum=0.8, nesterov=True)),
+    "sgd with decay": (lambda rate: K.SGD(rate, weight_decay=0.02), OptimizerSpec(kind=SGD, weight_decay=0.02)),
+    "adam": (lambda rate: K.Adam(rate), OptimizerSpec(kind=ADAM)),
+    "adam tuned": (
+        lambda rate: K.Adam(rate, beta_1=0.8, beta_2=0.99, epsilon=1e-4),
+        OptimizerSpec(kind=ADAM, beta_1=0.8, beta_2=0.99, epsilon=1e-4),
+    ),
+    "adamw": (lambda rate: K.AdamW(rate, weight_decay=0.004), OptimizerSpec(kind=ADAM, weight_decay=0.004)),
+    "amsgrad": (lambda rate: K.Adam(rate, amsgrad=True), OptimizerSpec(kind=ADAM, amsgrad=True)),
+    "adagrad": (lambda rate: K.Adagrad(rate), OptimizerSpec(kind=ADAGRAD)),
+    "adagrad tuned": (
+        lambda rate: K.Adagrad(rate, initial_accumulator_value=0.5, epsilon=1e-3),
+        OptimizerSpec(kind=ADAGRAD, initial_accumulator_value=0.5, epsilon=1e-3),
+    ),
+    "ftrl": (lambda rate: K.Ftrl(rate), OptimizerSpec(kind=FTRL)),
+    "ftrl tuned": (
+        lambda rate: K.Ftrl(
+            rate,
+            learning_rate_power=-0.7,
+            initial_accumulator_value=0.2,
+            l1_regularization_strength=0.01,
+            l2_regularization_strength=0.02,
+            l2_shrinkage_regularization_strength=0.03,
+            beta=0.04,
+        ),
+        OptimizerSpec(
+            kind=FTRL, learning_rate_power=-0.7, initial_accumulator_value=0.2, l1=0.01, l2=0.02, l2_shrinkage=0.03, beta=0.04
+        ),
+    ),
+}
+STEPS, ROWS, DIM = 100, 10, 16
+
+
+def rate_at(step: int) -> float:
+    """A schedule, as workers evaluate it."""
+    return 0.01 * 0.99**step
+
+
+def keras_weights(make_optimizer, start: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+    optimizer = make_optimizer(rate_at(1))
+    variable = keras.Variable(start)
+    for step, gradient in enumerate(gradients, 1):
+        optimizer.learning_rate = rate_at(step)
+        optimizer.apply([keras.ops.convert_to_tensor(gradient)], [variable])
+    return variable.value.numpy()  # of TensorFlow: Keras' own conversion warns under NumPy 2
+
+
+@pytest.fixture(scope="module")
+def gradients() -> np.ndarray:
+    return np.random.default_rng(3).normal(scale=0.3, size=(STEPS, ROWS, DIM)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", sorted(PAIRS))
+@pytest.mark.parametrize("make", [native_table, ReferenceTable])
+def test_rows_touched_at_every_step_equal_kerass_over_a_hundred_steps(name, make, gradients):
+    make_optimizer, spec = PAIRS[name]
+    table = make(TableSpec(name="t", dim=DIM, initializer=InitializerSpec(kind=InitializerKind.NORMAL, a=0.0, b=0.3), seed=4), spec)
+    ids = np.arange(-5, ROWS - 5, dtype=np.int64)
+    start = table.lookup(ids)
+    for step, gradient in enumerate(gradients, 1):
+        table.apply(ids, gradient, rate_at(step), step)
+    np.testing.assert_allclose(table.lookup(ids), keras_weights(make_optimizer, start, gradients), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(PAIRS))
+def test_dense_weights_equal_kerass_over_a_hundred_steps(name, gradients):
+    make_optimizer, spec = PAIRS[name]
+    start = np.random.default_rng(4).normal(scale=0.3, size=(ROWS, DIM)).astype(np.float32)
+    weights = start.copy().reshape(-1)
+    first = _native.Table(weights.size, _native.InitializerSpec("constant", 0.0, 0.0), native_optimizer(spec), 0)
+    first.lookup(np.zeros(1, np.int64))
+    slots = [slot.copy() for slot in first.read(-1, 0, 1)[1].reshape(1 + spec.slots, -1)[1:]]
+    for step, gradient in enumerate(gradients, 1):
+        _native.update_dense(native_optimizer(spec), weights, slots, gradient.reshape(-1), rate_at(step), step)
+    np.testing.assert_allclose(weights.reshape(ROWS, DIM), keras_weights(make_optimizer, start, gradients), rtol=1e-6, atol=1e-6)
