@@ -1,26 +1,200 @@
-"""From windows of records to batches of tensors, through the user's `feed`."""
+"""From windows of records to batches of tensors, through the user's `feed`.
+
+Each window goes through `feed` on its own, as a dataset of exactly its records, inside one compiled function: no Python
+runs per record, no thread of tf.data outlives a window, and a minibatch is exactly what `feed` makes of its window.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import tensorflow as tf
 
 from elasticdl.data.base import Metadata, Records
+from elasticdl.errors import UserError
+from elasticdl.model.mode import Mode
 from elasticdl.model.module import ModelModule
+from elasticdl.model.structure import Structure
+from elasticdl.model.usercode import place, user_code
 from elasticdl.shard import Task
+
+Batch: TypeAlias = tuple[Structure, Structure, int]
+
+_ALL = 1 << 30
+"""Batch size that no window reaches: a window becomes one batch whatever `feed` adds to it."""
+
+_PADDED_PER_RECORD = 64
+
+_CLOSE_TIMEOUT_S = 10.0
 
 
 def batches(
     windows: Iterable[Records], module: ModelModule, task: Task, metadata: Metadata, *, prefetch: int = 2
-) -> Iterator[tuple[Any, Any, int]]:
+) -> Iterator[Batch]:
     """For each window, what `feed` makes of it as one batch: (features, labels, index of the window, from 0).
 
     A window of which `feed` keeps nothing is skipped: its index does not come. Labels are None in prediction.
     `windows` is read in a background thread, at most `prefetch` batches ahead; closing the generator stops it after the
     window it is at (so `windows` must not block for ever). What `windows` raises is raised here, after the batches before
-    it. Leaves are eager TensorFlow tensors.
+    it. Leaves are eager TensorFlow tensors. Elements of unequal shape are padded with zeros (or "").
 
     Raises:
         UserError: `feed` raised or returned something else than (features, labels); with the user's frames.
     """
-    raise NotImplementedError
+    feeder = Feeder(module, task, metadata)
+    buffer = _Buffer(prefetch)
+    thread = threading.Thread(target=_fill, args=(windows, feeder, buffer), name="feed", daemon=True)
+    thread.start()
+    try:
+        while (batch := buffer.take()) is not None:
+            yield batch
+    finally:
+        buffer.close()
+        thread.join(_CLOSE_TIMEOUT_S)
+
+
+def _fill(windows: Iterable[Records], feeder: Feeder, buffer: _Buffer) -> None:
+    """Body of the background thread. Its errors are raised by the consumer."""
+    try:
+        for index, window in enumerate(windows):
+            made = feeder(window)
+            if made is not None and not buffer.put((*made, index)):
+                return
+        buffer.finish(None)
+    except BaseException as error:  # noqa: BLE001 - the top of a thread: the consumer raises it
+        buffer.finish(error)
+
+
+@final
+class _Buffer:
+    """At most `capacity` batches between the feeding thread and its consumer."""
+
+    def __init__(self, capacity: int) -> None:
+        self._changed = threading.Condition()
+        self._batches: deque[Batch] = deque()
+        self._capacity = max(1, capacity)
+        self._error: BaseException | None = None
+        self._finished = False
+        self._closed = False
+
+    def put(self, batch: Batch) -> bool:
+        """Wait for room; False when the consumer is gone."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._batches) < self._capacity)
+            if not self._closed:
+                self._batches.append(batch)
+                self._changed.notify_all()
+            return not self._closed
+
+    def finish(self, error: BaseException | None) -> None:
+        """No more batches come; `error` is raised after those that are there."""
+        with self._changed:
+            self._finished, self._error = True, error
+            self._changed.notify_all()
+
+    def take(self) -> Batch | None:
+        """The next batch, None at the end. The producer's end always wakes it, so it needs no deadline of its own."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._batches) or self._finished)
+            if self._batches:
+                self._changed.notify_all()
+                return self._batches.popleft()
+            if self._error is not None:
+                raise self._error
+            return None
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._batches.clear()
+            self._changed.notify_all()
+
+
+@final
+class Feeder:
+    """`feed` of one task as a compiled function of one window. Traces once for each type of window."""
+
+    def __init__(self, module: ModelModule, task: Task, metadata: Metadata) -> None:
+        self._module = module
+        self._mode = Mode.of(task)
+        self._metadata = metadata
+        self._traced: dict[tuple[Any, ...], Callable[[Any], Structure]] = {}
+
+    def __call__(self, window: Records) -> tuple[Structure, Structure] | None:
+        """(features, labels) of a window, None if `feed` kept nothing. Labels are None in prediction."""
+        tensors = _tensors(window)
+        with user_code(self._name(), self._module.zoo):
+            try:
+                made = self._function(tensors)(tensors)
+            except tf.errors.InvalidArgumentError as error:
+                if "Dataset was empty" in error.message:
+                    return None
+                raise
+        return self._split(made)
+
+    def _name(self) -> str:
+        return "feed" if self._module.feed_batch is None else "feed_batch"
+
+    def _function(self, tensors: Any) -> Callable[[Any], Structure]:  # noqa: ANN401 - one tensor or a dict of them
+        specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), tensors)
+        key = tuple((spec.shape.rank, tuple(spec.shape.as_list()), spec.dtype) for spec in tf.nest.flatten(specs))
+        if key not in self._traced:
+            body = self._records_by_dataset if self._module.feed_batch is None else self._records_at_once
+            self._traced[key] = tf.function(body).get_concrete_function(specs)
+        return self._traced[key]
+
+    def _records_by_dataset(self, records: Any) -> Structure:  # noqa: ANN401
+        feed = self._module.feed
+        assert feed is not None
+        dataset = feed(tf.data.Dataset.from_tensor_slices(records), self._mode, self._metadata)
+        if not isinstance(dataset, tf.data.Dataset):
+            raise UserError(f"{place(feed)}: feed returned {type(dataset).__name__}, expected a tf.data.Dataset")
+        count = tf.shape(tf.nest.flatten(records)[0], tf.int64)[0]
+        return _batched(dataset, count).get_single_element()
+
+    def _records_at_once(self, records: Any) -> Structure:  # noqa: ANN401
+        assert self._module.feed_batch is not None
+        return self._module.feed_batch(records, self._mode, self._metadata)
+
+    def _split(self, made: Structure) -> tuple[Structure, Structure] | None:
+        pair = isinstance(made, tuple) and len(made) == 2
+        if self._mode is not Mode.PREDICTION and not pair:
+            function = self._module.feed_batch or self._module.feed
+            shown = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
+            raise UserError(
+                f"{place(function)}: {self._name()} gave {shown} in mode {self._mode}, expected (features, labels)"  # type: ignore[arg-type]
+            )
+        features, labels = made if pair else (made, None)
+        if _length(features) == 0:
+            return None
+        return features, None if self._mode is Mode.PREDICTION else labels
+
+
+def _batched(dataset: Any, records: Any) -> Any:  # noqa: ANN401 - TensorFlow has no types
+    """All elements as one; padded where their shapes may differ.
+
+    TensorFlow reserves memory for as many elements as a padded batch may have, so that is bounded by what `feed` may
+    reasonably make of one record.
+    """
+    specs = tf.nest.flatten(dataset.element_spec)
+    if all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in specs) and not all(
+        spec.shape.is_fully_defined() for spec in specs
+    ):
+        return dataset.padded_batch(records * _PADDED_PER_RECORD)
+    return dataset.batch(_ALL)
+
+
+def _tensors(window: Records) -> Any:  # noqa: ANN401
+    if isinstance(window, Mapping):
+        return {name: tf.constant(np.ascontiguousarray(column)) for name, column in window.items()}
+    return tf.constant(window)
+
+
+def _length(features: Structure) -> int | None:
+    """Examples in a batch; None where there is no first axis."""
+    leaves = tf.nest.flatten(features)
+    return int(leaves[0].shape[0]) if leaves and leaves[0].shape.rank else None
