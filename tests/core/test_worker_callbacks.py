@@ -1,0 +1,166 @@
+"""Keras callbacks of a module, at the moments of a distributed job."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+
+from elasticdl.errors import PermanentError, UserError
+from elasticdl.model.callbacks import LearningRateScheduler, MaxStepsStopping, SavedModelExporter
+from elasticdl.shard import Lease, Shard, ShardId, Task
+from elasticdl.worker.callbacks import JobCallbacks, Occasion
+from elasticdl.worker.evaluation import states_of
+from elasticdl.worker.outbox import Outbox
+
+pytestmark = pytest.mark.core
+
+
+class Diary(keras.callbacks.Callback):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: list[tuple] = []
+
+    def on_train_begin(self, logs=None):
+        self.entries.append(("train begins", self.params["epochs"], self.model is not None))
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.entries.append(("epoch begins", epoch))
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.entries.append(("batch begins", batch))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.entries.append(("batch ends", batch, logs))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.entries.append(("epoch ends", epoch, logs))
+
+    def on_test_begin(self, logs=None):
+        self.entries.append(("test begins",))
+
+    def on_test_end(self, logs=None):
+        self.entries.append(("test ends", logs))
+
+    def on_train_end(self, logs=None):
+        self.entries.append(("train ends", logs))
+
+
+class Stage:
+    """What callbacks are given."""
+
+    def __init__(self, *callbacks: keras.callbacks.Callback, has_validation: bool = False) -> None:
+        inputs = keras.Input((1,))
+        self.outbox = Outbox()
+        self.refreshed: list[Lease] = []
+        model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+        self.callbacks = JobCallbacks(callbacks, Occasion(model, "/zoo", self.outbox, self.refreshed.append, has_validation))
+
+    def step(self, epoch: int, loss: float | None = 1.0, version: int = 0) -> None:
+        self.callbacks.before_step(Lease(Task.TRAINING, Shard(ShardId(0), "s", 0, 9), 1, epoch=epoch))
+        self.callbacks.after_step(loss, version)
+
+    def stop_asked(self) -> str:
+        return self.outbox.take({}).stop_asked
+
+
+SUMMARY = Lease(Task.SUMMARY, None, 0, epoch=1, round=0)
+
+
+def test_without_validation_data_an_epoch_ends_when_the_next_begins_and_at_the_end():
+    diary = Diary()
+    stage = Stage(diary)
+    stage.callbacks.begin({"epochs": 2})
+    for epoch, loss in ((0, 1.0), (0, 3.0), (1, 5.0)):
+        stage.step(epoch, loss)
+    stage.callbacks.end()
+    assert diary.entries == [
+        ("train begins", 2, True),
+        ("epoch begins", 0),
+        ("batch begins", 0),
+        ("batch ends", 0, {"loss": 1.0}),
+        ("batch begins", 1),
+        ("batch ends", 1, {"loss": 3.0}),
+        ("epoch ends", 0, {"loss": 2.0}),
+        ("epoch begins", 1),
+        ("batch begins", 2),
+        ("batch ends", 2, {"loss": 5.0}),
+        ("epoch ends", 1, {"loss": 5.0}),
+        ("train ends", {"loss": 5.0}),
+    ]
+
+
+def test_with_validation_data_an_epoch_ends_with_the_values_of_a_round():
+    diary = Diary()
+    stage = Stage(diary, has_validation=True)
+    stage.callbacks.begin({"epochs": 1})
+    stage.step(1, 2.0)
+    assert not stage.callbacks.tested(SUMMARY, {"loss": 0.5, "auc": 0.9})
+    stage.callbacks.end()
+    assert diary.entries[-4:] == [
+        ("test begins",),
+        ("test ends", {"loss": 0.5, "auc": 0.9}),
+        ("epoch ends", 1, {"loss": 2.0, "auc": 0.9, "val_loss": 0.5, "val_auc": 0.9}),
+        ("train ends", {"loss": 2.0}),
+    ]
+    assert stage.refreshed == [SUMMARY], "the model has the round's weights when its callbacks look"
+
+
+def test_early_stopping_ends_the_training_after_its_patience():
+    stage = Stage(keras.callbacks.EarlyStopping(monitor="val_auc", mode="max", patience=1), has_validation=True)
+    stage.callbacks.begin({"epochs": 9})
+    assert [stage.callbacks.tested(SUMMARY, {"auc": auc}) for auc in (0.5, 0.6, 0.4, 0.3)] == [False, False, True, True]
+
+
+def test_stop_training_set_in_a_batch_is_asked_for_once():
+    class Stopper(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch >= 1
+
+    stage = Stage(Stopper())
+    stage.callbacks.begin({})
+    stage.step(0)
+    assert stage.stop_asked() == ""
+    stage.step(0)
+    assert "stop_training" in stage.stop_asked()
+    stage.step(0)
+    assert stage.stop_asked() == ""
+
+
+def test_max_steps_stopping_goes_by_the_version_of_the_model():
+    stage = Stage(MaxStepsStopping(10), LearningRateScheduler(lambda version: 0.1), SavedModelExporter())
+    stage.callbacks.begin({})
+    stage.step(0, version=9)
+    assert stage.stop_asked() == ""
+    stage.step(0, version=10)
+    assert "10 of 10" in stage.stop_asked()
+
+
+def test_lambda_callbacks_get_their_batches():
+    seen: list[float] = []
+    stage = Stage(keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(logs["loss"])))
+    stage.callbacks.begin({})
+    stage.step(0, 4.0)
+    stage.step(0, None)
+    assert seen == [4.0]
+
+
+def test_an_error_of_a_callback_names_it():
+    class Broken(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            raise KeyError("accuracy")
+
+    stage = Stage(Broken())
+    with pytest.raises(UserError, match=r"Broken.on_epoch_begin raised KeyError"):
+        stage.step(0)
+
+
+def test_merged_states_come_out_of_a_summary_lease():
+    assert states_of('{"round": 1, "metrics": {"auc": [[1, 2], [3.5]]}}') == {"auc": ((1.0, 2.0), (3.5,))}
+
+
+@pytest.mark.parametrize("payload", ["", "[]", "{}", '{"metrics": {"auc": 1}}', '{"metrics": {"auc": [["x"]]}}'])
+def test_a_payload_that_is_none_is_refused(payload):
+    with pytest.raises(PermanentError, match="summary lease"):
+        states_of(payload)

@@ -1,0 +1,159 @@
+"""Predictions: each record in exactly one file, over drained and killed attempts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from elasticdl.clock import SystemClock
+from elasticdl.errors import PermanentError, UserError
+from elasticdl.rpc.conversation import Finished
+from elasticdl.shard import Lease, Shard, ShardId, Task
+from elasticdl.worker.ending import Ending
+from elasticdl.worker.gauges import Gauges
+from elasticdl.worker.leases import Held, LeaseKeeper
+from elasticdl.worker.outbox import Outbox
+from elasticdl.worker.patience import Patience
+from elasticdl.worker.prediction import FileSink, ProcessorSink, named_arrays
+from elasticdl.worker.surroundings import Surroundings
+from elasticdl.worker.trainer import Batch
+from elasticdl.worker.watch import Watch
+
+pytestmark = pytest.mark.core
+
+LEASE = Lease(Task.PREDICTION, Shard(ShardId(3), "data.csv", 100, 110), 1)
+
+
+class NoLeases:
+    def request_lease(self, wait_s: float) -> Finished:
+        return Finished()
+
+
+def surroundings() -> Surroundings:
+    clock, ending, outbox = SystemClock(), Ending(), Outbox()
+    gauges = Gauges(clock)
+    return Surroundings(
+        LeaseKeeper(NoLeases(), outbox, ending), outbox, gauges, Patience(ending, gauges, clock), Watch(clock), ending
+    )
+
+
+def predict(sink: FileSink, around: Surroundings, lease: Lease, until: int, size: int = 3) -> list[tuple[int, bool]]:
+    """Batches of an attempt up to record `until`; what was reported, as (offset, done)."""
+    around.outbox.hold(lease)
+    held = Held(lease, 0)
+    for begin in range(lease.offset, until, size):
+        end = min(begin + size, lease.shard.records)
+        outputs = np.arange(begin, end, dtype=np.float32).reshape(-1, 1)
+        sink.take(Batch(held, end, end - begin, last=end == lease.shard.records, computes=True), outputs)
+    return [(progress.applied.offset, progress.done) for progress in around.outbox.take({}).progress]
+
+
+def written(directory) -> list[float]:
+    return [value for path in sorted(directory.glob("predictions-*.npz")) for value in np.load(path)["predictions"][:, 0]]
+
+
+def test_a_shard_becomes_one_file_that_says_of_which_records(tmp_path):
+    around = surroundings()
+    assert predict(FileSink(tmp_path / "out", around), around, LEASE, 10) == [(10, True)]
+    (path,) = (tmp_path / "out").iterdir()
+    content = np.load(path)
+    assert content["predictions"][:, 0].tolist() == list(range(10))
+    assert (str(content["source"]), int(content["first_record"]), int(content["begin"]), int(content["end"])) == (
+        "data.csv",
+        100,
+        0,
+        10,
+    )
+
+
+def test_nothing_is_reported_before_it_is_written(tmp_path):
+    around = surroundings()
+    assert predict(FileSink(tmp_path, around), around, LEASE, 6) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_drained_part_and_the_rest_are_two_files(tmp_path):
+    around = surroundings()
+    sink = FileSink(tmp_path, around)
+    predict(sink, around, LEASE, 6)
+    sink.leave()
+    ((offset, done),) = [(one.applied.offset, one.done) for one in around.outbox.take({}).progress]
+    assert (offset, done) == (6, False)
+    sink.leave()
+    assert len(list(tmp_path.iterdir())) == 1, "there is nothing more to write"
+    again = surroundings()
+    predict(FileSink(tmp_path, again), again, replace(LEASE, attempt=2, offset=6), 10)
+    assert written(tmp_path) == list(range(10))
+
+
+def test_what_a_killed_worker_wrote_but_did_not_report_is_replaced(tmp_path):
+    """Attempt 1 is killed between file and report, 2 drains, 3 is killed like 1, 4 ends the shard."""
+    for attempt, (offset, until) in enumerate([(0, 6), (0, 3), (3, 9), (3, 10)], 1):
+        around = surroundings()
+        sink = FileSink(tmp_path, around)
+        predict(sink, around, replace(LEASE, attempt=attempt, offset=offset), until)
+        sink.leave()
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        "predictions-000003-000000000-000000003.npz",
+        "predictions-000003-000000003-000000010.npz",
+    ]
+    assert written(tmp_path) == list(range(10))
+
+
+def test_other_shards_are_left_alone(tmp_path):
+    around = surroundings()
+    predict(FileSink(tmp_path, around), around, replace(LEASE, shard=Shard(ShardId(30), "data.csv", 0, 3)), 3)
+    predict(FileSink(tmp_path, around), around, LEASE, 10)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_shard_of_which_nothing_is_left_is_done_with_a_file_without_predictions(tmp_path):
+    around = surroundings()
+    around.outbox.hold(LEASE)
+    FileSink(tmp_path, around).take(Batch(Held(LEASE, 0), 10, 10, bad=10, last=True), None)
+    (progress,) = around.outbox.take({}).progress
+    assert (progress.done, progress.bad_records) == (True, 10)
+    (path,) = tmp_path.iterdir()
+    assert "predictions" not in np.load(path)
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    around = surroundings()
+    with pytest.raises(PermanentError, match="file"):
+        predict(FileSink(tmp_path / "file", around), around, LEASE, 10)
+
+
+def test_a_processor_gets_each_batch_and_its_worker(tmp_path):
+    class Processor:
+        got: list = []  # noqa: RUF012
+
+        def process(self, predictions, worker_id):
+            self.got.append((predictions.tolist(), worker_id))
+
+    around = surroundings()
+    around.outbox.hold(LEASE)
+    sink = ProcessorSink(Processor(), str(tmp_path), 7, around)
+    sink.take(Batch(Held(LEASE, 0), 5, 5, last=False, computes=True), np.arange(2))
+    assert around.outbox.take({}).progress[0].applied.offset == 5
+    sink.take(Batch(Held(LEASE, 0), 10, 5, bad=5, last=True), None)
+    assert around.outbox.take({}).progress[0].done
+    assert Processor.got == [([0, 1], 7)]
+
+
+def test_an_error_of_the_processor_is_the_users(tmp_path):
+    class Processor:
+        def process(self, predictions, worker_id):
+            raise KeyError("no such column")
+
+    with pytest.raises(UserError, match=r"PredictionOutputsProcessor.process raised KeyError"):
+        ProcessorSink(Processor(), str(tmp_path), 0, surroundings()).take(Batch(Held(LEASE, 0), 5, 5), np.arange(2))
+
+
+def test_outputs_of_any_structure_get_names():
+    one = np.arange(2)
+    assert set(named_arrays(one)) == {"predictions"}
+    assert set(named_arrays({"a": one, "b": {"c": one}})) == {"a", "b/c"}
+    assert set(named_arrays((one, [one, one]))) == {"output_0", "output_1/output_0", "output_1/output_1"}

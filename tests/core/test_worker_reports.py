@@ -1,0 +1,272 @@
+"""What a worker tells its master: merged per lease, only what is true, and never lost."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from elasticdl.clock import ManualClock
+from elasticdl.errors import ExitCode, Refused, SpecError, TransientError, UserError
+from elasticdl.rpc.conversation import Failure, Report, Summary
+from elasticdl.shard import Applied, Lease, Shard, ShardId, Task
+from elasticdl.worker.ending import Done, Draining, Ending, Failed, exit_code
+from elasticdl.worker.gauges import Gauges
+from elasticdl.worker.handoff import Ended, Handoff
+from elasticdl.worker.outbox import Advance, Outbox
+from elasticdl.worker.patience import Patience
+from elasticdl.worker.reporter import Reporter
+
+pytestmark = pytest.mark.core
+
+LIMIT_S = 10.0
+LEASE = Lease(Task.TRAINING, Shard(ShardId(4), "s", 0, 100), 2, offset=10)
+
+
+class Master:
+    """Takes reports, after failing as often as told."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.reports: list[Report] = []
+        self.came = threading.Semaphore(0)
+
+    def report(self, report: Report) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.reports.append(report)
+        self.came.release()
+
+
+def test_progress_of_a_lease_is_merged():
+    outbox = Outbox()
+    outbox.hold(LEASE)
+    outbox.advance(LEASE, Advance(20, version=5, loss=1.0, bad=1, bad_examples=("a",)))
+    outbox.advance(LEASE, Advance(30, version=6, loss=3.0, bad=2, bad_examples=("b", "c", "d")))
+    (progress,) = outbox.take({}).progress
+    assert progress.applied == Applied(ShardId(4), 2, 30)
+    assert (progress.version, progress.loss, progress.bad_records, progress.bad_examples) == (6, 2.0, 3, ("a", "b", "c"))
+    assert outbox.take({"x": 1.0}) == Report(gauges={"x": 1.0}), "it is told once"
+
+
+def test_losses_and_bad_records_are_those_since_the_last_report():
+    outbox = Outbox()
+    outbox.hold(LEASE)
+    outbox.advance(LEASE, Advance(20, loss=1.0, bad=4))
+    outbox.take({})
+    outbox.advance(LEASE, Advance(30, done=True))
+    (progress,) = outbox.take({}).progress
+    assert (progress.loss, progress.bad_records, progress.done) == (None, 0, True)
+    assert outbox.held() == ()
+
+
+def test_a_lease_that_was_given_back_is_told_last_with_what_was_done_of_it():
+    outbox = Outbox()
+    outbox.hold(LEASE)
+    outbox.advance(LEASE, Advance(20))
+    outbox.give_back(outbox.held())
+    outbox.advance(LEASE, Advance(30))
+    (progress,) = outbox.take({}).progress
+    assert progress.returned and progress.applied.offset == 20
+    outbox.advance(LEASE, Advance(40))
+    assert outbox.take({}).progress == ()
+
+
+def test_an_untouched_lease_goes_back_at_its_offset_and_a_done_one_does_not():
+    outbox = Outbox()
+    other = Lease(Task.TRAINING, Shard(ShardId(5), "s", 0, 100), 0)
+    outbox.hold(LEASE)
+    outbox.hold(other)
+    outbox.advance(other, Advance(100, done=True))
+    outbox.give_back([LEASE, other])
+    told = {progress.applied.shard: (progress.applied.offset, progress.returned) for progress in outbox.take({}).progress}
+    assert told == {4: (10, True), 5: (100, False)}
+
+
+def test_a_revoked_lease_is_told_up_to_the_last_push_and_not_given_back():
+    outbox = Outbox()
+    outbox.hold(LEASE)
+    outbox.advance(LEASE, Advance(20))
+    outbox.forget([LEASE])
+    (progress,) = outbox.take({}).progress
+    assert progress.applied.offset == 20 and not progress.returned
+    assert outbox.held() == ()
+
+
+def test_leases_without_a_shard_are_not_held():
+    outbox = Outbox()
+    outbox.hold(Lease(Task.EXPORT, None, 1))
+    assert outbox.held() == ()
+
+
+def test_everything_else_is_told_once_in_one_report():
+    outbox = Outbox()
+    outbox.summarise(Summary(1, {"auc": 0.5}))
+    outbox.fail(Failure(None, None, 0, "why"))
+    outbox.exported("/there")
+    outbox.ask_stop("enough")
+    assert outbox.urgent.is_set()
+    report = outbox.take({})
+    assert (report.summaries[0].round, report.failures[0].error, report.exported, report.stop_asked) == (
+        1,
+        "why",
+        "/there",
+        "enough",
+    )
+    assert outbox.take({}) == Report()
+
+
+def test_a_done_lease_is_reported_at_once_and_heartbeats_go_on():
+    outbox, master = Outbox(), Master()
+    reporter = Reporter(outbox, Gauges(ManualClock()), master, 0.05, Ending())
+    reporter.start()
+    assert master.came.acquire(timeout=LIMIT_S) and master.came.acquire(timeout=LIMIT_S)
+    slow = Reporter(outbox, Gauges(ManualClock()), urgent := Master(), 3600.0, Ending())
+    assert reporter.flush(LIMIT_S)
+    outbox.urgent.clear()
+    slow.start()
+    outbox.hold(LEASE)
+    outbox.advance(LEASE, Advance(100, done=True))
+    assert urgent.came.acquire(timeout=LIMIT_S)
+    assert urgent.reports[0].progress[0].done
+    assert slow.flush(LIMIT_S)
+
+
+def test_a_report_that_failed_is_sent_again_unchanged():
+    outbox, master, ending = (
+        Outbox(),
+        Master(TransientError("away", retry_after_s=0.01), TransientError("away", retry_after_s=0.01)),
+        Ending(),
+    )
+    reporter = Reporter(outbox, Gauges(ManualClock()), master, 3600.0, ending)
+    outbox.hold(LEASE)
+    outbox.advance(LEASE, Advance(100, done=True))
+    reporter.start()
+    assert master.came.acquire(timeout=LIMIT_S)
+    assert master.reports[0].progress[0].applied.offset == 100
+    assert reporter.flush(LIMIT_S)
+    assert not ending
+
+
+def test_a_refused_report_ends_the_worker_as_fenced():
+    ending = Ending()
+    outbox = Outbox()
+    reporter = Reporter(outbox, Gauges(ManualClock()), Master(Refused("replaced")), 3600.0, ending)
+    outbox.urgent.set()
+    reporter.start()
+    assert ending.wait(LIMIT_S)
+    assert exit_code(ending.reason) is ExitCode.FENCED
+
+
+def test_a_drained_worker_that_is_fenced_by_its_own_last_report_still_counts_as_drained():
+    ending = Ending()
+    ending.end(Draining("SIGTERM"))
+    reporter = Reporter(Outbox(), Gauges(ManualClock()), Master(Refused("fenced")), 3600.0, ending)
+    assert reporter.flush(LIMIT_S)
+    assert exit_code(ending.reason) is ExitCode.DRAINED
+
+
+def test_flush_sends_what_was_put_in_before_it():
+    outbox, master = Outbox(), Master()
+    reporter = Reporter(outbox, Gauges(ManualClock()), master, 3600.0, Ending())
+    outbox.hold(LEASE)
+    outbox.give_back([LEASE])
+    assert reporter.flush(LIMIT_S)
+    assert master.reports[-1].progress[0].returned
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        (Done(), ExitCode.DONE),
+        (Draining("x"), ExitCode.DRAINED),
+        (Failed(UserError("x")), ExitCode.USER_ERROR),
+        (Failed(SpecError("x")), ExitCode.USER_ERROR),
+        (Failed(Refused("x")), ExitCode.FENCED),
+        (Failed(TransientError("x")), ExitCode.JOB_FAILED),
+        (Failed(ZeroDivisionError("x")), ExitCode.JOB_FAILED),
+    ],
+)
+def test_exit_codes_say_why_a_worker_ended(reason, code):
+    assert exit_code(reason) is code
+
+
+def test_the_first_reason_to_end_stands_but_a_failure_overrules_a_peaceful_one():
+    ending = Ending()
+    heard: list[str] = []
+    ending.listen(lambda: heard.append("a"))
+    assert ending.end(Draining("SIGTERM"))
+    assert not ending.end(Done())
+    assert ending.fail(UserError("while draining"))
+    assert not ending.fail(UserError("later"))
+    assert isinstance(ending.reason, Failed) and ending.reason.error.args == ("while draining",)
+    ending.listen(lambda: heard.append("b"))
+    assert heard == ["a", "b"]
+
+
+def test_a_finished_handoff_gives_what_is_there_and_a_closed_one_does_not():
+    handoff: Handoff[int] = Handoff(2)
+    handoff.put(1)
+    handoff.finish()
+    assert handoff.get() == 1
+    with pytest.raises(Ended):
+        handoff.get()
+    closed: Handoff[int] = Handoff(2)
+    closed.put(1)
+    closed.close()
+    with pytest.raises(Ended):
+        closed.get()
+    with pytest.raises(Ended):
+        closed.put(2)
+
+
+def test_a_full_handoff_makes_its_sender_wait():
+    handoff: Handoff[int] = Handoff(1)
+    handoff.put(1)
+    sender = threading.Thread(target=handoff.put, args=(2,))
+    sender.start()
+    assert handoff.get() == 1
+    assert handoff.get() == 2
+    sender.join(LIMIT_S)
+    assert not sender.is_alive()
+
+
+def test_gauges_are_means_since_they_were_taken():
+    clock = ManualClock()
+    gauges = Gauges(clock)
+    gauges.add("step_ms", 2.0)
+    gauges.add("step_ms", 4.0)
+    gauges.add("staleness", 1)
+    gauges.add("staleness", 3)
+    gauges.count_records(100)
+    gauges.level("waiting_for_servers_s", 3.0)
+    clock.advance(2.0)
+    taken = gauges.take()
+    assert (taken["step_ms"], taken["staleness_mean"], taken["staleness_max"]) == (3.0, 2.0, 3)
+    assert (taken["records_per_s"], taken["waiting_for_servers_s"]) == (50.0, 3.0)
+    assert taken["rss_bytes"] > 1 << 20
+    gauges.level("waiting_for_servers_s", 0)
+    clock.advance(1.0)
+    again = gauges.take()
+    assert "step_ms" not in again and "waiting_for_servers_s" not in again and again["records_per_s"] == 0
+
+
+def test_time_is_gauged_even_where_the_block_fails():
+    clock = ManualClock()
+    gauges = Gauges(clock)
+    with pytest.raises(ZeroDivisionError), gauges.timed("pull_ms"):
+        clock.advance(0.25)
+        raise ZeroDivisionError
+    assert gauges.take()["pull_ms"] == 250.0
+
+
+def test_patience_ends_with_the_worker():
+    ending = Ending()
+    patience = Patience(ending, Gauges(ManualClock()), ManualClock())
+
+    def fail(timeout_s: float) -> None:
+        ending.end(Draining("SIGTERM"))
+        raise TransientError("away")
+
+    with pytest.raises(Ended):
+        patience.call(fail, "pull")
