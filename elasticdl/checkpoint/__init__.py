@@ -1,1 +1,1 @@
-"""TODO."""
+"""Checkpoints: one cut of everything, as files that verify themselves."""

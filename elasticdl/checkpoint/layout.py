@@ -1,0 +1,109 @@
+"""What a checkpoint consists of: the manifest, and which part of it a server of another layout needs. Pure.
+
+`checkpoints/version-<n>/manifest.json` is written last, so a directory with a manifest is complete.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from elasticdl.embedding.spec import DenseSpec, ParametersSpec, TableSpec
+from elasticdl.errors import Corrupted, UserError
+
+_T = TypeVar("_T")
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PartFile(_Frozen):
+    """One server's file: its name within the directory, its size and its checksum (`crc32c:` and 8 hex digits)."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    bytes: int = Field(ge=0)
+    checksum: str = Field(pattern=r"^crc32c:[0-9a-f]{8}$")
+
+
+class Manifest(_Frozen):
+    """One cut of everything. `ledger` is the data ledger as the master's core wrote it (JSON)."""
+
+    format: int = FORMAT
+    version: int = Field(ge=0)
+    servers: int = Field(ge=1)
+    parameters: ParametersSpec
+    files: tuple[PartFile, ...]
+    rows: int = Field(default=0, ge=0)
+    ledger: str = ""
+    wall_s: float = 0.0
+
+    @property
+    def bytes(self) -> int:
+        """Size of all parts."""
+        return sum(file.bytes for file in self.files)
+
+
+def directory_name(version: int) -> str:
+    """The directory of a version's checkpoint."""
+    return f"version-{version}"
+
+
+def part_name(server: int, servers: int) -> str:
+    """The file of one server."""
+    return f"server-{server}-of-{servers}.bin"
+
+
+def parse_manifest(text: str, where: str) -> Manifest:
+    """Raises Corrupted naming `where` and the first thing that is wrong."""
+    try:
+        manifest = Manifest.model_validate_json(text)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise Corrupted(f"{where}: {'.'.join(map(str, problem['loc'])) or 'manifest'}: {problem['msg']}") from error
+    if manifest.format != FORMAT:
+        raise Corrupted(f"{where}: written in format {manifest.format}, this version reads format {FORMAT}")
+    return manifest
+
+
+def check_fits(saved: ParametersSpec, model: ParametersSpec, where: str) -> None:
+    """Raises UserError naming the first variable of the model that the checkpoint does not hold as it is."""
+    for mine, theirs in _pairs(model.dense, saved.dense):
+        if mine != theirs:
+            raise _differs("dense variable", mine, theirs, where)
+    for my_table, their_table in _pairs(model.tables, saved.tables):
+        same = my_table and their_table and (my_table.name, my_table.dim) == (their_table.name, their_table.dim)
+        if not same:
+            raise _differs("embedding table", my_table, their_table, where)
+    if model.optimizer.kind != saved.optimizer.kind or model.optimizer.slots != saved.optimizer.slots:
+        raise UserError(
+            f"{where} was made with optimizer {saved.optimizer.kind} ({saved.optimizer.slots} slots),"
+            f" the model uses {model.optimizer.kind} ({model.optimizer.slots} slots)",
+            hint="use the optimizer that the checkpoint was made with",
+        )
+
+
+def _pairs(mine: tuple[_T, ...], theirs: tuple[_T, ...]) -> list[tuple[_T | None, _T | None]]:
+    longest = max(len(mine), len(theirs))
+    return [(mine[i] if i < len(mine) else None, theirs[i] if i < len(theirs) else None) for i in range(longest)]
+
+
+def _differs(kind: str, mine: DenseSpec | TableSpec | None, theirs: DenseSpec | TableSpec | None, where: str) -> UserError:
+    return UserError(
+        f"{where} is of another model: the first {kind} that differs is {_words(mine)} in the model, {_words(theirs)} in the checkpoint",
+        hint="use the model that the checkpoint was made with",
+    )
+
+
+def _words(variable: DenseSpec | TableSpec | None) -> str:
+    match variable:
+        case None:
+            return "none"
+        case DenseSpec(path=path, shape=shape):
+            return f"{path} {list(shape)}"
+        case TableSpec(name=name, dim=dim):
+            return f"{name} of dimension {dim}"

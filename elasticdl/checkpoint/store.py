@@ -1,0 +1,160 @@
+"""Checkpoints as directories: made beside their place, renamed into it when complete, verified before use.
+
+Servers write their parts into the directory that `begin` made; `complete` adds the manifest and renames it to
+`version-<n>`, so a crash at any moment leaves the earlier checkpoints and at most a `.making-…` directory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticdl import _native
+from elasticdl.checkpoint.layout import MANIFEST, Manifest, directory_name, parse_manifest
+from elasticdl.errors import Corrupted, UserError
+
+_MAKING = ".making-"
+_NAME = re.compile(r"version-(\d+)")
+_CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A verified checkpoint, and why newer ones were passed over."""
+
+    directory: Path
+    manifest: Manifest
+    rejected: tuple[str, ...] = ()
+
+
+def begin(checkpoints: Path) -> Path:
+    """A new directory for the parts of one checkpoint. Leftovers of a master that died are removed. Raises OSError."""
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    for leftover in checkpoints.glob(f"{_MAKING}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=_MAKING, dir=checkpoints))
+
+
+def complete(making: Path, manifest: Manifest) -> Path:
+    """Write the manifest, make all of it durable and give the directory its name; returns it. Raises OSError."""
+    path = making / MANIFEST
+    with path.open("w", encoding="utf-8") as file:
+        file.write(manifest.model_dump_json(indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(making)
+    final = making.parent / directory_name(manifest.version)
+    if final.exists():
+        # The same version again, after a resume that trained nothing: both are the same cut.
+        shutil.rmtree(final)
+    making.chmod(0o755)
+    making.rename(final)
+    _sync(making.parent)
+    return final
+
+
+def abandon(making: Path) -> None:
+    """Remove the directory of a checkpoint that did not come about."""
+    shutil.rmtree(making, ignore_errors=True)
+
+
+def prune(checkpoints: Path, keep: int) -> None:
+    """Remove all but the newest `keep` complete checkpoints; 0 keeps all."""
+    if keep <= 0:
+        return
+    for directory in _versions(checkpoints)[keep:]:
+        # Without its manifest it is no checkpoint, however far the removal gets.
+        with suppress(FileNotFoundError):
+            (directory / MANIFEST).unlink()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def newest(location: Path) -> Found | None:
+    """The newest checkpoint that verifies. `location` is a directory of checkpoints, or one checkpoint.
+
+    None if there is none at all. Raises Corrupted listing what was tried if there are some and none verifies.
+    """
+    candidates = [location] if (location / MANIFEST).exists() else _versions(location)
+    rejected: list[str] = []
+    for directory in candidates:
+        try:
+            return Found(directory, verify(directory), tuple(rejected))
+        except Corrupted as error:
+            rejected.append(error.message)
+    if rejected:
+        raise Corrupted(
+            f"no usable checkpoint in {location}: {'; '.join(rejected)}",
+            hint="restore the files from a copy, or start without a checkpoint",
+        )
+    return None
+
+
+def require(location: Path) -> Found:
+    """As `newest`, where the user named the place: raises UserError if nothing is there."""
+    found = newest(location) if location.is_dir() else None
+    if found is None:
+        raise UserError(
+            f"no checkpoint in {location}",
+            hint="name a directory that holds version-<n> directories, such as <job-dir>/checkpoints",
+        )
+    return found
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of one checkpoint, without verifying its parts. Raises Corrupted."""
+    try:
+        text = (directory / MANIFEST).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Corrupted(f"{directory / MANIFEST}: {error}") from error
+    return parse_manifest(text, str(directory / MANIFEST))
+
+
+def verify(directory: Path) -> Manifest:
+    """Read every byte of a checkpoint. Raises Corrupted naming the first file that is not what was written."""
+    manifest = read_manifest(directory)
+    for part in manifest.files:
+        path = directory / part.name
+        try:
+            size = path.stat().st_size
+            if size != part.bytes:
+                raise Corrupted(f"{path} has {size} bytes, {part.bytes} were written")
+            found = checksum(path)
+        except OSError as error:
+            raise Corrupted(f"{path}: {error.strerror or error}") from error
+        if found != part.checksum:
+            raise Corrupted(f"{path} has checksum {found}, {part.checksum} was written")
+    return manifest
+
+
+def checksum(path: Path) -> str:
+    """`crc32c:` and 8 hex digits of a whole file. Raises OSError."""
+    crc = 0
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            crc = _native.crc32c(chunk, crc)
+    return f"crc32c:{crc:08x}"
+
+
+def _versions(checkpoints: Path) -> Sequence[Path]:
+    """Complete checkpoints, newest first."""
+    numbered = []
+    with suppress(FileNotFoundError):
+        for directory in checkpoints.iterdir():
+            name = _NAME.fullmatch(directory.name)
+            if name and (directory / MANIFEST).exists():
+                numbered.append((int(name.group(1)), directory))
+    return [directory for _, directory in sorted(numbered, reverse=True)]
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
