@@ -40,13 +40,13 @@ def drain_on_signal(ending: Ending) -> None:
     threading.Thread(target=run, name="signals", daemon=True).start()
 
 
-def end_by_force(ending: Ending) -> None:
+def end_by_force(ending: Ending, *, drain_s: float = DRAIN_S) -> None:
     """Have a thread end the process if it does not end by itself in time after `ending`."""
 
     def run() -> None:
         while not ending.wait(timeout_s=60.0):
             continue
-        limit_s = _limit_s(ending)
+        limit_s = _limit_s(ending, drain_s)
         # This sleep is the limit itself: a process that ends in time ends this daemon thread with it.
         threading.Event().wait(limit_s)
         _log.error("not ended %.0f s after the reason to end (%s): ending by force", limit_s, ending.reason)
@@ -66,10 +66,10 @@ def leave(ending: Ending) -> NoReturn:
     os._exit(exit_code(ending.reason))
 
 
-def _limit_s(ending: Ending) -> float:
+def _limit_s(ending: Ending, drain_s: float) -> float:
     match ending.reason:
         case Draining():
-            return DRAIN_S
+            return drain_s
         case Failed():
             return FAIL_S
         case Done() | None:

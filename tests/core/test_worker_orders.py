@@ -1,0 +1,112 @@
+"""What the master orders, and the first batch of models that need one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from elasticdl.data.base import Block, Metadata
+from elasticdl.errors import Refused, UserError
+from elasticdl.rpc.conversation import Drain, Finish, Order, Revoke, Servers
+from elasticdl.shard import Shard, Source, Task
+from elasticdl.worker.ending import Done, Draining, Ending, Failed
+from elasticdl.worker.orders import Orders
+from elasticdl.worker.reading import Sources
+from elasticdl.worker.sampling import first_features
+from elasticdl.worker.user_reader import UserReader
+
+pytestmark = pytest.mark.core
+
+LIMIT_S = 10.0
+
+
+def follow(*orders: Order | Exception) -> tuple[Ending, list[tuple[str, ...]], Orders]:
+    """A worker that heard these orders and, by the last of them, ends."""
+    ending, moves = Ending(), []
+
+    def stream() -> Iterator[Order]:
+        for order in orders:
+            if isinstance(order, Exception):
+                raise order
+            yield order
+
+    listening = Orders(stream, lambda addresses: moves.append(tuple(addresses)), ending)
+    listening.start()
+    assert ending.wait(LIMIT_S)
+    return ending, moves, listening
+
+
+def test_addresses_are_passed_on_and_the_job_may_finish():
+    ending, moves, _ = follow(Servers(("a:1", "")), Servers(("a:1", "b:2")), Finish())
+    assert moves == [("a:1", ""), ("a:1", "b:2")]
+    assert ending.reason == Done()
+
+
+def test_a_drain_is_a_drain():
+    assert follow(Drain("scaled down"))[0].reason == Draining("scaled down")
+
+
+def test_a_refused_stream_ends_the_worker():
+    reason = follow(Refused("replaced"))[0].reason
+    assert isinstance(reason, Failed) and isinstance(reason.error, Refused)
+
+
+def test_a_revocation_that_comes_before_there_is_a_pipeline_is_passed_on_later():
+    _, _, orders = follow(Revoke("stopped"), Finish())
+    revoked: list[int] = []
+    orders.revoke_by(lambda: revoked.append(1))
+    orders.revoke_by(lambda: revoked.append(2))
+    assert revoked == [1]
+
+
+def test_a_revocation_reaches_the_pipeline():
+    heard, ending = threading.Event(), Ending()
+    orders = Orders(lambda: iter([Revoke("stopped")]), lambda addresses: None, ending)
+    orders.revoke_by(heard.set)
+    orders.start()
+    assert heard.wait(LIMIT_S)
+    assert not ending
+
+
+class Reader:
+    metadata = Metadata()
+
+    def __init__(self, records: int, bad: int = 0) -> None:
+        self.records, self.bad = records, bad
+
+    def sources(self) -> tuple[Source, ...]:
+        return (Source("one", self.records), Source("two", 5))
+
+    def read(self, shard: Shard) -> Iterator[Block]:
+        yield Block(np.arange(shard.begin + self.bad, shard.end), shard.end - shard.begin, self.bad)
+
+    def close(self) -> None: ...
+
+
+def sample(reader: Reader, feed) -> object:
+    return first_features(Sources(lambda task: reader, lambda task: feed, 4), Task.TRAINING)
+
+
+def test_the_first_batch_is_what_feed_makes_of_the_first_records():
+    assert np.array_equal(sample(Reader(3), lambda window: (window, None)), [0, 1, 2])
+    assert np.array_equal(sample(Reader(30), lambda window: (window, None) if 8 in window else None), [8, 9, 10, 11])
+
+
+def test_a_feed_that_makes_nothing_of_the_first_records_is_named():
+    with pytest.raises(UserError, match="nothing of the first records of one"):
+        sample(Reader(30), lambda window: None)
+
+
+def test_an_error_of_the_users_reader_is_the_users():
+    class Broken(Reader):
+        def read(self, shard):
+            yield from super().read(shard)
+            raise ConnectionError("the warehouse is closed")
+
+    blocks = UserReader(Broken(4), "/zoo").read(Shard(0, "one", 0, 4))
+    assert next(blocks).count == 4
+    with pytest.raises(UserError, match="ConnectionError: the warehouse is closed"):
+        next(blocks)

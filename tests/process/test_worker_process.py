@@ -1,0 +1,99 @@
+"""A worker process meets signals, hangs and its parent's end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticdl.clock import ManualClock
+from elasticdl.errors import ExitCode
+from elasticdl.worker.watch import Watch
+
+pytestmark = pytest.mark.process
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 30.0
+
+PRELUDE = """
+import sys, threading
+from elasticdl.worker.process import *
+from elasticdl.worker.ending import *
+hold_signals()
+ending = Ending()
+drain_on_signal(ending)
+end_by_force(ending, drain_s=0.2)
+print("ready", flush=True)
+"""
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate(timeout=LIMIT_S)
+
+
+def start(processes: list[subprocess.Popen[str]], body: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + body], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    processes.append(process)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_a_reason_to_drain(processes, number):
+    process = start(processes, f"assert ending.wait({LIMIT_S}); print(ending.reason.reason, flush=True); leave(ending)")
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert output == f"{number.name}\n"
+    assert process.returncode == ExitCode.DRAINED
+
+
+def test_a_main_thread_that_hangs_does_not_outlive_the_limit_of_a_drain(processes):
+    process = start(processes, "lock = threading.Lock(); lock.acquire(); lock.acquire()")
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == ExitCode.DRAINED
+    assert "by force" in output
+
+
+def test_what_was_printed_is_not_lost_at_the_end(processes):
+    process = start(processes, "sys.stdout.write('last words'); ending.fail(ValueError()); leave(ending)")
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert output == "last words"
+    assert process.returncode == ExitCode.JOB_FAILED
+
+
+def test_what_takes_long_gets_all_stacks_dumped_once(tmp_path):
+    clock = ManualClock()
+    with (tmp_path / "log").open("w+") as log:
+        watch = Watch(clock, output=log)
+        with watch.doing("a step"):
+            with watch.doing("feed"):
+                clock.advance(59.0)
+            assert not watch.check()
+            clock.advance(2.0)
+            assert watch.check()
+            clock.advance(100.0)
+            assert not watch.check()
+        log.seek(0)
+        assert "test_what_takes_long_gets_all_stacks_dumped_once" in log.read()
+
+
+def test_a_wait_for_work_is_no_hang(tmp_path):
+    clock = ManualClock()
+    watch = Watch(clock)
+    with watch.doing("a step"):
+        pass
+    clock.advance(1000.0)
+    assert not watch.check()
