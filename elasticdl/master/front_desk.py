@@ -137,4 +137,4 @@ class FrontDesk:
         """A lease of a shard that reached nobody."""
         assert lease.shard is not None, f"{lease} has nothing to give back"
         applied = Applied(lease.shard.id, lease.attempt, lease.offset)
-        self._inbox.post(LeaseReturned(self._inbox.at_s(), worker, applied))
+        self._inbox.post(LeaseReturned(self._inbox.at_s(), worker, applied, taken=False))

@@ -28,9 +28,8 @@ BATCH = 8
 
 
 def make_spec(**flags) -> JobSpec:
-    base = dict(
-        model_zoo="z", model_def="m", training_data="t", validation_data="v", minibatch_size=BATCH, num_epochs=2, num_workers="1:3"
-    )
+    base = {"model_zoo": "z", "model_def": "m", "training_data": "t", "validation_data": "v"}
+    base |= {"minibatch_size": BATCH, "num_epochs": 2, "num_workers": "1:3"}
     return JobSpec.from_flags(Action.TRAIN, base | flags)
 
 

@@ -18,7 +18,7 @@ from elasticdl.master.core.cutting import Plan, shard_records
 from elasticdl.master.core.errands import Errand
 from elasticdl.master.core.events import Numbers, ProgressReported, SummaryReported, TaskFailed
 from elasticdl.master.core.parts import Facts, Phase
-from elasticdl.master.core.shards import Ledger, Piece
+from elasticdl.master.core.shards import Blame, Ledger, Piece
 from elasticdl.master.core.snapshots import Snapshots, retry_s
 from elasticdl.shard import Lease, SnapshotId, Task
 
@@ -250,7 +250,7 @@ class Evaluation:
         blamed = bool(blame) and (current.summary.holder == worker or bool(current.ledger.held_by(worker)))
         if current.summary.release(worker, blame):
             self._facts.fail(f"the summary of an evaluation failed:\n{current.summary.story()}")
-        self._failed_piece(current.ledger.settle(worker, (), blame=blame))
+        self._failed_piece(current.ledger.settle(worker, (), Blame(blame) if blame else None))
         self._maybe_summarise(current)
         return blamed
 

@@ -132,15 +132,20 @@ class ExportFinished(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseReturned(Event):
-    """A draining worker gives back the rest of a lease: `applied.offset` records of it are done."""
+    """A draining worker gives back the rest of a lease: `applied.offset` records of it are done.
+
+    `taken` False: the lease never reached the worker, which goes on.
+    """
 
     worker: ProcessName
     applied: Applied
+    taken: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed(Event):
     """User code raised in a lease (`shard` None: outside of any). `error` is the traceback cut to the user's frames.
+    The worker ends by itself after that.
 
     `fatal` errors (non-finite loss K times over, broken model) end the job at once.
     """

@@ -14,12 +14,12 @@ from elasticdl.master.core.pace import Pace
 from elasticdl.master.core.parts import Facts, Phase
 from elasticdl.master.core.processes import Life, Process
 from elasticdl.master.core.settlement import Settlement
-from elasticdl.master.core.shards import Held, Stage
+from elasticdl.master.core.shards import Blame, Held, Stage
 from elasticdl.shard import Lease, Task
 
 LEASES_PER_WORKER = 2
 _LOSS_EVERY_S = 1.0
-_DRAIN_LIMIT_S = 60.0
+_LEAVE_LIMIT_S = 60.0
 _CLOSE_AFTER_S = 3.0
 
 
@@ -52,11 +52,12 @@ class Leasing:
                 NoLeaseNow(name, f"{name} is {process.life}: {process.message}" if process.message else f"{name} is {process.life}")
             )
         else:
-            process.revoked = False
+            # A question that gets no lease must leave no trace: it is not in the journal.
             answer = self._next(process)
             if isinstance(answer, str):
                 give(NoLeaseNow(name, answer))
                 return
+            process.revoked = False
             if self.leases_of(name) == 1:
                 process.busy_since_s = event.at_s
             give(GrantLease(name, answer))
@@ -152,28 +153,35 @@ class Leasing:
             self._facts.orders.give(RecordMetrics("training", self._facts.version, work.totals().trained, values))
 
     def returned(self, event: LeaseReturned) -> None:
-        """A worker gives back the rest of a lease. If nobody revoked it, the worker is draining."""
+        """A worker gives back the rest of a lease. Unless it was revoked or never taken, the worker is draining."""
         process, current = self._facts.worker(event.worker), self._evaluation.round
         if process is None:
             return
         work = self._facts.work
         held = work.find(event.worker, event.applied.shard, event.applied.attempt) if work else None
-        if held is not None:
+        if held is not None and work is not None and not event.taken:
+            work.give_back(held)
+        elif held is not None:
             self._settlement.returned(process, held, event.applied.offset)
         elif current is not None:
             found = current.ledger.find(event.worker, event.applied.shard, event.applied.attempt)
             if found is not None:
                 current.ledger.give_back(found)
-        if process.life is Life.READY and not process.revoked:
-            process.enter(Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + _DRAIN_LIMIT_S)
+        if process.life is Life.READY and event.taken and not process.revoked:
+            process.enter(Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + _LEAVE_LIMIT_S)
             self._facts.orders.announce("process", f"{event.worker} is draining: it gives its work back", process=event.worker)
 
     def failed(self, event: TaskFailed) -> None:
-        """The user's code raised. In a shard the shard is blamed, outside of any it is a failure of the job's code."""
+        """The user's code raised: in a shard the shard is blamed, outside of any it spends the user's budget.
+
+        The worker ends after that by itself. What it pushed before is learned from the servers, as of any lost worker.
+        """
         process = self._facts.worker(event.worker)
         if process is None:
             return
         process.failure_reported = True
+        if process.life is Life.READY:
+            process.enter(Life.STOPPING, event.at_s, "its user code failed", deadline_s=event.at_s + _LEAVE_LIMIT_S)
         self._facts.orders.announce(
             "task", f"{event.worker}: {event.error}", process=event.worker, cause="user_error", level="error"
         )
@@ -183,9 +191,9 @@ class Leasing:
             if reason := self._facts.budgets.user_error(event.error):
                 self._facts.fail(reason, hint="mend the model module; `elasticdl logs` has the whole traceback")
         elif not self._evaluation.failed_task(event):
-            self._failed_lease(event)
+            self._failed_lease(process, event)
 
-    def _failed_lease(self, event: TaskFailed) -> None:
+    def _failed_lease(self, process: Process, event: TaskFailed) -> None:
         export, work = self._facts.export, self._facts.work
         if event.task is Task.EXPORT and export is not None and export.release(event.worker, event.error):
             self._facts.fail(f"the export failed {len(export.failures)} times:\n{export.story()}")
@@ -193,7 +201,7 @@ class Leasing:
             return
         held = work.find(event.worker, event.shard, event.attempt)
         if held is not None:
-            self._failed_work(held, f"{event.worker}: {event.error}")
+            self._settlement.lost(process, Blame(f"{event.worker}: {event.error}", event.shard))
 
     def _failed_work(self, held: Held, reason: str) -> None:
         work = self._facts.work
@@ -220,7 +228,7 @@ class Leasing:
             if export.release(name, blame):
                 self._facts.fail(f"the export failed {len(export.failures)} times:\n{export.story()}")
         # An evaluation shard is worked on before a training shard: if there is one, that one is to blame.
-        return self._settlement.lost(process, "" if blamed else blame) or blamed
+        return self._settlement.lost(process, Blame(blame) if blame and not blamed else None) or blamed
 
     def stop_early(self, why: str) -> None:
         """Training ends now: what nobody has begun is not expected any more."""

@@ -69,11 +69,17 @@ class Membership:
         process.control_address, process.bulk_address = event.control_address, event.bulk_address
         process.enter(Life.READY, event.at_s)
         process.busy_since_s = event.at_s
+        process.restored_version = event.restored_version or 0
         if first:
             took_s = event.at_s - process.started_s
             self._facts.orders.announce("process", f"{event.name} is ready after {took_s:.1f} s", process=event.name)
         if event.name.role is Role.PS and first:
             self._server_back(event)
+
+    def least_version(self) -> int:
+        """The version that no server can be below: each began with that of its checkpoint, and only grows."""
+        servers = (self._facts.processes.server(index) for index in range(self._facts.servers))
+        return min((server.restored_version if server else 0 for server in servers), default=0)
 
     def _server_back(self, event: ProcessAttached) -> None:
         if event.name.incarnation:

@@ -50,6 +50,8 @@ class Process:
     cause: Cause | None = None
     control_address: str = ""
     bulk_address: str = ""
+    restored_version: int = 0
+    """Of a parameter server: the version it came up with."""
     attached: bool = False
     finished: bool = False
     """It was told that there is no more work."""

@@ -11,7 +11,7 @@ from elasticdl.master.core.commands import FenceWorker
 from elasticdl.master.core.events import WorkerFenced
 from elasticdl.master.core.parts import Facts, Phase
 from elasticdl.master.core.processes import Process
-from elasticdl.master.core.shards import Held, Stage
+from elasticdl.master.core.shards import Blame, Held, Stage
 from elasticdl.shard import Applied
 
 _ASK_AGAIN_S = 30.0
@@ -19,10 +19,10 @@ _ASK_AGAIN_S = 30.0
 
 @dataclass(slots=True)
 class Settling:
-    """An answer is waited for. `blame`: why the worker died, if its shard may have killed it."""
+    """An answer is waited for."""
 
     asked_s: float
-    blame: str = ""
+    blame: Blame | None
 
 
 @final
@@ -33,23 +33,23 @@ class Settlement:
         self._facts = facts
         self.open: dict[ProcessName, Settling] = {}
 
-    def lost(self, process: Process, blame: str) -> bool:
-        """A worker is gone. True if `blame` will be counted against a shard that it held."""
+    def lost(self, process: Process, blame: Blame | None) -> bool:
+        """A worker is gone, or as good as. True if `blame` will be counted against a shard that it held."""
         work = self._facts.work
         held = work.held_by(process.name) if work else []
         if work is None or not process.attached:
             return False
         if self._facts.spec.action is not Action.TRAIN:
             self._settle(process.name, blame, told=())
-            return bool(held and blame)
+            return bool(held) and blame is not None
         for one in held:
             one.stage = Stage.SETTLING
         if held or not process.finished:
             self._ask(process.name, blame)
-        return bool(held and blame)
+        return bool(held) and blame is not None
 
     def returned(self, process: Process, held: Held, offset: int) -> None:
-        """A draining worker gives back the rest of a lease; with the last of them, its word is checked."""
+        """A draining worker gives back the rest of a lease; with the last of them, its word is checked with the servers."""
         work = self._facts.work
         assert work is not None
         work.advance(held, offset, 0)
@@ -58,10 +58,15 @@ class Settlement:
             return
         held.stage = Stage.SETTLING
         if all(other.stage is Stage.SETTLING for other in work.held_by(process.name)):
-            self._ask(process.name, "")
+            self._ask(process.name, None)
 
-    def _ask(self, worker: ProcessName, blame: str) -> None:
+    def _ask(self, worker: ProcessName, blame: Blame | None) -> None:
         if self._facts.phase in (Phase.ENDING, Phase.ENDED):
+            return
+        waiting = self.open.get(worker)
+        if waiting is not None:
+            # Asked already: of a worker that failed and then ended, the failure is what counts.
+            waiting.blame = waiting.blame or blame
             return
         self.open[worker] = Settling(self._facts.now_s, blame)
         self._facts.orders.give(FenceWorker(worker))
@@ -72,11 +77,11 @@ class Settlement:
         if settling is not None and self._facts.work is not None:
             self._settle(event.worker, settling.blame, told=event.applied)
 
-    def _settle(self, worker: ProcessName, blame: str, told: tuple[Applied | None, ...]) -> None:
+    def _settle(self, worker: ProcessName, blame: Blame | None, told: tuple[Applied | None, ...]) -> None:
         work = self._facts.work
         assert work is not None
         shards, before = len(work.held_by(worker)), work.totals()
-        parked = work.settle(worker, told, blame=blame)
+        parked = work.settle(worker, told, blame)
         after = work.totals()
         if shards:
             trained, repeated = after.trained - before.trained, after.repeated - before.repeated

@@ -66,6 +66,14 @@ class Piece:
         return self.shard.records - self.offset
 
 
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Why a worker is gone, where its work may have been the reason. `shard`: that one; None: whatever it was at."""
+
+    reason: str
+    shard: ShardId | None = None
+
+
 class Stage(StrEnum):
     """How a piece is held."""
 
@@ -257,22 +265,22 @@ class Ledger:
         self.parked.append(piece)
         return True
 
-    def settle(self, worker: ProcessName, told: Sequence[Applied | None], *, blame: str = "") -> Piece | None:
+    def settle(self, worker: ProcessName, told: Sequence[Applied | None], blame: Blame | None = None) -> Piece | None:
         """Take back all that a lost worker holds, counting what each server says it has of it.
 
         A batch is trained when every server has it. What only some have is trained again: repeated. `blame` is counted
-        as a failure of the piece that the worker was at. Returns that piece if this parked it.
+        as a failure of the piece that it names, or that the worker was at. Returns that piece if this parked it.
         """
         mine = self.held_by(worker)
         for held, (low, high) in zip(mine, reached(mine, told), strict=True):
             self.advance(held, low, 0)
             self.counts[held.piece.epoch].repeated += high - low
-        at = next((held for held in mine if held.offset < held.piece.shard.records), None)
-        blamed = at if blame else None
+        unfinished = [held for held in mine if held.offset < held.piece.shard.records]
+        blamed = next((held for held in unfinished if blame and blame.shard in (None, held.piece.shard.id)), None)
         # The last in order goes back first, so that the first stands first in line again.
         for held in reversed([held for held in mine if held is not blamed]):
             self.give_back(held)
-        if blamed is not None and self.fail(blamed, blame):
+        if blamed is not None and blame is not None and self.fail(blamed, blame.reason):
             return blamed.piece
         return None
 

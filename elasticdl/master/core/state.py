@@ -214,7 +214,8 @@ class JobState:
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
     def _at_version(self, version: int) -> None:
-        self._facts.version = version
+        # A server that has just come up is counted with version 0 until its first report: it cannot be below its start.
+        self._facts.version = max(version, self._membership.least_version())
         self._checkpointing.version_changed()
         self._evaluation.version_changed()
 
