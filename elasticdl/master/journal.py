@@ -1,0 +1,150 @@
+"""The job's events on disk: a line each, with a checksum, in segments. Replaying them brings the job's state back.
+
+`<directory>/run-0001-000001.jsonl`: run (a resumed job begins another one in the same directory), segment of the run.
+A line is `<crc32 of the rest, 8 hex digits> <event as JSON>`. How sure a line is of its disk: docs/adr/0002.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import final
+
+from elasticdl.errors import Corrupted
+from elasticdl.master.core.codec import event_of, event_plain
+from elasticdl.master.core.events import Event, JobStarted, SnapshotSaved, StopRequested
+
+_NAME = re.compile(r"run-(\d{4,})-(\d{6,})\.jsonl")
+_SEGMENT_BYTES = 64 << 20
+_SYNC_EVERY_S = 0.25
+_SYNCED = (JobStarted, SnapshotSaved, StopRequested)
+"""Events after which the disk is waited for at once: they say where a job begins, and what it need not do again."""
+
+
+@final
+class JournalFile:
+    """A new run's journal. Use it from one thread. Every method may raise OSError: without a journal there is no job.
+
+    Events are with the kernel after `flush`: no end of this process loses them. They are on the disk at the latest
+    `sync_every_s` of flushes later: that much may be lost with the machine.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        segment_bytes: int = _SEGMENT_BYTES,
+        sync_every_s: float = _SYNC_EVERY_S,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self._sync_every_s = sync_every_s
+        self._now_s = now_s
+        self._run = max((run for run, _, _ in _segments(directory)), default=0) + 1
+        self._segment = 0
+        self._waiting: list[bytes] = []
+        self._dirty = self._urgent = False
+        self._synced_s = now_s()
+        self._file = self._next_segment()
+
+    def append(self, event: Event) -> None:
+        """Add an event; it is safe after the next `flush`."""
+        text = json.dumps(event_plain(event), separators=(",", ":")).encode()
+        self._waiting.append(b"%08x %s\n" % (zlib.crc32(text), text))
+        self._urgent = self._urgent or isinstance(event, _SYNCED)
+
+    def flush(self) -> None:
+        """Hand all that was appended to the kernel in one write; wait for the disk if that is due."""
+        if self._waiting:
+            data, self._waiting = b"".join(self._waiting), []
+            _write(self._file, data)
+            self._dirty = True
+        if self._dirty and (self._urgent or self._now_s() - self._synced_s >= self._sync_every_s):
+            self._sync()
+        if os.fstat(self._file).st_size >= self._segment_bytes:
+            self._sync()
+            os.close(self._file)
+            self._file = self._next_segment()
+
+    def close(self) -> None:
+        """Flush, wait for the disk, and let go of the file."""
+        self._urgent = True
+        self.flush()
+        os.close(self._file)
+
+    def _sync(self) -> None:
+        os.fsync(self._file)
+        self._dirty = self._urgent = False
+        self._synced_s = self._now_s()
+
+    def _next_segment(self) -> int:
+        self._segment += 1
+        path = self._directory / f"run-{self._run:04d}-{self._segment:06d}.jsonl"
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        # The name must be as sure as the lines.
+        directory = os.open(self._directory, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+        return file
+
+
+def replay(directory: Path) -> Iterator[Event]:
+    """The newest run's events in order; none if there is no journal.
+
+    A last line that was cut off is what a crash leaves behind: it was never acted upon, and is left out. Anything else
+    that does not check raises Corrupted with file and line.
+    """
+    segments = _segments(directory)
+    newest = max((run for run, _, _ in segments), default=0)
+    paths = [path for run, _, path in segments if run == newest]
+    numbers = [segment for run, segment, _ in segments if run == newest]
+    if numbers != list(range(1, len(numbers) + 1)):
+        raise Corrupted(f"{directory}: of run {newest} there are the segments {numbers}, expected 1 to {max(numbers)}")
+    for path in paths:
+        yield from _events(path, last=path == paths[-1])
+
+
+def _segments(directory: Path) -> list[tuple[int, int, Path]]:
+    found = []
+    for path in directory.iterdir() if directory.is_dir() else ():
+        name = _NAME.fullmatch(path.name)
+        if name:
+            found.append((int(name[1]), int(name[2]), path))
+    return sorted(found)
+
+
+def _events(path: Path, *, last: bool) -> Iterator[Event]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                if last:
+                    return
+                raise Corrupted(f"{path}:{number}: the line is cut off, and the journal goes on after it")
+            yield _event(line, f"{path}:{number}")
+
+
+def _event(line: bytes, where: str) -> Event:
+    checksum, _, text = line.rstrip(b"\n").partition(b" ")
+    if checksum != b"%08x" % zlib.crc32(text):
+        raise Corrupted(
+            f"{where}: the checksum is {checksum[:8]!r}, expected {zlib.crc32(text):08x}: the line is not what was written"
+        )
+    try:
+        return event_of(json.loads(text))
+    except ValueError as error:
+        raise Corrupted(f"{where}: {error}", hint="was this journal written by another version?") from error
+
+
+def _write(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
