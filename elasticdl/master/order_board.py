@@ -45,14 +45,14 @@ class OrderBoard:
         waiting = self._waiting.setdefault(name, deque())
         yield self._servers
         while self._wake.get(name) is wake:
+            wake.clear()
             while waiting and self._wake.get(name) is wake:
                 order = waiting[0]
                 yield order
                 # Only now has the transport taken it: a stream that broke leaves it to the next.
                 if waiting and waiting[0] is order:
                     waiting.popleft()
-            wake.clear()
-            if not waiting:
+            if not waiting and self._wake.get(name) is wake:
                 await wake.wait()
 
     def leave(self, name: ProcessName) -> None:

@@ -52,11 +52,12 @@ class SavedFile:
 
 @dataclass(frozen=True, slots=True)
 class ServerSaved:
-    """What one server wrote of a view."""
+    """What one server wrote of a view. `parameters` is the job's `ParametersSpec` as JSON."""
 
     files: tuple[SavedFile, ...]
     version: int
     rows: int
+    parameters: str
 
 
 class ServerControl(Protocol):
@@ -121,7 +122,7 @@ class GrpcServerControl:
     async def save(self, snapshot: SnapshotId, directory: str, *, timeout_s: float) -> ServerSaved:
         reply: pb.SaveReply = await self._call("Save", pb.SaveRequest(snapshot=snapshot, directory=directory), timeout_s)
         files = tuple(SavedFile(one.name, one.bytes, one.checksum) for one in reply.files)
-        return ServerSaved(files, reply.version, reply.rows)
+        return ServerSaved(files, reply.version, reply.rows, reply.parameters)
 
     async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
         await self._call("Drop", pb.DropRequest(snapshot=snapshot), timeout_s)

@@ -1,0 +1,116 @@
+"""Checkpoints as the master sees them: what a job begins with, and how a cut view becomes files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from pydantic import ValidationError
+
+from elasticdl.checkpoint import store
+from elasticdl.checkpoint.layout import Manifest, PartFile
+from elasticdl.embedding.spec import ParametersSpec
+from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
+from elasticdl.job import JobSpec
+from elasticdl.master.core.commands import SaveSnapshot
+from elasticdl.master.snapshots import Snapshots
+from elasticdl.rpc.ps_control import ServerSaved
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a job begins: `restore_from` is a checkpoint's directory, '' for none; `ledger` is '' for a fresh one."""
+
+    restore_from: str = ""
+    ledger: str = ""
+    version: int = 0
+
+
+@final
+class Archive:
+    """A job's checkpoint directory. `restore_from` is what servers that come up are told to restore."""
+
+    def __init__(self, spec: JobSpec, checkpoints: Path) -> None:
+        self._spec = spec.checkpoint
+        self._checkpoints = checkpoints
+        self.restore_from = ""
+
+    def beginning(self) -> Beginning:
+        """By the flags: go on from the job's own newest checkpoint, or take the parameters of another, or start afresh.
+
+        Reads every byte of the checkpoint. Raises UserError if there is none where one was named, Corrupted if none is whole.
+        """
+        if self._spec.resume:
+            return self._resumed()
+        if self._spec.checkpoint_dir_for_init:
+            found = store.require(Path(self._spec.checkpoint_dir_for_init).resolve())
+            _warn(found)
+            return Beginning(str(found.directory))
+        return Beginning()
+
+    async def save(self, command: SaveSnapshot, snapshots: Snapshots) -> tuple[str, int]:
+        """Have every server write its part, add the manifest, remove what is too old. The earlier ones stay on failure.
+
+        Raises ElasticDLError.
+        """
+        try:
+            making = await asyncio.to_thread(store.begin, self._checkpoints)
+        except OSError as error:
+            raise TransientError(f"cannot write to {self._checkpoints}: {error.strerror or error}") from error
+        complete = False
+        try:
+            manifest = manifest_of(command, await snapshots.save(command.snapshot, str(making)))
+            directory = await asyncio.to_thread(store.complete, making, manifest)
+            complete = True
+        except OSError as error:
+            raise TransientError(f"cannot write to {making}: {error.strerror or error}") from error
+        finally:
+            if not complete:
+                await asyncio.to_thread(store.abandon, making)
+        self.restore_from = str(directory)
+        await asyncio.to_thread(store.prune, self._checkpoints, self._spec.keep_checkpoint_max)
+        return str(directory), manifest.bytes
+
+    def _resumed(self) -> Beginning:
+        found = store.newest(self._checkpoints)
+        if found is None:
+            raise UserError(
+                f"--resume, but there is no checkpoint in {self._checkpoints}",
+                hint="start afresh without --resume, and with --checkpoint-steps to have checkpoints",
+            )
+        _warn(found)
+        if not found.manifest.ledger:
+            raise UserError(f"{found.directory} has no data ledger to resume", hint="use --checkpoint-dir-for-init instead")
+        return Beginning(str(found.directory), found.manifest.ledger, found.manifest.version)
+
+
+def manifest_of(command: SaveSnapshot, saved: Sequence[ServerSaved]) -> Manifest:
+    """What the servers wrote, as one checkpoint. Raises PermanentError if they do not agree."""
+    parameters = {part.parameters for part in saved}
+    if len(parameters) != 1:
+        raise PermanentError(f"the {len(saved)} servers hold parameters of {len(parameters)} different models")
+    try:
+        return Manifest(
+            version=command.version,
+            servers=len(saved),
+            parameters=ParametersSpec.model_validate_json(parameters.pop()),
+            files=tuple(PartFile(name=one.name, bytes=one.bytes, checksum=one.checksum) for part in saved for one in part.files),
+            rows=sum(part.rows for part in saved),
+            ledger=command.ledger,
+            wall_s=time.time(),
+        )
+    except ValidationError as error:
+        raise Corrupted(f"the servers described their parts in a way that makes no manifest: {error}") from error
+
+
+def _warn(found: store.Found) -> None:
+    for reason in found.rejected:
+        _LOG.warning("a newer checkpoint is passed over: %s", reason)
+    _LOG.info("beginning with the checkpoint %s", found.directory)

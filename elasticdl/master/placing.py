@@ -1,0 +1,47 @@
+"""What a worker or a parameter server is started with."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import final
+
+from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
+from elasticdl.job import JobSpec
+
+COMMANDS = {
+    Role.WORKER: (sys.executable, "-m", "elasticdl.worker.main"),
+    Role.PS: (sys.executable, "-m", "elasticdl.ps.main"),
+}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """Makes process specs. `address` is the master's, `cores` what the machine gives to the job."""
+
+    spec: JobSpec
+    directory: str
+    address: str
+    token: str = field(repr=False)
+    cores: float
+
+    def __call__(self, name: ProcessName) -> ProcessSpec:
+        """The spec of one process. The user's environment cannot change what is ours."""
+        return ProcessSpec(
+            name=name,
+            command=COMMANDS[name.role],
+            env={
+                **self.spec.cluster.envs,
+                "ELASTICDL_MASTER": self.address,
+                "ELASTICDL_PROCESS": str(name),
+                "ELASTICDL_JOB_DIR": self.directory,
+            },
+            secrets={"ELASTICDL_TOKEN": self.token},
+            cores=self._share(name.role),
+        )
+
+    def _share(self, role: Role) -> float:
+        """A fair part of the cores among processes of the same role: the two take turns, workers waiting for servers."""
+        number = self.spec.cluster.num_workers.high if role is Role.WORKER else self.spec.cluster.num_ps_pods
+        return max(1.0, self.cores / number)

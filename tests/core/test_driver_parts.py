@@ -1,0 +1,335 @@
+"""The small decisions of the driver's side, called with plain values."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import stat
+from pathlib import Path
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticdl.clock import ManualClock
+from elasticdl.cluster.base import ExitFacts, ProcessName, ProcessSpec, Role
+from elasticdl.cluster.fake import FakeCluster
+from elasticdl.errors import ExitCode, PermanentError, Refused, TransientError, UserError
+from elasticdl.job import Action, JobSpec
+from elasticdl.master.attendance import Attendance
+from elasticdl.master.core import commands as do
+from elasticdl.master.core import events as happened
+from elasticdl.master.files import JsonLines, write_json
+from elasticdl.master.inbox import Inbox
+from elasticdl.master.journal_rules import may_free_work, worth_keeping
+from elasticdl.master.launching import Launcher
+from elasticdl.master.order_board import OrderBoard
+from elasticdl.master.placing import Placing
+from elasticdl.master.snapshots import agreed, highest
+from elasticdl.master.throughput import Throughput
+from elasticdl.rpc.channel import Credentials, caller_of
+from elasticdl.rpc.conversation import Finish, Progress, Revoke, Servers
+from elasticdl.rpc.ps_control import ServerCut
+from elasticdl.rpc.retry import delay_s, mapped
+from elasticdl.shard import Applied, Lease, Shard, ShardId, Task
+
+pytestmark = pytest.mark.core
+
+WORKER = ProcessName(Role.WORKER, 1)
+OTHER = ProcessName(Role.WORKER, 2)
+
+
+def applied(offset: int, shard: int = 4, attempt: int = 0) -> Applied:
+    return Applied(ShardId(shard), attempt, offset)
+
+
+# -- one cut ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_any_server_has_all_are_to_get() -> None:
+    assert highest([{"a": 3, "b": 1}, {"a": 4}]) == {"a": 4, "b": 1}
+
+
+def test_a_push_that_only_some_servers_have_is_not_in_the_cut() -> None:
+    cuts = [ServerCut(10, {"a": applied(80)}, {"a": 8}), ServerCut(9, {"a": applied(70)}, {"a": 7})]
+    assert (agreed(cuts).version, agreed(cuts).applied) == (9, {"a": applied(70)})
+
+
+def test_the_push_before_may_be_of_another_shard() -> None:
+    cuts = [ServerCut(1, {"a": applied(10, shard=9)}, {"a": 8}), ServerCut(1, {"a": applied(100, shard=2)}, {"a": 7})]
+    assert agreed(cuts).applied == {"a": applied(100, shard=2)}
+
+
+@given(st.integers(1, 6), st.integers(0, 2**32))
+def test_a_cut_never_claims_more_than_the_server_that_has_least(servers: int, seed: int) -> None:
+    chance = random.Random(seed)
+    whole = {worker: chance.randrange(1, 100) for worker in "abc"}
+    cuts = []
+    for _ in range(servers):
+        numbers = {worker: number - chance.randrange(2) for worker, number in whole.items()}
+        numbers = {worker: number for worker, number in numbers.items() if number}
+        cuts.append(ServerCut(0, {worker: applied(number) for worker, number in numbers.items()}, numbers))
+    for worker, part in agreed(cuts).applied.items():
+        assert part.offset == min(cut.applied[worker].offset for cut in cuts)
+
+
+# -- journal ----------------------------------------------------------------------------------------------------------
+
+
+def test_time_and_questions_without_effect_are_not_kept() -> None:
+    announce = do.Announce("wait", "x")
+    assert not worth_keeping(happened.Tick(1.0), [])
+    assert worth_keeping(happened.Tick(1.0), [announce])
+    asked = happened.LeaseRequested(1.0, WORKER)
+    assert not worth_keeping(asked, [do.NoLeaseNow(WORKER, "wait")])
+    assert worth_keeping(asked, [do.GrantLease(WORKER, Lease(Task.EXPORT, None, 0))])
+    assert worth_keeping(asked, [do.NoLeaseNow(WORKER, "wait"), announce])
+    assert worth_keeping(happened.CheckpointRequested(1.0), [])
+
+
+def test_progress_in_the_middle_of_a_shard_frees_no_work() -> None:
+    assert not may_free_work(happened.ProgressReported(1.0, WORKER, Task.TRAINING, applied(3)))
+    assert may_free_work(happened.ProgressReported(1.0, WORKER, Task.TRAINING, applied(3), done=True))
+    assert may_free_work(happened.WorkerFenced(1.0, WORKER, ()))
+    assert may_free_work(happened.Tick(1.0))
+    assert not may_free_work(happened.LeaseRequested(1.0, WORKER)), "or the questions would never end"
+
+
+# -- throughput -------------------------------------------------------------------------------------------------------
+
+
+def progress(offset: int, *, attempt: int = 0, done: bool = False) -> Progress:
+    return Progress(Task.TRAINING, applied(offset, attempt=attempt), done=done)
+
+
+def lease(attempt: int = 0, offset: int = 0, task: Task = Task.TRAINING) -> Lease:
+    return Lease(task, Shard(ShardId(4), "a", 0, 1000), attempt, offset)
+
+
+def test_records_per_second_are_those_of_the_last_while() -> None:
+    speed = Throughput(Task.TRAINING)
+    speed.granted(lease())
+    for second in range(1, 101):
+        speed.reported(WORKER, progress(10 * second), float(second))
+    assert speed.total(100.0) == pytest.approx(10.0, rel=0.1)
+    assert speed.total(130.0) == 0.0
+
+
+def test_records_skipped_by_a_later_attempt_and_repeats_are_not_counted() -> None:
+    speed = Throughput(Task.TRAINING)
+    speed.granted(lease(attempt=1, offset=600))
+    speed.reported(WORKER, progress(600, attempt=1), 0.0)
+    for _ in range(3):
+        speed.reported(WORKER, progress(700, attempt=1), 10.0)
+    assert speed.total(10.0) == 10.0
+
+
+def test_other_tasks_and_leases_that_are_over_do_not_count() -> None:
+    speed = Throughput(Task.TRAINING)
+    speed.granted(lease(task=Task.EVALUATION))
+    speed.reported(WORKER, progress(500), 1.0)
+    speed.granted(lease(attempt=2))
+    speed.reported(WORKER, progress(0, attempt=2), 0.0)
+    speed.reported(WORKER, progress(20, attempt=2, done=True), 2.0)
+    speed.reported(WORKER, progress(900, attempt=2), 2.0)
+    assert speed.total(2.0) == 10.0
+    assert speed.by_worker(2.0) == {WORKER: 10.0}
+    speed.leave(WORKER)
+    assert speed.by_worker(2.0) == {}
+
+
+# -- attendance -------------------------------------------------------------------------------------------------------
+
+
+def test_of_two_processes_of_one_name_the_first_speaks() -> None:
+    book = Attendance()
+    assert book.refusal(WORKER, "a") == "worker-1 is not attached"
+    assert book.claim(WORKER, "a")
+    assert not book.claim(WORKER, "a")
+    assert book.refusal(WORKER, "a") == ""
+    assert "as another process" in book.refusal(WORKER, "b")
+    assert book.leave(WORKER, "has ended")
+    assert not book.leave(WORKER, "again")
+    assert "has ended: this process was replaced" in book.refusal(WORKER, "a")
+
+
+def test_silence_ends_with_a_word_and_a_pause_of_the_master_is_not_held_against_anybody() -> None:
+    book = Attendance()
+    book.claim(WORKER, "a")
+    book.claim(OTHER, "b")
+    for _ in range(4):
+        dict(book.pass_time(2.0))
+    book.heard(WORKER)
+    assert dict(book.pass_time(3600.0)) == {WORKER: 2.0, OTHER: 10.0}
+
+
+# -- orders -----------------------------------------------------------------------------------------------------------
+
+
+def test_orders_wait_for_a_stream_and_one_that_was_not_taken_is_told_again() -> None:
+    async def story() -> None:
+        board = OrderBoard()
+        board.put(WORKER, Revoke("a"))
+        board.put(WORKER, Finish())
+        first = board.stream(WORKER)
+        assert await anext(first) == Servers(())
+        assert await anext(first) == Revoke("a")
+        # The stream breaks before the transport has asked for more.
+        second = board.stream(WORKER)
+        assert await anext(second) == Servers(())
+        assert await anext(second) == Revoke("a")
+        assert await anext(second) == Finish()
+        board.leave(WORKER)
+        assert [order async for order in second] == []
+        assert [order async for order in first] == []
+
+    asyncio.run(story())
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_gets_its_address_and_the_users_environment_cannot_change_ours() -> None:
+    flags = {"model_zoo": "z", "model_def": "m", "training_data": "t", "num_workers": "1:4", "num_ps_pods": 2}
+    spec = JobSpec.from_flags(Action.TRAIN, {**flags, "envs": "A=1;ELASTICDL_MASTER=evil"})
+    placing = Placing(spec, "/job", "127.0.0.1:7", "secret", cores=8.0)
+    worker, server = placing(WORKER), placing(ProcessName(Role.PS, 1, 3))
+    assert worker.env == {
+        "A": "1",
+        "ELASTICDL_MASTER": "127.0.0.1:7",
+        "ELASTICDL_PROCESS": "worker-1",
+        "ELASTICDL_JOB_DIR": "/job",
+    }
+    assert (worker.cores, server.cores) == (2.0, 4.0)
+    assert worker.command[1:] == ("-m", "elasticdl.worker.main")
+    assert server.env["ELASTICDL_PROCESS"] == "ps-1.3"
+    assert worker.secrets == {"ELASTICDL_TOKEN": "secret"}
+    assert "secret" not in repr(placing)
+
+
+def test_a_stop_waits_for_a_start_that_is_under_way() -> None:
+    async def story() -> None:
+        cluster = FakeCluster()
+        launcher = Launcher(cluster, lambda name: ProcessSpec(name, ("true",)))
+        create, begun, go = cluster.create, asyncio.Event(), asyncio.Event()
+
+        async def slow(spec: ProcessSpec) -> None:
+            begun.set()
+            await go.wait()
+            await create(spec)
+
+        cluster.create = slow  # type: ignore[method-assign]
+        start = asyncio.create_task(launcher.start(WORKER, 0.0))
+        await begun.wait()
+        stop = asyncio.create_task(launcher.stop(WORKER, 1.0))
+        await asyncio.sleep(0)
+        go.set()
+        assert await start
+        await stop
+        assert cluster.live == ()
+        assert WORKER in cluster.specs
+
+    asyncio.run(story())
+
+
+# -- inbox ------------------------------------------------------------------------------------------------------------
+
+
+def test_events_come_out_in_order_and_a_task_that_fails_is_heard_of() -> None:
+    async def story() -> None:
+        inbox = Inbox(ManualClock(now_s=50.0), began_s=7.0)
+        assert inbox.at_s() == 7.0
+        first = inbox.post(happened.Tick(1.0))
+        inbox.post(happened.ProcessEnded(2.0, WORKER, ExitFacts()))
+        assert [entry.event.at_s for entry in await inbox.take()] == [1.0, 2.0]
+
+        async def fail() -> None:
+            raise ZeroDivisionError
+
+        inbox.spawn("the watch", fail())
+        with pytest.raises(RuntimeError, match="the watch failed: ZeroDivisionError"):
+            await inbox.take()
+        waiting = inbox.post(happened.Tick(3.0))
+        await inbox.close()
+        assert waiting.cancelled() and not first.cancelled()
+
+    asyncio.run(story())
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_replaced_whole_and_with_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "master.json"
+    write_json(path, {"token": "a"}, mode=0o600)
+    write_json(path, {"token": "b"}, mode=0o600)
+    assert json.loads(path.read_text()) == {"token": "b"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_lines_that_cannot_be_written_cost_a_warning_not_the_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = JsonLines(tmp_path / "missing" / "events.jsonl")
+    lines.append({"a": 1})
+    lines.append({"a": 2})
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    (tmp_path / "missing").mkdir()
+    lines.append({"a": 3})
+    lines.close()
+    assert (tmp_path / "missing" / "events.jsonl").read_text() == '{"a": 3}\n'
+
+
+# -- errors of the wire -----------------------------------------------------------------------------------------------
+
+
+class Fault(grpc.RpcError):
+    def __init__(self, code: grpc.StatusCode, details: str = "") -> None:
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.UNAUTHENTICATED, Refused),
+        (grpc.StatusCode.FAILED_PRECONDITION, Refused),
+        (grpc.StatusCode.UNAVAILABLE, TransientError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, TransientError),
+        (grpc.StatusCode.INVALID_ARGUMENT, UserError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, PermanentError),
+        (grpc.StatusCode.UNIMPLEMENTED, PermanentError),
+    ],
+)
+def test_every_error_of_grpc_becomes_one_of_ours(code: grpc.StatusCode, kind: type[Exception]) -> None:
+    error = mapped(Fault(code, "what it said"), "lease of worker-1")
+    assert type(error) is kind
+    assert error.message.startswith("lease of worker-1: what it said")
+
+
+def test_no_error_of_grpc_is_without_a_class() -> None:
+    assert all(mapped(Fault(code), "x").message for code in grpc.StatusCode)
+
+
+def test_a_process_that_is_refused_leaves_with_the_code_of_its_own() -> None:
+    assert mapped(Fault(grpc.StatusCode.FAILED_PRECONDITION), "x").exit_code is ExitCode.FENCED
+
+
+def test_back_off_grows_to_two_seconds_and_has_jitter() -> None:
+    assert all(0.05 <= delay_s(1) <= 0.1 for _ in range(100))
+    assert all(1.0 <= delay_s(99) <= 2.0 for _ in range(100))
+    assert len({delay_s(5) for _ in range(10)}) > 1
+
+
+def test_credentials_do_not_show_the_token() -> None:
+    mine = Credentials("secret", "worker-1")
+    assert "secret" not in repr(mine)
+    assert mine.instance != Credentials("secret", "worker-1").instance
+    caller = caller_of(mine.metadata(4))
+    assert (caller.name, caller.epoch, caller.instance) == ("worker-1", 4, mine.instance)

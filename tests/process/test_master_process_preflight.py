@@ -1,0 +1,120 @@
+"""The check in a child: whatever user code does to it, the master gets words."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from elasticdl.errors import ExitCode, UserError
+from elasticdl.job import Action, JobSpec
+from elasticdl.master.preflight import Preflight, load_preflight, run_preflight, save_preflight
+from elasticdl.shard import Source
+
+pytestmark = pytest.mark.process
+
+SPEC = JobSpec.from_flags(
+    Action.TRAIN, {"model_zoo": "zoo", "model_def": "iris", "training_data": "iris.csv", "envs": "COLOUR=blue"}
+)
+
+
+def child(program: str, timeout_s: float = 30.0) -> Preflight:
+    return run_preflight(SPEC, timeout_s, command=(sys.executable, "-c", program))
+
+
+GOOD = """
+import json, sys
+spec = json.load(sys.stdin)
+print("user code prints this")
+print(json.dumps({"ok": True, "training": [{"name": spec["data"]["training_data"], "records": 150, "fingerprint": "f"}], "tables": 2}))
+"""
+
+
+def test_what_the_child_found_is_taken() -> None:
+    found = child(GOOD)
+    assert found.training == (Source("iris.csv", 150, "f"),)
+    assert found.validation == found.prediction == ()
+    assert found.raw["tables"] == 2
+
+
+def test_it_is_kept_for_the_master(tmp_path: Path) -> None:
+    path = tmp_path / "preflight.json"
+    assert load_preflight(path) is None
+    found = child(GOOD)
+    save_preflight(path, found)
+    assert load_preflight(path) == found
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "preflight.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match="not what a preflight leaves"):
+        load_preflight(path)
+
+
+def test_what_is_wrong_with_the_model_comes_with_its_hint_and_exit_code() -> None:
+    with pytest.raises(UserError) as caught:
+        child("""print('{"ok": false, "error": "iris.py:3: no loss", "hint": "define loss", "exit_code": 2}')""")
+    assert (caught.value.message, caught.value.hint, caught.value.exit_code) == (
+        "iris.py:3: no loss",
+        "define loss",
+        ExitCode.USAGE,
+    )
+
+
+def test_a_module_that_ends_the_process_is_named_with_what_it_said() -> None:
+    with pytest.raises(UserError, match=r"exit code 7 and no answer; it said last:\s+goodbye") as caught:
+        child("import sys; print('goodbye', file=sys.stderr); sys.exit(7)")
+    assert "iris" in caught.value.hint
+
+
+def test_a_child_that_is_killed_is_named_by_its_signal() -> None:
+    with pytest.raises(UserError, match="signal SIGKILL and no answer, and said nothing"):
+        child("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+
+
+def test_a_child_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    program = f"""
+import os, subprocess, sys, time
+grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{grandchild.pid}}")
+print("importing", file=sys.stderr, flush=True)
+time.sleep(600)
+"""
+    with pytest.raises(UserError, match=r"not through after 3 s; it said last:\s+importing"):
+        child(program, timeout_s=3)
+    for pid in map(int, pids.read_text().split()):
+        assert gone(pid)
+
+
+def gone(pid: int) -> bool:
+    """Ended; a zombie whose parent is not us counts as ended."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_the_child_has_the_environment_of_the_job() -> None:
+    program = """
+import json, os
+print(json.dumps({"ok": True, "colour": os.environ["COLOUR"], "token": os.environ.get("ELASTICDL_TOKEN", "")}))
+"""
+    assert child(program).raw["colour"] == "blue"
+
+
+@pytest.mark.parametrize("sources", ['"x"', '[{"name": "a"}]', '[{"name": "a", "records": "many"}]', "[3]"])
+def test_nonsense_about_the_data_is_refused(sources: str) -> None:
+    with pytest.raises(UserError, match="nonsense about the training data"):
+        child(f"""print('{{"ok": true, "training": {sources}}}')""")
