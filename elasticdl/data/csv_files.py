@@ -15,7 +15,7 @@ import numpy as np
 from elasticdl import _native
 from elasticdl.data.base import Block, Metadata
 from elasticdl.data.file_reader import opened
-from elasticdl.data.files import DataFile
+from elasticdl.data.files import DataFile, refuse_compressed
 from elasticdl.data.record_index import STRIDE_BYTES, STRIDE_RECORDS, RecordIndex, Span, cached, describe, from_native
 from elasticdl.errors import UserError
 
@@ -94,7 +94,6 @@ class CsvFormat:
         dialect = self._dialect
         with opened(file) as descriptor:
             start = file.read(descriptor, 0, min(len(_BOM), file.size_bytes))
-            _refuse_utf16(file, start)
             begin = len(_BOM) if start == _BOM else 0
             facts = _native.csv_index(
                 descriptor, begin, file.size_bytes, dialect.delimiter, dialect.quoting,
@@ -108,7 +107,7 @@ class CsvFormat:
             while True:
                 end = min(size, file.size_bytes)
                 data = file.read(descriptor, 0, end)
-                _refuse_utf16(file, data)
+                _refuse_other_text(file, data)
                 final = end == file.size_bytes
                 row = _native.csv_first_row(data.removeprefix(_BOM), final, self._dialect.delimiter, self._dialect.quoting)
                 if row is not None:
@@ -142,6 +141,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _refuse_utf16(file: DataFile, data: bytes) -> None:
+def _refuse_other_text(file: DataFile, data: bytes) -> None:
+    refuse_compressed(file.path, data)
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise UserError(f"{file.path} is UTF-16", hint=f"iconv -f UTF-16 -t UTF-8 {file.path} > NEW.csv")

@@ -58,6 +58,13 @@ class DataFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def refuse_compressed(path: str, beginning: bytes) -> None:
+    """Raise UserError if a file begins like one that is compressed as a whole."""
+    for magic, name, tool in ((b"\x1f\x8b", "gzip", "gunzip"), (b"BZh", "bzip2", "bunzip2"), (b"(\xb5/\xfd", "zstd", "unzstd")):
+        if beginning.startswith(magic):
+            raise UserError(f"{path} is compressed with {name}, so no part of it can be read alone", hint=f"{tool} it first")
+
+
 def look_at(path: str) -> DataFile:
     """The file at `path`. Raises UserError if it is missing, not a readable file, or empty."""
     try:

@@ -11,7 +11,7 @@ from typing import final
 from elasticdl.data.base import Reader
 from elasticdl.data.csv_files import CsvDialect, CsvFormat
 from elasticdl.data.file_reader import FileFormat, FileReader
-from elasticdl.data.files import expand
+from elasticdl.data.files import expand, refuse_compressed
 from elasticdl.data.tfrecord_files import TFRecordFormat
 from elasticdl.errors import UserError
 from elasticdl.job import Scalar
@@ -157,6 +157,7 @@ def _format_of(path: str, *, csv_params: bool) -> Format:
             beginning = file.read(12)
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror}") from error
+    refuse_compressed(path, beginning)
     if beginning[:4] in _BEGINNINGS:
         return _BEGINNINGS[beginning[:4]]
     if _begins_like_tfrecord(beginning):

@@ -91,6 +91,10 @@ def from_native(file: DataFile, facts: dict[str, Any]) -> RecordIndex:
             raise UserError(
                 f"{place}: a record's length does not fit its checksum", hint="the file is damaged, or no TFRecord: write it again"
             )
+        case "long row":
+            raise UserError(
+                f"{file.path}:{facts['line']}: a row of more than 64 MiB (offset {facts['offset']})", hint="is this a CSV file?"
+            )
         case "open quote":
             raise UserError(
                 f"{file.path}:{facts['line']}: a quote in this row is never closed (offset {facts['offset']})",
@@ -117,12 +121,15 @@ def cache_directory() -> Path:
 def cached(file: DataFile, options: str, build: Build) -> RecordIndex:
     """The index of `file` as read with `options`, from the cache or made now. Safe with many processes at once.
 
-    A cache that cannot be written costs each process its own pass over the file, no more.
+    A file that changed gets a new index in the place of its old one. A cache that cannot be written costs each process its own pass over the file, no more.
     """
-    key = json.dumps([os.path.abspath(file.path), file.size_bytes, file.mtime_ns, options, STRIDE_RECORDS, STRIDE_BYTES])
-    path = cache_directory() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.index"
+    place = json.dumps([os.path.abspath(file.path), options, STRIDE_RECORDS, STRIDE_BYTES])
+    key = f"{place} {file.fingerprint}"
+    path = cache_directory() / f"{hashlib.sha256(place.encode()).hexdigest()[:32]}.index"
     try:
-        return decode(path.read_bytes(), key)
+        found = decode(path.read_bytes(), key)
+        if found is not None:
+            return found
     except FileNotFoundError:
         pass
     except (OSError, Corrupted) as error:
@@ -140,8 +147,8 @@ def encode(index: RecordIndex, key: str) -> bytes:
     return _MAGIC + crc32c(payload).to_bytes(4, "little") + payload
 
 
-def decode(data: bytes, key: str) -> RecordIndex:
-    """The index from bytes. Raises Corrupted if they are not what `encode` made for this key."""
+def decode(data: bytes, key: str) -> RecordIndex | None:
+    """The index from bytes, None if it is of another key. Raises Corrupted if they are not what `encode` made."""
     start = len(_MAGIC) + 4
     payload = data[start:]
     if not data.startswith(_MAGIC) or int.from_bytes(data[len(_MAGIC) : start], "little") != crc32c(payload):
@@ -149,7 +156,7 @@ def decode(data: bytes, key: str) -> RecordIndex:
     head, _, entries = payload.partition(b"\n")
     facts = json.loads(head)
     if facts["key"] != key:
-        raise Corrupted(f"the index is of {facts['key']}")
+        return None
     return RecordIndex(np.frombuffer(entries, np.int64).reshape(-1, 3), facts["columns"], facts["bad"], tuple(facts["examples"]))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from elasticdl import _native
 from elasticdl.data.base import Block, Metadata
 from elasticdl.data.file_reader import opened
-from elasticdl.data.files import DataFile
+from elasticdl.data.files import DataFile, refuse_compressed
 from elasticdl.data.record_index import STRIDE_BYTES, STRIDE_RECORDS, RecordIndex, Span, cached, from_native
 from elasticdl.errors import UserError
 
@@ -49,8 +49,7 @@ class TFRecordFormat:
 
 def _build(file: DataFile) -> RecordIndex:
     with opened(file) as descriptor:
-        if file.read(descriptor, 0, min(2, file.size_bytes)) == b"\x1f\x8b":
-            raise UserError(f"{file.path} is compressed with gzip, so no part of it can be read alone", hint="gunzip it first")
+        refuse_compressed(file.path, file.read(descriptor, 0, min(4, file.size_bytes)))
         return from_native(file, _native.tfrecord_index(descriptor, file.size_bytes, STRIDE_RECORDS, STRIDE_BYTES))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import tempfile
 from itertools import pairwise
@@ -206,6 +207,24 @@ def test_headers_that_cannot_be_used_are_refused(tmp_path, content, words):
     path.write_bytes(content)
     with pytest.raises(UserError, match=words):
         open_reader(str(path), {}).sources()
+
+
+def test_a_row_that_does_not_end_is_told_from_an_open_quote(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_bytes(b"a,b\n1,2\n" + b"x" * (65 << 20) + b"\n")
+    with pytest.raises(UserError, match=r"data\.csv:3: a row of more than 64 MiB \(offset 8\)"):
+        open_reader(str(path), {}).sources()
+    path.write_bytes(b'a,b\n1,2\n"' + b"x" * (65 << 20) + b"\n")
+    with pytest.raises(UserError, match=r"data\.csv:3: a quote in this row is never closed"):
+        open_reader(str(path), {}).sources()
+
+
+def test_a_compressed_file_is_refused_in_words(tmp_path):
+    path = tmp_path / "data.csv.gz"
+    path.write_bytes(gzip.compress(b"a,b\n1,2\n"))
+    for params in ({}, {"format": "csv"}, {"header": False}):
+        with pytest.raises(UserError, match="compressed with gzip"):
+            open_reader(str(path), params).sources()
 
 
 def test_bytes_that_are_no_text_reach_feed_as_they_are(tmp_path):

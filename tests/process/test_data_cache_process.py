@@ -62,6 +62,13 @@ def test_the_second_time_the_index_is_not_made_again(data, cache):
     assert (kept.stat().st_mtime_ns, len(list(cache.iterdir()))) == (before, 1)
 
 
+def test_a_file_that_changed_gets_a_new_index_in_the_place_of_the_old_one(data, cache):
+    open_reader(str(data), {}).sources()
+    data.write_text("a,b\n1,2\n")
+    assert open_reader(str(data), {}).sources()[0].records == 1
+    assert len(list(cache.iterdir())) == 1
+
+
 def test_a_damaged_index_is_made_again(data, cache, caplog):
     open_reader(str(data), {}).sources()
     (kept,) = cache.iterdir()

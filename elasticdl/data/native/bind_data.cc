@@ -91,7 +91,7 @@ nb::object to_python(const RecordIndex& index) {
   nb::list examples;
   for (const BadRow& row : index.examples)
     examples.append(nb::make_tuple(row.line, row.why, nb::bytes(row.start.data(), row.start.size())));
-  static constexpr const char* kFaults[] = {"", "io", "truncated", "damaged", "open quote"};
+  static constexpr const char* kFaults[] = {"", "io", "truncated", "damaged", "open quote", "long row"};
   nb::dict result;
   result["entries"] = nb::bytes(index.entries.data(), index.entries.size() * sizeof(Entry));
   result["bad"] = index.bad;

@@ -34,12 +34,14 @@ bool read_fully(int fd, int64_t offset, char* to, int64_t size, RecordIndex& ind
 // Decides where entries go.
 class EntryMaker {
  public:
-  EntryMaker(RecordIndex& index, Stride stride) : index_(index), stride_(stride) {}
+  EntryMaker(RecordIndex& index, int64_t file_bytes, Stride stride)
+      : index_(index), stride_(stride), least_bytes_(file_bytes / kMaxEntries) {}
 
   void record_begins(int64_t record, int64_t offset, int64_t line) {
     if (!index_.entries.empty()) {
       const Entry& last = index_.entries.back();
-      if (record - last.record < stride_.records && offset - last.offset < stride_.bytes) return;
+      const int64_t bytes = offset - last.offset;
+      if (bytes < least_bytes_ || (record - last.record < stride_.records && bytes < stride_.bytes)) return;
     }
     index_.entries.push_back({record, offset, line});
   }
@@ -49,13 +51,14 @@ class EntryMaker {
  private:
   RecordIndex& index_;
   Stride stride_;
+  int64_t least_bytes_;
 };
 
 // The state of a pass over a CSV file.
 class CsvPass {
  public:
-  CsvPass(RecordIndex& index, const Dialect& dialect, int64_t begin, Stride stride)
-      : index_(index), dialect_(dialect), entries_(index, stride), offset_(begin) {}
+  CsvPass(RecordIndex& index, const Dialect& dialect, int64_t begin, int64_t size, Stride stride)
+      : index_(index), dialect_(dialect), entries_(index, size, stride), offset_(begin) {}
 
   // Takes the complete rows of [data, data+size), which begin at offset(); returns how many bytes they were.
   int64_t take(const char* data, int64_t size, bool final) {
@@ -67,7 +70,8 @@ class CsvPass {
       RowFacts facts;
       const char* next = skim_row(p, end, final, dialect_, facts);
       if (next == nullptr) {
-        if (final) fail_open_quote(offset_ + (p - data));
+        unfinished_in_quotes_ = facts.in_quotes;
+        if (final) fail(Fault::open_quote, offset_ + (p - data));
         break;
       }
       entries_.record_begins(records_, offset_ + (p - data), line_);
@@ -80,16 +84,20 @@ class CsvPass {
     return p - data;
   }
 
-  void fail_open_quote(int64_t offset) {
-    index_.fault = Fault::open_quote;
-    index_.fault_offset = offset;
-    index_.fault_line = line_;
-  }
+  // The row that take() left unfinished is too long to be one.
+  void fail_long_row() { fail(unfinished_in_quotes_ ? Fault::open_quote : Fault::long_row, offset_); }
+
 
   void finish(int64_t size) { entries_.ends(records_, size, line_); }
   int64_t offset() const { return offset_; }
 
  private:
+  void fail(Fault fault, int64_t offset) {
+    index_.fault = fault;
+    index_.fault_offset = offset;
+    index_.fault_line = line_;
+  }
+
   void judge(const RowFacts& facts, const char* p, const char* next) {
     if (index_.columns == 0) index_.columns = static_cast<int64_t>(facts.fields);
     if (static_cast<int64_t>(facts.fields) == index_.columns && !facts.stray) return;
@@ -104,6 +112,7 @@ class CsvPass {
   int64_t offset_;
   int64_t records_ = 0;
   int64_t line_ = 1;
+  bool unfinished_in_quotes_ = false;
 };
 
 // The 12 bytes in front of each record, through a small buffer so that small records cost no call each.
@@ -140,7 +149,7 @@ std::string what_is_wrong(const RowFacts& facts, int64_t columns) {
 RecordIndex index_csv(int fd, int64_t begin, int64_t size, const Dialect& dialect, int64_t columns, Stride stride) {
   RecordIndex index;
   index.columns = columns;
-  CsvPass pass(index, dialect, begin, stride);
+  CsvPass pass(index, dialect, begin, size, stride);
   std::vector<char> buffer(kChunkBytes);
   int64_t held = 0;  // bytes of an unfinished row, at the front of the buffer
   while (pass.offset() + held < size) {
@@ -153,7 +162,7 @@ RecordIndex index_csv(int fd, int64_t begin, int64_t size, const Dialect& dialec
     std::memmove(buffer.data(), buffer.data() + used, static_cast<size_t>(held));
     if (held < static_cast<int64_t>(buffer.size())) continue;
     if (held >= kMaxRowBytes) {
-      pass.fail_open_quote(pass.offset());
+      pass.fail_long_row();
       return index;
     }
     buffer.resize(buffer.size() * 2);
@@ -164,7 +173,7 @@ RecordIndex index_csv(int fd, int64_t begin, int64_t size, const Dialect& dialec
 
 RecordIndex index_tfrecord(int fd, int64_t size, Stride stride) {
   RecordIndex index;
-  EntryMaker entries(index, stride);
+  EntryMaker entries(index, size, stride);
   HeaderBuffer headers(fd, size, index);
   int64_t records = 0;
   int64_t offset = 0;

@@ -9,7 +9,7 @@
 
 namespace elasticdl::data {
 
-// An entry at least every `records` records and about every `bytes` bytes.
+// An entry every `records` records, or where records are large, about every `bytes` bytes; never more than kMaxEntries.
 struct Stride {
   int64_t records;
   int64_t bytes;
@@ -27,7 +27,7 @@ struct BadRow {
   std::string start;  // its first bytes
 };
 
-enum class Fault { none, io, truncated, damaged, open_quote };
+enum class Fault { none, io, truncated, damaged, open_quote, long_row };
 
 struct RecordIndex {
   std::vector<Entry> entries;  // the last one is the end: number of records, offset behind the last
@@ -41,6 +41,7 @@ struct RecordIndex {
 };
 
 inline constexpr size_t kExamples = 3;
+inline constexpr int64_t kMaxEntries = 500'000;  // 12 MB in memory
 
 // Describes a row if it is a bad one, else "".
 std::string what_is_wrong(const RowFacts& facts, int64_t columns);
