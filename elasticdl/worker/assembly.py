@@ -11,7 +11,7 @@ from typing import final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Reader
-from elasticdl.errors import UserError
+from elasticdl.errors import PermanentError, UserError
 from elasticdl.job import Action, JobSpec
 from elasticdl.model.export import export
 from elasticdl.model.input import Feeder
@@ -63,7 +63,7 @@ class Assignment:
 class Worker:
     """All parts, not started yet."""
 
-    module: ModelModule
+    assignment: Assignment
     served: ServedModel
     trainer: PsTrainer
     callbacks: JobCallbacks
@@ -72,8 +72,14 @@ class Worker:
     stages: tuple[ShardReading | Feeding | Loading, ...]
 
     def start(self) -> None:
-        """Give the servers their initial values and start all stages; the loop runs after that, in the main thread."""
-        self.trainer.start(self.served.parameters, self.served.dense())
+        """Give the servers their initial values and start all stages; the loop runs after that, in the main thread.
+
+        Raises PermanentError if the servers have nothing that a job without training could use.
+        """
+        spec = self.assignment.spec
+        if self.trainer.start(self.served.parameters, self.served.dense()) and spec.action is not Action.TRAIN:
+            raise PermanentError("the parameter servers came up without trained parameters", hint="see --checkpoint-dir-for-init")
+        self.callbacks.begin({"epochs": spec.data.num_epochs, "batch_size": spec.data.minibatch_size})
         for stage in self.stages:
             stage.start()
 
@@ -90,7 +96,8 @@ def assemble(assignment: Assignment, parameters: Parameters, around: Surrounding
     def refresh(lease: Lease) -> None:
         served.set_dense(trainer.dense(lease.snapshot))
 
-    occasion = Occasion(served.model, module.zoo, around.outbox, refresh, has_validation=bool(spec.data.validation_data))
+    training = spec.action is Action.TRAIN
+    occasion = Occasion(served.model, module.zoo, around.outbox, refresh, bool(spec.data.validation_data), training)
     with user_code("callbacks", module.zoo):
         callbacks = JobCallbacks(list(module.callbacks() or ()) if module.callbacks else [], occasion)
     tasks: Mapping[Task, TaskRunner] = {
@@ -104,7 +111,7 @@ def assemble(assignment: Assignment, parameters: Parameters, around: Surrounding
     feeding = Feeding(reading, sources, around)
     loading = Loading(feeding, trainer, around)
     loop = Loop(loading, trainer, tasks, around)
-    return Worker(module, served, trainer, callbacks, loading, loop, (reading, feeding, loading))
+    return Worker(assignment, served, trainer, callbacks, loading, loop, (reading, feeding, loading))
 
 
 def sources_of(assignment: Assignment, module: ModelModule) -> Sources:

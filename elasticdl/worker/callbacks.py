@@ -6,6 +6,8 @@
 - `on_epoch_end`: with validation data right after `on_test_end`, with the values as `NAME` and `val_NAME` and the worker's mean
   training `loss`; without validation data on each worker, when it begins the next epoch and at its end.
 
+In a job that only evaluates, `on_test_begin/end` are all there is; in one that predicts, nothing is.
+
 `model.stop_training` set by any of them ends the job's training. Before a round's callbacks the local model gets the
 round's dense weights; what a callback then does to the weights stays local.
 """
@@ -29,13 +31,17 @@ _BATCH_METHODS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin"
 
 @dataclass(frozen=True, slots=True)
 class Occasion:
-    """The job's side of callbacks. `refresh` gives the local model the dense weights that a lease names."""
+    """The job's side of callbacks. `refresh` gives the local model the dense weights that a lease names.
+
+    `training`: the job trains, rather than evaluates or predicts.
+    """
 
     model: keras.Model
     zoo: str
     outbox: Outbox
     refresh: Callable[[Lease], None]
     has_validation: bool
+    training: bool = True
 
 
 @final
@@ -59,7 +65,8 @@ class JobCallbacks:
         for callback in self._users:
             callback.set_params(dict(params))
             callback.set_model(self._occasion.model)
-        self._call("on_train_begin", {})
+        if self._occasion.training:
+            self._call("on_train_begin", {})
 
     def before_step(self, lease: Lease) -> None:
         """A batch of a training lease comes."""
@@ -88,12 +95,16 @@ class JobCallbacks:
         self._occasion.refresh(lease)
         self._call("on_test_begin", {})
         self._call("on_test_end", dict(values))
+        if not self._occasion.training:
+            return False
         validation = {f"val_{name}": value for name, value in values.items()}
         self._call("on_epoch_end", lease.epoch, {**values, **validation, **self._mean_loss()})
         return bool(self._occasion.model.stop_training)
 
     def end(self) -> None:
         """The worker is done with a job that is done."""
+        if not self._occasion.training:
+            return
         if self._epoch is not None and not self._occasion.has_validation:
             self._call("on_epoch_end", self._epoch, self._mean_loss())
         self._call("on_train_end", self._mean_loss())

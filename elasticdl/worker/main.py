@@ -1,6 +1,6 @@
 """`python -m elasticdl.worker.main`: one worker process. The one place where its environment is read.
 
-Importing TensorFlow takes seconds, so a thread does it while the main one attaches, connects and asks for leases.
+Importing TensorFlow takes seconds, so a thread does it while the main one attaches and connects.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Link:
 
     @classmethod
     def make(cls, environment: Environment, client: MasterClient, ending: Ending) -> Link:
-        """Attach, connect, and begin to report, to ask for leases, to follow orders."""
+        """Attach, connect, and begin to report and to follow orders. Leases wait until there is a model to use them."""
         attached = client.attach()
         clock = SystemClock()
         outbox, gauges, watch = Outbox(), Gauges(clock), Watch(clock)
@@ -127,7 +127,6 @@ class Link:
         reporter = Reporter(outbox, gauges, client, attached.heartbeat_s, ending)
         reporter.start()
         orders.start()
-        keeper.start()
         watch.start(ending)
         return cls(attached, around, orders, reporter, parameters)
 
@@ -142,7 +141,7 @@ def work(environment: Environment, link: Link, importing: _Import) -> Worker:
         worker = assemble(Assignment(environment.name, spec, environment.job_dir), link.parameters, link.around)
     link.orders.revoke_by(worker.loading.revoke)
     worker.start()
-    worker.callbacks.begin({"epochs": spec.data.num_epochs, "batch_size": spec.data.minibatch_size})
+    link.around.keeper.start()
     worker.loop.run()
     return worker
 

@@ -75,16 +75,18 @@ class PsTrainer:
         """The model's version as the last acknowledgement told it."""
         return self._pusher.version
 
-    def start(self, spec: ParametersSpec, dense: Float32s) -> None:
-        """Give the servers their initial values, if they have none yet. Raises as `load`."""
+    def start(self, spec: ParametersSpec, dense: Float32s) -> bool:
+        """Give the servers their initial values; False if they had some already. Raises as `load`."""
         self._tables = len(spec.tables)
 
         def attempt(timeout_s: float) -> bool:
             return self._parameters.initialise(spec, dense, timeout_s=timeout_s)
 
-        if self._around.patience.call(attempt, "initialise"):
+        given = self._around.patience.call(attempt, "initialise")
+        if given:
             _log.info("gave the parameter servers their initial values")
         self._pusher.start()
+        return given
 
     def load(self, batch: Batch) -> Loaded:
         if not batch.computes:

@@ -50,12 +50,14 @@ class Diary(keras.callbacks.Callback):
 class Stage:
     """What callbacks are given."""
 
-    def __init__(self, *callbacks: keras.callbacks.Callback, has_validation: bool = False) -> None:
+    def __init__(self, *callbacks: keras.callbacks.Callback, has_validation: bool = False, training: bool = True) -> None:
         inputs = keras.Input((1,))
         self.outbox = Outbox()
         self.refreshed: list[Lease] = []
         model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-        self.callbacks = JobCallbacks(callbacks, Occasion(model, "/zoo", self.outbox, self.refreshed.append, has_validation))
+        self.callbacks = JobCallbacks(
+            callbacks, Occasion(model, "/zoo", self.outbox, self.refreshed.append, has_validation, training)
+        )
 
     def step(self, epoch: int, loss: float | None = 1.0, version: int = 0) -> None:
         self.callbacks.before_step(Lease(Task.TRAINING, Shard(ShardId(0), "s", 0, 9), 1, epoch=epoch))
@@ -164,3 +166,12 @@ def test_merged_states_come_out_of_a_summary_lease():
 def test_a_payload_that_is_none_is_refused(payload):
     with pytest.raises(PermanentError, match="summary lease"):
         states_of(payload)
+
+
+def test_a_job_that_only_evaluates_has_tests_only():
+    diary = Diary()
+    stage = Stage(diary, has_validation=True, training=False)
+    stage.callbacks.begin({"epochs": 1})
+    assert not stage.callbacks.tested(SUMMARY, {"auc": 0.9})
+    stage.callbacks.end()
+    assert diary.entries == [("test begins",), ("test ends", {"auc": 0.9})]
