@@ -88,6 +88,8 @@ class Driver:
 
     async def _keep_time(self) -> None:
         while True:
+            before_s = self._inbox.at_s()
             await asyncio.sleep(TICK_S)
             self._desk.tick()
-            self._inbox.post(Tick(self._inbox.at_s()))
+            now_s = self._inbox.at_s()
+            self._inbox.post(Tick(now_s, max(0.0, now_s - before_s - TICK_S)))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
+from elasticdl.job import Action
 from elasticdl.master.core.commands import DropSnapshot, Purpose, SaveSnapshot
 from elasticdl.master.core.events import SnapshotSaved
 from elasticdl.master.core.parts import Facts, Phase
@@ -66,6 +67,15 @@ class Checkpointing:
     def start(self, version: int) -> None:
         """Count versions from here."""
         self._anchor_version = version
+
+    def asked(self) -> None:
+        """A person wants one now."""
+        if self._facts.spec.action is Action.TRAIN and self._facts.phase in (Phase.WORKING, Phase.EVALUATING):
+            self.request("a person asked for it")
+            self._facts.orders.announce("checkpoint", "a checkpoint was asked for")
+        else:
+            text = f"a checkpoint was asked for, but there is nothing to keep: the job is {self._facts.phase}"
+            self._facts.orders.announce("checkpoint", text, level="warning")
 
     def request(self, why: str) -> None:
         """Somebody wants one as soon as possible."""

@@ -264,10 +264,16 @@ class Evaluation:
         if self._failures >= _TRIES:
             self._facts.fail(f"no evaluation after {_TRIES} tries: {reason}")
 
-    def server_lost(self, name: ProcessName) -> None:
-        """A frozen view is gone with the server that held a part of it."""
-        if self.round is not None and self.round.snapshot is not None and self.round.stage is not Stage.CUTTING:
-            self.failed_cut(f"the frozen view went with {name}")
+    def server_lost(self, name: ProcessName) -> list[ProcessName]:
+        """A frozen view is gone with the server that held a part of it. Returns who is working with that view."""
+        current = self.round
+        if current is None or current.snapshot is None or current.stage is Stage.CUTTING:
+            return []
+        holders = [held.worker for held in current.ledger.held.values()]
+        if current.summary.holder is not None:
+            holders.append(current.summary.holder)
+        self.failed_cut(f"the frozen view went with {name}")
+        return list(dict.fromkeys(holders))
 
     def abandon(self) -> None:
         """The job is to end: no round is wanted any more."""

@@ -34,7 +34,12 @@ class JobStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Tick(Event):
-    """Time passed; sent about once a second. Journaled only if it led to a command."""
+    """Time passed; sent about once a second. Journaled only if it led to a command.
+
+    `stalled_s`: how much of that time the master itself did not run (0 but after it was stopped or starved).
+    """
+
+    stalled_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,12 +126,15 @@ class Budgets:
     out_of_memory: int = 0
     crashes_in_a_row: int = 0
     kills_in_a_row: int = 0
+    deaths_in_a_row: int = 0
+    """Of any cause: for backing off only."""
     last_error: str = ""
 
     def progressed(self) -> None:
         """A batch was done: whatever crashes is not stopping the job."""
         self.crashes_in_a_row = 0
         self.kills_in_a_row = 0
+        self.deaths_in_a_row = 0
 
     def user_error(self, error: str) -> str:
         """Count an error of the user's code outside of any shard. Returns why the job must end, or ''."""
@@ -143,6 +146,7 @@ class Budgets:
 
     def died(self, who: str, told: Verdict, *, blamed_on_shard: bool) -> str:
         """Count an end of a process. Returns why the job must end, or ''."""
+        self.deaths_in_a_row += 1
         match told.cause:
             case Cause.USER_ERROR:
                 return "" if blamed_on_shard else self.user_error(f"{who}: {told.text}")
@@ -154,7 +158,7 @@ class Budgets:
                 self.crashes_in_a_row += 1
                 over = self.crashes_in_a_row >= _CRASHES_IN_A_ROW
                 return self._in_a_row(who, told, self.crashes_in_a_row) if over else ""
-            case Cause.INFRASTRUCTURE | Cause.SILENT | Cause.STRAGGLER:
+            case Cause.INFRASTRUCTURE | Cause.SILENT | Cause.STRAGGLER | Cause.FENCED:
                 self.kills_in_a_row += 1
                 over = self.kills_in_a_row >= _KILLS_IN_A_ROW
                 return self._in_a_row(who, told, self.kills_in_a_row) if over else ""
@@ -163,8 +167,7 @@ class Budgets:
 
     def back_off_s(self) -> float:
         """How long to wait before the next start: 0 at first, growing to 5 s while nothing gets done."""
-        row = self.crashes_in_a_row + self.kills_in_a_row + self.user_errors + self.out_of_memory
-        return _BACK_OFF_S[min(row, len(_BACK_OFF_S) - 1)]
+        return _BACK_OFF_S[min(self.deaths_in_a_row, len(_BACK_OFF_S) - 1)]
 
     def _in_a_row(self, who: str, told: Verdict, times: int) -> str:
         return f"{times} processes died in a row without one batch done in between; the last, {who}: {told.text}"

@@ -66,7 +66,7 @@ class Flow:
         self._evaluation.abandon()
         grace_s = 0.0 if hurry else DRAIN_GRACE_S
         for process in list(self._facts.processes.workers()):
-            if process.live or hurry:
+            if process.live or (hurry and process.life is Life.STOPPING):
                 self._scaling.stop(process, grace_s, f"the job is stopped: {event.reason}")
         if not hurry:
             self._facts.enter(Phase.DRAINING, f"the job is stopped: {event.reason}; workers give their work back")
@@ -124,7 +124,7 @@ class Flow:
         work = self._facts.work
         if any(True for _ in self._facts.processes.workers()) or (work is not None and work.held):
             return
-        if self._facts.spec.action is Action.TRAIN and work is not None and self._facts.version > 0:
+        if self._facts.spec.action is Action.TRAIN and work is not None and (work.totals().trained or self._facts.version):
             self._checkpointing.begin_final()
             self._facts.enter(Phase.CHECKPOINTING, "workers are gone; the last checkpoint is taken")
         else:

@@ -33,7 +33,6 @@ class Leasing:
         self._settlement = settlement
         self.pace = Pace()
         self._loss_told_s: float | None = None
-        self._stopped_s: float | None = None
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -106,9 +105,9 @@ class Leasing:
         return f"the job is {self._facts.phase}"
 
     def leases_of(self, worker: ProcessName) -> int:
-        """How many leases a worker holds, of every kind."""
+        """How many leases a worker holds, of every kind; revoked ones are not in its hands any more."""
         current, export, work = self._evaluation.round, self._facts.export, self._facts.work
-        count = len(work.held_by(worker)) if work else 0
+        count = sum(held.stage is not Stage.CLOSING for held in work.held_by(worker)) if work else 0
         if current is not None:
             count += len(current.ledger.held_by(worker)) + (current.summary.holder == worker)
         return count + (export is not None and export.holder == worker)
@@ -237,28 +236,39 @@ class Leasing:
             return
         self._facts.orders.announce("job", f"training ends early: {why}")
         work.stop()
-        self._stopped_s = self._facts.now_s
-        for name in dict.fromkeys(held.worker for held in work.held.values() if held.stage is Stage.CLOSING):
+        for name in dict.fromkeys(held.worker for held in work.held.values() if held.stage is Stage.LEASED):
             self.revoke(name, "training ends early")
 
     def revoke(self, worker: ProcessName, reason: str) -> None:
         """Void the leases of a live worker. Evaluation goes back at once, training when its last reports are in."""
-        process = self._facts.worker(worker)
-        if process is not None:
-            process.revoked = True
-            self._evaluation.lost(worker, "")
-            self._facts.orders.give(RevokeLeases(worker, reason))
+        process, work = self._facts.worker(worker), self._facts.work
+        if process is None:
+            return
+        process.revoked = True
+        self._evaluation.lost(worker, "")
+        for held in work.held_by(worker) if work else ():
+            if held.stage is Stage.LEASED:
+                held.stage, held.since_s = Stage.CLOSING, self._facts.now_s
+        self._facts.orders.give(RevokeLeases(worker, reason))
 
     def tick(self) -> None:
         """Close what was revoked long enough ago."""
         work = self._facts.work
-        if work is None or self._stopped_s is None or self._facts.now_s - self._stopped_s < _CLOSE_AFTER_S:
+        # A push may be waiting for a server that is away: its outcome is not known yet.
+        if work is None or self._facts.servers_away():
             return
-        self._stopped_s = None
-        closing = [held for held in work.held.values() if held.stage is Stage.CLOSING]
+        due_s = self._facts.now_s - _CLOSE_AFTER_S
+        closing = [held for held in work.held.values() if held.stage is Stage.CLOSING and held.since_s <= due_s]
         for held in closing:
             work.give_back(held)
-        self._facts.orders.announce("job", f"training has ended early; {len(closing)} shards were left off")
+        if closing:
+            self._facts.orders.announce("shard", f"{len(closing)} revoked shards came back")
+
+    def put_off_closing(self) -> None:
+        """Servers are back: pushes that waited for them go through now."""
+        for held in self._facts.work.held.values() if self._facts.work else ():
+            if held.stage is Stage.CLOSING:
+                held.since_s = self._facts.now_s
 
     def limit_s(self, process: Process) -> float | None:
         """How long that worker may be without progress with what it holds; None if it holds nothing."""

@@ -90,9 +90,13 @@ class Membership:
                 text = f"{event.name} came back with version {restored}: {lost} updates of its part are lost"
                 self._facts.orders.announce("server", text, process=event.name, level="warning", details={"updates_lost": lost})
         if not self._facts.servers_away():
-            # Nobody could make progress meanwhile: the clocks of workers start again.
-            for worker in self._facts.processes.workers():
-                worker.busy_since_s = event.at_s
+            self.forgive()
+
+    def forgive(self) -> None:
+        """Nobody could make progress meanwhile: the clocks of workers start again."""
+        for worker in self._facts.processes.workers():
+            worker.busy_since_s = self._facts.now_s
+        self._leasing.put_off_closing()
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
@@ -137,7 +141,8 @@ class Membership:
             blame = f"{name}: {told.text}" if told.blames_work and not process.failure_reported else ""
             blamed = self._leasing.lost(process, blame)
         else:
-            self._evaluation.server_lost(name)
+            for holder in self._evaluation.server_lost(name):
+                self._leasing.revoke(holder, f"the view that it evaluates went with {name}")
         counted = process.failure_reported and told.cause is Cause.USER_ERROR
         reason = self._facts.budgets.died(str(name), told, blamed_on_shard=blamed or counted)
         if reason:

@@ -10,7 +10,7 @@ from elasticdl.shard import Task
 
 _SAMPLES = 101
 _SHORTEST_S = 30.0
-_FIRST_S = 120.0
+_FIRST_S = 300.0
 _LONGEST_S = 3600.0
 _TIMES_MEDIAN = 10.0
 _ERRANDS_S = {Task.SUMMARY: 300.0, Task.EXPORT: 1800.0}

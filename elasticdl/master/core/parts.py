@@ -91,8 +91,11 @@ class Facts:
         self.orders.announce("job", text)
 
     def fail(self, message: str, *, hint: str = "", exit_code: ExitCode = ExitCode.JOB_FAILED) -> None:
-        """The job cannot be done. The first reason stands."""
+        """The job cannot be done. The first reason stands; one that is being stopped goes on stopping."""
         if self.phase in (Phase.ENDING, Phase.ENDED):
+            return
+        if self.outcome is not None:
+            self.orders.announce("job", f"while the job is being stopped: {message}", level="error")
             return
         self.outcome = Outcome(exit_code, message, hint)
         self.orders.announce("job", f"the job fails: {message}", level="error")

@@ -91,6 +91,8 @@ class Processes:
         self.going: dict[ProcessName, Process] = {}
         """Those that have not ended."""
         self.next_worker = 0
+        self._servers: dict[int, Process] = {}
+        """The newest incarnation of each."""
 
     def start(self, name: ProcessName, at_s: float) -> Process:
         """A new entry. Raises ImpossibleTransition for a name that was used before."""
@@ -98,6 +100,8 @@ class Processes:
             raise ImpossibleTransition(f"{name} was started before: {self.all[name]}")
         process = Process(name, Life.REQUESTED, at_s, at_s)
         self.all[name] = self.going[name] = process
+        if name.role is Role.PS:
+            self._servers[name.index] = process
         return process
 
     def new_worker_name(self) -> ProcessName:
@@ -122,12 +126,13 @@ class Processes:
 
     def server(self, index: int) -> Process | None:
         """The parameter server of that index that works or may be expected to."""
-        return next((p for p in self.going.values() if p.name.role is Role.PS and p.name.index == index and p.live), None)
+        process = self._servers.get(index)
+        return process if process and process.live else None
 
     def next_incarnation(self, index: int) -> int:
         """The incarnation under which a parameter server comes (back)."""
-        used = [name.incarnation for name in self.all if name.role is Role.PS and name.index == index]
-        return max(used, default=-1) + 1
+        newest = self._servers.get(index)
+        return newest.name.incarnation + 1 if newest else 0
 
     def addresses(self, servers: int) -> tuple[str, ...]:
         """Bulk addresses in index order, '' where a server is away."""

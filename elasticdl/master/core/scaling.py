@@ -50,13 +50,14 @@ class Scaling:
                 return 0
 
     def _work_items(self) -> int:
-        work, current = self._facts.work, self._evaluation.round
-        count = 0
-        if work is not None and self._facts.phase is Phase.WORKING:
-            count += len(work.held) + work.available + (self.high if work.epochs_left else 0)
-        if current is not None:
-            count += len(current.ledger.held) + (current.ledger.available or (self.high if not current.ledger.counts else 0))
-        return count
+        """Shards to be had, and one for each worker that holds any: what a dead one holds comes back."""
+        current = self._evaluation.round
+        work = self._facts.work if self._facts.phase is Phase.WORKING else None
+        ledgers = [ledger for ledger in (work, current.ledger if current else None) if ledger is not None]
+        if any(ledger.epochs_left for ledger in ledgers):
+            return self.high
+        holders = {held.worker for ledger in ledgers for held in ledger.held.values()}
+        return len(holders) + sum(ledger.available for ledger in ledgers)
 
     def decide(self) -> None:
         """Start what is missing, drain what is too much."""
@@ -73,14 +74,11 @@ class Scaling:
         self._retry_refused()
 
     def _start(self, name: ProcessName) -> None:
-        delay_s = self._facts.budgets.back_off_s() if self._comes_back(name) else 0.0
+        delay_s = self._facts.budgets.back_off_s()
         self._facts.processes.start(name, self._facts.now_s)
         self._facts.orders.give(StartProcess(name, delay_s))
         wait = f", after {delay_s:g} s" if delay_s else ""
         self._facts.orders.announce("process", f"{name} is started{wait}", process=name)
-
-    def _comes_back(self, name: ProcessName) -> bool:
-        return name.incarnation > 0 or any(process.life is Life.ENDED for process in self._facts.processes.all.values())
 
     def stop(self, process: Process, grace_s: float, reason: str, *, life: Life = Life.STOPPING) -> None:
         """Ask a process to end. LOST instead of STOPPING: nothing that it says counts any more."""

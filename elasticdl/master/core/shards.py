@@ -81,7 +81,7 @@ class Stage(StrEnum):
     SETTLING = "settling"
     """Its worker is gone; what it had really done is being asked for. Its reports count no more."""
     CLOSING = "closing"
-    """Revoked because training ends early; reports of steps already made still count for a moment."""
+    """Revoked from a worker that goes on; reports of steps already made still count for a moment."""
 
 
 @dataclass(slots=True)
@@ -285,7 +285,7 @@ class Ledger:
         return None
 
     def stop(self) -> None:
-        """Training ends early: what nobody has begun is not expected any more. What is held is closed by its holders."""
+        """Training ends early: what nobody has begun is not expected any more, nor what is given back from now on."""
         if self.stopped:
             return
         self.stopped = True
@@ -294,9 +294,6 @@ class Ledger:
         self.returned.clear()
         while (piece_ := self._next_fresh()) is not None:
             self._forgo(piece_)
-        for held in self.held.values():
-            if held.stage is Stage.LEASED:
-                held.stage = Stage.CLOSING
 
     def _forgo(self, piece: Piece) -> None:
         self.counts[piece.epoch].expected -= piece.rest

@@ -31,6 +31,7 @@ from elasticdl.master.core.status import JobStatus
 from elasticdl.shard import Applied, SnapshotId, Source, Task
 
 _CUT_LIMIT_S = 120.0
+_STALL_S = 5.0
 _STORY = 20
 
 
@@ -48,7 +49,7 @@ class JobState:
         self._leasing = Leasing(self._facts, self._evaluation, self._settlement)
         self._membership = Membership(self._facts, self._leasing, self._scaling, self._evaluation, self._checkpointing)
         self._flow = Flow(self._facts, self._scaling, self._leasing, self._evaluation, self._checkpointing)
-        self._story: deque[str] = deque(maxlen=_STORY)
+        self._story: deque[events.Event] = deque(maxlen=_STORY)
 
     # -- for readers --------------------------------------------------------------------------------------------------
 
@@ -93,12 +94,12 @@ class JobState:
         Raises ImpossibleTransition, which tells the last events, if the state contradicts itself: a bug.
         """
         self._facts.now_s = event.at_s
-        self._story.append(repr(event))
+        self._story.append(event)
         try:
             self._dispatch(event)
             self._decide()
         except ImpossibleTransition as error:
-            raise ImpossibleTransition(f"{error}\nthe last events:\n" + "\n".join(self._story)) from error
+            raise ImpossibleTransition(f"{error}\nthe last events:\n" + "\n".join(map(repr, self._story))) from error
         return self._facts.orders.take()
 
     def _dispatch(self, event: events.Event) -> None:
@@ -110,7 +111,7 @@ class JobState:
                 self._decide()
                 self._leasing.requested(event)
             case events.Tick():
-                self._tick()
+                self._tick(event)
             case events.VersionAdvanced():
                 self._at_version(event.version)
             case events.JobStarted():
@@ -153,7 +154,7 @@ class JobState:
             case events.SnapshotFailed():
                 self._snapshot_failed(event.snapshot, event.reason)
             case events.CheckpointRequested():
-                self._checkpointing.request("a person asked for it")
+                self._checkpointing.asked()
             case events.StopRequested():
                 self._flow.stop(event)
             case _:
@@ -166,7 +167,11 @@ class JobState:
         self._scaling.decide()
         self._membership.publish()
 
-    def _tick(self) -> None:
+    def _tick(self, event: events.Tick) -> None:
+        if event.stalled_s > _STALL_S:
+            text = f"the master itself did not run for {event.stalled_s:.0f} s; nobody's silence of that time counts"
+            self._facts.orders.announce("job", text, level="warning")
+            self._membership.forgive()
         self._membership.tick()
         self._leasing.tick()
         self._settlement.tick()
