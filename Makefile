@@ -1,4 +1,4 @@
-.PHONY: demo test check bench fix lock prepare clean
+.PHONY: demo test check bench fix lock prepare clean cluster
 BIN := .venv/bin
 WORKERS ?= 2
 
@@ -20,6 +20,9 @@ bench: prepare  ## Figures against their baselines, all in one run: a table and 
 fix: prepare  ## Format and mend what can be mended by itself.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+cluster: prepare  ## A real Kubernetes in namespaces of its own, until Ctrl-C (Linux, root, Go).
+	$(BIN)/python tests/kubernetes/cluster/cluster.py
 
 prepare:
 	@scripts/prepare

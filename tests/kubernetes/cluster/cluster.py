@@ -1,0 +1,149 @@
+"""A real Kubernetes on this machine, in namespaces of its own, for tests and to play with: `make cluster`.
+
+Needs Linux and root. The programs are built once into a cache (`programs/build`). Nothing is left behind when it ends: processes,
+mounts, interfaces and addresses go with the namespaces, cgroups and the state folder are removed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+BUILD_LIMIT_S, START_LIMIT_S, STOP_LIMIT_S = 1800, 180, 30
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster. Its network can be entered with `inside`; there is no way out of it."""
+
+    pid: int
+    state: Path
+    programs: Path
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.state / "admin.kubeconfig"
+
+    def inside(self, command: Sequence[str | Path]) -> list[str]:
+        """The command, to be run within the cluster's network."""
+        return ["nsenter", f"--net=/proc/{self.pid}/ns/net", *map(str, command)]
+
+    def kubectl(self, *arguments: str, text: str | None = None, timeout_s: float = 60) -> str:
+        """Run kubectl as the administrator; its standard output. Raises RuntimeError with what it said."""
+        command = self.inside([self.programs / "kubectl", "--kubeconfig", self.kubeconfig, *arguments])
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=timeout_s)
+        if done.returncode != 0:
+            raise RuntimeError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def import_image(self, archive: Path, timeout_s: float = 300) -> None:
+        """Make the image of an OCI or docker archive known to the node."""
+        command = ["ctr", "-a", self.state / "containerd.sock", "-n", "k8s.io", "images", "import", "--all-platforms", archive]
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=timeout_s)
+        if done.returncode != 0:
+            raise RuntimeError(f"importing {archive}: {done.stderr.strip()}")
+
+
+def why_not() -> str:
+    """Why a cluster cannot run here, in words; empty if it can."""
+    if not sys.platform.startswith("linux"):
+        return "a Kubernetes cluster for tests needs Linux"
+    if os.geteuid() != 0:
+        return "a Kubernetes cluster for tests needs root, for namespaces and cgroups"
+    if shutil.which("go") is None:
+        return "a Kubernetes cluster for tests is built from source and needs Go"
+    return ""
+
+
+@contextlib.contextmanager
+def running() -> Iterator[Cluster]:
+    """A cluster for as long as the context lasts. Raises RuntimeError with the reason if it does not come up."""
+    built = subprocess.run([HERE / "programs/build"], stdout=subprocess.PIPE, text=True, timeout=BUILD_LIMIT_S, check=True)
+    programs = Path(built.stdout.strip().splitlines()[-1])
+    state = Path(tempfile.mkdtemp(prefix="elasticdl-cluster-"))
+    name = f"elasticdl-test-{os.getpid()}"
+    namespaces = ["unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill-child=SIGKILL", "--mount-proc"]
+    process = subprocess.Popen(
+        [*namespaces, sys.executable, str(HERE / "node.py"), str(state), str(programs), name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said = _first_line(process)
+        if said != "READY":
+            raise RuntimeError(f"the cluster did not start: {said or 'its first process ended'}; see {state}/logs")
+        yield Cluster(_only_child(process.pid), state, programs)
+    finally:
+        _stop(process)
+        _remove_cgroups(name)
+        shutil.rmtree(state, ignore_errors=True)
+
+
+def _first_line(process: subprocess.Popen[str]) -> str:
+    import selectors
+
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        return process.stdout.readline().strip() if selector.select(START_LIMIT_S) else f"nothing heard in {START_LIMIT_S} s"
+
+
+def _only_child(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """End PID 1 of the namespaces: the kernel ends the rest with it."""
+    with contextlib.suppress(ProcessLookupError, IndexError, FileNotFoundError):
+        os.kill(_only_child(process.pid), signal.SIGKILL)
+    try:
+        process.wait(STOP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def _remove_cgroups(name: str) -> None:
+    """Leaf first. A cgroup is busy for a moment after its last process was killed."""
+    deadline = time.monotonic() + STOP_LIMIT_S
+    roots = [path for path in (Path("/sys/fs/cgroup") / name, *Path("/sys/fs/cgroup").glob(f"*/{name}")) if path.is_dir()]
+    for root in roots:
+        for folder, _, _ in os.walk(root, topdown=False):
+            while time.monotonic() < deadline:
+                try:
+                    os.rmdir(folder)
+                    break
+                except FileNotFoundError:
+                    break
+                except OSError:
+                    time.sleep(0.05)
+
+
+def main() -> None:
+    """Run one until Ctrl-C, printing how to reach it."""
+    if reason := why_not():
+        sys.exit(reason)
+    with running() as cluster:
+        inside = " ".join(cluster.inside(["env", f"KUBECONFIG={cluster.kubeconfig}", "bash"]))
+        print(f"Kubernetes is up. KUBECONFIG={cluster.kubeconfig}\nA shell in its network: {inside}\nCtrl-C ends it.", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
+
+
+if __name__ == "__main__":
+    main()
