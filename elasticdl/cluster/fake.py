@@ -1,0 +1,139 @@
+"""A cluster in memory, with faults to order. A real implementation of the seam: it passes the same contract suite.
+
+A process of it runs until somebody ends it: `delete`, or one of the scripted faults. What its command would have done
+is the test's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import deque
+from collections.abc import AsyncGenerator
+from typing import final
+
+from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessExited, ProcessName, ProcessObserved, ProcessSpec
+from elasticdl.cluster.board import Board, ProcessEvent
+
+PREEMPTED = ExitFacts(exit_code=143, reason="Preempted", conditions=("DisruptionTarget:PreemptionByScheduler",))
+NODE_LOST = ExitFacts(reason="NodeLost", conditions=("DisruptionTarget:DeletionByTaintManager",))
+
+
+@final
+class FakeCluster:
+    """Starts nothing, remembers everything. Use it from one event loop.
+
+    `specs` holds what was created, in order, one entry a process that really started.
+    """
+
+    def __init__(self) -> None:
+        self.specs: dict[ProcessName, ProcessSpec] = {}
+        self._board = Board()
+        self._refusals: dict[ProcessName | None, deque[CreateRefused]] = {}
+        self._pending: dict[ProcessName, str] = {}
+        self._stubborn: set[ProcessName] = set()
+        self._lost: set[ProcessName] = set()
+        self._kill_timers: dict[ProcessName, asyncio.TimerHandle] = {}
+        self._closed = False
+
+    @property
+    def live(self) -> tuple[ProcessName, ...]:
+        """Processes that the cluster believes to be there, in the order of their creation; lost ones too."""
+        return tuple(name for name in self.specs if isinstance(self._board.newest(name), ProcessObserved))
+
+    async def create(self, spec: ProcessSpec) -> None:
+        """Start a process; a name that was started before is left as it is. Raises CreateRefused as ordered."""
+        if self._closed:
+            raise CreateRefused("the fake cluster is closed", retry=False)
+        if spec.name in self.specs:
+            return
+        for key in (spec.name, None):
+            if self._refusals.get(key):
+                raise self._refusals[key].popleft()
+        self.specs[spec.name] = spec
+        waiting_for = self._pending.get(spec.name, "")
+        self._board.post(
+            ProcessObserved(spec.name, running=not waiting_for, where="" if waiting_for else "fake", waiting_for=waiting_for)
+        )
+
+    async def delete(self, name: ProcessName, *, grace_s: float) -> None:
+        """End a process: at once, or after `grace_s` where it was told to ignore SIGTERM."""
+        if name not in self.live or name in self._lost:
+            return
+        if name not in self._stubborn:
+            self._end(name, ExitFacts(signal=int(signal.SIGTERM), asked=True))
+            return
+        loop = asyncio.get_running_loop()
+        timer = self._kill_timers.get(name)
+        if timer is None or timer.when() > loop.time() + grace_s:
+            self._forget_timer(name)
+            self._kill_timers[name] = loop.call_later(grace_s, self._end, name, ExitFacts(signal=int(signal.SIGKILL), asked=True))
+
+    def observe(self) -> AsyncGenerator[ProcessEvent]:
+        """Every live process, then every ended one, then whatever happens, until closed."""
+        return self._board.listen()
+
+    async def close(self) -> None:
+        """End everything at once."""
+        self._closed = True
+        for name in self.live:
+            self._end(name, ExitFacts(signal=int(signal.SIGKILL), asked=True))
+        self._board.close()
+
+    # Faults to order.
+
+    def refuse(self, reason: str, *, retry: bool, name: ProcessName | None = None, times: int = 1) -> None:
+        """Refuse the next `times` creations of `name`, or of anything."""
+        refusals = self._refusals.setdefault(name, deque())
+        refusals.extend(CreateRefused(reason, retry=retry) for _ in range(times))
+
+    def hold(self, name: ProcessName, waiting_for: str) -> None:
+        """When created, the process will be there but not run, until `place`."""
+        self._pending[name] = waiting_for
+
+    def place(self, name: ProcessName, where: str = "fake") -> None:
+        """A held process runs now."""
+        self._pending.pop(name, None)
+        self._board.post(ProcessObserved(name, running=True, where=where))
+
+    def ignore_sigterm(self, name: ProcessName) -> None:
+        """Let `delete` have to wait for its grace."""
+        self._stubborn.add(name)
+
+    def exit(self, name: ProcessName, facts: ExitFacts) -> None:
+        """The process ends now, in this way. Raises KeyError if it does not live."""
+        if name not in self.live:
+            raise KeyError(f"{name} is not live; live are {', '.join(map(str, self.live)) or 'none'}")
+        self._end(name, facts)
+
+    def kill(self, name: ProcessName) -> None:
+        """`kill -9`."""
+        self.exit(name, ExitFacts(signal=int(signal.SIGKILL)))
+
+    def preempt(self, name: ProcessName) -> None:
+        """A scheduler gives its place to somebody else."""
+        self.exit(name, PREEMPTED)
+
+    def lose_node(self, name: ProcessName) -> None:
+        """Its machine falls silent: nothing is told, and `delete` does nothing, until `notice_loss`."""
+        self._lost.add(name)
+
+    def notice_loss(self, name: ProcessName) -> None:
+        """The platform gives the lost machine up."""
+        self._lost.discard(name)
+        self.exit(name, NODE_LOST)
+
+    def repeat(self, name: ProcessName) -> None:
+        """Tell the newest event of a process once more: events come at least once."""
+        event = self._board.newest(name)
+        if event is not None:
+            self._board.post(event)
+
+    def _end(self, name: ProcessName, facts: ExitFacts) -> None:
+        self._forget_timer(name)
+        self._board.post(ProcessExited(name, facts))
+
+    def _forget_timer(self, name: ProcessName) -> None:
+        timer = self._kill_timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()

@@ -1,0 +1,173 @@
+"""Processes of this machine: each in a session and process group of its own, its output in a file of its own.
+
+No orphans: the leash and the guard end every process when ours ends, and what a process left in its group is killed
+as soon as it has ended itself. Linux only (pidfd).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessExited, ProcessName, ProcessObserved, ProcessSpec
+from elasticdl.cluster.board import Board, ProcessEvent
+from elasticdl.cluster.guard import Guard
+from elasticdl.cluster.leash import PARENT_PID_VARIABLE
+from elasticdl.cluster.logs import log_path, open_log, read_tail
+
+CLOSE_GRACE_S = 3.0
+_TRY_AGAIN_LATER = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+
+
+@dataclass(slots=True)
+class _Child:
+    """A live process. Its process group has the number of its pid."""
+
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    log: Path
+    log_begin: int
+    asked: bool = False
+    kill_timer: asyncio.TimerHandle | None = None
+    kill_at_s: float = float("inf")
+
+
+@final
+class LocalCluster:
+    """Starts, stops and watches processes of this machine.
+
+    Use it from one event loop. The thread of that loop must live as long as the processes: they end with it.
+    """
+
+    def __init__(self, log_directory: Path, cores: float) -> None:
+        """`cores`: what this machine may give to a job; no process gets more threads than that."""
+        self._log_directory = log_directory
+        self._cores = cores
+        self._board = Board()
+        self._guard = Guard()
+        self._children: dict[ProcessName, _Child] = {}
+        self._all_ended = asyncio.Event()
+        self._all_ended.set()
+        self._closed = False
+
+    async def create(self, spec: ProcessSpec) -> None:
+        """Start a process. A name that was started before is left as it is, ended or not. Raises CreateRefused."""
+        if self._closed:
+            raise CreateRefused("the local cluster is closed", retry=False)
+        if spec.name in self._board:
+            return
+        try:
+            child = self._start(spec)
+        except OSError as error:
+            reason = f"cannot start {spec.name}: {error.strerror or error}: {error.filename or spec.command[0]}"
+            raise CreateRefused(reason, retry=error.errno in _TRY_AGAIN_LATER) from error
+        self._children[spec.name] = child
+        self._all_ended.clear()
+        asyncio.get_running_loop().add_reader(child.pidfd, self._ended, spec.name)
+        self._board.post(ProcessObserved(spec.name, running=True, where=f"pid {child.process.pid}"))
+
+    async def delete(self, name: ProcessName, *, grace_s: float) -> None:
+        """SIGTERM to the process, SIGKILL to its group after `grace_s`. The earliest end that was asked for counts."""
+        child = self._children.get(name)
+        if child is None:
+            return
+        loop = asyncio.get_running_loop()
+        if not child.asked:
+            child.asked = True
+            if grace_s > 0:
+                child.process.send_signal(signal.SIGTERM)
+        kill_at_s = loop.time() + grace_s
+        if kill_at_s < child.kill_at_s:
+            if child.kill_timer is not None:
+                child.kill_timer.cancel()
+            child.kill_at_s = kill_at_s
+            child.kill_timer = loop.call_later(grace_s, _kill_group, child.process.pid) if grace_s > 0 else None
+        if grace_s <= 0:
+            _kill_group(child.process.pid)
+
+    def observe(self) -> AsyncGenerator[ProcessEvent]:
+        """Every live process, then every ended one, then whatever happens, until closed."""
+        return self._board.listen()
+
+    async def close(self) -> None:
+        """SIGTERM to every process, SIGKILL to what is left after 3 s; returns when all have ended."""
+        self._closed = True
+        for name in list(self._children):
+            await self.delete(name, grace_s=CLOSE_GRACE_S)
+        # SIGKILL cannot be refused: only a process stuck in the kernel outlives this, and then it is said.
+        async with asyncio.timeout(CLOSE_GRACE_S + 30):
+            await self._all_ended.wait()
+        self._guard.close()
+        self._board.close()
+
+    def _start(self, spec: ProcessSpec) -> _Child:
+        log = log_path(self._log_directory, spec.name)
+        with open_log(log, spec.name) as output:
+            log_begin = output.tell()
+            process = subprocess.Popen(
+                spec.command,
+                env=self._environment(spec),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            self._guard.add(process.pid)
+            return _Child(process, os.pidfd_open(process.pid), log, log_begin)
+
+    def _environment(self, spec: ProcessSpec) -> dict[str, str]:
+        threads = str(max(1, round(min(spec.cores, self._cores))))
+        return {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+            "ELASTICDL_THREADS": threads,
+            "OMP_NUM_THREADS": threads,
+            "TF_NUM_INTRAOP_THREADS": threads,
+            "TF_NUM_INTEROP_THREADS": threads,
+            **spec.env,
+            **spec.secrets,
+            PARENT_PID_VARIABLE: str(os.getpid()),
+        }
+
+    def _ended(self, name: ProcessName) -> None:
+        """The process is a zombie now: its number is still its own until `wait`."""
+        child = self._children.pop(name)
+        asyncio.get_running_loop().remove_reader(child.pidfd)
+        os.close(child.pidfd)
+        if child.kill_timer is not None:
+            child.kill_timer.cancel()
+        _kill_group(child.process.pid)
+        self._guard.remove(child.process.pid)
+        status = child.process.wait()
+        facts = ExitFacts(
+            exit_code=status if status >= 0 else None,
+            signal=-status if status < 0 else None,
+            log_tail=read_tail(child.log, child.log_begin),
+            asked=child.asked,
+        )
+        self._board.post(ProcessExited(name, facts))
+        if not self._children:
+            self._all_ended.set()
+
+
+def usable_cores() -> float:
+    """Cores that this process may use: its affinity, and the quota of its cgroup (v2) if there is one."""
+    cores = float(len(os.sched_getaffinity(0)))
+    with suppress(OSError, ValueError, ZeroDivisionError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        cores = min(cores, float(quota) / float(period))
+    return cores
+
+
+def _kill_group(group: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)

@@ -1,0 +1,42 @@
+"""Log files of local processes: one per role and index, the incarnations one after the other."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from io import FileIO
+from pathlib import Path
+
+from elasticdl.cluster.base import ProcessName
+
+TAIL_BYTES = 16 << 10
+TAIL_LINES = 60
+
+
+def log_path(directory: Path, name: ProcessName) -> Path:
+    """`worker-3.log`: the same for every incarnation."""
+    return directory / f"{name.role}-{name.index}.log"
+
+
+def open_log(path: Path, name: ProcessName) -> FileIO:
+    """Open for appending, unbuffered, after a header line for this incarnation. The caller closes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = FileIO(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a")
+    log.write(f"=== {name} started {datetime.now(UTC).isoformat(timespec='milliseconds')} ===\n".encode())
+    return log
+
+
+def read_tail(path: Path, begin: int = 0) -> str:
+    """The last lines after byte `begin`: at most 60 lines and 16 KiB, however large the file is. '' if unreadable."""
+    try:
+        with path.open("rb") as log:
+            size = os.fstat(log.fileno()).st_size
+            start = max(begin, size - TAIL_BYTES)
+            log.seek(start)
+            text = log.read(TAIL_BYTES).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    lines = text.splitlines()
+    if start > begin:
+        lines = lines[1:]  # cut in the middle
+    return "\n".join(lines[-TAIL_LINES:])

@@ -1,0 +1,108 @@
+"""The faults that the fake cluster can be told to have."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessExited, ProcessName, ProcessObserved, ProcessSpec, Role
+from elasticdl.cluster.fake import FakeCluster
+
+pytestmark = pytest.mark.core
+W0, W1 = ProcessName(Role.WORKER, 0), ProcessName(Role.WORKER, 1)
+
+
+def spec(name: ProcessName) -> ProcessSpec:
+    return ProcessSpec(name, ("train",))
+
+
+async def heard(cluster: FakeCluster) -> list[ProcessObserved | ProcessExited]:
+    await cluster.close()
+    return [event async for event in cluster.observe()]
+
+
+def test_a_refusal_is_given_as_often_as_ordered_and_then_the_process_starts() -> None:
+    async def scenario() -> None:
+        cluster = FakeCluster()
+        cluster.refuse("quota cpu 8/8", retry=True, name=W0, times=2)
+        await cluster.create(spec(W1))
+        for _ in range(2):
+            with pytest.raises(CreateRefused, match="quota cpu 8/8") as refused:
+                await cluster.create(spec(W0))
+            assert refused.value.retry
+        await cluster.create(spec(W0))
+        assert cluster.live == (W1, W0)
+
+    asyncio.run(scenario())
+
+
+def test_a_refusal_without_a_name_hits_whatever_comes_next() -> None:
+    async def scenario() -> None:
+        cluster = FakeCluster()
+        cluster.refuse("forbidden", retry=False)
+        with pytest.raises(CreateRefused):
+            await cluster.create(spec(W1))
+        await cluster.create(spec(W1))
+
+    asyncio.run(scenario())
+
+
+def test_a_preempted_process_says_so_in_the_platforms_words() -> None:
+    async def scenario() -> None:
+        cluster = FakeCluster()
+        await cluster.create(spec(W0))
+        cluster.preempt(W0)
+        (event,) = await heard(cluster)
+        assert isinstance(event, ProcessExited)
+        assert event.facts.reason == "Preempted" and not event.facts.asked
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_node_tells_nothing_until_it_is_noticed() -> None:
+    async def scenario() -> None:
+        cluster = FakeCluster()
+        await cluster.create(spec(W0))
+        cluster.lose_node(W0)
+        await cluster.delete(W0, grace_s=0)
+        assert cluster.live == (W0,)
+        cluster.notice_loss(W0)
+        (event,) = await heard(cluster)
+        assert isinstance(event, ProcessExited)
+        assert (event.facts.exit_code, event.facts.signal, event.facts.reason) == (None, None, "NodeLost")
+
+    asyncio.run(scenario())
+
+
+def test_a_held_process_is_there_but_does_not_run_until_it_is_placed() -> None:
+    async def scenario() -> None:
+        cluster = FakeCluster()
+        cluster.hold(W0, "quota cpu 8/8")
+        await cluster.create(spec(W0))
+        events = cluster.observe()
+        assert await anext(events) == ProcessObserved(W0, running=False, waiting_for="quota cpu 8/8")
+        cluster.place(W0, "node-1")
+        assert await anext(events) == ProcessObserved(W0, running=True, where="node-1")
+        await events.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_an_event_can_come_twice() -> None:
+    async def scenario() -> None:
+        cluster = FakeCluster()
+        await cluster.create(spec(W0))
+        events = cluster.observe()
+        await anext(events)
+        cluster.exit(W0, ExitFacts(exit_code=1))
+        cluster.repeat(W0)
+        assert await anext(events) == await anext(events) == ProcessExited(W0, ExitFacts(exit_code=1))
+        await events.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_fault_for_a_process_that_does_not_live_is_a_mistake_of_the_test() -> None:
+    with pytest.raises(KeyError, match="worker-0 is not live; live are none"):
+        FakeCluster().kill(W0)

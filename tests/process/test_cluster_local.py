@@ -1,0 +1,262 @@
+"""The local cluster's own promises: nothing survives us, output is kept, threads are shared fairly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessExited, ProcessName, ProcessSpec, Role
+from elasticdl.cluster.local import LocalCluster, usable_cores
+
+pytestmark = pytest.mark.process
+LIMIT_S = 20.0
+W0 = ProcessName(Role.WORKER, 0)
+
+# A process with a child of its own; both write their ids.
+FAMILY = """
+import os, subprocess, sys, time
+child = subprocess.Popen(["sleep", "600"])
+print(f"pids {os.getpid()} {child.pid}", flush=True)
+time.sleep(600)
+"""
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < end_s, f"not within {LIMIT_S} s: {what}"
+        time.sleep(0.01)
+
+
+def state(pid: int) -> str:
+    """R, S, T (stopped), Z (ended, nobody asked how) and so on; '' when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def gone(pid: int) -> bool:
+    return state(pid) in ("", "Z")
+
+
+def pids_in(log: Path) -> list[int]:
+    if not log.exists():
+        return []
+    lines = [line.split()[1:] for line in log.read_text().splitlines() if line.startswith("pids ")]
+    return [int(pid) for line in lines for pid in line]
+
+
+async def ended(cluster: LocalCluster, name: ProcessName) -> ExitFacts:
+    async with asyncio.timeout(LIMIT_S), aclosing(cluster.observe()) as events:
+        async for event in events:
+            if isinstance(event, ProcessExited) and event.name == name:
+                return event.facts
+    raise AssertionError("closed before")
+
+
+async def run_to_end(cluster: LocalCluster, spec: ProcessSpec) -> ExitFacts:
+    await cluster.create(spec)
+    return await ended(cluster, spec.name)
+
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from elasticdl.cluster.base import *
+from elasticdl.cluster.local import LocalCluster
+
+async def main():
+    cluster = LocalCluster(Path(sys.argv[1]), cores=2)
+    for index in range(2):
+        await cluster.create(ProcessSpec(ProcessName(Role.WORKER, index), (sys.executable, "-c", sys.argv[2])))
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_no_orphan_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
+    logs = [tmp_path / "worker-0.log", tmp_path / "worker-1.log"]
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path), FAMILY]) as owner:
+        try:
+            wait_until(lambda: all(len(pids_in(log)) == 2 for log in logs), "all four processes run")
+        finally:
+            owner.kill()
+    pids = [pid for log in logs for pid in pids_in(log)]
+    wait_until(lambda: all(gone(pid) for pid in pids), f"{pids} are gone, children of children too")
+
+
+def test_no_orphan_is_left_when_the_guard_was_killed_before(tmp_path: Path) -> None:
+    async def scenario() -> list[int]:
+        cluster = LocalCluster(tmp_path, cores=1)
+        await cluster.create(ProcessSpec(W0, ("sleep", "600")))
+        guard = cluster._guard._process  # the test plays somebody who kills it
+        assert guard is not None
+        guard.kill()
+        guard.wait()
+        await cluster.create(ProcessSpec(ProcessName(Role.WORKER, 1), ("sleep", "600")))
+        again = cluster._guard._process
+        assert again is not None and again.pid != guard.pid
+        pids = [child.process.pid for child in cluster._children.values()]
+        cluster._guard.close()  # as if we ended: both groups must be known to the new guard
+        async with asyncio.timeout(LIMIT_S):
+            while not all(gone(pid) for pid in pids):
+                await asyncio.sleep(0.01)
+        await cluster.close()
+        return pids
+
+    assert len(asyncio.run(scenario())) == 2
+
+
+def test_children_of_a_stopped_process_end_with_its_group(tmp_path: Path) -> None:
+    async def scenario() -> list[int]:
+        cluster = LocalCluster(tmp_path, cores=1)
+        await cluster.create(ProcessSpec(W0, (sys.executable, "-c", FAMILY)))
+        log = tmp_path / "worker-0.log"
+        async with asyncio.timeout(LIMIT_S):
+            while len(pids_in(log)) < 2:
+                await asyncio.sleep(0.01)
+        await cluster.delete(W0, grace_s=LIMIT_S)
+        assert (await ended(cluster, W0)).signal == signal.SIGTERM
+        await cluster.close()
+        return pids_in(log)
+
+    pids = asyncio.run(scenario())
+    wait_until(lambda: all(gone(pid) for pid in pids), "the grandchild ended too")
+
+
+def test_a_stopped_process_is_killed_after_the_grace(tmp_path: Path) -> None:
+    async def scenario() -> ExitFacts:
+        cluster = LocalCluster(tmp_path, cores=1)
+        await cluster.create(ProcessSpec(W0, ("sleep", "600")))
+        pid = cluster._children[W0].process.pid
+        os.kill(pid, signal.SIGSTOP)
+        async with asyncio.timeout(LIMIT_S):
+            while state(pid) != "T":
+                await asyncio.sleep(0.01)
+        await cluster.delete(W0, grace_s=0.1)
+        facts = await ended(cluster, W0)
+        await cluster.close()
+        return facts
+
+    assert asyncio.run(scenario()) == ExitFacts(signal=signal.SIGKILL, asked=True)
+
+
+def test_what_a_process_printed_is_in_its_log_and_the_end_of_it_in_its_exit_facts(tmp_path: Path) -> None:
+    program = "import sys; print('to stdout', flush=True); print('x' * 200_000, file=sys.stderr); sys.exit('last words')"
+
+    async def scenario() -> ExitFacts:
+        cluster = LocalCluster(tmp_path / "logs", cores=1)
+        facts = await run_to_end(cluster, ProcessSpec(W0, (sys.executable, "-c", program)))
+        await cluster.close()
+        return facts
+
+    facts = asyncio.run(scenario())
+    log = (tmp_path / "logs/worker-0.log").read_text()
+    assert log.startswith("=== worker-0 started ") and "\nto stdout\n" in log and "x" * 200_000 in log
+    assert facts.exit_code == 1
+    assert facts.log_tail == "last words"
+
+
+def test_incarnations_share_a_file_and_each_has_a_header_and_its_own_tail(tmp_path: Path) -> None:
+    async def scenario() -> list[ExitFacts]:
+        cluster = LocalCluster(tmp_path, cores=1)
+        facts = [
+            await run_to_end(cluster, ProcessSpec(ProcessName(Role.PS, 1, incarnation), ("echo", f"life {incarnation}")))
+            for incarnation in range(2)
+        ]
+        await cluster.close()
+        return facts
+
+    facts = asyncio.run(scenario())
+    lines = (tmp_path / "ps-1.log").read_text().splitlines()
+    assert [line.split(" started")[0] for line in lines] == ["=== ps-1", "life 0", "=== ps-1.1", "life 1"]
+    assert [fact.log_tail for fact in facts] == ["life 0", "life 1"]
+
+
+def test_a_process_gets_its_environment_its_secrets_and_its_share_of_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("COLOUR", "blue")
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    program = "import json, os; print(json.dumps(dict(os.environ)))"
+    spec = ProcessSpec(W0, (sys.executable, "-c", program), env={"A": "1"}, secrets={"ELASTICDL_TOKEN": "t"}, cores=3)
+
+    async def scenario() -> ExitFacts:
+        cluster = LocalCluster(tmp_path, cores=4)
+        facts = await run_to_end(cluster, spec)
+        await cluster.close()
+        return facts
+
+    env = json.loads(asyncio.run(scenario()).log_tail)
+    shown = (
+        "A",
+        "COLOUR",
+        "ELASTICDL_TOKEN",
+        "ELASTICDL_THREADS",
+        "OMP_NUM_THREADS",
+        "TF_NUM_INTRAOP_THREADS",
+        "TF_CPP_MIN_LOG_LEVEL",
+    )
+    assert [env[name] for name in shown] == ["1", "blue", "t", "3", "3", "3", "2"]
+    assert env["ELASTICDL_PARENT_PID"] == str(os.getpid())
+    assert env["PATH"] == os.environ["PATH"]
+    assert (tmp_path / "worker-0.log").stat().st_mode & 0o077 == 0
+
+
+def test_threads_never_exceed_the_machine_and_an_explicit_setting_wins(tmp_path: Path) -> None:
+    program = "import os; print(os.environ['ELASTICDL_THREADS'], os.environ['OMP_NUM_THREADS'])"
+    spec = ProcessSpec(W0, (sys.executable, "-c", program), env={"OMP_NUM_THREADS": "7"}, cores=64)
+
+    async def scenario() -> ExitFacts:
+        cluster = LocalCluster(tmp_path, cores=2)
+        facts = await run_to_end(cluster, spec)
+        await cluster.close()
+        return facts
+
+    assert asyncio.run(scenario()).log_tail == "2 7"
+
+
+def test_a_program_that_is_not_there_is_refused_in_words(tmp_path: Path) -> None:
+    async def scenario() -> CreateRefused:
+        cluster = LocalCluster(tmp_path, cores=1)
+        with pytest.raises(CreateRefused) as refused:
+            await cluster.create(ProcessSpec(W0, ("/nowhere/trainer",)))
+        await cluster.close()
+        return refused.value
+
+    refused = asyncio.run(scenario())
+    assert refused.reason == "cannot start worker-0: No such file or directory: /nowhere/trainer"
+    assert not refused.retry
+
+
+def test_usable_cores_are_at_most_those_of_the_affinity() -> None:
+    assert 0 < usable_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_closing_leaves_no_process_and_no_file_behind(tmp_path: Path) -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async def scenario() -> tuple[int, int]:
+        before = open_files()
+        cluster = LocalCluster(tmp_path, cores=1)
+        for index in range(3):
+            await cluster.create(ProcessSpec(ProcessName(Role.WORKER, index), ("sleep", "600")))
+        await cluster.close()
+        return before, open_files()
+
+    before, after = asyncio.run(scenario())
+    assert after == before
