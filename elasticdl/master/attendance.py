@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import final
 
-from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.cluster.base import ProcessName
 
 # A master that was stopped for a while itself must not hold that against everybody else.
 _LONGEST_STEP_S = 2.0
@@ -18,6 +18,8 @@ class Presence:
 
     instance: str
     silent_s: float = 0.0
+    announced: bool = False
+    """The core was told of it."""
     reports: int = 0
     """The number of its last report that was counted."""
     version: int = 0
@@ -47,12 +49,9 @@ class Attendance:
             return f"{name} is not attached"
         return "" if present.instance == instance else f"{name} is attached already, as another process"
 
-    def claim(self, name: ProcessName, instance: str) -> bool:
-        """Attach a process. False if this very process is attached already; check `refusal` of a present name first."""
-        if name in self._present:
-            return False
-        self._present[name] = Presence(instance)
-        return True
+    def claim(self, name: ProcessName, instance: str) -> Presence:
+        """Attach a process, or find it attached; check `refusal` of a present name first."""
+        return self._present.setdefault(name, Presence(instance))
 
     def leave(self, name: ProcessName, why: str) -> bool:
         """The process is refused from now on; `why` completes "worker-3 …". False if it had left before."""
@@ -78,8 +77,3 @@ class Attendance:
         for name, present in tuple(self._present.items()):
             present.silent_s += step_s
             yield name, present.silent_s
-
-    def servers_version(self) -> int:
-        """The job's version: that of the least advanced attached server. 0 if there is none."""
-        versions = [present.version for name, present in self._present.items() if name.role is Role.PS]
-        return min(versions, default=0)

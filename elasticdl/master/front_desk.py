@@ -40,7 +40,7 @@ class FrontDesk:
         self._version = 0
         self._ticked_s = inbox.clock.now_s()
         self.attendance = Attendance()
-        self.orders = OrderBoard()
+        self.orders = OrderBoard(roster.number)
         self.leases = LeaseDesk(self._ask, self._give_back)
         self.throughput = Throughput(task)
 
@@ -49,6 +49,7 @@ class FrontDesk:
     async def attach(self, event: ProcessAttached, instance: str) -> None:
         """A process presents itself; returns when the job knows. Once more from the same process is fine.
 
+        A server does so twice: without addresses, to learn what it has to restore, and with them when it can serve.
         Raises Refused for a second process of a name, and for one that nobody ordered.
         """
         name = event.name
@@ -58,9 +59,12 @@ class FrontDesk:
                 raise Refused(refusal)
         elif not self._expected(name):
             raise Refused(f"{name} is not a process that this job expects")
-        if not self.attendance.claim(name, instance):
+        presence = self.attendance.claim(name, instance)
+        if presence.announced or (name.role is Role.PS and not event.control_address):
             return
+        presence.announced = True
         if name.role is Role.PS:
+            presence.version = event.restored_version or 0
             server = self._roster.attach(name, event.control_address)
             self._inbox.spawn(f"fences for {name}", self._fences.catch_up(server))
         await self._inbox.post(event)
@@ -125,10 +129,11 @@ class FrontDesk:
         return {"gauges": gauges, "records_per_s": round(self.throughput.total(at_s), 1)}
 
     def _server_reported(self) -> None:
-        version = self.attendance.servers_version()
-        if version != self._version:
-            self._version = version
-            self._inbox.post(VersionAdvanced(self._inbox.at_s(), version))
+        """The job's version is that of the least advanced server; while one is away nothing is known of it."""
+        versions = [one.version for name, one in self.attendance if name.role is Role.PS and one.announced]
+        if len(versions) == self._roster.number and min(versions) != self._version:
+            self._version = min(versions)
+            self._inbox.post(VersionAdvanced(self._inbox.at_s(), self._version))
 
     def _ask(self, worker: ProcessName) -> None:
         self._inbox.post(LeaseRequested(self._inbox.at_s(), worker))

@@ -85,6 +85,9 @@ class Plan:
 
 def plan(directory: JobDirectory) -> Plan:
     """Read the job, look at model and data unless the CLI has, find what to begin with. Raises ElasticDLError."""
+    epoch = _next_epoch(directory.master)
+    # Nobody listens there any more.
+    directory.master.unlink(missing_ok=True)
     try:
         spec = JobSpec.model_validate_json(directory.spec.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -93,7 +96,7 @@ def plan(directory: JobDirectory) -> Plan:
     if preflight is None:
         preflight = run_preflight(spec, PREFLIGHT_S)
         save_preflight(directory.preflight, preflight)
-    return Plan(spec, preflight, Archive(spec, directory.checkpoints).beginning(), _next_epoch(directory.master))
+    return Plan(spec, preflight, Archive(spec, directory.checkpoints).beginning(), epoch)
 
 
 def _next_epoch(path: Path) -> int:
@@ -172,14 +175,14 @@ class Master:
 
 
 def leave_outcome(directory: JobDirectory, finish: FinishJob, master: Master | None) -> None:
-    """Receipt and last status, readable when nobody is there any more."""
-    status = master.status() if master is not None else None
-    if master is not None:
-        write_json(directory.receipt, master.core.receipt())
-    write_json(
-        directory.status,
-        {"exit_code": int(finish.exit_code), "message": finish.message, "hint": finish.hint, "status": status},
-    )
+    """Receipt and last status, readable when nobody is there any more. A disk that refuses them changes no outcome."""
+    outcome = {"exit_code": int(finish.exit_code), "message": finish.message, "hint": finish.hint}
+    try:
+        if master is not None:
+            write_json(directory.receipt, master.core.receipt())
+        write_json(directory.status, {**outcome, "status": master.status() if master is not None else None})
+    except OSError as error:
+        _LOG.error("cannot leave the outcome in %s: %s", directory.path, error)
 
 
 def on_signals(stop: Callable[[str], object], end: Callable[[], object]) -> None:
@@ -210,7 +213,10 @@ async def serve(environment: Environment, plan: Plan) -> FinishJob:
         finish = FinishJob(ExitCode.INTERRUPTED, "ended at once by a second signal", "resume it with --resume")
     except Exception as error:  # noqa: BLE001 - the top of the process: it ends the job visibly
         _LOG.exception("the master failed")
-        finish = FinishJob(ExitCode.JOB_FAILED, f"the master failed: {error!r}", "this is a bug; see logs/master.log")
+        hint = (
+            f"see to {error.filename or environment.directory.path}, then use --resume" if isinstance(error, OSError) else "a bug"
+        )
+        finish = FinishJob(ExitCode.JOB_FAILED, f"the master failed: {error!r}", hint)
     leave_outcome(environment.directory, finish, master)
     return finish
 

@@ -15,8 +15,9 @@ from elasticdl.rpc.conversation import Order, Servers
 class OrderBoard:
     """Orders by process. One stream per process: a newer one ends the older. Use it from one event loop."""
 
-    def __init__(self) -> None:
-        self._servers = Servers(())
+    def __init__(self, servers: int) -> None:
+        """`servers`: how many the job has; all are away until `publish`."""
+        self._servers = Servers(("",) * servers)
         self._waiting: dict[ProcessName, deque[Order]] = {}
         self._wake: dict[ProcessName, asyncio.Event] = {}
 

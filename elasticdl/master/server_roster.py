@@ -28,7 +28,7 @@ class ServerRoster:
     """At most one server an index: the newest incarnation. Use it from one event loop."""
 
     def __init__(self, number: int, connect: Connect) -> None:
-        self._number = number
+        self.number = number
         self._connect = connect
         self._servers: dict[int, Server] = {}
 
@@ -55,7 +55,7 @@ class ServerRoster:
 
     def everyone(self) -> tuple[Server, ...]:
         """All servers of the job in index order. Raises TransientError that names those that are away."""
-        away = [f"ps-{index}" for index in range(self._number) if index not in self._servers]
+        away = [f"ps-{index}" for index in range(self.number) if index not in self._servers]
         if away:
             raise TransientError(f"{', '.join(away)} {'is' if len(away) == 1 else 'are'} away")
         return self.attached()

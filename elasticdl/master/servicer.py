@@ -142,8 +142,8 @@ class MasterService(MasterServicer):
         if name.role is Role.MASTER:
             raise ValueError(f"{sender} attaches to a master")
         control, bulk = messages.bounded((request.control_address, request.bulk_address))
-        if name.role is Role.PS and not (control and bulk):
-            raise ValueError(f"{sender} attaches without its addresses: control {control!r}, bulk {bulk!r}")
+        if bool(control) != bool(bulk):
+            raise ValueError(f"{sender} attaches with half of its addresses: control {control!r}, bulk {bulk!r}")
         version = request.restored_version if request.has_state else None
         return ProcessAttached(self._inbox.at_s(), name, control, bulk, version)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, final
 
@@ -50,7 +51,11 @@ class MasterClient:
         self._leases = 0
 
     def attach(self, control_address: str = "", bulk_address: str = "", restored_version: int | None = None) -> Attached:
-        """Present this process. Servers give their addresses and the version they restored (None: no state yet)."""
+        """Present this process. Reports are due from now on.
+
+        A server attaches twice: without addresses, to learn `Attached.restore_from`, and again when it can serve, with
+        both addresses and the version it restored (None: it has no state yet). Only then do others hear of it.
+        """
         request = pb.AttachRequest(
             control_address=control_address,
             bulk_address=bulk_address,
@@ -93,22 +98,20 @@ class MasterClient:
 
         The first order after (re)connecting is always `Servers`.
         """
-        failures = 0
+        attempt, away_since_s = 0, time.monotonic()
         while not self._closed.is_set():
             try:
-                for message in self._stub.Orders(pb.OrdersRequest(), **self._with(_STREAM_S)):
-                    failures = 0
+                for message in self._stub.Orders(pb.OrdersRequest(), **self._with(_STREAM_S, wait_for_ready=False)):
+                    attempt = 0
                     yield messages.order_from_wire(message)
-            except ValueError as error:
+                    away_since_s = time.monotonic()
+            except (grpc.RpcError, ValueError) as error:
                 if self._closed.is_set():
                     return
-                raise PermanentError(f"{self._what('orders')}: {error}") from error
-            except grpc.RpcError as error:
-                if self._closed.is_set():
-                    return
-                self._survive(error, failures)
-            failures += 1
-            self._closed.wait(delay_s(failures))
+                self._survive(error, time.monotonic() - away_since_s if attempt else 0.0)
+            away_since_s = away_since_s if attempt else time.monotonic()
+            attempt += 1
+            self._closed.wait(delay_s(attempt))
 
     def status(self) -> dict[str, Any]:
         """The job's status: the JSON of `JobStatus` plus `gauges` and `records_per_s`."""
@@ -138,8 +141,8 @@ class MasterClient:
     def _what(self, call: str) -> str:
         return f"{call} of {self._credentials.name} at master {self._address}"
 
-    def _with(self, timeout_s: float) -> dict[str, Any]:
-        return {"timeout": timeout_s, "metadata": self._credentials.metadata(self._epoch), "wait_for_ready": True}
+    def _with(self, timeout_s: float, *, wait_for_ready: bool = True) -> dict[str, Any]:
+        return {"timeout": timeout_s, "metadata": self._credentials.metadata(self._epoch), "wait_for_ready": wait_for_ready}
 
     def _call(self, method: Callable[..., T], request: object, what: str, *, attempt_s: float = 15.0) -> T:
         return retrying(
@@ -150,10 +153,10 @@ class MasterClient:
             closed=self._closed,
         )
 
-    def _survive(self, error: grpc.RpcError, failures: int) -> None:
-        """Raise what a new stream would not mend. Another call of the same process finds out how long the master is away."""
+    def _survive(self, error: grpc.RpcError | ValueError, away_s: float) -> None:
+        """Raise what a new stream would not mend, or has not for too long."""
+        if isinstance(error, ValueError):
+            raise PermanentError(f"{self._what('orders')}: {error}") from error
         problem = mapped(error, self._what("orders"))
-        if not isinstance(problem, TransientError):
-            raise problem from error
-        if failures * 1.5 > self._away_s:
+        if not isinstance(problem, TransientError) or away_s > self._away_s:
             raise problem from error

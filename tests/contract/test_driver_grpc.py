@@ -342,9 +342,20 @@ def test_a_name_that_is_none_of_a_process_is_invalid(stage: Stage, name: str) ->
     assert not stage.core.of(happened.ProcessAttached)
 
 
-def test_a_server_without_addresses_is_invalid(stage: Stage) -> None:
-    with pytest.raises(UserError, match="addresses"):
-        stage.client("ps-0").attach()
+def test_a_server_with_half_of_its_addresses_is_invalid(stage: Stage) -> None:
+    with pytest.raises(UserError, match="half of its addresses"):
+        stage.client("ps-0").attach("127.0.0.1:1")
+
+
+def test_a_server_learns_what_to_restore_before_anybody_hears_of_it(stage: Stage) -> None:
+    client = stage.client("ps-0")
+    assert client.attach().restore_from == "checkpoints/version-5"
+    client.report(Report())
+    assert not stage.core.of(happened.ProcessAttached)
+    for _ in range(2):
+        client.attach(stage.call(stage._serve(PS[0])), "127.0.0.1:9", 5)
+    [attached] = stage.core.of(happened.ProcessAttached)
+    assert (attached.name, attached.bulk_address, attached.restored_version) == (PS[0], "127.0.0.1:9", 5)
 
 
 def test_a_message_that_is_too_big_is_refused_and_the_master_goes_on(stage: Stage) -> None:
@@ -469,6 +480,7 @@ def test_gauges_and_records_per_second_are_shown(stage: Stage) -> None:
 def test_the_version_of_the_job_is_that_of_the_least_advanced_server(stage: Stage) -> None:
     stage.attach_servers()
     stage.clients[0].report(Report(version=12))
+    assert not stage.core.of(happened.VersionAdvanced)
     stage.clients[1].report(Report(version=11))
     stage.clients[1].report(Report(version=11))
     stage.clients[1].report(Report(version=15))
@@ -519,7 +531,7 @@ def test_orders_reach_a_worker_and_begin_with_the_servers(stage: Stage) -> None:
 def test_a_stream_that_is_opened_anew_takes_over(stage: Stage) -> None:
     client = stage.worker()
     old, new = client.orders(), client.orders()
-    assert next(old) == next(new) == Servers(())
+    assert next(old) == next(new) == Servers(("", ""))
     stage.order(do.RevokeLeases(WORKER, "late"))
     assert next(new) == Revoke("late")
 

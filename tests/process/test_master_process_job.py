@@ -1,0 +1,375 @@
+"""The master as a real process, its workers and servers too: these do no training, but all of the talking."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.errors import ExitCode, Refused
+from elasticdl.job import Action, JobSpec
+from elasticdl.rpc.master_client import MasterClient
+
+pytestmark = pytest.mark.process
+
+ROOT = Path(__file__).parent.parent.parent
+TOKEN = "a-token"
+
+MASTER = """
+import sys
+from elasticdl.cluster.base import Role
+from elasticdl.master import main, placing
+placing.COMMANDS = {Role.WORKER: (sys.executable, sys.argv[1]), Role.PS: (sys.executable, sys.argv[2])}
+code = main.main()
+foreign = {"tensorflow", "keras", "kubernetes"} & set(sys.modules)
+assert not foreign, foreign
+sys.exit(code)
+"""
+
+WORKER = """
+import os, signal, sys, threading
+from pathlib import Path
+from elasticdl.cluster.leash import die_with_parent
+from elasticdl.errors import Refused
+from elasticdl.rpc.conversation import Finished, Progress, Report, Summary, Wait
+from elasticdl.rpc.master_client import MasterClient
+from elasticdl.shard import Applied, Task
+
+die_with_parent()
+drain = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: drain.set())
+name, directory = os.environ["ELASTICDL_PROCESS"], Path(os.environ["ELASTICDL_JOB_DIR"])
+client = MasterClient(os.environ["ELASTICDL_MASTER"], os.environ["ELASTICDL_TOKEN"], name, away_s=20)
+try:
+    attached = client.attach()
+    stop = threading.Event()
+    def beat():
+        while not stop.wait(0.5):
+            client.report(Report())
+    threading.Thread(target=beat, daemon=True).start()
+    while not drain.is_set():
+        lease = client.request_lease(1.0)
+        if isinstance(lease, Finished):
+            sys.exit(0)
+        if isinstance(lease, Wait):
+            continue
+        if lease.task is Task.SUMMARY:
+            client.report(Report(summaries=(Summary(lease.round, {"accuracy": 0.5}),)))
+            continue
+        offset, size = lease.offset, lease.shard.records
+        hold = directory / "hold"
+        while offset < size and not drain.is_set():
+            if hold.exists() and offset:
+                drain.wait(0.05)
+                continue
+            offset = min(size, offset + attached.spec.data.minibatch_size)
+            done = offset == size
+            part = Progress(lease.task, Applied(lease.shard.id, lease.attempt, offset), version=offset, loss=0.5, done=done)
+            client.report(Report(progress=(part,), gauges={"step_ms": 1.0}))
+        if offset < size:
+            back = Progress(lease.task, Applied(lease.shard.id, lease.attempt, offset), returned=True)
+            client.report(Report(progress=(back,)))
+    sys.exit(66)
+except Refused:
+    os._exit(65)
+"""
+
+PS = """
+import json, os, signal, sys, threading
+from concurrent import futures
+from pathlib import Path
+import grpc
+from elasticdl.checkpoint import store
+from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.leash import die_with_parent
+from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.channel import SyncChecks, server_options
+from elasticdl.rpc.conversation import Report
+from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerServicer, add_ParameterServerServicer_to_server
+from elasticdl.rpc.master_client import MasterClient
+
+die_with_parent()
+name = ProcessName.parse(os.environ["ELASTICDL_PROCESS"])
+token = os.environ["ELASTICDL_TOKEN"]
+ended = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: ended.set())
+version = 0
+SPEC = ParametersSpec(optimizer=OptimizerSpec(kind=OptimizerKind.SGD))
+
+class Service(ParameterServerServicer):
+    def Fence(self, request, context): return pb.FenceReply()
+    def Gate(self, request, context): return pb.GateReply()
+    def Cut(self, request, context): return pb.CutReply(version=version)
+    def Ungate(self, request, context): return pb.Done()
+    def Drop(self, request, context): return pb.Done()
+    def Save(self, request, context):
+        path = Path(request.directory) / f"server-{name.index}-of-2.bin"
+        path.write_bytes(b"weights" * 100)
+        file = pb.SavedFile(name=path.name, bytes=700, checksum=store.checksum(path))
+        return pb.SaveReply(files=[file], version=version, rows=3, parameters=SPEC.model_dump_json())
+
+server = grpc.server(futures.ThreadPoolExecutor(4), interceptors=[SyncChecks(token, lambda caller, method: "")], options=server_options())
+add_ParameterServerServicer_to_server(Service(), server)
+port = server.add_insecure_port("127.0.0.1:0")
+server.start()
+client = MasterClient(os.environ["ELASTICDL_MASTER"], token, str(name), away_s=20)
+attached = client.attach()
+if attached.restore_from:
+    version = store.verify(Path(attached.restore_from)).version
+client.attach(f"127.0.0.1:{port}", "127.0.0.1:1", version or None)
+Path(os.environ["ELASTICDL_JOB_DIR"], f"restored-{name}").write_text(attached.restore_from)
+while not ended.wait(0.1):
+    version += 1
+    client.report(Report(version=version))
+server.stop(None)
+"""
+
+
+class Running:
+    """A master in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str], directory: Path) -> None:
+        self.process = process
+        self.directory = directory
+        self.clients: list[MasterClient] = []
+
+    def finish(self, timeout_s: float = 60) -> int:
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self.tails()) from None
+        return self.process.returncode
+
+    def where(self) -> dict[str, Any]:
+        self.wait_until("the master listens", lambda: self._told().get("pid") == self.process.pid)
+        return self._told()
+
+    def _told(self) -> dict[str, Any]:
+        path = self.directory / "master.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def client(self, token: str = TOKEN) -> MasterClient:
+        self.clients.append(MasterClient(self.where()["address"], token, "cli", away_s=10))
+        return self.clients[-1]
+
+    def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float = 30) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}; {self.tails()}"
+            assert self.process.poll() is None or condition(), f"the master ended before {what}; {self.tails()}"
+            time.sleep(0.02)
+
+    def wait_for_status(self, what: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        client = self.client()
+        last: dict[str, Any] = {}
+
+        def holds() -> bool:
+            last.clear()
+            last.update(client.status())
+            return condition(last)
+
+        self.wait_until(what, holds)
+        return last
+
+    def pids(self, role: str) -> dict[str, int]:
+        """Live processes of the job by name."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                entries = dict(entry.split("=", 1) for entry in path.read_text().split("\0") if "=" in entry)
+            except OSError:
+                continue
+            name = entries.get("ELASTICDL_PROCESS", "")
+            if name and name.startswith(role) and entries.get("ELASTICDL_JOB_DIR") == str(self.directory):
+                found[name] = int(path.parent.name)
+        return found
+
+    def wait_for_nobody(self, timeout_s: float = 20) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self.pids("") and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not self.pids("")
+
+    def hold(self) -> Path:
+        path = self.directory / "hold"
+        path.touch()
+        return path
+
+    def json(self, name: str) -> dict[str, Any]:
+        found = json.loads((self.directory / name).read_text())
+        assert isinstance(found, dict)
+        return found
+
+    def tails(self) -> str:
+        logs = [self.directory / "master.log", *sorted((self.directory / "logs").glob("*"))]
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in logs if log.exists())
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    started: list[Running] = []
+    directory = tmp_path / "job"
+
+    def run(**flags: object) -> Running:
+        directory.mkdir(exist_ok=True)
+        for name, text in {"worker.py": WORKER, "ps.py": PS}.items():
+            (tmp_path / name).write_text(text)
+        given = {"model_zoo": "z", "model_def": "m", "training_data": "t", "num_ps_pods": 2, "minibatch_size": 10, **flags}
+        (directory / "job.json").write_text(JobSpec.from_flags(Action.TRAIN, given).model_dump_json())
+        sources = [{"name": "a.csv", "records": 400, "fingerprint": "f"}]
+        (directory / "preflight.json").write_text(json.dumps({"ok": True, "training": sources}))
+        environment = {**os.environ, "ELASTICDL_JOB_DIR": str(directory), "ELASTICDL_TOKEN": TOKEN, "PYTHONPATH": str(ROOT)}
+        with (directory / "master.log").open("a") as log:
+            command = [sys.executable, "-c", MASTER, str(tmp_path / "worker.py"), str(tmp_path / "ps.py")]
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, text=True)
+        started.append(Running(process, directory))
+        return started[-1]
+
+    yield run
+    for job in started:
+        for client in job.clients:
+            client.close()
+        if job.process.poll() is None:
+            job.process.kill()
+        job.process.wait(20)
+        job.wait_for_nobody()
+
+
+def test_a_job_runs_to_its_end_and_leaves_its_receipt(start: Callable[..., Running]) -> None:
+    job = start(num_workers="2", num_epochs=3)
+    where = job.where()
+    assert (where["token"], where["pid"], where["epoch"]) == (TOKEN, job.process.pid, 1)
+    assert stat.S_IMODE((job.directory / "master.json").stat().st_mode) == 0o600
+    assert job.finish() == ExitCode.DONE, job.tails()
+    assert job.json("receipt.json")["total"] == {"expected": 1200, "trained": 1200, "repeated": 0, "bad": 0, "lost": 0}
+    assert job.json("status.json")["exit_code"] == 0
+    assert not (job.directory / "master.json").exists()
+    assert [json.loads(line) for line in (job.directory / "events.jsonl").read_text().splitlines()]
+
+
+def test_a_worker_that_is_killed_costs_nothing_that_was_reported(start: Callable[..., Running]) -> None:
+    job = start(num_workers="2", num_epochs=2)
+    hold = job.hold()
+    job.wait_for_status("both have begun", lambda status: status["records"]["trained"] >= 20)
+    name, pid = sorted(job.pids("worker").items())[0]
+    os.kill(pid, signal.SIGKILL)
+    seen = job.wait_for_status("the death is known", lambda status: any(one["cause"] for one in status["processes"]))
+    assert [one["name"] for one in seen["processes"] if one["cause"]] == [name]
+    hold.unlink()
+    assert job.finish() == ExitCode.DONE, job.tails()
+    total = job.json("receipt.json")["total"]
+    assert (total["trained"], total["lost"]) == (800, 0)
+
+
+def test_a_server_that_is_killed_comes_back_under_its_index(start: Callable[..., Running]) -> None:
+    job = start(num_workers="1")
+    hold = job.hold()
+    job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
+    os.kill(job.pids("ps-1")["ps-1"], signal.SIGKILL)
+    job.wait_until("it is back", lambda: (job.directory / "restored-ps-1.1").exists())
+    hold.unlink()
+    assert job.finish() == ExitCode.DONE, job.tails()
+
+
+def test_a_stranger_is_refused(start: Callable[..., Running]) -> None:
+    job = start()
+    job.hold()
+    with pytest.raises(Refused, match="token"):
+        job.client("wrong").status()
+
+
+def test_a_stopped_job_drains_saves_and_goes_on_where_it_was(start: Callable[..., Running]) -> None:
+    job = start(num_workers="2", num_epochs=2, checkpoint_steps=1000)
+    job.hold()
+    job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 20 and status["version"] > 0)
+    job.process.send_signal(signal.SIGTERM)
+    code = job.finish()
+    before = job.json("receipt.json")["total"]
+    assert code == job.json("status.json")["exit_code"] != 0, job.tails()
+    assert 0 < before["trained"] < 800
+    [checkpoint] = (job.directory / "checkpoints").iterdir()
+
+    (job.directory / "hold").unlink()
+    again = start(num_workers="1", num_epochs=2, checkpoint_steps=1000, resume=True)
+    assert again.finish() == ExitCode.DONE, again.tails()
+    after = again.json("receipt.json")["total"]
+    assert (after["trained"], after["lost"], after["repeated"]) == (800, 0, 0)
+    assert (again.directory / "restored-ps-0").read_text() == str(checkpoint)
+
+
+def test_a_second_signal_ends_the_job_at_once(start: Callable[..., Running]) -> None:
+    job = start(num_workers="2")
+    job.hold()
+    job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
+    workers = job.pids("worker")
+    for pid in workers.values():
+        os.kill(pid, signal.SIGSTOP)
+    job.process.send_signal(signal.SIGINT)
+    job.wait_for_status("the stop is known", lambda status: status["phase"] == "draining")
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish(20) == ExitCode.INTERRUPTED
+    assert not job.pids("")
+    assert job.json("status.json")["exit_code"] == ExitCode.INTERRUPTED
+
+
+def test_no_process_outlives_a_master_that_is_killed(start: Callable[..., Running]) -> None:
+    job = start(num_workers="2")
+    job.hold()
+    job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
+    assert len(job.pids("")) == 4
+    job.process.kill()
+    job.process.wait(20)
+    job.wait_for_nobody()
+    assert start(num_workers="1").where()["epoch"] == 2, "the file of the dead master tells the epoch to go on from"
+
+
+def test_the_master_is_small(start: Callable[..., Running]) -> None:
+    job = start()
+    job.hold()
+    job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
+    lines = Path(f"/proc/{job.process.pid}/status").read_text().splitlines()
+    [resident] = [int(line.split()[1]) for line in lines if line.startswith("VmRSS:")]
+    assert resident < 120 * 1024, f"{resident} KiB"
+
+
+def test_people_scale_and_ask_for_checkpoints(start: Callable[..., Running]) -> None:
+    job = start(num_workers="1:1", num_epochs=2, checkpoint_steps=1000)
+    hold = job.hold()
+    job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
+    client = job.client()
+    client.scale(3, 3)
+    job.wait_for_status("three work", lambda status: status["scale"]["observed"] == 3)
+    client.checkpoint()
+    job.wait_for_status("a checkpoint is there", lambda status: len(status["checkpoints"]) == 1)
+    hold.unlink()
+    assert job.finish() == ExitCode.DONE, job.tails()
+
+
+def test_a_resume_without_a_checkpoint_says_so_before_anything_starts(start: Callable[..., Running]) -> None:
+    job = start(resume=True)
+    assert job.finish() == ExitCode.JOB_FAILED
+    outcome = job.json("status.json")
+    assert "there is no checkpoint in" in outcome["message"] and outcome["hint"]
+    assert not (job.directory / "logs").exists()
+
+
+def test_a_job_that_is_none_says_so(start: Callable[..., Running], tmp_path: Path) -> None:
+    directory = tmp_path / "job"
+    directory.mkdir()
+    (directory / "job.json").write_text("{}")
+    environment = {**os.environ, "ELASTICDL_JOB_DIR": str(directory), "ELASTICDL_TOKEN": TOKEN}
+    ended = subprocess.run(
+        [sys.executable, "-m", "elasticdl.master.main"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == ExitCode.JOB_FAILED
+    assert "is not a job" in ended.stderr
