@@ -41,7 +41,7 @@ def trained(job: Path) -> tuple[float, int] | None:
     where = json.loads(address.read_text())
     client = MasterClient(where["address"], where["token"], "cli")
     try:
-        return time.perf_counter(), int(client.status()["trained"])
+        return time.perf_counter(), int(client.status()["records"]["trained"])
     finally:
         client.close()
 

@@ -51,11 +51,11 @@ def kill_a_worker_halfway(job: Path, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 200
     while process.poll() is None and time.monotonic() < deadline:
         seen = status(job)
-        expected = seen.get("expected", 0)
-        if expected and seen.get("trained", 0) >= expected / 2:
+        records = seen.get("records", {"expected": 0})
+        if records["expected"] and records["trained"] >= records["expected"] / 2:
             for worker in seen["processes"]:
                 where = str(worker.get("where", ""))
-                if worker["role"] == "worker" and worker["state"] == "running" and where.startswith("pid "):
+                if worker["role"] == "worker" and worker["state"] == "ready" and where.startswith("pid "):
                     say(f"half of the records are trained: kill -9 {worker['name']} ({where})")
                     os.kill(int(where.removeprefix("pid ")), signal.SIGKILL)
                     return

@@ -31,7 +31,7 @@ def test_a_job_whose_workers_are_killed_all_the_time_loses_nothing(seed, start_j
         seed=seed,
     )
     kills = 0
-    job.wait_until("training began", lambda status: status["trained"] > 0)
+    job.wait_until("training began", lambda status: status["records"]["trained"] > 0)
     while job.process.poll() is None and kills < 8:
         try:
             job.process.wait(timeout=choose.uniform(1.0, 4.0))

@@ -29,7 +29,7 @@ def test_a_worker_killed_in_the_middle_costs_at_most_one_minibatch(start_job, ir
     job = start_job(
         model_def="iris", training_data=iris_csv(400), validation_data=iris_csv(1), num_epochs=2, num_workers=2, num_ps_pods=2, minibatch_size=16
     )
-    job.wait_until("training is under way", lambda status: status["trained"] > 3000)
+    job.wait_until("training is under way", lambda status: status["records"]["trained"] > 3000)
     assert job.kill_one("worker", random.Random(1))
     code, output = job.finish()
     assert code == 0, output
@@ -90,7 +90,7 @@ def test_ctrl_c_drains_and_the_job_can_be_resumed(start_job, iris_csv, tmp_path)
     data = iris_csv(400)
     flags = {"model_def": "iris", "training_data": data, "num_epochs": 2, "num_workers": 2, "minibatch_size": 16}
     job = start_job(**flags, job_dir=tmp_path / "resumed")
-    job.wait_until("training is under way", lambda status: status["trained"] > 3000)
+    job.wait_until("training is under way", lambda status: status["records"]["trained"] > 3000)
     job.process.send_signal(signal.SIGINT)
     code, output = job.finish()
     assert code == 130, output
@@ -106,7 +106,7 @@ def test_ctrl_c_drains_and_the_job_can_be_resumed(start_job, iris_csv, tmp_path)
 
 def test_master_ps_and_command_line_stay_small_and_free_of_tensorflow(start_job, iris_csv):
     job = start_job(model_def="iris", training_data=iris_csv(400), num_epochs=3, num_workers=1, num_ps_pods=1, minibatch_size=16)
-    job.wait_until("training is under way", lambda status: status["trained"] > 1000)
+    job.wait_until("training is under way", lambda status: status["records"]["trained"] > 1000)
     for pid in [job.process.pid, *job.pids("ps"), *master_pids(job)]:
         maps = open(f"/proc/{pid}/maps").read()
         assert "tensorflow" not in maps, pid
