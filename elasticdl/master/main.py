@@ -224,6 +224,8 @@ async def serve(environment: Environment, plan: Plan) -> FinishJob:
 def main() -> int:
     """The process; returns its exit code."""
     die_with_parent()
+    # Until the loop has handlers of its own: end in order, so that a child of the preflight ends, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
     try:
         environment = Environment.read()
@@ -235,6 +237,9 @@ def main() -> int:
     except ElasticDLError as error:
         code = ExitCode.JOB_FAILED if error.exit_code is ExitCode.USER_ERROR else error.exit_code
         finish = FinishJob(code, error.message, error.hint)
+        leave_outcome(environment.directory, finish, None)
+    except KeyboardInterrupt:
+        finish = FinishJob(ExitCode.INTERRUPTED, "ended before any process was started")
         leave_outcome(environment.directory, finish, None)
     level = logging.INFO if finish.exit_code is ExitCode.DONE else logging.ERROR
     _LOG.log(level, "exit code %d: %s%s", finish.exit_code, finish.message, f"\n{finish.hint}" if finish.hint else "")

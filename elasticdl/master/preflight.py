@@ -35,11 +35,11 @@ class Preflight:
     raw: Mapping[str, Any]
 
 
-def run_preflight(spec: JobSpec, timeout_s: float, *, command: Sequence[str] = COMMAND) -> Preflight:
+def run_preflight(spec: JobSpec, timeout_s: float, *, command: Sequence[str] = ()) -> Preflight:
     """Run the check in a child, for at most `timeout_s`; blocks. Raises UserError with what is wrong and what to do."""
     environment = {**os.environ, **spec.cluster.envs, PARENT_PID_VARIABLE: str(os.getpid())}
     with subprocess.Popen(
-        command,
+        command or COMMAND,
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

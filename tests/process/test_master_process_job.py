@@ -27,8 +27,9 @@ TOKEN = "a-token"
 MASTER = """
 import sys
 from elasticdl.cluster.base import Role
-from elasticdl.master import main, placing
+from elasticdl.master import main, placing, preflight
 placing.COMMANDS = {Role.WORKER: (sys.executable, sys.argv[1]), Role.PS: (sys.executable, sys.argv[2])}
+preflight.COMMAND = (sys.executable, sys.argv[3])
 code = main.main()
 foreign = {"tensorflow", "keras", "kubernetes"} & set(sys.modules)
 assert not foreign, foreign
@@ -135,6 +136,17 @@ server.stop(None)
 """
 
 
+CHECK = """
+import os, sys, time
+spec = sys.stdin.read()
+with open(os.path.join(os.environ["ELASTICDL_JOB_DIR"], "checking"), "w") as file:
+    file.write(str(os.getpid()))
+if "slow" in spec:
+    time.sleep(600)
+print('{"ok": true, "training": [{"name": "a.csv", "records": 40}]}')
+"""
+
+
 class Running:
     """A master in a process of its own."""
 
@@ -155,8 +167,10 @@ class Running:
         return self._told()
 
     def _told(self) -> dict[str, Any]:
-        path = self.directory / "master.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+        try:
+            return dict(json.loads((self.directory / "master.json").read_text()))
+        except FileNotFoundError:
+            return {}
 
     def client(self, token: str = TOKEN) -> MasterClient:
         self.clients.append(MasterClient(self.where()["address"], token, "cli", away_s=10))
@@ -220,17 +234,19 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
     directory = tmp_path / "job"
 
-    def run(**flags: object) -> Running:
+    def run(preflight: bool = True, **flags: object) -> Running:
         directory.mkdir(exist_ok=True)
-        for name, text in {"worker.py": WORKER, "ps.py": PS}.items():
+        for name, text in {"worker.py": WORKER, "ps.py": PS, "check.py": CHECK}.items():
             (tmp_path / name).write_text(text)
         given = {"model_zoo": "z", "model_def": "m", "training_data": "t", "num_ps_pods": 2, "minibatch_size": 10, **flags}
         (directory / "job.json").write_text(JobSpec.from_flags(Action.TRAIN, given).model_dump_json())
         sources = [{"name": "a.csv", "records": 400, "fingerprint": "f"}]
-        (directory / "preflight.json").write_text(json.dumps({"ok": True, "training": sources}))
-        environment = {**os.environ, "ELASTICDL_JOB_DIR": str(directory), "ELASTICDL_TOKEN": TOKEN, "PYTHONPATH": str(ROOT)}
+        if preflight:
+            (directory / "preflight.json").write_text(json.dumps({"ok": True, "training": sources}))
+        ours = {"ELASTICDL_JOB_DIR": str(directory), "ELASTICDL_TOKEN": TOKEN, "ELASTICDL_PARENT_PID": str(os.getpid())}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **ours}
         with (directory / "master.log").open("a") as log:
-            command = [sys.executable, "-c", MASTER, str(tmp_path / "worker.py"), str(tmp_path / "ps.py")]
+            command = [sys.executable, "-c", MASTER, *(str(tmp_path / f"{name}.py") for name in ("worker", "ps", "check"))]
             process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, text=True)
         started.append(Running(process, directory))
         return started[-1]
@@ -239,9 +255,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     for job in started:
         for client in job.clients:
             client.close()
-        if job.process.poll() is None:
-            job.process.kill()
+        job.process.kill()
         job.process.wait(20)
+    for job in started:
         job.wait_for_nobody()
 
 
@@ -361,6 +377,25 @@ def test_a_resume_without_a_checkpoint_says_so_before_anything_starts(start: Cal
     outcome = job.json("status.json")
     assert "there is no checkpoint in" in outcome["message"] and outcome["hint"]
     assert not (job.directory / "logs").exists()
+
+
+def test_a_master_checks_the_model_itself_if_nobody_has(start: Callable[..., Running]) -> None:
+    job = start(preflight=False)
+    assert job.finish() == ExitCode.DONE, job.tails()
+    assert job.json("receipt.json")["total"]["trained"] == 40
+    assert job.json("preflight.json")["training"] == [{"name": "a.csv", "records": 40}]
+
+
+def test_a_master_that_is_stopped_in_the_check_ends_the_check_too(start: Callable[..., Running]) -> None:
+    job = start(preflight=False, model_def="slow")
+    job.wait_until("the check has begun", lambda: bool((job.directory / "checking").exists()))
+    job.wait_until("its number is known", lambda: bool((job.directory / "checking").read_text()))
+    pid = int((job.directory / "checking").read_text())
+    job.process.send_signal(signal.SIGTERM)
+    assert job.finish() == ExitCode.INTERRUPTED
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert job.json("status.json")["message"] == "ended before any process was started"
 
 
 def test_a_job_that_is_none_says_so(start: Callable[..., Running], tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""The check of every call, on both kinds of server: what the master and the parameter servers stand behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.channel import AsyncChecks, Caller, Credentials, SyncChecks, channel_options, server_options
+from elasticdl.rpc.elasticdl_pb2_grpc import (
+    MasterStub,
+    ParameterServerServicer,
+    ParameterServerStub,
+    add_ParameterServerServicer_to_server,
+)
+
+pytestmark = pytest.mark.contract
+
+TOKEN = "token"
+
+
+def check(caller: Caller, method: str) -> str:
+    if caller.epoch < 3:
+        return f"epoch {caller.epoch} is over"
+    return "only the master may fence" if method == "Fence" and caller.name != "master" else ""
+
+
+class Acting(ParameterServerServicer):  # type: ignore[misc]
+    """Remembers what it did."""
+
+    def __init__(self) -> None:
+        self.acted: list[str] = []
+
+
+class SyncService(Acting):
+    def Fence(self, request: Any, context: Any) -> Any:
+        self.acted.append(request.worker)
+        return pb.FenceReply(sequence=5)
+
+
+class AsyncService(Acting):
+    async def Fence(self, request: Any, context: Any) -> Any:
+        self.acted.append(request.worker)
+        return pb.FenceReply(sequence=5)
+
+
+def sync_server() -> Iterator[tuple[str, Acting]]:
+    service = SyncService()
+    server = grpc.server(futures.ThreadPoolExecutor(2), interceptors=[SyncChecks(TOKEN, check)], options=server_options())
+    add_ParameterServerServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}", service
+    server.stop(None).wait(10)
+
+
+def async_server() -> Iterator[tuple[str, Acting]]:
+    service, loop = AsyncService(), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def start() -> tuple[Any, int]:
+        server = grpc.aio.server(interceptors=[AsyncChecks(TOKEN, check)], options=server_options())
+        add_ParameterServerServicer_to_server(service, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        return server, port
+
+    server, port = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    yield f"127.0.0.1:{port}", service
+    asyncio.run_coroutine_threadsafe(server.stop(None), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+@pytest.fixture(params=[sync_server, async_server], ids=["sync", "aio"])
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, Acting]]:
+    yield from request.param()
+
+
+def fence(address: str, metadata: tuple[tuple[str, str], ...]) -> Any:
+    with grpc.insecure_channel(address, options=channel_options()) as channel:
+        return ParameterServerStub(channel).Fence(pb.FenceRequest(worker="worker-1"), timeout=10, metadata=metadata)
+
+
+def test_who_has_the_token_and_passes_the_check_is_served(served: tuple[str, Acting]) -> None:
+    address, service = served
+    assert fence(address, Credentials(TOKEN, "master").metadata(3)).sequence == 5
+    assert service.acted == ["worker-1"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "code", "words"),
+    [
+        ((), "UNAUTHENTICATED", "token"),
+        ((("authorization", TOKEN),), "UNAUTHENTICATED", "token"),
+        (Credentials("Token", "master").metadata(3), "UNAUTHENTICATED", "token"),
+        ((*Credentials(TOKEN, "master").metadata(3), ("authorization", "Bearer x")), "UNAUTHENTICATED", "token"),
+        (Credentials(TOKEN, "master").metadata(2), "FAILED_PRECONDITION", "epoch 2 is over"),
+        (Credentials(TOKEN, "worker-1").metadata(3), "FAILED_PRECONDITION", "only the master"),
+        ((("authorization", f"Bearer {TOKEN}"), ("x-elasticdl-epoch", "many")), "INVALID_ARGUMENT", "not a number"),
+    ],
+)
+def test_whoever_does_not_is_refused_and_nothing_is_acted_on(
+    served: tuple[str, Acting], metadata: tuple[tuple[str, str], ...], code: str, words: str
+) -> None:
+    address, service = served
+    with pytest.raises(grpc.RpcError) as caught:
+        fence(address, metadata)
+    assert caught.value.code().name == code
+    assert words in caught.value.details()
+    assert service.acted == []
+
+
+def test_a_method_that_is_not_there_is_refused_like_any_other_without_the_token(served: tuple[str, Acting]) -> None:
+    with grpc.insecure_channel(served[0], options=channel_options()) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            MasterStub(channel).Status(pb.StatusRequest(), timeout=10)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(grpc.RpcError) as caught:
+            MasterStub(channel).Status(pb.StatusRequest(), timeout=10, metadata=Credentials(TOKEN, "master").metadata(3))
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

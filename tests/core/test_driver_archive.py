@@ -1,0 +1,177 @@
+"""What a job begins with, and how a view becomes a checkpoint: on a real directory, with servers that only write files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from elasticdl.checkpoint import store
+from elasticdl.cluster.base import ProcessName
+from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
+from elasticdl.errors import Corrupted, ElasticDLError, PermanentError, TransientError, UserError
+from elasticdl.job import Action, JobSpec
+from elasticdl.master.archive import Archive
+from elasticdl.master.core.commands import SaveSnapshot
+from elasticdl.master.server_roster import ServerRoster
+from elasticdl.master.snapshots import Snapshots
+from elasticdl.rpc.ps_control import Fenced, SavedFile, ServerCut, ServerSaved
+from elasticdl.shard import SnapshotId
+
+pytestmark = pytest.mark.core
+
+
+class Writer:
+    """A server of which only `save` is asked."""
+
+    def __init__(self, name: str, kind: OptimizerKind = OptimizerKind.SGD) -> None:
+        self.name = name
+        self.parameters = ParametersSpec(optimizer=OptimizerSpec(kind=kind)).model_dump_json()
+        self.problem: ElasticDLError | None = None
+        self.checksum = ""
+
+    async def save(self, snapshot: SnapshotId, directory: str, *, timeout_s: float) -> ServerSaved:
+        if self.problem is not None:
+            raise self.problem
+        path = Path(directory) / f"{self.name}.bin"
+        path.write_bytes(b"row" * 10)
+        file = SavedFile(path.name, 30, self.checksum or store.checksum(path))
+        return ServerSaved((file,), 0, 7, self.parameters)
+
+    async def fence(self, worker: str, *, timeout_s: float) -> Fenced:
+        raise NotImplementedError
+
+    async def gate(self, *, timeout_s: float) -> dict[str, int]:
+        raise NotImplementedError
+
+    async def cut(self, snapshot: SnapshotId, admit_until: Mapping[str, int], *, timeout_s: float) -> ServerCut:
+        raise NotImplementedError
+
+    async def ungate(self, *, timeout_s: float) -> None:
+        raise NotImplementedError
+
+    async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        pass
+
+
+class Bench:
+    def __init__(self, directory: Path, **flags: object) -> None:
+        self.checkpoints = directory / "checkpoints"
+        given = {"model_zoo": "z", "model_def": "m", "training_data": "t", "num_ps_pods": 2, **flags}
+        self.archive = Archive(JobSpec.from_flags(Action.TRAIN, given), self.checkpoints)
+        self.writers = [Writer("a"), Writer("b")]
+
+    def save(self, version: int, ledger: str = "{}") -> tuple[str, int]:
+        async def run() -> tuple[str, int]:
+            names = [ProcessName.parse(f"ps-{index}") for index in range(2)]
+            roster = ServerRoster(2, lambda name, _: self.writers[name.index])
+            for name in names:
+                roster.attach(name, "x")
+            return await self.archive.save(SaveSnapshot(SnapshotId(1), version, ledger), Snapshots(roster))
+
+        return asyncio.run(run())
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.checkpoints.iterdir())
+
+
+def test_a_checkpoint_is_whole_and_servers_that_come_up_restore_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    path, size = bench.save(40, json.dumps({"cursor": 3}))
+    found = store.newest(bench.checkpoints)
+    assert found is not None and str(found.directory) == path == bench.archive.restore_from
+    assert (found.manifest.version, found.manifest.servers, found.manifest.rows, size) == (40, 2, 14, 60)
+    assert json.loads(found.manifest.ledger) == {"cursor": 3}
+
+
+def test_only_the_newest_are_kept_and_zero_keeps_all(tmp_path: Path) -> None:
+    two, every = Bench(tmp_path / "two", keep_checkpoint_max=2), Bench(tmp_path / "all", keep_checkpoint_max=0)
+    for version in (1, 2, 10, 11):
+        two.save(version)
+        every.save(version)
+    assert two.names() == ["version-10", "version-11"]
+    assert len(every.names()) == 4
+
+
+def test_a_server_that_fails_leaves_the_earlier_set_and_nothing_half_made(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    first, _ = bench.save(1)
+    bench.writers[1].problem = TransientError("ps-1: no space left on device")
+    with pytest.raises(TransientError, match="no space left"):
+        bench.save(2)
+    assert bench.names() == ["version-1"]
+    assert bench.archive.restore_from == first
+
+
+def test_servers_of_different_models_make_no_checkpoint(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.writers[1] = Writer("b", OptimizerKind.ADAM)
+    with pytest.raises(PermanentError, match="parameters of 2 different models"):
+        bench.save(1)
+    assert bench.names() == []
+
+
+def test_a_server_that_describes_its_part_badly_makes_no_checkpoint(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.writers[0].checksum = "trust me"
+    with pytest.raises(Corrupted, match="makes no manifest"):
+        bench.save(1)
+    assert bench.names() == []
+
+
+def test_a_directory_that_cannot_be_written_is_said_in_words(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.checkpoints.write_text("a file")
+    with pytest.raises(TransientError, match=r"cannot write to .*checkpoints: File exists"):
+        bench.save(1)
+
+
+def test_a_fresh_job_begins_with_nothing(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.save(3)
+    beginning = bench.archive.beginning()
+    assert (beginning.restore_from, beginning.ledger, beginning.version) == ("", "", 0)
+
+
+def test_a_resumed_job_begins_with_all_of_its_newest_whole_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(tmp_path, resume=True)
+    older, _ = bench.save(3, "older")
+    newer, _ = bench.save(5, "newer")
+    beginning = bench.archive.beginning()
+    assert (beginning.restore_from, beginning.ledger, beginning.version) == (newer, "newer", 5)
+    (Path(newer) / "a.bin").write_bytes(b"row" * 9 + b"cow")
+    beginning = bench.archive.beginning()
+    assert (beginning.restore_from, beginning.version) == (older, 3)
+    assert "a newer checkpoint is passed over" in caplog.text
+
+
+def test_a_resume_with_no_whole_checkpoint_lists_what_was_tried(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, resume=True)
+    path, _ = bench.save(5)
+    (Path(path) / "b.bin").unlink()
+    with pytest.raises(Corrupted, match=r"no usable checkpoint.*b\.bin"):
+        bench.archive.beginning()
+
+
+def test_a_resume_from_nothing_or_from_parameters_alone_is_refused(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, resume=True)
+    with pytest.raises(UserError, match="there is no checkpoint"):
+        bench.archive.beginning()
+    bench.save(5, ledger="")
+    with pytest.raises(UserError, match="no data ledger"):
+        bench.archive.beginning()
+
+
+def test_another_jobs_checkpoint_gives_its_parameters_only(tmp_path: Path) -> None:
+    path, _ = Bench(tmp_path / "first").save(9, "its ledger")
+    bench = Bench(tmp_path / "second", checkpoint_dir_for_init=str(tmp_path / "first" / "checkpoints"))
+    beginning = bench.archive.beginning()
+    assert (beginning.restore_from, beginning.ledger, beginning.version) == (path, "", 0)
+    with pytest.raises(UserError, match="no checkpoint in"):
+        Bench(tmp_path / "third", checkpoint_dir_for_init=str(tmp_path / "nowhere")).archive.beginning()
