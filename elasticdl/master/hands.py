@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Protocol, TypeAlias, final
+from typing import Protocol, final
 
 from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessName, Role
 from elasticdl.errors import ElasticDLError
@@ -17,7 +16,7 @@ from elasticdl.master.front_desk import FrontDesk
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.launching import Launcher
 from elasticdl.master.snapshots import Snapshots
-from elasticdl.rpc.conversation import Drain, Finished, Revoke, Wait
+from elasticdl.rpc.conversation import Drain, Finished, Order, Revoke, Wait
 from elasticdl.shard import SnapshotId
 
 _LOG = logging.getLogger(__name__)
@@ -43,9 +42,6 @@ class Means:
     archive: Archive
     events: JsonLines
     metrics: JsonLines
-
-
-Finish: TypeAlias = Callable[[do.FinishJob], None]
 
 
 @final
@@ -92,7 +88,7 @@ class Hands:
             case do.WorkFinished():
                 self._desk.leases.answer(command.worker, Finished())
             case do.RevokeLeases():
-                self._desk.orders.put(command.worker, Revoke(command.reason))
+                self._order(command.worker, Revoke(command.reason))
             case _:
                 raise TypeError(f"nobody knows how to carry out {command}")
 
@@ -117,8 +113,8 @@ class Hands:
 
     def _stop(self, command: do.StopProcess) -> None:
         _LOG.info("stopping %s within %g s: %s", command.name, command.grace_s, command.reason)
-        if command.name.role is Role.WORKER and command.grace_s > 0 and command.name in self._desk.attendance:
-            self._desk.orders.put(command.name, Drain(command.reason))
+        if command.name.role is Role.WORKER and command.grace_s > 0:
+            self._order(command.name, Drain(command.reason))
         self._inbox.spawn(f"stop of {command.name}", self._means.launcher.stop(command.name, command.grace_s))
 
     async def _fence(self, worker: ProcessName) -> None:
@@ -142,6 +138,11 @@ class Hands:
         else:
             saved = happened.SnapshotSaved(self._inbox.at_s(), command.snapshot, command.version, path, size_bytes)
             self._inbox.post(saved)
+
+    def _order(self, worker: ProcessName, order: Order) -> None:
+        """One that has left, or has not come, cannot be told anything."""
+        if worker in self._desk.attendance:
+            self._desk.orders.put(worker, order)
 
     def _announce(self, command: do.Announce) -> None:
         _LOG.log(_LEVELS.get(command.level, logging.INFO), "%s", command.text)

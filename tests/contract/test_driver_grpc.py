@@ -185,6 +185,7 @@ class Stage:
         driver = Driver(self.core, self.journal, self.inbox, self.desk, Hands(self.inbox, self.desk, means))
         welcome = Welcome(EPOCH, SPEC.model_dump_json(), lambda: "checkpoints/version-5")
         service = MasterService(self.inbox, self.desk, welcome, lambda: json.dumps({"state": "fine", **self.desk.numbers()}))
+        self._service = service
         self._master = MasterServer(service, TOKEN)
         self.address = f"127.0.0.1:{await self._master.start('127.0.0.1', 0)}"
         self.run = asyncio.get_running_loop().create_task(driver.run(self.cluster))
@@ -197,6 +198,14 @@ class Stage:
         await server.start()
         self._grpc_servers.append(server)
         return f"127.0.0.1:{port}"
+
+    async def vanish(self) -> None:
+        """The master's port is closed, as when its machine is cut off."""
+        await self._master.close()
+
+    async def come_back(self) -> None:
+        self._master = MasterServer(self._service, TOKEN)
+        await self._master.start("127.0.0.1", int(self.address.rpartition(":")[2]))
 
     def client(self, name: str = "worker-1", token: str = TOKEN, away_s: float = 5.0) -> MasterClient:
         self.clients.append(MasterClient(self.address, token, name, away_s=away_s))
@@ -553,6 +562,23 @@ def test_orders_end_when_the_client_is_closed(stage: Stage, pool: concurrent.fut
     assert rest.result(20) == []
 
 
+def test_a_client_survives_a_master_that_is_away(stage: Stage, pool: concurrent.futures.ThreadPoolExecutor) -> None:
+    client = stage.worker()
+    client._away_s = 30
+    orders = client.orders()
+    next(orders)
+    stage.call(stage.vanish())
+    failure = Report(failures=(Failure(Task.TRAINING, ShardId(6), 0, "boom"),))
+    calls = [pool.submit(client.report, failure), pool.submit(client.request_lease, 0.2), pool.submit(next, orders)]
+    assert not concurrent.futures.wait(calls, timeout=0.3).done
+    stage.call(stage.come_back())
+    calls[0].result(20)
+    assert isinstance(calls[1].result(20), Wait)
+    assert calls[2].result(20) == Servers(("", ""))
+    assert len(stage.core.of(happened.TaskFailed)) == 1
+    assert len(stage.core.of(happened.ProcessAttached)) == 1
+
+
 def test_a_client_gives_up_on_a_master_that_stays_away() -> None:
     client = MasterClient("127.0.0.1:1", TOKEN, "worker-1", away_s=0.3)
     with pytest.raises(TransientError, match=r"attach of worker-1 at master 127.0.0.1:1.*gave up after"):
@@ -737,6 +763,22 @@ def test_announcements_and_metrics_are_lines_of_json(stage: Stage) -> None:
     assert (event["process"], event["cause"], event["level"]) == ("worker-1", "infrastructure", "warning")
     row = json.loads((stage.directory / "metrics.jsonl").read_text())
     assert (row["version"], row["values"]) == (40, {"accuracy": 0.95})
+
+
+def test_a_core_that_contradicts_itself_ends_the_driver_visibly(stage: Stage) -> None:
+    def fail(_: Event) -> Sequence[Command]:
+        raise ZeroDivisionError("the state contradicts itself")
+
+    async def outcome() -> None:
+        await asyncio.wait_for(asyncio.shield(stage.run), 10)
+
+    client = stage.worker()
+    stage.core.answers[happened.TaskFailed] = fail
+    client._away_s = 0.2
+    with pytest.raises(TransientError):
+        client.report(Report(failures=(Failure(Task.TRAINING, ShardId(6), 0, "boom"),)))
+    with pytest.raises(ZeroDivisionError):
+        stage.call(outcome())
 
 
 def test_the_last_command_ends_the_driver(stage: Stage) -> None:
