@@ -11,12 +11,12 @@ from typing import final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Reader
-from elasticdl.errors import PermanentError, UserError
+from elasticdl.errors import PermanentError
 from elasticdl.job import Action, JobSpec
 from elasticdl.model.export import export
 from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule, load_module
-from elasticdl.model.served import ServedModel
+from elasticdl.model.served import NeedsFeatures, ServedModel
 from elasticdl.model.step import CompiledStep
 from elasticdl.model.usercode import user_code
 from elasticdl.rpc.parameters import Parameters
@@ -149,7 +149,7 @@ def _model(assignment: Assignment, module: ModelModule, sources: Sources) -> tup
     )
     try:
         served = build()
-    except UserError:
+    except NeedsFeatures:
         features = first_features(sources, assignment.main_task)
         served = build(features=features)
         step = CompiledStep(served, module)

@@ -6,6 +6,7 @@ import threading
 from typing import final
 
 from elasticdl.worker.handoff import Ended, Handoff
+from elasticdl.worker.patience import Unwanted
 from elasticdl.worker.reading import Feeding
 from elasticdl.worker.surroundings import Surroundings
 from elasticdl.worker.trainer import Batch, Loaded, Trainer
@@ -46,7 +47,10 @@ class Loading:
     def _load(self, batch: Batch) -> None:
         if batch.held.era != self._around.keeper.era:
             return
-        loaded = self._trainer.load(batch)
+        try:
+            loaded = self._trainer.load(batch)
+        except Unwanted:
+            return
         try:
             self.loaded.put(loaded)
         except Ended:

@@ -22,6 +22,10 @@ GIVE_UP_S = 600.0
 _LONGEST_DELAY_S = 5.0
 
 
+class Unwanted(Exception):
+    """Nobody wants the result any more."""
+
+
 @final
 class Patience:
     """Thread-safe. Calls again, with back-off, what may work later."""
@@ -32,10 +36,11 @@ class Patience:
         self._clock = clock
         self._give_up_s = give_up_s
 
-    def call(self, attempt: Callable[[float], T], doing: str) -> T:
+    def call(self, attempt: Callable[[float], T], doing: str, wanted: Callable[[], bool] = lambda: True) -> T:
         """`attempt(timeout_s)` until it works. `doing` is shown while it does not: "waiting for servers: pull: …".
 
-        Raises Ended if the worker ends meanwhile, and the last TransientError after `give_up_s`.
+        Raises Ended if the worker ends meanwhile, Unwanted between attempts when not `wanted()` any more, and the last
+        TransientError after `give_up_s`.
         """
         begin_s = self._clock.now_s()
         tries = 0
@@ -47,6 +52,9 @@ class Patience:
                 away_s = self._clock.now_s() - begin_s
                 if self._ending:
                     raise Ended from error
+                if not wanted():
+                    self._gauges.level("waiting_for_servers_s", 0)
+                    raise Unwanted from error
                 if away_s >= self._give_up_s:
                     raise TransientError(f"{doing}: gave up after {away_s:.0f} s: {error.message}", hint=error.hint) from error
                 _log.warning("waiting for parameter servers since %.1f s: %s: %s", away_s, doing, error)

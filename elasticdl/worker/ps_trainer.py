@@ -47,6 +47,18 @@ class NonFinite(UserError):
 
 
 @dataclass(frozen=True, slots=True)
+class _Wish:
+    """What to pull besides rows, and whether anybody still wants it."""
+
+    snapshot: SnapshotId | None = None
+    dense: bool = True
+    wanted: Callable[[], bool] = lambda: True
+
+
+_LIVE = _Wish()
+
+
+@dataclass(frozen=True, slots=True)
 class Bounds:
     """How stale a step may be, and how often in a row a step may give NaN or infinity."""
 
@@ -95,12 +107,14 @@ class PsTrainer:
         training = lease.task is Task.TRAINING
         with self._around.gauges.timed("prepare_ms"):
             lookups = self._step.prepare(batch.features, training=training)
+        held = batch.held
+        wish = _Wish(lease.snapshot, wanted=lambda: held.era == self._around.keeper.era)
         if not training:
-            return Loaded(batch, lookups, self._frozen_pull(lookups, lease.snapshot))
+            return Loaded(batch, lookups, self._frozen_pull(lookups.ids, wish))
         with self._around.gauges.timed("staleness_wait_ms"):
             self._in_flight.enter(self._bounds.max_staleness)
         try:
-            return Loaded(batch, lookups, self._pull(lookups.ids))
+            return Loaded(batch, lookups, self._pull(lookups.ids, wish))
         except BaseException:
             self._in_flight.leave()
             raise
@@ -138,7 +152,7 @@ class PsTrainer:
     def dense(self, snapshot: SnapshotId | None) -> Float32s:
         """All dense weights: float32[trainable_size + additive_size]. Raises as `load`."""
         nothing = tuple(np.empty(0, dtype=np.int64) for _ in range(self._tables))
-        pulled = self._pull(nothing, snapshot)
+        pulled = self._pull(nothing, _Wish(snapshot))
         assert pulled.dense is not None
         return pulled.dense
 
@@ -156,22 +170,22 @@ class PsTrainer:
         self._pusher.settle(timeout_s=60.0)
         return replace(loaded, pulled=self._pull(loaded.ready[0].ids))
 
-    def _pull(self, ids: Sequence[Int64s], snapshot: SnapshotId | None = None, *, dense: bool = True) -> Pulled:
+    def _pull(self, ids: Sequence[Int64s], wish: _Wish = _LIVE) -> Pulled:
         def attempt(timeout_s: float) -> Pulled:
-            return self._parameters.pull(ids, dense=dense, snapshot=snapshot, timeout_s=timeout_s)
+            return self._parameters.pull(ids, dense=wish.dense, snapshot=wish.snapshot, timeout_s=timeout_s)
 
         with self._one_pull, self._around.gauges.timed("pull_ms"):
-            return self._around.patience.call(attempt, "pull")
+            return self._around.patience.call(attempt, "pull", wish.wanted)
 
-    def _frozen_pull(self, lookups: Lookups, snapshot: SnapshotId | None) -> Pulled:
+    def _frozen_pull(self, ids: Sequence[Int64s], wish: _Wish) -> Pulled:
         """From a frozen view; its dense weights travel once."""
-        if snapshot is None:
-            return self._pull(lookups.ids)
-        if self._frozen is not None and self._frozen[0] == snapshot:
-            return replace(self._pull(lookups.ids, snapshot, dense=False), dense=self._frozen[1])
-        pulled = self._pull(lookups.ids, snapshot)
+        if wish.snapshot is None:
+            return self._pull(ids, wish)
+        if self._frozen is not None and self._frozen[0] == wish.snapshot:
+            return replace(self._pull(ids, replace(wish, dense=False)), dense=self._frozen[1])
+        pulled = self._pull(ids, wish)
         assert pulled.dense is not None
-        self._frozen = (snapshot, pulled.dense)
+        self._frozen = (wish.snapshot, pulled.dense)
         return pulled
 
 

@@ -57,7 +57,7 @@ class Trainer(Protocol):
     def load(self, batch: Batch) -> Loaded:
         """Get what the batch needs to be computed, from the live parameters or from its lease's snapshot.
 
-        Blocks as long as that takes. Raises Ended when the worker ends meanwhile, Refused, TransientError after the
+        Blocks as long as that takes. Raises Ended when the worker ends meanwhile, Unwanted when the lease became void, Refused, TransientError after the
         time that may be waited for servers, UserError.
         """
 

@@ -563,3 +563,25 @@ def test_the_worker_asks_for_the_next_lease_before_the_current_one_is_done():
     rig.step.on_train = lambda features: seen.append(len(rig.master.todo))
     rig.run()
     assert seen[100] == 1, "it holds the current lease and the next one, and no more"
+
+
+def test_a_lost_view_does_not_hold_the_worker_up_once_its_leases_are_void():
+    lease = Lease(Task.EVALUATION, Shard(ShardId(50), "numbers", 0, 8), 1, round=0, snapshot=SnapshotId(1))
+    rig = Rig(ScriptedMaster([lease]))
+    rig.master.open = 2
+    pull = rig.parameters.pull
+
+    def lost(ids, *, dense=True, snapshot=None, timeout_s) -> Pulled:
+        if snapshot is None:
+            return pull(ids, dense=dense, timeout_s=timeout_s)
+        if rig.around.keeper.era == 0:
+            rig.loading.revoke()
+            with rig.master.changed:
+                rig.master.open -= 1
+                rig.master.todo.append(training(4))
+        raise TransientError("there is no snapshot 1 here: it was dropped or lost", retry_after_s=0.01)
+
+    rig.parameters.pull = lost
+    rig.run()
+    assert rig.trained() == once(training(4))
+    assert "waiting_for_servers_s" not in rig.gauges._levels
