@@ -72,7 +72,6 @@ def test_every_event_comes_back_from_json_as_it_was(event):
 @pytest.mark.parametrize(
     "plain",
     [
-        {"event": "Tick"},
         {"event": "Tick", "at_s": "now"},
         {"event": "Tick", "at_s": True},
         {"event": "Tick", "at_s": 1.0, "more": 2},
@@ -82,8 +81,13 @@ def test_every_event_comes_back_from_json_as_it_was(event):
     ],
 )
 def test_what_is_no_event_is_refused(plain):
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"expected|king"):
         event_of(plain)
+
+
+def test_an_event_that_lacks_a_field_is_refused():
+    with pytest.raises(ValueError, match="at_s"):
+        event_of({"event": "Tick"})
 
 
 def write(directory, events, **options):

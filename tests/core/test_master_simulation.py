@@ -54,7 +54,9 @@ class Worker:
 
 
 class World:
-    """Truth beside the state machine: `pushed[server][record]` counts how often a record was applied there."""
+    """Truth beside the state machine: `complete` counts how often each record was applied on all servers at once, `torn`
+    how often on some only. Once a server died the truth is only what the receipt says: what it had is lost.
+    """
 
     def __init__(self, spec: JobSpec, servers: int) -> None:
         self.spec, self.t = spec, 0.0
@@ -64,14 +66,16 @@ class World:
         self.ghosts: list[Worker] = []
         self.fenced: set[ProcessName] = set()
         self.pending: deque[e.Event] = deque()
-        self.pushed = [Counter() for _ in range(servers)]
-        self.evaluated: Counter = Counter()
+        self.complete: Counter = Counter()
+        self.torn: Counter = Counter()
         self.deaths = 0
+        self.server_deaths = 0
         self.gated = False
         self.finish: c.FinishJob | None = None
         self.version = 0
-        self.ledgers: list[tuple[str, int]] = []
-        self.snapshot_records: dict[int, int] = {}
+        self.failures = 0
+        self.ledgers: list[tuple[str, Counter]] = []
+        self.at_cut: dict[int, Counter] = {}
         self.handled: list[e.Event] = []
         self.expected_sum = None
 
@@ -115,7 +119,7 @@ class World:
             case c.TakeSnapshot(snapshot, _):
                 self.cut(snapshot)
             case c.SaveSnapshot(snapshot, version, ledger):
-                self.ledgers.append((ledger, self.snapshot_records[snapshot]))
+                self.ledgers.append((ledger, self.at_cut[snapshot]))
                 self.gated = False
                 self.pending.append(e.SnapshotSaved(0, snapshot, version, f"version-{version}", 10))
             case c.DropSnapshot():
@@ -134,12 +138,8 @@ class World:
             least = min(self.servers.values(), key=lambda server: server.order.get(name, 0))
             if name in least.last:
                 applied[str(name)] = least.last[name]
-        self.snapshot_records[snapshot] = sum((self.everywhere()).values())
+        self.at_cut[snapshot] = self.complete.copy()
         self.pending.append(e.SnapshotCut(0, snapshot, self.version, applied))
-
-    def everywhere(self) -> Counter:
-        """Records that every server has, once each."""
-        return Counter(record for record in self.pushed[0] if all(counter[record] for counter in self.pushed))
 
     # -- processes
 
@@ -227,7 +227,8 @@ class World:
             server = self.servers[index]
             server.last[worker.name] = Applied(shard.id, lease.attempt, end)
             server.order[worker.name] = worker.pushes
-            self.pushed[index].update((lease.epoch, shard.source, shard.begin + i) for i in range(begin, end))
+        records = Counter((lease.epoch, shard.source, shard.begin + i) for i in range(begin, end))
+        (self.complete if len(on) == len(self.servers) else self.torn).update(records)
         if len(on) < len(self.servers):
             return
         self.version += 1
@@ -278,6 +279,31 @@ class World:
         self.put(e.ProcessEnded(self.t, worker.name, ExitFacts(signal=9)))
         self.put(e.ProcessEnded(self.t, worker.name, ExitFacts(signal=9)))
 
+    def fail(self, worker: Worker) -> None:
+        """User code raises at the first lease, with a push under way that some servers get."""
+        lease = worker.leases[0] if worker.leases else None
+        if lease is None or lease.task is not Task.TRAINING:
+            return
+        self.failures += 1
+        self.deaths += 1
+        while worker.reports:
+            self.report(worker)
+        if len(self.servers) > 1:
+            self.train(worker, lease, [0])
+        self.put(e.TaskFailed(self.t, worker.name, Task.TRAINING, lease.shard.id, lease.attempt, "m.py:3: boom"))
+        del self.workers[worker.name]
+        self.put(e.ProcessEnded(self.t, worker.name, ExitFacts(exit_code=64)))
+
+    def lose_grant(self, worker: Worker) -> None:
+        """A lease is granted to a worker that does not get it."""
+        if worker.silent or worker.drain:
+            return
+        before = len(worker.leases)
+        self.ask(worker)
+        if len(worker.leases) > before and worker.leases[-1].shard is not None:
+            lease = worker.leases.pop()
+            self.put(e.LeaseReturned(self.t, worker.name, Applied(lease.shard.id, lease.attempt, lease.offset), taken=False))
+
     def come_back(self) -> None:
         """A worker that was given up wakes: it reports, and pushes on if nobody fenced it."""
         if self.ghosts:
@@ -291,6 +317,7 @@ class World:
         if server is None or self.gated:
             return
         self.servers[index] = None
+        self.server_deaths += 1
         self.put(e.ProcessEnded(self.t, server.name, ExitFacts(signal=9)))
 
     def fall_silent(self, worker: Worker) -> None:
@@ -324,19 +351,24 @@ class World:
         assert [epoch["trained"] for epoch in receipt["epochs"]] == [total] * self.spec.data.num_epochs
         assert receipt["total"]["lost"] == 0
         assert receipt["total"]["repeated"] <= BATCH * self.deaths
-        for epoch in range(self.spec.data.num_epochs):
-            for source in TRAIN:
-                for i in range(source.records):
-                    assert all(counter[epoch, source.name, i] >= 1 for counter in self.pushed)
-        highest = Counter()
-        for counter in self.pushed:
-            highest |= counter
-        assert sum(highest.values()) - total * self.spec.data.num_epochs <= receipt["total"]["repeated"]
+        if self.server_deaths == 0:
+            assert set(self.complete.values()) == {1}
+            assert len(self.complete) == total * self.spec.data.num_epochs
+            assert receipt["total"]["repeated"] == sum(self.torn.values())
 
     def check_ledgers(self) -> None:
-        """A checkpoint's ledger counts exactly what is on all servers at the cut."""
+        """A checkpoint's ledger is exactly what is on all servers at the cut: a resume trains just the others."""
+        if self.server_deaths:
+            return
         for text, records in self.ledgers:
-            assert sum(count["trained"] for count in json.loads(text)["counts"]) == records
+            assert sum(count["trained"] for count in json.loads(text)["counts"]) == len(records)
+        for text, records in self.ledgers[-2:]:
+            again = World(self.spec, len(self.servers))
+            again.put(e.JobStarted(0.0, TRAIN, VALIDATION, ledger=text))
+            again.run_out()
+            assert again.finish.exit_code is ExitCode.DONE
+            assert set((records + again.complete).values()) == {1}
+            assert len(records + again.complete) == sum(source.records for source in TRAIN) * self.spec.data.num_epochs
 
 
 class Job(RuleBasedStateMachine):
@@ -377,6 +409,17 @@ class Job(RuleBasedStateMachine):
         if worker := self.world.worker(who):
             alive = sorted(index for index in torn if index < len(self.world.servers))
             self.world.kill(worker, [] if len(alive) == len(self.world.servers) else alive)
+
+    @rule(who=st.integers(0, 5))
+    def fail(self, who):
+        worker = self.world.worker(who)
+        if worker and not worker.silent and not worker.drain and self.world.failures < 2:
+            self.world.fail(worker)
+
+    @rule(who=st.integers(0, 5))
+    def lose_grant(self, who):
+        if worker := self.world.worker(who):
+            self.world.lose_grant(worker)
 
     @rule(who=st.integers(0, 5))
     def drain(self, who):

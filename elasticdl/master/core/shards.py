@@ -277,12 +277,14 @@ class Ledger:
             self.counts[held.piece.epoch].repeated += high - low
         unfinished = [held for held in mine if held.offset < held.piece.shard.records]
         blamed = next((held for held in unfinished if blame and blame.shard in (None, held.piece.shard.id)), None)
+        parked = None
         # The last in order goes back first, so that the first stands first in line again.
-        for held in reversed([held for held in mine if held is not blamed]):
-            self.give_back(held)
-        if blamed is not None and blame is not None and self.fail(blamed, blame.reason):
-            return blamed.piece
-        return None
+        for held in reversed(mine):
+            if held is not blamed or blame is None:
+                self.give_back(held)
+            elif self.fail(held, blame.reason):
+                parked = held.piece
+        return parked
 
     def stop(self) -> None:
         """Training ends early: what nobody has begun is not expected any more, nor what is given back from now on."""

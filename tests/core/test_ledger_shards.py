@@ -1,0 +1,253 @@
+"""The ledger: what is cut, ordered, leased, settled and given up always adds up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.job import DataSection, Shuffle
+from elasticdl.master.core.cutting import Plan, shard_records
+from elasticdl.master.core.orders import ImpossibleTransition
+from elasticdl.master.core.shards import Blame, Ids, Ledger, Stage
+from elasticdl.shard import Applied, ShardId, Source, Task
+
+pytestmark = pytest.mark.core
+
+A, B = (ProcessName(Role.WORKER, index) for index in range(2))
+
+
+@given(st.integers(1, 50_000), st.integers(1, 512), st.integers(0, 5_000), st.integers(1, 16))
+def test_shards_are_whole_minibatches_and_as_many_as_workers_can_use(total, batch, asked, workers):
+    size = shard_records(DataSection(minibatch_size=batch, records_per_task=asked), total, workers)
+    assert size % batch == 0
+    if asked:
+        assert asked <= size < asked + batch
+    else:
+        assert batch <= size <= 64 * batch
+        assert size == batch or -(-total // size) >= 4 * workers
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=5), st.integers(1, 30), st.sampled_from(Shuffle), st.integers(0, 9))
+def test_a_plan_cuts_every_record_into_exactly_one_shard(records, size, shuffle, seed):
+    plan = Plan(tuple(Source(f"s{i}", n) for i, n in enumerate(records)), size, 3, shuffle, seed)
+    for epoch in range(3):
+        shards = [plan.shard(number, ShardId(number)) for number in plan.order(epoch)]
+        cut = sorted((shard.source, i) for shard in shards for i in range(shard.begin, shard.end))
+        assert cut == sorted((f"s{i}", k) for i, n in enumerate(records) for k in range(n))
+        assert all(0 < shard.records <= size for shard in shards)
+
+
+def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else():
+    def make(shuffle=Shuffle.RECORDS, seed=1):
+        return Plan((Source("a", 1000),), 10, 2, shuffle, seed)
+
+    assert make().order(0) == make().order(0)
+    assert make().order(0) != make().order(1)
+    assert make().order(0) != make(seed=2).order(0)
+    assert make(Shuffle.NONE).order(1) == list(range(100))
+    assert make(Shuffle.SHARDS).order(0) == make().order(0)
+    seeds = {make(seed=seed).order_seed(epoch, number) for seed in (1, 2) for epoch in (0, 1) for number in range(100)}
+    assert len(seeds) == 400
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert make(Shuffle.SHARDS).order_seed(0, 0) is None
+
+
+def make(records=40, size=20, epochs=1, task=Task.TRAINING) -> Ledger:
+    return Ledger(Plan((Source("a", records),), size, epochs), Ids(), task=task)
+
+
+def adds_up(ledger: Ledger) -> bool:
+    count = ledger.counts[0]
+    waiting = sum(piece.rest for piece in ledger.returned) + sum(held.piece.rest for held in ledger.held.values())
+    fresh = sum(ledger.plan.shard(number, ShardId(0)).records for number in ledger.plan.order(0)[ledger.cursor :])
+    return count.expected == count.trained + count.bad + count.parked + waiting + fresh
+
+
+def test_progress_counts_once_and_the_last_of_it_ends_the_shard():
+    ledger = make()
+    held = ledger.take(A, 0.0)
+    assert [ledger.advance(held, offset, 0) for offset in (8, 8, 4, 16)] == [8, 0, 0, 8]
+    assert ledger.counts[0].trained == 16
+    assert ledger.advance(held, 99, 0) == 4
+    assert ledger.finish(held)
+    assert (ledger.counts[0].trained, ledger.counts[0].unfinished) == (20, 1)
+    assert adds_up(ledger)
+
+
+def test_bad_records_are_expected_but_not_trained_and_not_lost():
+    ledger = make(records=20)
+    held = ledger.take(A, 0.0)
+    ledger.advance(held, 20, 3)
+    ledger.finish(held)
+    count = ledger.counts[0]
+    assert (count.trained, count.bad, count.lost) == (17, 3, 0)
+
+
+def test_reports_of_anybody_but_the_holder_of_that_attempt_find_nothing():
+    ledger = make()
+    held = ledger.take(A, 0.0)
+    shard = held.piece.shard.id
+    assert ledger.find(A, shard, 0) is held
+    assert ledger.find(B, shard, 0) is None
+    assert ledger.find(A, shard, 1) is None
+    ledger.give_back(held)
+    assert ledger.find(A, shard, 0) is None
+    again = ledger.take(B, 0.0)
+    assert (again.piece.shard.id, again.piece.attempt) == (shard, 1)
+    assert ledger.find(A, shard, 0) is None
+    again.stage = Stage.SETTLING
+    assert ledger.find(B, shard, 1) is None
+
+
+def test_the_rest_of_a_shard_is_leased_again_with_its_offset_before_anything_fresh():
+    ledger = make()
+    held = ledger.take(A, 0.0)
+    ledger.advance(held, 8, 0)
+    ledger.give_back(held)
+    lease = ledger.lease(ledger.take(B, 0.0))
+    assert (lease.shard, lease.attempt, lease.offset) == (held.piece.shard, 1, 8)
+
+
+def test_no_shard_id_is_used_twice_over_epochs():
+    ledger, ids = make(epochs=3), set()
+    while (held := ledger.take(A, 0.0)) is not None:
+        ids.add(held.piece.shard.id)
+        ledger.advance(held, 20, 0)
+        ledger.finish(held)
+    assert len(ids) == 6
+    assert ledger.finished
+    assert [count.lost for count in ledger.counts] == [0, 0, 0]
+
+
+def test_an_epoch_begins_while_shards_of_the_last_one_are_still_held():
+    ledger = make(epochs=2)
+    first = ledger.take(A, 0.0)
+    ledger.take(A, 0.0)
+    third = ledger.take(B, 0.0)
+    assert (first.piece.epoch, third.piece.epoch) == (0, 1)
+    assert not ledger.finished
+
+
+# -- settling
+
+
+def applied(held, offset) -> Applied:
+    return Applied(held.piece.shard.id, held.piece.attempt, offset)
+
+
+def test_what_every_server_has_is_trained_and_what_only_some_have_is_repeated():
+    ledger = make()
+    held = ledger.take(A, 0.0)
+    ledger.settle(A, (applied(held, 16), applied(held, 8), applied(held, 16)))
+    assert (ledger.counts[0].trained, ledger.counts[0].repeated) == (8, 8)
+    assert ledger.take(B, 0.0).piece.offset == 8
+
+
+def test_a_server_that_saw_a_later_lease_has_all_of_the_earlier_one():
+    ledger = make()
+    first, second = ledger.take(A, 0.0), ledger.take(A, 0.0)
+    ledger.settle(A, (applied(second, 8), applied(second, 8)))
+    assert ledger.counts[0].trained == 28
+    assert ledger.counts[0].repeated == 0
+    assert first.piece.rest == 0
+    assert ledger.take(B, 0.0).piece is second.piece
+    assert ledger.take(B, 0.0) is None
+
+
+def test_a_push_torn_at_the_border_of_two_leases_is_repeated_only_once():
+    ledger = make()
+    first, second = ledger.take(A, 0.0), ledger.take(A, 0.0)
+    ledger.settle(A, (applied(first, 20), applied(second, 8)))
+    assert (ledger.counts[0].trained, ledger.counts[0].repeated) == (20, 8)
+    assert adds_up(ledger)
+
+
+def test_what_was_reported_is_settled_even_where_a_server_has_forgotten_it():
+    ledger = make()
+    held = ledger.take(A, 0.0)
+    ledger.advance(held, 16, 0)
+    ledger.settle(A, (None, Applied(ShardId(99), 0, 3)))
+    assert (ledger.counts[0].trained, ledger.counts[0].repeated) == (16, 0)
+    assert ledger.take(B, 0.0).piece.offset == 16
+
+
+def test_with_no_server_to_ask_the_reports_stand():
+    ledger = make()
+    held = ledger.take(A, 0.0)
+    ledger.advance(held, 8, 0)
+    ledger.settle(A, ())
+    assert (ledger.counts[0].trained, ledger.take(B, 0.0).piece.offset) == (8, 8)
+
+
+def test_leases_of_a_lost_worker_come_back_in_their_order():
+    ledger = make()
+    first, second = ledger.take(A, 0.0), ledger.take(A, 0.0)
+    ledger.settle(A, (None,))
+    assert ledger.take(B, 0.0).piece is first.piece
+    assert ledger.take(B, 0.0).piece is second.piece
+
+
+def test_only_the_shard_that_the_worker_was_at_is_blamed():
+    ledger = make()
+    first, second = ledger.take(A, 0.0), ledger.take(A, 0.0)
+    ledger.settle(A, (applied(first, 20),), Blame("segfault"))
+    assert (first.piece.failures, second.piece.failures) == ([], ["segfault"])
+
+
+def test_a_failure_that_names_its_shard_blames_that_one():
+    ledger = make()
+    first, second = ledger.take(A, 0.0), ledger.take(A, 0.0)
+    ledger.settle(A, (None,), Blame("boom", second.piece.shard.id))
+    assert (first.piece.failures, second.piece.failures) == ([], ["boom"])
+    assert ledger.take(B, 0.0).piece is first.piece
+
+
+def test_the_third_failure_parks_a_shard_and_its_rest_is_lost():
+    ledger = make(records=20)
+    for reason in "abc":
+        held = ledger.take(A, 0.0)
+        ledger.advance(held, 8, 0)
+        parked = ledger.settle(A, (), Blame(reason))
+    assert parked.failures == ["a", "b", "c"]
+    assert ledger.finished
+    count = ledger.counts[0]
+    assert (count.trained, count.parked, count.lost, count.unfinished) == (8, 12, 12, 0)
+
+
+# -- the end before the end
+
+
+def test_stopping_early_lowers_what_is_expected_and_loses_nothing():
+    ledger = make(epochs=5)
+    held = ledger.take(A, 0.0)
+    returned = ledger.take(B, 0.0)
+    ledger.advance(returned, 8, 0)
+    ledger.give_back(returned)
+    ledger.stop()
+    ledger.advance(held, 16, 0)
+    ledger.give_back(held)
+    assert ledger.finished
+    (count,) = ledger.counts
+    assert (count.expected, count.trained, count.lost, count.unfinished) == (24, 24, 0, 0)
+
+
+def test_an_evaluation_shard_starts_again_from_its_beginning():
+    ledger = make(records=20, task=Task.EVALUATION)
+    held = ledger.take(A, 0.0)
+    ledger.advance(held, 16, 0)
+    ledger.settle(A, ())
+    again = ledger.take(B, 0.0)
+    assert (again.piece.offset, ledger.counts[0].trained) == (0, 0)
+    ledger.advance(again, 20, 0)
+    assert ledger.finish(again)
+    assert ledger.counts[0].trained == 20
+
+
+def test_giving_a_lease_back_twice_is_a_bug_that_shows():
+    ledger = make()
+    held = ledger.take(A, 0.0)
+    ledger.give_back(held)
+    with pytest.raises(ImpossibleTransition, match="not held"):
+        ledger.give_back(held)

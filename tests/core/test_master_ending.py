@@ -1,0 +1,321 @@
+"""What comes after the work: checkpoint, export, the end; stopping and going on; and checkpoints on the way."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from elasticdl.cluster.base import ExitFacts
+from elasticdl.errors import ExitCode
+from elasticdl.job import Action
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.shard import Applied, SnapshotId, Source, Task
+
+pytestmark = pytest.mark.core
+
+
+def cut(job, version=5, **applied) -> c.SaveSnapshot:
+    """Answer the last cut that was ordered."""
+    snapshot = job.of(c.TakeSnapshot)[-1].snapshot
+    (save,) = job.of(c.SaveSnapshot, job.put(e.SnapshotCut(0, snapshot, version, applied)))
+    return save
+
+
+def saved(job, save: c.SaveSnapshot) -> list[c.Command]:
+    return job.put(e.SnapshotSaved(0, save.snapshot, save.version, f"version-{save.version}", 1000))
+
+
+def all_end(job) -> None:
+    for process in job.state.status().processes:
+        if process.state != "ended":
+            role, index = process.name.split("-")
+            job.die({"worker": job.worker, "ps": job.ps}[role](int(index)), ExitFacts(exit_code=0, asked=role == "ps"))
+
+
+def test_training_without_anything_else_ends_when_all_processes_have(bench):
+    job = bench(num_epochs=2)
+    job.up()
+    job.train_all()
+    assert job.of(c.WorkFinished) == [c.WorkFinished(job.worker(0))]
+    assert job.of(c.StopProcess) == []
+    job.die(job.worker(0), ExitFacts(exit_code=0))
+    assert [stop.name for stop in job.of(c.StopProcess)] == [job.ps(0)]
+    assert job.finished is None
+    job.die(job.ps(0), ExitFacts(signal=15, asked=True))
+    assert (job.finished.exit_code, job.given[-1]) == (ExitCode.DONE, job.finished)
+    assert job.state.over
+    assert [p.cause for p in job.state.status().processes] == ["drained", "finished"]
+    assert job.state.receipt() == {
+        "epochs": [{"epoch": epoch, "expected": 64, "trained": 64, "repeated": 0, "bad": 0, "lost": 0} for epoch in range(2)],
+        "total": {"expected": 128, "trained": 128, "repeated": 0, "bad": 0, "lost": 0},
+    }
+
+
+def test_processes_that_do_not_end_hold_the_job_up_for_30_s_at_most(bench):
+    job = bench()
+    job.up()
+    job.train_all()
+    job.tick(16)
+    assert [stop.name for stop in job.of(c.StopProcess)] == [job.ps(0)]
+    job.tick(15)
+    assert job.finished.exit_code == ExitCode.DONE
+
+
+def test_after_the_end_nothing_changes_any_more(bench):
+    job = bench()
+    job.up()
+    job.train_all()
+    all_end(job)
+    for event in (e.Tick(0), e.StopRequested(0, "x"), e.ScaleRequested(0, 1, 9), e.ProcessSilent(0, job.ps(0), 10.0)):
+        assert not job.of(c.StartProcess, job.put(event)) + job.of(c.FinishJob, job.put(event))
+    assert job.of(c.WorkFinished, job.put(e.LeaseRequested(0, job.worker(0))))
+
+
+def test_the_model_is_exported_by_one_worker_after_the_last_checkpoint(bench):
+    job = bench(output="out", checkpoint_steps=100, num_workers=2)
+    job.up(2)
+    job.train_all()
+    assert job.state.status().phase == "checkpointing"
+    saved(job, cut(job))
+    lease = job.lease(0)
+    assert lease.task is Task.EXPORT
+    assert "exporting" in job.refused(1)
+    job.put(e.ExportFinished(0, job.worker(1), "out"))
+    assert job.of(c.WorkFinished) == []
+    job.die(job.worker(0))
+    assert job.lease(1).attempt == 1
+    job.put(e.ExportFinished(0, job.worker(1), "out"))
+    assert job.of(c.WorkFinished) == [c.WorkFinished(job.worker(1))]
+
+
+def test_an_export_that_fails_three_times_fails_the_job(bench):
+    job = bench(output="out")
+    job.up()
+    job.train_all()
+    for index in range(3):
+        job.lease(index)
+        job.put(e.TaskFailed(0, job.worker(index), Task.EXPORT, None, index, f"disk full {index}"))
+        job.die(job.worker(index), ExitFacts(exit_code=64))
+        job.attach(job.worker(index + 1))
+    assert "disk full 0" in job.state.status().outcome
+    assert job.state.status().exit_code == 1
+
+
+def test_a_checkpoint_is_taken_each_time_the_version_crosses_the_steps(bench):
+    job = bench(checkpoint_steps=10)
+    job.up()
+    assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 9))) == []
+    job.put(e.VersionAdvanced(0, 12))
+    save = cut(job, 13)
+    assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 25))) == []
+    commands = saved(job, save)
+    assert c.DropSnapshot(save.snapshot) in commands
+    assert job.of(c.TakeSnapshot, commands)
+    assert [one.version for one in job.state.status().checkpoints] == [13]
+
+
+def test_a_failed_checkpoint_is_told_tried_again_and_training_goes_on(bench):
+    job = bench(checkpoint_steps=10)
+    job.up()
+    job.put(e.VersionAdvanced(0, 10))
+    save = cut(job)
+    job.put(e.SnapshotFailed(0, save.snapshot, "no space left on device"))
+    assert job.said("no space left on device; the earlier ones stay")
+    job.lease()
+    assert job.of(c.TakeSnapshot, job.tick(4)) == []
+    assert job.of(c.TakeSnapshot, job.tick(2))
+    saved(job, cut(job, 11))
+    assert [one.version for one in job.state.status().checkpoints] == [11]
+
+
+def test_a_person_gets_a_checkpoint_when_there_is_something_to_keep(bench):
+    job = bench()
+    job.up()
+    assert job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0)))
+    other = bench(Action.EVALUATE)
+    other.up()
+    assert not other.of(c.TakeSnapshot, other.put(e.CheckpointRequested(0)))
+    assert other.said("nothing to keep")
+
+
+def test_only_the_newest_checkpoints_are_listed(bench):
+    job = bench(keep_checkpoint_max=2)
+    job.up()
+    for version in (1, 2, 3):
+        job.put(e.CheckpointRequested(0))
+        saved(job, cut(job, version))
+    assert [one.version for one in job.state.status().checkpoints] == [2, 3]
+
+
+def test_a_last_checkpoint_that_cannot_be_written_does_not_hold_the_end_up_for_ever(bench):
+    job = bench(checkpoint_steps=5)
+    job.up()
+    job.train_all()
+    for _ in range(5):
+        job.put(e.SnapshotFailed(0, job.of(c.TakeSnapshot)[-1].snapshot, "disk full"))
+        job.tick(61)
+    assert job.said("there is no last checkpoint: disk full")
+    assert job.of(c.WorkFinished)
+
+
+# -- stopping and going on
+
+
+def test_a_stopped_job_drains_takes_a_checkpoint_and_says_how_to_go_on(bench):
+    job = bench(num_workers=2, num_epochs=2)
+    job.up(2)
+    lease = job.lease(0)
+    job.progress(0, lease, 8)
+    commands = job.put(e.StopRequested(0, "Ctrl-C"))
+    assert [(stop.name, stop.grace_s) for stop in job.of(c.StopProcess, commands)] == [(job.worker(0), 30.0), (job.worker(1), 30.0)]
+    assert "Ctrl-C" in job.refused(0)
+    job.put(e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, 0, 8)))
+    for index in (0, 1):
+        job.die(job.worker(index), ExitFacts(exit_code=66, asked=True))
+    assert not job.of(c.TakeSnapshot)
+    job.fenced(0, Applied(lease.shard.id, 0, 8))
+    save = cut(job)
+    saved(job, save)
+    job.die(job.ps(0), ExitFacts(exit_code=0, asked=True))
+    assert job.finished.exit_code == ExitCode.INTERRUPTED
+    assert "--resume" in job.finished.hint
+    assert job.state.status().processes[-1].cause == "drained"
+
+    again = bench(num_workers=1, num_epochs=2)
+    again.start(ledger=save.ledger, version=5)
+    assert [str(start.name) for start in again.of(c.StartProcess)] == ["ps-0", "worker-2"]
+    again.attach(again.ps(0), again.worker(2))
+    first = again.lease(2)
+    assert (first.shard, first.offset, first.attempt) == (lease.shard, 8, 1)
+    again.finish(2, first)
+    again.train_all(2)
+    assert again.total == {"expected": 128, "trained": 128, "repeated": 0, "bad": 0, "lost": 0}
+
+
+def test_stopping_twice_ends_without_grace(bench):
+    job = bench(num_workers=1)
+    job.up()
+    job.lease()
+    job.put(e.StopRequested(0, "first"))
+    commands = job.put(e.StopRequested(0, "second"))
+    assert [(stop.name, stop.grace_s) for stop in job.of(c.StopProcess, commands)] == [(job.worker(0), 0.0)]
+
+
+def test_a_stop_before_anything_was_trained_ends_at_once(bench):
+    job = bench()
+    job.start()
+    job.put(e.StopRequested(0, "no"))
+    job.die(job.worker(0), ExitFacts(signal=15, asked=True))
+    job.die(job.ps(0), ExitFacts(signal=15, asked=True))
+    assert job.finished.exit_code == ExitCode.INTERRUPTED
+    assert not job.of(c.TakeSnapshot)
+
+
+def test_a_stop_before_the_data_was_counted_ends_at_once(bench):
+    job = bench()
+    job.put(e.StopRequested(0, "no"))
+    assert job.finished.exit_code == ExitCode.INTERRUPTED
+    assert job.start() == []
+
+
+def test_a_stop_does_not_wait_for_servers_that_do_not_come_back(bench):
+    job = bench()
+    job.up()
+    job.progress(0, job.lease(), 8)
+    job.die(job.ps(0))
+    job.put(e.StopRequested(0, "Ctrl-C"))
+    job.die(job.worker(0), ExitFacts(exit_code=66, asked=True))
+    job.fenced(0)
+    job.tick(20)
+    assert job.state.status().phase == "checkpointing"
+    job.tick(11)
+    job.tick(31)
+    assert job.finished.exit_code == ExitCode.INTERRUPTED
+    assert "could not be taken" in job.finished.message
+    assert job.finished.hint == ""
+
+
+# -- the ledger of a checkpoint
+
+
+def test_a_checkpoints_ledger_is_at_the_cut_and_not_at_the_reports(bench):
+    job = bench(num_workers=2)
+    job.up(2)
+    first, second, other = job.lease(0), job.lease(0), job.lease(1)
+    job.progress(0, first, 8)
+    job.put(e.CheckpointRequested(0))
+    save = cut(job, **{"worker-0": Applied(second.shard.id, 0, 8), "worker-1": Applied(other.shard.id, 0, 16)})
+    assert job.total["trained"] == 8
+    again = bench()
+    again.start(ledger=save.ledger)
+    assert again.total["trained"] == 16 + 8 + 16
+    again.attach(again.ps(0), again.worker(2))
+    lease = again.lease(2)
+    assert (lease.shard, lease.offset, lease.attempt) == (second.shard, 8, 1)
+    again.finish(2, lease)
+    again.train_all(2)
+    assert again.total["lost"] == 0
+
+
+def test_a_resumed_job_keeps_cut_and_order_and_may_have_more_epochs(bench):
+    job = bench(shuffle="records", seed=7, records_per_task=8)
+    job.up()
+    seen = [(lease.shard.begin, lease.order_seed) for lease in (job.lease(), job.lease())]
+    again = bench(shuffle="records", seed=8, records_per_task=32, num_epochs=2)
+    again.start(ledger=job.state.ledger_json())
+    again.attach(again.ps(0), again.worker(1))
+    leases = [again.lease(1), again.lease(1)]
+    assert [(lease.shard.begin, lease.order_seed) for lease in leases] == seen
+    for lease in leases:
+        again.finish(1, lease)
+    again.train_all(1)
+    assert [epoch["trained"] for epoch in again.state.receipt()["epochs"]] == [64, 64]
+
+
+def test_shard_ids_are_not_used_again_after_a_resume(bench):
+    job = bench(num_epochs=2)
+    job.up()
+    job.train_all()
+    again = bench(num_epochs=3)
+    again.start(ledger=job.state.ledger_json())
+    again.attach(again.ps(0), again.worker(1))
+    assert again.lease(1).shard.id == 8
+
+
+@pytest.mark.parametrize("now", [(Source("a", 65),), (Source("a", 64, "other"),), (Source("a", 64), Source("b", 1)), ()])
+def test_a_resume_on_other_data_is_refused_in_words(bench, now):
+    job = bench()
+    job.up()
+    again = bench()
+    again.start(ledger=job.state.ledger_json(), training=now)
+    assert again.finished.exit_code == ExitCode.JOB_FAILED
+    assert "the training data changed since the checkpoint" in again.finished.message
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda text: text[:-9], lambda text: "[]", lambda text: text.replace('"format": 1', '"format": 9')]
+)
+def test_a_ledger_that_cannot_be_read_is_refused_in_words(bench, damage):
+    job = bench()
+    job.up()
+    again = bench()
+    again.start(ledger=damage(job.state.ledger_json()))
+    assert again.finished.exit_code == ExitCode.JOB_FAILED
+    assert "ledger" in again.finished.message
+
+
+def test_a_cut_that_nobody_waits_for_is_dropped(bench):
+    job = bench()
+    job.up()
+    assert c.DropSnapshot(SnapshotId(42)) in job.put(e.SnapshotCut(0, SnapshotId(42), 1, {}))
+    job.put(e.SnapshotFailed(0, SnapshotId(42), "x"))
+    assert not job.said("no checkpoint")
+
+
+def test_the_ledger_is_json_of_plain_values(bench):
+    job = bench()
+    job.up()
+    job.lease()
+    assert json.loads(job.state.ledger_json())["counts"][0]["expected"] == 64

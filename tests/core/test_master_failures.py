@@ -1,0 +1,115 @@
+"""One cause out of the facts of an exit, and what each cause may spend."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticdl.cluster.base import ExitFacts
+from elasticdl.master.core.failures import Budgets, Cause, Verdict, verdict
+
+pytestmark = pytest.mark.core
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 3\nValueError: no\n'
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause", "words", "blames_work"),
+    [
+        (ExitFacts(exit_code=64, log_tail=TRACEBACK), Cause.USER_ERROR, "ValueError: no", True),
+        (ExitFacts(exit_code=1, log_tail=TRACEBACK), Cause.USER_ERROR, "ValueError: no", True),
+        (
+            ExitFacts(exit_code=1, log_tail="Traceback (most recent call last):\nelasticdl.errors.TransientError: away"),
+            Cause.INFRASTRUCTURE,
+            "away",
+            True,
+        ),
+        (ExitFacts(exit_code=3, log_tail="bye"), Cause.INFRASTRUCTURE, "exit code 3: bye", True),
+        (ExitFacts(exit_code=137, reason="OOMKilled"), Cause.OUT_OF_MEMORY, "memory", True),
+        (ExitFacts(signal=9, reason="OOMKilled"), Cause.OUT_OF_MEMORY, "memory", True),
+        (ExitFacts(exit_code=137), Cause.INFRASTRUCTURE, "SIGKILL", False),
+        (ExitFacts(signal=9), Cause.INFRASTRUCTURE, "signal 9 (SIGKILL)", False),
+        (ExitFacts(signal=6), Cause.INFRASTRUCTURE, "SIGABRT", False),
+        (ExitFacts(signal=11), Cause.INFRASTRUCTURE, "SIGSEGV", True),
+        (ExitFacts(signal=200), Cause.INFRASTRUCTURE, "signal 200", False),
+        (ExitFacts(exit_code=66), Cause.DRAINED, "drained", False),
+        (ExitFacts(exit_code=65), Cause.FENCED, "replaced", False),
+        (ExitFacts(exit_code=0), Cause.INFRASTRUCTURE, "there is work left", True),
+        (ExitFacts(signal=15, asked=True), Cause.DRAINED, "as asked", False),
+        (ExitFacts(exit_code=0, asked=True), Cause.DRAINED, "as asked", False),
+        (ExitFacts(reason="NeverStarted", asked=True), Cause.DRAINED, "as asked", False),
+        (
+            ExitFacts(exit_code=143, conditions=("DisruptionTarget:PreemptionByScheduler",)),
+            Cause.PREEMPTED,
+            "higher priority",
+            False,
+        ),
+        (
+            ExitFacts(signal=15, conditions=("Ready:False", "DisruptionTarget:EvictionByEvictionAPI")),
+            Cause.EVICTED,
+            "evicted",
+            False,
+        ),
+        (ExitFacts(conditions=("DisruptionTarget:DeletionByTaintManager",)), Cause.NODE_LOST, "tainted", False),
+        (ExitFacts(conditions=("DisruptionTarget:SomethingNew",)), Cause.EVICTED, "SomethingNew", False),
+        (ExitFacts(reason="Evicted"), Cause.EVICTED, "evicted", False),
+        (ExitFacts(), Cause.NODE_LOST, "nothing is known", False),
+    ],
+)
+def test_facts_of_an_exit_give_one_cause_in_words(facts, cause, words, blames_work):
+    told = verdict(facts)
+    assert (told.cause, told.blames_work) == (cause, blames_work)
+    assert words in told.text
+
+
+def test_exit_code_0_is_the_end_of_whoever_was_told_that_there_is_no_more_work():
+    assert verdict(ExitFacts(exit_code=0), finished=True).cause is Cause.FINISHED
+
+
+@pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.DRAINED])
+def test_what_a_cluster_does_never_spends_a_budget(cause):
+    budgets = Budgets(0)
+    assert not any(budgets.died("worker-1", Verdict(cause, "x"), blamed_on_shard=False) for _ in range(1000))
+
+
+def test_user_errors_end_the_job_after_max_relaunches():
+    budgets, told = Budgets(2), Verdict(Cause.USER_ERROR, "ValueError: no", blames_work=True)
+    assert [bool(budgets.died("worker-1", told, blamed_on_shard=False)) for _ in range(3)] == [False, False, True]
+    assert "ValueError: no" in budgets.user_error("worker-1: ValueError: no")
+
+
+def test_a_user_error_that_is_blamed_on_a_shard_spends_nothing_else():
+    budgets, told = Budgets(0), Verdict(Cause.USER_ERROR, "x", blames_work=True)
+    assert not budgets.died("worker-1", told, blamed_on_shard=True)
+
+
+def test_the_fourth_death_out_of_memory_ends_the_job():
+    budgets, told = Budgets(0), Verdict(Cause.OUT_OF_MEMORY, "killed for memory")
+    assert [bool(budgets.died("w", told, blamed_on_shard=False)) for _ in range(4)] == [False, False, False, True]
+
+
+def test_crashes_end_the_job_only_if_nothing_gets_done_between_them():
+    budgets, told = Budgets(0), Verdict(Cause.INFRASTRUCTURE, "exit code 3: bye", blames_work=True)
+    for _ in range(20):
+        assert not budgets.died("w", told, blamed_on_shard=False)
+        budgets.progressed()
+    reasons = [budgets.died("w", told, blamed_on_shard=False) for _ in range(5)]
+    assert [bool(reason) for reason in reasons] == [False] * 4 + [True]
+    assert "exit code 3: bye" in reasons[-1]
+
+
+def test_kills_from_outside_are_borne_much_longer_than_crashes():
+    budgets, told = Budgets(0), verdict(ExitFacts(signal=9))
+    assert not any(budgets.died("w", told, blamed_on_shard=False) for _ in range(30))
+
+
+def test_the_pause_before_a_start_grows_to_5_s_and_ends_with_progress():
+    budgets, told = Budgets(0), verdict(ExitFacts(signal=9))
+    pauses = []
+    for _ in range(8):
+        pauses.append(budgets.back_off_s())
+        budgets.died("w", told, blamed_on_shard=False)
+    assert pauses[0] == 0
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 5.0
+    budgets.progressed()
+    assert budgets.back_off_s() == 0

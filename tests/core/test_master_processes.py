@@ -1,0 +1,249 @@
+"""Processes come, end and come back: names, causes, back-off, refusals, scaling, servers."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticdl.cluster.base import ExitFacts
+from elasticdl.errors import ExitCode
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.core.orders import ImpossibleTransition
+
+pytestmark = pytest.mark.core
+
+
+def started(job, commands=None) -> list[str]:
+    return [str(command.name) for command in job.of(c.StartProcess, commands)]
+
+
+def entry(job, name):
+    return next(process for process in job.state.status().processes if process.name == name)
+
+
+def test_a_job_starts_all_its_servers_and_the_most_workers_it_may_have(bench):
+    job = bench(num_workers="1:3", num_ps_pods=2)
+    assert started(job, job.start()) == ["ps-0", "ps-1", "worker-0", "worker-1", "worker-2"]
+    assert started(job, job.tick(1)) == []
+    scale = job.state.status().scale
+    assert (scale.low, scale.high, scale.requested, scale.observed) == (1, 3, 3, 0)
+
+
+def test_nothing_starts_before_the_data_was_counted(bench):
+    job = bench()
+    assert job.tick(1) == []
+    assert job.state.status().message == "the data is being counted"
+
+
+def test_a_worker_comes_back_under_a_new_index_and_a_server_under_the_next_incarnation(bench):
+    job = bench()
+    job.up()
+    assert started(job, job.die(job.worker(0))) == ["worker-1"]
+    assert started(job, job.die(job.ps(0))) == ["ps-0.1"]
+    assert started(job, job.die(job.ps(0))) == []
+    job.attach(job.ps(0, 1))
+    assert started(job, job.die(job.ps(0, 1))) == ["ps-0.2"]
+
+
+def test_every_end_is_told_with_its_cause(bench):
+    job = bench(num_workers=1)
+    job.up()
+    job.die(job.worker(0), ExitFacts(exit_code=143, conditions=("DisruptionTarget:PreemptionByScheduler",)))
+    told = [command for command in job.of(c.Announce) if command.cause]
+    assert [(one.process, one.cause) for one in told] == [("worker-0", "preempted")]
+    assert entry(job, "worker-0").cause == "preempted"
+    assert "higher priority" in entry(job, "worker-0").message
+
+
+def test_starts_wait_longer_and_longer_while_nothing_gets_done(bench):
+    job = bench()
+    job.up()
+    delays = []
+    for index in range(7):
+        (start,) = job.of(c.StartProcess, job.die(job.worker(index)))
+        delays.append(start.delay_s)
+    assert delays == sorted(delays)
+    assert (delays[0], delays[-1]) == (0.0, 5.0)
+
+
+def test_a_process_that_crashes_at_once_again_and_again_fails_the_job(bench):
+    job = bench()
+    job.up()
+    for index in range(5):
+        job.die(job.worker(index), ExitFacts(exit_code=3, log_tail="cannot open display"))
+    assert "cannot open display" in job.state.status().outcome
+
+
+def test_addresses_of_servers_are_published_whenever_one_comes_or_goes(bench):
+    job = bench(num_ps_pods=2)
+    job.start()
+    job.attach(job.ps(1), job.ps(0))
+    job.die(job.ps(0))
+    job.attach(job.ps(0, 1))
+    assert [command.addresses for command in job.of(c.PublishServers)] == [
+        ("", "at-ps-1"),
+        ("at-ps-0", "at-ps-1"),
+        ("", "at-ps-1"),
+        ("at-ps-0.1", "at-ps-1"),
+    ]
+
+
+def test_updates_that_a_server_lost_are_counted_and_shown(bench):
+    job = bench(num_ps_pods=2)
+    job.up()
+    job.put(e.VersionAdvanced(0, 120))
+    job.die(job.ps(1))
+    assert "ps-1" in job.refused()
+    job.attach(job.ps(1, 1), restored=100)
+    assert job.state.status().updates_lost == 20
+    assert job.said("20 updates of its part are lost")
+    job.lease()
+
+
+def test_leases_stay_valid_while_a_server_is_away(bench):
+    job = bench()
+    job.up()
+    lease = job.lease()
+    job.die(job.ps(0))
+    job.progress(0, lease, 8)
+    assert job.total["trained"] == 8
+    assert any("ps-0.1" in reason for reason in job.state.status().waiting)
+
+
+def test_a_server_that_just_came_up_does_not_take_the_version_back(bench):
+    job = bench(checkpoint_steps=10)
+    job.start(version=100)
+    job.attach(job.ps(0), restored=100)
+    job.put(e.VersionAdvanced(0, 0))
+    assert job.state.status().version == 100
+    assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 101))) == []
+    assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 110)))
+
+
+def test_a_refused_creation_is_tried_again_under_the_same_name_with_its_reason_shown(bench):
+    job = bench(num_workers=1)
+    job.start()
+    job.put(e.CreateFailed(0, job.worker(0), "quota cpu 8/8", retry=True))
+    assert any("worker-0" in reason and "quota cpu 8/8" in reason for reason in job.state.status().waiting)
+    assert started(job, job.tick(0.5)) == []
+    assert started(job, job.tick(0.6)) == ["worker-0"]
+    job.put(e.CreateFailed(0, job.worker(0), "quota cpu 8/8", retry=True))
+    assert started(job, job.tick(1.5)) == []
+    assert started(job, job.tick(0.6)) == ["worker-0"]
+    job.attach(job.worker(0))
+    assert entry(job, "worker-0").state == "ready"
+
+
+def test_a_creation_that_is_never_allowed_fails_the_job_as_refused(bench):
+    job = bench()
+    job.start()
+    job.put(e.CreateFailed(0, job.worker(0), "pods is forbidden", retry=False))
+    assert job.state.status().exit_code == ExitCode.CLUSTER_REFUSED
+    assert "forbidden" in job.state.status().outcome
+
+
+def test_a_worker_too_many_for_the_cluster_is_done_without(bench):
+    job = bench(num_workers="1:3")
+    job.up(1)
+    job.put(e.CreateFailed(0, job.worker(2), "pods is forbidden", retry=False))
+    assert job.state.status().exit_code is None
+    assert job.state.status().scale.high == 2
+
+
+def test_scaling_up_starts_and_scaling_down_drains_the_newest(bench):
+    job = bench(num_workers=2)
+    job.up(2)
+    assert started(job, job.put(e.ScaleRequested(0, 1, 4))) == ["worker-2", "worker-3"]
+    commands = job.put(e.ScaleRequested(0, 1, 1))
+    assert [(str(stop.name), stop.grace_s) for stop in job.of(c.StopProcess, commands)] == [
+        ("worker-1", 30.0),
+        ("worker-2", 30.0),
+        ("worker-3", 30.0),
+    ]
+    assert started(job, job.die(job.worker(1), ExitFacts(exit_code=66, asked=True))) == []
+    assert "scaled down" in entry(job, "worker-1").message
+
+
+def test_an_impossible_scale_is_refused_in_words(bench):
+    job = bench(num_workers=2)
+    job.up(2)
+    job.put(e.ScaleRequested(0, 3, 1))
+    job.put(e.ScaleRequested(0, 0, 0))
+    assert job.said("expected 1 <= MIN <= MAX")
+    assert job.state.status().scale.high == 2
+
+
+def test_a_silent_process_is_ended_and_replaced_without_waiting_for_its_end(bench):
+    job = bench()
+    job.up()
+    commands = job.put(e.ProcessSilent(0, job.worker(0), 10.0))
+    assert job.of(c.StopProcess, commands)[0].grace_s == 0
+    assert started(job, commands) == ["worker-1"]
+    assert entry(job, "worker-0").state == "lost"
+    job.die(job.worker(0))
+    assert (entry(job, "worker-0").state, entry(job, "worker-0").cause) == ("ended", "silent")
+
+
+def test_a_process_whose_end_is_never_seen_is_written_off(bench):
+    job = bench()
+    job.up()
+    job.put(e.ProcessSilent(0, job.worker(0), 10.0))
+    job.tick(31)
+    assert entry(job, "worker-0").state == "ended"
+    assert "its end was never seen" in entry(job, "worker-0").message
+
+
+def test_a_process_that_runs_but_never_presents_itself_is_replaced(bench):
+    job = bench()
+    job.start()
+    job.attach(job.ps(0))
+    job.put(e.ProcessSeen(0, job.worker(0), running=True, where="node-1"))
+    assert started(job, job.tick(299)) == []
+    assert started(job, job.tick(2)) == ["worker-1"]
+    assert entry(job, "worker-0").where == "node-1"
+
+
+def test_why_a_process_does_not_run_yet_is_shown(bench):
+    job = bench()
+    job.start()
+    job.put(e.ProcessSeen(0, job.worker(0), running=False, waiting_for="pulling the image"))
+    assert "worker-0 is pending: pulling the image" in job.state.status().waiting
+    assert job.of(c.StopProcess, job.tick(10_000)) == []
+
+
+def test_a_process_that_nobody_ordered_is_ended(bench):
+    job = bench()
+    job.start()
+    (stop,) = job.of(c.StopProcess, job.put(e.ProcessSeen(0, job.worker(9), running=True)))
+    assert stop.name == job.worker(9)
+    (revoke,) = job.attach(job.worker(9))
+    assert isinstance(revoke, c.RevokeLeases)
+
+
+def test_memory_is_tried_three_times_more_then_the_failure_says_so(bench):
+    job = bench(max_failed_shards=99)
+    job.up()
+    for index in range(4):
+        job.die(job.worker(index), ExitFacts(exit_code=137, reason="OOMKilled"))
+        job.attach(job.worker(index + 1))
+    assert "memory" in job.state.status().outcome
+
+
+def test_no_worker_is_started_for_which_there_is_no_work(bench):
+    job = bench(num_workers=2)
+    job.up(2)
+    for _ in range(3):
+        job.finish(0, job.lease(0))
+    job.lease(0)
+    assert started(job, job.die(job.worker(1))) == []
+
+
+def test_a_contradiction_tells_the_events_that_led_to_it(bench):
+    job = bench()
+    job.up()
+    with pytest.raises(ImpossibleTransition, match=r"(?s)the last events:.*ProcessAttached.*Strange"):
+        job.put(Strange(0))
+
+
+class Strange(e.Event):
+    """No event of this version."""

@@ -1,0 +1,208 @@
+"""Evaluation at one stated version: each validation shard is added exactly once, whatever happens to workers and servers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from elasticdl.cluster.base import ExitFacts
+from elasticdl.job import Action
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.shard import SnapshotId, Task
+
+pytestmark = pytest.mark.core
+
+ONE = {"auc": ((1.0, 2.0), (0.5,))}
+
+
+def training(bench, **flags):
+    job = bench(validation_data="v", evaluation_steps=10, num_workers=2, num_epochs=9, **flags)
+    job.up(2)
+    return job
+
+
+def open_round(job, version=10) -> SnapshotId:
+    job.put(e.VersionAdvanced(0, version))
+    snapshot = job.of(c.TakeSnapshot)[-1].snapshot
+    job.put(e.SnapshotCut(0, snapshot, version + 1, {}))
+    return snapshot
+
+
+def test_a_round_begins_when_the_version_crosses_the_steps(bench):
+    job = training(bench)
+    assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 9))) == []
+    (take,) = job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 13)))
+    assert take.purpose is c.Purpose.EVALUATION
+    assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 27))) == []
+
+
+def test_a_round_begins_by_seconds_only_if_something_was_learned(bench):
+    job = bench(validation_data="v", evaluation_seconds=60, num_workers=1)
+    job.up()
+    assert job.of(c.TakeSnapshot, job.tick(61)) == []
+    job.put(e.VersionAdvanced(0, 5))
+    assert len(job.of(c.TakeSnapshot)) == 1
+
+
+def test_the_round_names_its_view_and_version_and_comes_before_training(bench):
+    job = training(bench)
+    snapshot = open_round(job)
+    lease = job.lease(0)
+    assert (lease.task, lease.snapshot, lease.version, lease.round) == (Task.EVALUATION, snapshot, 11, 0)
+
+
+def test_states_are_added_elementwise_and_once_then_one_worker_sums_up(bench):
+    job = training(bench, records_per_task=8)
+    snapshot = open_round(job)
+    first, second = job.lease(0), job.lease(1)
+    job.finish(0, first, metrics=ONE)
+    job.finish(0, first, metrics=ONE)
+    job.finish(1, second, metrics={"auc": ((10.0, 20.0), (0.25,))})
+    lease = job.lease(1)
+    assert lease.task is Task.SUMMARY
+    assert json.loads(lease.payload) == {"round": 0, "version": 11, "epoch": 0, "metrics": {"auc": [[11.0, 22.0], [0.75]]}}
+    assert job.lease(0).task is Task.TRAINING
+    job.put(e.SummaryReported(0, job.worker(0), 0, {"auc": 0.1}))
+    assert job.of(c.RecordMetrics) == []
+    commands = job.put(e.SummaryReported(0, job.worker(1), 0, {"auc": 0.9}))
+    assert job.of(c.RecordMetrics, commands) == [c.RecordMetrics("evaluation", 11, 0, {"auc": 0.9})]
+    assert c.DropSnapshot(snapshot) in commands
+    assert job.state.status().metrics == {"auc": 0.9}
+
+
+def test_a_dead_workers_validation_shard_is_evaluated_again_from_its_beginning(bench):
+    job = training(bench)
+    open_round(job)
+    lease = job.lease(0)
+    job.progress(0, lease, 8)
+    job.die(job.worker(0))
+    again = job.lease(1)
+    assert (again.shard, again.attempt, again.offset) == (lease.shard, 1, 0)
+    job.finish(0, lease, metrics=ONE)
+    job.finish(1, again, metrics=ONE)
+    assert job.state.status().shards["evaluation"].done == 1
+
+
+def test_a_dead_workers_summary_is_asked_of_another(bench):
+    job = training(bench)
+    open_round(job)
+    job.finish(0, job.lease(0), metrics=ONE)
+    assert job.lease(0).task is Task.SUMMARY
+    job.die(job.worker(0))
+    again = job.lease(1)
+    assert (again.task, again.attempt) == (Task.SUMMARY, 1)
+
+
+def test_states_of_another_shape_fail_the_shard_and_not_the_sum(bench):
+    job = training(bench, records_per_task=8)
+    open_round(job)
+    first, second = job.lease(0), job.lease(1)
+    job.finish(0, first, metrics=ONE)
+    job.finish(1, second, metrics={"auc": ((1.0,), (0.5,))})
+    again = job.lease(1)
+    assert (again.shard, again.attempt) == (second.shard, 1)
+    job.finish(1, again, metrics={"other": ((1.0, 2.0), (0.5,))})
+    third = job.lease(1)
+    job.finish(1, third, metrics=ONE)
+    assert json.loads(job.lease(0).payload)["metrics"] == {"auc": [[2.0, 4.0], [1.0]]}
+
+
+def test_a_round_whose_view_goes_with_a_server_is_begun_again(bench):
+    job = training(bench)
+    open_round(job)
+    lease = job.lease(0)
+    commands = job.die(job.ps(0))
+    assert job.of(c.RevokeLeases, commands)[0].worker == job.worker(0)
+    job.attach(job.ps(0, 1), restored=None)
+    job.finish(0, lease, metrics=ONE)
+    commands = job.tick(6)
+    (take,) = job.of(c.TakeSnapshot, commands)
+    job.put(e.SnapshotCut(0, take.snapshot, 12, {}))
+    assert job.lease(1).version == 12
+
+
+def test_training_leases_of_a_revoked_worker_come_back_when_its_last_reports_are_in(bench):
+    job = training(bench)
+    trained = job.lease(0)
+    open_round(job)
+    job.lease(0)
+    job.die(job.ps(0))
+    job.progress(0, trained, 8)
+    job.tick(10)
+    assert job.total["trained"] == 8
+    job.attach(job.ps(0, 1))
+    job.progress(0, trained, 16)
+    job.tick(2)
+    assert job.state.status().shards["training"].leased == 1
+    job.tick(2)
+    assert job.state.status().shards["training"].leased == 0
+    assert job.total["trained"] == 16
+
+
+def test_a_cut_that_fails_or_is_never_answered_is_tried_again(bench):
+    job = training(bench)
+    job.put(e.VersionAdvanced(0, 10))
+    job.put(e.SnapshotFailed(0, SnapshotId(0), "ps-0 did not answer"))
+    assert job.said("ps-0 did not answer")
+    assert len(job.of(c.TakeSnapshot)) == 1
+    job.tick(6)
+    assert len(job.of(c.TakeSnapshot)) == 2
+    job.tick(121)
+    assert job.said("no answer from the servers")
+    commands = job.put(e.SnapshotCut(0, SnapshotId(1), 10, {}))
+    assert job.of(c.DropSnapshot, commands) == [c.DropSnapshot(SnapshotId(1))]
+
+
+def test_the_final_round_comes_after_all_training_and_before_the_end(bench):
+    job = bench(validation_data="v", num_workers=1)
+    job.up()
+    job.train_all()
+    assert job.state.status().phase == "evaluating"
+    job.put(e.SnapshotCut(0, job.of(c.TakeSnapshot)[-1].snapshot, 8, {}))
+    job.finish(0, job.lease(), metrics=ONE)
+    job.lease()
+    assert not job.of(c.WorkFinished)
+    job.put(e.SummaryReported(0, job.worker(0), 0, {"auc": 0.9}))
+    assert job.of(c.WorkFinished)
+    assert job.state.status().rounds[0].values == {"auc": 0.9}
+
+
+def test_a_callback_in_the_summary_may_end_training(bench):
+    job = training(bench)
+    open_round(job)
+    job.finish(0, job.lease(0), metrics=ONE)
+    job.lease(0)
+    job.put(e.SummaryReported(0, job.worker(0), 0, {"auc": 0.9}, stop_training=True))
+    assert job.said("training ends early")
+    assert job.state.status().phase == "evaluating"
+    assert job.total["expected"] == 0
+
+
+def test_elasticdl_evaluate_is_one_round_on_the_restored_parameters(bench):
+    job = bench(Action.EVALUATE)
+    job.up(version=40)
+    job.put(e.VersionAdvanced(0, 40))
+    lease = job.lease()
+    assert (lease.task, lease.snapshot, lease.version) == (Task.EVALUATION, None, 40)
+    job.finish(0, lease, metrics=ONE)
+    assert job.lease().task is Task.SUMMARY
+    job.put(e.SummaryReported(0, job.worker(0), 0, {"auc": 0.9}))
+    job.die(job.worker(0), ExitFacts(exit_code=0))
+    job.die(job.ps(0), ExitFacts(exit_code=0, asked=True))
+    assert job.finished.exit_code == 0
+    assert not job.of(c.TakeSnapshot)
+    assert job.total == {"expected": 16, "trained": 16, "repeated": 0, "bad": 0, "lost": 0}
+
+
+def test_validation_code_that_always_fails_fails_the_job_with_its_reasons(bench):
+    job = training(bench)
+    open_round(job)
+    for index, name in enumerate([0, 1, 2]):
+        lease = job.lease(name)
+        job.put(e.TaskFailed(0, job.worker(name), Task.EVALUATION, lease.shard.id, index, f"metric broke {index}"))
+        job.die(job.worker(name), ExitFacts(exit_code=64))
+        job.attach(job.worker(index + 2))
+    assert "metric broke 0" in job.state.status().outcome
+    assert "metric broke 2" in job.state.status().outcome

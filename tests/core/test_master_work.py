@@ -1,0 +1,294 @@
+"""Who gets which lease, what counts of what they say, and what becomes of the work of those who are gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticdl.cluster.base import ExitFacts
+from elasticdl.job import Action
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.shard import Applied, ShardId, Task
+
+pytestmark = pytest.mark.core
+
+USER_ERROR = ExitFacts(exit_code=64, log_tail="ValueError: no")
+
+
+def test_nothing_is_leased_before_every_server_is_there(bench):
+    job = bench(num_ps_pods=2)
+    job.start()
+    job.attach(job.ps(0), job.worker(0))
+    assert "ps-1" in job.refused()
+    job.attach(job.ps(1))
+    assert job.lease().task is Task.TRAINING
+
+
+def test_a_worker_has_two_leases_at_most(bench):
+    job = bench()
+    job.up()
+    first = job.lease()
+    job.lease()
+    assert "2 leases" in job.refused()
+    job.finish(0, first)
+    job.lease()
+
+
+def test_a_worker_that_nobody_knows_or_that_was_given_up_is_told_so(bench):
+    job = bench()
+    job.up()
+    lease = job.lease()
+    job.put(e.ProcessSilent(0, job.worker(0), 10.0))
+    for name in (job.worker(0), job.worker(7), job.ps(0)):
+        (command,) = job.put(e.LeaseRequested(0, name))
+        assert isinstance(command, c.RevokeLeases)
+    job.progress(0, lease, 8)
+    assert job.total["trained"] == 0
+    assert not job.state.may_attach(job.worker(0))
+    assert not job.state.may_attach(job.worker(7))
+
+
+def test_a_late_or_repeated_report_counts_nothing(bench):
+    job = bench(num_workers=2)
+    job.up(2)
+    lease = job.lease(0)
+    for _ in range(3):
+        job.progress(0, lease, 8)
+    job.progress(1, lease, 16)
+    assert job.total["trained"] == 8
+    job.finish(0, lease)
+    job.finish(0, lease)
+    assert job.total["trained"] == 16
+
+
+def test_a_killed_worker_is_fenced_and_its_rest_is_leased_again_at_the_offset_that_all_servers_have(bench):
+    job = bench(num_workers=2, num_ps_pods=2)
+    job.up(2)
+    lease = job.lease(0)
+    job.progress(0, lease, 4)
+    commands = job.die(job.worker(0))
+    assert job.of(c.FenceWorker, commands) == [c.FenceWorker(job.worker(0))]
+    assert job.of(c.StartProcess, commands) == [c.StartProcess(job.worker(2), 0.0)]
+    assert any("settled" in reason for reason in job.state.status().waiting)
+    applied = Applied(lease.shard.id, 0, 8)
+    job.fenced(0, applied, Applied(lease.shard.id, 0, 4))
+    again = job.lease(1)
+    assert (again.shard, again.attempt, again.offset) == (lease.shard, 1, 4)
+    assert (job.total["trained"], job.total["repeated"]) == (4, 4)
+    job.fenced(0, applied, applied)
+    assert (job.total["trained"], job.total["repeated"]) == (4, 4)
+
+
+def test_an_unanswered_fence_is_asked_for_again(bench):
+    job = bench()
+    job.up()
+    job.lease()
+    job.die(job.worker(0))
+    assert job.of(c.FenceWorker, job.tick(29)) == []
+    assert job.of(c.FenceWorker, job.tick(2)) == [c.FenceWorker(job.worker(0))]
+
+
+def test_a_draining_worker_gives_back_its_leases_and_is_settled_by_one_fence(bench):
+    job = bench(num_workers=2)
+    job.up(2)
+    first, second = job.lease(0), job.lease(0)
+    returned = [Applied(first.shard.id, 0, 8), Applied(second.shard.id, 0, 0)]
+    assert job.of(c.FenceWorker, job.put(e.LeaseReturned(0, job.worker(0), returned[0]))) == []
+    assert job.of(c.FenceWorker, job.put(e.LeaseReturned(0, job.worker(0), returned[1]))) == [c.FenceWorker(job.worker(0))]
+    assert "draining" in job.refused(0)
+    job.fenced(0, returned[0])
+    job.die(job.worker(0), ExitFacts(exit_code=66))
+    again = job.lease(1)
+    assert (again.shard, again.offset, again.attempt) == (first.shard, 8, 1)
+    assert job.total["repeated"] == 0
+    assert next(p for p in job.state.status().processes if p.name == "worker-0").cause == "drained"
+
+
+def test_a_lease_that_never_reached_its_worker_goes_back_and_the_worker_goes_on(bench):
+    job = bench()
+    job.up()
+    lease = job.lease()
+    commands = job.put(e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, 0, 0), taken=False))
+    assert job.of(c.FenceWorker, commands) == []
+    again = job.lease()
+    assert (again.shard, again.attempt) == (lease.shard, 1)
+
+
+def test_a_worker_without_progress_is_replaced_after_ten_times_the_usual(bench):
+    job = bench(num_workers=2, records_per_task=8)
+    job.up(2)
+    for index in (0, 1):
+        lease = job.lease(index)
+        job.t += 5
+        job.finish(index, lease)
+    lease = job.lease(0)
+    assert job.of(c.StopProcess, job.tick(49)) == []
+    commands = job.tick(2)
+    (stop,) = job.of(c.StopProcess, commands)
+    assert (stop.name, stop.grace_s) == (job.worker(0), 0.0)
+    assert "no progress for 51 s" in stop.reason
+    assert job.of(c.FenceWorker, commands)
+    assert job.of(c.StartProcess, commands)[0].name == job.worker(2)
+    job.fenced(0, None)
+    assert job.lease(1).shard == lease.shard
+    job.progress(0, lease, 8)
+    job.die(job.worker(0))
+    gone = next(p for p in job.state.status().processes if p.name == "worker-0")
+    assert (gone.state, gone.cause) == ("ended", "straggler")
+
+
+def test_nobody_is_a_straggler_while_a_server_is_away_or_the_master_was_stopped(bench):
+    job = bench()
+    job.up()
+    job.lease()
+    job.die(job.ps(0))
+    assert job.of(c.StopProcess, job.tick(1000)) == []
+    job.attach(job.ps(0, 1))
+    assert job.of(c.StopProcess, job.tick(200)) == []
+    job.t += 1000
+    assert job.of(c.StopProcess, job.put(e.Tick(0, stalled_s=1000.0))) == []
+    assert job.of(c.StopProcess, job.tick(301))
+
+
+def test_a_shard_whose_code_fails_three_times_fails_the_job_with_all_reasons(bench):
+    job = bench(num_workers=1)
+    job.up()
+    for attempt in range(3):
+        lease = job.lease(attempt)
+        assert lease.attempt == attempt
+        job.put(e.TaskFailed(0, job.worker(attempt), Task.TRAINING, lease.shard.id, attempt, f"m.py:7: reason {attempt}"))
+        job.die(job.worker(attempt), USER_ERROR)
+        job.fenced(attempt, None)
+        job.attach(job.worker(attempt + 1))
+    job.tick(31)
+    assert job.finished.exit_code == 1
+    assert all(f"m.py:7: reason {attempt}" in job.finished.message for attempt in range(3))
+    assert "--max-failed-shards 0" in job.finished.message
+
+
+def test_a_shard_that_kills_its_workers_is_parked_within_the_limit_and_the_rest_is_trained(bench):
+    job = bench(max_failed_shards=1, max_relaunches=0)
+    job.up()
+    bad = None
+    for index in range(30):
+        if job.state.status().phase != "working":
+            break
+        lease = job.lease(index)
+        bad = bad or lease.shard
+        if lease.shard == bad:
+            job.die(job.worker(index), ExitFacts(signal=11))
+            job.fenced(index, None)
+        else:
+            job.finish(index, lease)
+            job.die(job.worker(index), ExitFacts(exit_code=66))
+        job.attach(job.worker(index + 1))
+    assert job.total == {"expected": 64, "trained": 48, "repeated": 0, "bad": 0, "lost": 16}
+    (story,) = job.state.status().parked
+    assert story.count("SIGSEGV") == 3
+
+
+def test_kills_from_outside_never_park_a_shard(bench):
+    job = bench()
+    job.up()
+    for index in range(10):
+        lease = job.lease(index)
+        assert lease.attempt == index
+        job.die(job.worker(index))
+        job.fenced(index, None)
+        job.attach(job.worker(index + 1))
+    assert job.state.status().parked == ()
+
+
+def test_a_fatal_failure_ends_the_job_at_once(bench):
+    job = bench()
+    job.up()
+    job.put(e.TaskFailed(0, job.worker(0), None, None, 0, "loss is NaN in layer dense_1", fatal=True))
+    assert job.state.status().exit_code == 1
+    assert "dense_1" in job.state.status().outcome
+
+
+def test_failures_outside_of_shards_spend_max_relaunches(bench):
+    job = bench(max_relaunches=1)
+    job.up()
+    job.put(e.TaskFailed(0, job.worker(0), None, None, 0, "no module named x"))
+    job.die(job.worker(0), USER_ERROR)
+    assert job.state.status().exit_code is None
+    job.attach(job.worker(1))
+    job.die(job.worker(1), USER_ERROR)
+    assert "failed 2 times (--max-relaunches 1)" in job.state.status().outcome
+
+
+def test_unreadable_records_are_counted_and_fail_the_job_above_the_limit(bench):
+    job = bench(max_bad_records=2)
+    job.up()
+    lease = job.lease()
+    job.progress(0, lease, 8, bad_records=2, bad_examples=("t.csv:17: expected 5 fields, got 4",))
+    assert (job.total["trained"], job.total["bad"]) == (6, 2)
+    job.progress(0, lease, 16, bad_records=1, bad_examples=("t.csv:99: x",))
+    assert "t.csv:17: expected 5 fields, got 4" in job.state.status().outcome
+    assert "3 records" in job.state.status().outcome
+
+
+def test_a_shard_that_ends_short_is_no_success(bench):
+    job = bench()
+    job.up()
+    lease = job.lease()
+    job.progress(0, lease, 8, done=True)
+    again = job.lease()
+    assert (again.shard, again.offset, again.attempt) == (lease.shard, 8, 1)
+
+
+def test_losses_are_recorded_about_once_a_second(bench):
+    job = bench(records_per_task=64)
+    job.up()
+    lease = job.lease()
+    for step in range(1, 9):
+        job.t += 0.4
+        job.progress(0, lease, 8 * step, loss=1.0 / step)
+    rows = job.of(c.RecordMetrics)
+    assert [row.records for row in rows] == [8, 32, 56]
+    assert rows[0].values == {"loss": 1.0}
+    assert job.state.status().loss == 1.0 / 8
+
+
+def test_prediction_counts_what_was_reported_without_asking_servers(bench):
+    job = bench(Action.PREDICT, num_workers=2)
+    job.up(2)
+    lease = job.lease(0)
+    assert lease.task is Task.PREDICTION
+    job.progress(0, lease, 8)
+    assert job.of(c.FenceWorker, job.die(job.worker(0))) == []
+    again = job.lease(1)
+    assert (again.shard, again.offset) == (lease.shard, 8)
+    job.finish(1, again)
+    job.finish(1, job.lease(1))
+    assert job.of(c.WorkFinished)
+    assert (job.total["trained"], job.total["lost"]) == (32, 0)
+
+
+def test_stop_asked_by_a_callback_lowers_what_is_expected(bench):
+    job = bench(num_workers=2, num_epochs=3)
+    job.up(2)
+    mine, other = job.lease(0), job.lease(1)
+    job.finish(0, mine)
+    job.progress(1, other, 8)
+    commands = job.put(e.StopAsked(0, job.worker(0), "16 steps are done"))
+    assert job.of(c.RevokeLeases, commands) == [c.RevokeLeases(job.worker(1), "training ends early")]
+    job.progress(1, other, 16)
+    job.tick(4)
+    assert job.total == {"expected": 32, "trained": 32, "repeated": 0, "bad": 0, "lost": 0}
+    assert job.of(c.WorkFinished)
+    job.put(e.StopAsked(0, job.worker(1), "again"))
+
+
+def test_a_report_for_another_task_or_shard_changes_nothing(bench):
+    job = bench()
+    job.up()
+    lease = job.lease()
+    for task in (Task.PREDICTION, Task.EVALUATION):
+        job.put(e.ProgressReported(0, job.worker(0), task, Applied(lease.shard.id, 0, 8)))
+    job.put(e.ProgressReported(0, job.worker(0), Task.TRAINING, Applied(ShardId(999), 0, 8)))
+    job.put(e.LeaseReturned(0, job.worker(3), Applied(lease.shard.id, 0, 8)))
+    job.put(e.ExportFinished(0, job.worker(0), "x"))
+    job.put(e.SummaryReported(0, job.worker(0), 0, {}))
+    assert job.total["trained"] == 0
