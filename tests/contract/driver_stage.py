@@ -1,0 +1,246 @@
+"""A driver between real gRPC on both sides and a cluster in memory; only the decisions are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from elasticdl.clock import ManualClock
+from elasticdl.cluster.base import ProcessName, ProcessSpec
+from elasticdl.cluster.fake import FakeCluster
+from elasticdl.errors import PermanentError
+from elasticdl.job import Action, JobSpec
+from elasticdl.master.core import commands as do
+from elasticdl.master.core import events as happened
+from elasticdl.master.core.commands import Command
+from elasticdl.master.core.events import Event
+from elasticdl.master.driver import Driver
+from elasticdl.master.fencing import Fences
+from elasticdl.master.files import JsonLines
+from elasticdl.master.front_desk import FrontDesk
+from elasticdl.master.hands import Hands, Means
+from elasticdl.master.inbox import Inbox
+from elasticdl.master.launching import Launcher
+from elasticdl.master.server_roster import ServerRoster
+from elasticdl.master.servicer import MasterServer, MasterService, Welcome
+from elasticdl.master.snapshots import Snapshots
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.channel import AsyncChecks, Credentials, server_options
+from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerServicer, add_ParameterServerServicer_to_server
+from elasticdl.rpc.master_client import MasterClient
+from elasticdl.rpc.ps_control import GrpcServerControl
+from elasticdl.shard import Lease, Shard, ShardId, Task
+
+TOKEN = "the-token-of-this-job"
+EPOCH = 3
+WORKER = ProcessName.parse("worker-1")
+PS = (ProcessName.parse("ps-0"), ProcessName.parse("ps-1"))
+SPEC = JobSpec.from_flags(Action.TRAIN, {"model_zoo": "zoo", "model_def": "iris", "training_data": "iris.csv", "num_ps_pods": 2})
+LEASE = Lease(Task.TRAINING, Shard(ShardId(4), "iris.csv", 0, 100), attempt=0)
+T = TypeVar("T")
+E = TypeVar("E", bound=Event)
+
+
+class ScriptedCore:
+    """Says what it was told to say, and remembers what it heard."""
+
+    def __init__(self) -> None:
+        self.heard: list[Event] = []
+        self.changed = threading.Condition()
+        self.answers: dict[type[Event], Callable[[Any], Sequence[Command]]] = {}
+
+    def handle(self, event: Event) -> Sequence[Command]:
+        answer = self.answers.get(type(event))
+        commands = answer(event) if answer else ()
+        with self.changed:
+            self.heard.append(event)
+            self.changed.notify_all()
+        return commands
+
+    def of(self, kind: type[E]) -> list[E]:
+        return [event for event in self.heard if isinstance(event, kind)]
+
+    def wait_for(self, kind: type[E], number: int = 1) -> E:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.of(kind)) >= number, 20), f"no {kind.__name__}: {self.heard}"
+            return self.of(kind)[number - 1]
+
+
+class ListJournal:
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.safe: list[Event] = []
+        self._pending: list[Event] = []
+
+    def append(self, event: Event) -> None:
+        self._pending.append(event)
+
+    def flush(self) -> None:
+        self.safe += self._pending
+        self.log += [type(event).__name__ for event in self._pending]
+        self._pending = []
+
+
+class ScriptedServer(ParameterServerServicer):  # type: ignore[misc]
+    """One parameter server: a gate, some workers' last pushes, and things that go wrong on demand."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.gated = False
+        self.last = {"worker-1": (7, pb.Applied(shard=4, attempt=0, offset=70))}
+        self.version = 10
+        self.fail: dict[str, grpc.StatusCode] = {}
+        self.hang: set[str] = set()
+        self.admitted: dict[str, int] = {}
+        self._changed = threading.Condition()
+
+    def wait_for_call(self, name: str, number: int = 1) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.calls.count(name) >= number, 20), f"no {name}: {self.calls}"
+
+    async def _called(self, name: str, context: Any) -> None:
+        with self._changed:
+            self.calls.append(name)
+            self._changed.notify_all()
+        if name in self.hang:
+            await asyncio.sleep(3600)
+        code = self.fail.get(name)
+        if code is not None:
+            await context.abort(code, f"{name} was told to fail")
+
+    async def Fence(self, request: Any, context: Any) -> Any:
+        await self._called("Fence", context)
+        sequence, applied = self.last.get(request.worker, (0, None))
+        return pb.FenceReply(seen=applied is not None, applied=applied, sequence=sequence)
+
+    async def Gate(self, request: Any, context: Any) -> Any:
+        self.gated = True
+        await self._called("Gate", context)
+        return pb.GateReply(sequences={worker: sequence for worker, (sequence, _) in self.last.items()})
+
+    async def Cut(self, request: Any, context: Any) -> Any:
+        await self._called("Cut", context)
+        self.admitted = dict(request.admit_until)
+        applied = {worker: part for worker, (_, part) in self.last.items()}
+        sequences = {worker: sequence for worker, (sequence, _) in self.last.items()}
+        return pb.CutReply(version=self.version, applied=applied, sequences=sequences)
+
+    async def Ungate(self, request: Any, context: Any) -> Any:
+        self.gated = False
+        await self._called("Ungate", context)
+        return pb.Done()
+
+    async def Drop(self, request: Any, context: Any) -> Any:
+        await self._called("Drop", context)
+        return pb.Done()
+
+
+class NoArchive:
+    async def save(self, command: do.SaveSnapshot, snapshots: Snapshots) -> tuple[str, int]:
+        raise PermanentError("no space left on device")
+
+
+class Stage:
+    """A driver on a loop in a thread of its own, as in the master; the test is the processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.core = ScriptedCore()
+        self.journal = ListJournal()
+        self.clock = ManualClock()
+        self.servers: dict[ProcessName, ScriptedServer] = {}
+        self.clients: list[MasterClient] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._grpc_servers: list[Any] = []
+        self.call(self._open())
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+
+    async def _open(self) -> None:
+        self.inbox = Inbox(self.clock)
+        credentials = Credentials(TOKEN, "master")
+        self.roster = ServerRoster(2, lambda name, address: GrpcServerControl(str(name), address, credentials, EPOCH))
+        fences = Fences(self.roster)
+        self.desk = FrontDesk(self.inbox, self.roster, fences, Task.TRAINING, lambda name: name.index < 9)
+        self.cluster = FakeCluster()
+        self.events = JsonLines(self.directory / "events.jsonl")
+        self.metrics = JsonLines(self.directory / "metrics.jsonl")
+        launcher = Launcher(self.cluster, lambda name: ProcessSpec(name, ("true",)))
+        means = Means(launcher, fences, Snapshots(self.roster), NoArchive(), self.events, self.metrics)
+        driver = Driver(self.core, self.journal, self.inbox, self.desk, Hands(self.inbox, self.desk, means))
+        welcome = Welcome(EPOCH, SPEC.model_dump_json(), lambda: "checkpoints/version-5")
+        service = MasterService(self.inbox, self.desk, welcome, lambda: json.dumps({"state": "fine", **self.desk.numbers()}))
+        self._service = service
+        self._master = MasterServer(service, TOKEN)
+        self.address = f"127.0.0.1:{await self._master.start('127.0.0.1', 0)}"
+        self.run = asyncio.get_running_loop().create_task(driver.run(self.cluster))
+
+    async def _serve(self, name: ProcessName) -> str:
+        server = grpc.aio.server(interceptors=[AsyncChecks(TOKEN, lambda caller, _: "")], options=server_options())
+        self.servers[name] = ScriptedServer()
+        add_ParameterServerServicer_to_server(self.servers[name], server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        self._grpc_servers.append(server)
+        return f"127.0.0.1:{port}"
+
+    async def vanish(self) -> None:
+        """The master's port is closed, as when its machine is cut off."""
+        await self._master.close()
+
+    async def come_back(self) -> None:
+        self._master = MasterServer(self._service, TOKEN)
+        await self._master.start("127.0.0.1", int(self.address.rpartition(":")[2]))
+
+    def client(self, name: str = "worker-1", token: str = TOKEN, away_s: float = 5.0) -> MasterClient:
+        self.clients.append(MasterClient(self.address, token, name, away_s=away_s))
+        return self.clients[-1]
+
+    def worker(self) -> MasterClient:
+        client = self.client()
+        client.attach()
+        return client
+
+    def attach_servers(self) -> None:
+        for name in PS:
+            self.client(str(name)).attach(self.call(self._serve(name)), "127.0.0.1:1", None)
+
+    def post(self, event: Event) -> None:
+        async def put() -> None:
+            await self.inbox.post(event)
+
+        self.call(put())
+
+    def order(self, *commands: Command) -> None:
+        """Have the core order something now."""
+        self.core.answers[happened.CheckpointRequested] = lambda _: commands
+        self.post(happened.CheckpointRequested(0.0))
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(20)
+        self._loop.close()
+
+    async def _close(self) -> None:
+        self.run.cancel()
+        await asyncio.gather(self.run, return_exceptions=True)
+        await self._master.close()
+        for server in self._grpc_servers:
+            await server.stop(None)
+        await self.roster.close()
+        await self.cluster.close()
+        self.events.close()
+        self.metrics.close()
