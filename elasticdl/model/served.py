@@ -2,43 +2,227 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import final
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
 
 import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.utils.naming import reset_uids
 
-from elasticdl.embedding.spec import ParametersSpec
+from elasticdl.embedding.spec import DenseSpec, ParametersSpec, TableSpec
+from elasticdl.errors import UserError
 from elasticdl.job import Scalar
+from elasticdl.model import serving
+from elasticdl.model.initializers import initializer_spec
 from elasticdl.model.module import ModelModule
-from elasticdl.model.structure import Structure
+from elasticdl.model.optimizers import Optimizer, optimizer_spec
+from elasticdl.model.structure import Structure, input_specs
+from elasticdl.model.usercode import missing, place, taken, user_code
 from elasticdl.rpc.parameters import Float32s
+
+Variable: TypeAlias = Any
+"""A `keras.Variable` (the package has no types)."""
+
+
+class NeedsFeatures(UserError):
+    """The model has no inputs before it is called: build it again, with the features of a first batch."""
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model, built, and the spec of everything that servers hold of it."""
+    """The model, built, and the spec of everything that servers hold of it.
+
+    `tables[t]` is the layer of table t. `variables` are those of the flat vector, in its order. `inputs` are
+    `tf.TensorSpec`s, first axis unknown, in the structure in which features come.
+    """
 
     model: keras.Model
     parameters: ParametersSpec
+    optimizer: Optimizer
+    tables: tuple[Any, ...]
+    variables: tuple[Variable, ...]
+    inputs: Structure
 
     @classmethod
     def build(
-        cls, module: ModelModule, params: Mapping[str, Scalar], *, threshold_bytes: int, seed: int, features: Structure = None
+        cls,
+        module: ModelModule,
+        params: Mapping[str, Scalar],
+        *,
+        threshold_bytes: int,
+        seed: int,
+        features: Structure | None = None,
     ) -> ServedModel:
         """Make the model; embeddings of at least `threshold_bytes` become tables. Same seed, same initial values.
 
-        `features` is one batch (or a structure of `tf.TensorSpec`, batch axis first) and is needed by models that have no
-        inputs before they are called, subclassed ones: give the first batch that `elasticdl.model.input` yields.
+        Each of `params` goes to `custom_model`, to `optimizer`, or to both, where they name it. `features` is one batch
+        (or `tf.TensorSpec`s, batch axis first).
 
         Raises:
+            NeedsFeatures: the model has no inputs before it is called (subclassed ones), and `features` is None.
             UserError: names what cannot be honoured (optimizer, initializer, constraint, ...) and where.
         """
-        raise NotImplementedError
+        _check_params(module, params)
+        reset_uids()  # names of layers, and so of tables and variables, must not depend on what was built before
+        keras.utils.set_random_seed(seed % 2**32)
+        with user_code("optimizer", module.zoo):
+            optimizer = module.optimizer(**_optimizer_params(module, params))
+        rule = optimizer_spec(optimizer, place(module.optimizer))
+        with serving.building(threshold_bytes) as built, user_code("custom_model", module.zoo):
+            model = module.custom_model(**taken(module.custom_model, params))
+            _check_model(model, module)
+            inputs = _built(model, features, module)
+        names = _unique([layer.path or layer.name for layer in built.layers])
+        tables = tuple(
+            TableSpec(
+                name=name,
+                dim=layer.output_dim,
+                initializer=initializer_spec(layer, serving.vocabulary(layer)),
+                seed=_table_seed(seed, name),
+            )
+            for name, layer in zip(names, built.layers, strict=True)
+        )
+        with user_code("custom_model", module.zoo):
+            additive = _changing(model, inputs)
+        variables = tuple(_trainable(model)) + additive
+        _check_frozen(built.layers, rule.weight_decay)
+        parameters = ParametersSpec(optimizer=rule, dense=_dense_specs(variables, len(additive)), tables=tables)
+        return cls(model, parameters, optimizer, tuple(built.layers), variables, inputs)
 
     def dense(self) -> Float32s:
         """Current values, float32[trainable_size + additive_size], a copy."""
-        raise NotImplementedError
+        parts = [variable.numpy().ravel() for variable in self.variables]
+        return np.concatenate([*parts, np.empty(0, np.float32)]).astype(np.float32, copy=False)
 
     def set_dense(self, flat: Float32s) -> None:
         """Set the Keras variables from the flat vector. Steps do not need it; callbacks that look at the model do."""
-        raise NotImplementedError
+        end = 0
+        for variable, spec in zip(self.variables, self.parameters.dense, strict=True):
+            begin, end = end, end + spec.size
+            variable.assign(flat[begin:end].reshape(spec.shape))
+
+
+def _check_params(module: ModelModule, params: Mapping[str, Scalar]) -> None:
+    both = {**taken(module.custom_model, params), **_optimizer_params(module, params)}
+    unknown = [name for name in params if name not in both]
+    if unknown:
+        raise UserError(
+            f"--model-params {unknown[0]}={params[unknown[0]]!r}: neither custom_model ({place(module.custom_model)}) "
+            f"nor optimizer ({place(module.optimizer)}) takes it"
+        )
+    for function, given in (
+        (module.custom_model, taken(module.custom_model, params)),
+        (module.optimizer, _optimizer_params(module, params)),
+    ):
+        if problem := missing(function, given):
+            raise UserError(f"{place(function)}: {getattr(function, '__name__', function)}: {problem}", hint="see --model-params")
+
+
+def _optimizer_params(module: ModelModule, params: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Only what it names: `**params` of an optimizer function is not for the model's parameters."""
+    import inspect
+
+    named = inspect.signature(module.optimizer).parameters
+    return {name: value for name, value in params.items() if name in named}
+
+
+def _check_model(model: object, module: ModelModule) -> None:
+    where = place(module.custom_model)
+    if not isinstance(model, keras.Model):
+        raise UserError(f"{where}: custom_model returned {type(model).__name__}, expected a keras.Model")
+    for method in ("train_step", "test_step", "compute_loss"):
+        if getattr(type(model), method) is not getattr(keras.Model, method):
+            raise UserError(
+                f"{place(getattr(type(model), method))}: {type(model).__name__} overrides {method}, which would not run here",
+                hint="put it into loss(labels, predictions) and call()",
+            )
+
+
+def _built(model: keras.Model, features: Structure | None, module: ModelModule) -> Structure:
+    """Give the model its variables; returns its inputs as specs."""
+    if getattr(model, "inputs", None):
+        return input_specs(model.inputs[0] if isinstance(model, keras.Sequential) else model.input)
+    if features is None:
+        raise NeedsFeatures(
+            f"{place(module.custom_model)}: {type(model).__name__} has no inputs before it is called", hint="give it a first batch"
+        )
+    specs = input_specs(features)
+    model(tf.nest.map_structure(_symbolic, specs))
+    return specs
+
+
+def _symbolic(spec: tf.TypeSpec) -> keras.KerasTensor:
+    return keras.Input(
+        spec.shape[1:],
+        dtype=spec.dtype.name,
+        sparse=isinstance(spec, tf.SparseTensorSpec),
+        ragged=isinstance(spec, tf.RaggedTensorSpec),
+    )
+
+
+def _changing(model: keras.Model, inputs: Structure) -> tuple[Variable, ...]:
+    """Non-trainable float variables that a training step changes: averages, which workers add to.
+
+    The others are frozen weights and statistics of preprocessing layers: every worker's own `custom_model` makes them alike.
+    """
+    candidates = [one for one in model.non_trainable_variables if one.dtype.startswith(("float", "bfloat"))]
+    if not candidates:
+        return ()
+    changed: list[Variable] = []
+
+    def call(*flat: Any) -> None:  # noqa: ANN401 - symbolic tensors
+        features = tf.nest.pack_sequence_as(inputs, flat, expand_composites=True)
+        with keras.StatelessScope() as scope:
+            model(features, training=True)
+        changed.extend(one for one in candidates if scope.get_current_value(one) is not None)
+
+    flat_specs = tf.nest.flatten(inputs, expand_composites=True)
+    tf.function(call, input_signature=flat_specs, autograph=False).get_concrete_function()
+    return tuple(changed)
+
+
+def _trainable(model: keras.Model) -> list[Variable]:
+    return list({id(one): one for one in model.trainable_variables}.values())
+
+
+def _dense_specs(variables: Sequence[Variable], additive: int) -> tuple[DenseSpec, ...]:
+    for one in variables:
+        if one.dtype != "float32":
+            raise UserError(
+                f"variable {one.path!r} is {one.dtype}, expected float32", hint="mixed precision keeps variables in float32"
+            )
+    names = _unique([one.path for one in variables])
+    first_additive = len(variables) - additive
+    return tuple(
+        DenseSpec(path=name, shape=tuple(one.shape), additive=index >= first_additive)
+        for index, (name, one) in enumerate(zip(names, variables, strict=True))
+    )
+
+
+def _check_frozen(layers: Sequence[Any], weight_decay: float) -> None:
+    for layer in layers:
+        if not layer.trainable and weight_decay:
+            raise UserError(
+                f"embedding layer {layer.name!r} is frozen, but the optimizer's weight_decay would move its rows",
+                hint="keep it dense with elasticdl.model.layers.Embedding(..., served=False)",
+            )
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """The same names, later ones of equals with a number."""
+    seen: dict[str, int] = {}
+    made = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        made.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return made
+
+
+def _table_seed(seed: int, name: str) -> int:
+    """Depends on the job's seed and the table's name only; below 2^63."""
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -81,19 +81,23 @@ def _short(message: str, lines_max: int = 12) -> str:
     return "\n".join(lines[:lines_max] + (["..."] if len(lines) > lines_max else []))
 
 
-def bound(function: Callable[..., Any], given: dict[str, Any], *, flag: str) -> dict[str, Any]:
-    """`given` if `function` takes these keyword arguments and needs no others.
-
-    Raises:
-        UserError: says where the function is and what it takes.
-    """
+def taken(function: Callable[..., Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `params` that `function` names, or takes as `**params`."""
     try:
-        signature = inspect.signature(function)
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return given
+        return dict(params)
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return dict(params)
+    return {name: value for name, value in params.items() if name in {parameter.name for parameter in parameters}}
+
+
+def missing(function: Callable[..., Any], given: Mapping[str, Any]) -> str:
+    """What keeps `function` from being called with these keyword arguments; '' if nothing does."""
     try:
-        signature.bind(**given)
+        inspect.signature(function).bind(**given)
     except TypeError as error:
-        name = getattr(function, "__name__", repr(function))
-        raise UserError(f"{place(function)}: {name}{signature} does not fit {flag}: {error}", hint=f"given: {given}") from error
-    return given
+        return str(error)
+    except ValueError:
+        return ""
+    return ""

@@ -1,0 +1,161 @@
+"""The id graph: the part of a model between its inputs and its served embedding layers, and nothing else of it.
+
+The model is traced once with embeddings of zeros, keeping the ids that each lookup is asked for; then the graph is cut
+down to what these need. Ids that are an input as it is need no graph at all. Ids that come from the same computation are
+recognised, so they are computed, and their duplicates found, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elasticdl.errors import UserError
+from elasticdl.model import serving
+from elasticdl.model.served import ServedModel
+from elasticdl.model.serving import Tensor
+from elasticdl.model.structure import Structure
+from elasticdl.rpc.parameters import Int64s
+
+Key: TypeAlias = tuple[Any, ...]
+"""What makes two tensors the same computation."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LookupSite:
+    """One call of a served layer: which table, and which of the id arrays. `shape` is the ids' static shape."""
+
+    table: int
+    array: int
+    shape: tuple[int | None, ...] | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class IdGraph:
+    """`sites[k]` is the model's k-th lookup. Call it with flat features for the id arrays."""
+
+    sites: tuple[LookupSite, ...]
+    _inputs: Mapping[int, int]
+    """Array -> the flat feature that it is."""
+    _fetched: tuple[int, ...]
+    _function: Callable[..., Any] | None
+
+    def __call__(self, features: Sequence[Tensor]) -> list[Int64s]:
+        """The id arrays, int64 of any shape, from the flat features of a batch."""
+        arrays: dict[int, Int64s] = {index: as_int64(features[feature]) for index, feature in self._inputs.items()}
+        if self._function is not None:
+            computed = self._function(*features)
+            arrays.update((index, as_int64(tensor)) for index, tensor in zip(self._fetched, computed, strict=True))
+        return [arrays[index] for index in range(len(arrays))]
+
+
+def as_int64(tensor: Tensor) -> Int64s:
+    """C-contiguous, without a copy where it is one already."""
+    array = tensor if isinstance(tensor, np.ndarray) else np.asarray(memoryview(tensor))
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def trace_ids(served: ServedModel, specs: Structure, *, training: bool) -> IdGraph:
+    """Trace the model for features of these type specs.
+
+    Raises:
+        UserError: ids depend on an embedding's rows, or a layer is called within a loop; names the layer.
+    """
+    seen: list[tuple[int, Tensor]] = []
+    rows: dict[str, int] = {}
+
+    def record(table: int, ids: Tensor) -> Tensor:
+        if ids.graph is not graphs[0] or tf.compat.v1.get_default_graph() is not graphs[0]:
+            raise UserError(
+                f"embedding layer {served.tables[table].name!r} is called within a loop, a condition or a mapped function, "
+                "where its rows cannot be fetched beforehand",
+                hint="call it on all ids at once outside, or keep it dense (--embedding-threshold-bytes)",
+            )
+        seen.append((table, ids))
+        made = serving.zeros(ids, served.tables[table].output_dim)
+        rows[made.op.name] = table
+        return made
+
+    graphs: list[tf.Graph] = []
+
+    def call(*flat: Tensor) -> list[Tensor]:
+        graphs.append(tf.compat.v1.get_default_graph())
+        features = tf.nest.pack_sequence_as(specs, flat, expand_composites=True)
+        with serving.lookups(record), keras.StatelessScope():
+            served.model(features, training=training)
+        return []
+
+    wrapped = tf.compat.v1.wrap_function(call, tf.nest.flatten(specs, expand_composites=True))
+    return _cut(wrapped, seen, served, rows)
+
+
+def _cut(wrapped: Any, seen: Sequence[tuple[int, Tensor]], served: ServedModel, rows: Mapping[str, int]) -> IdGraph:  # noqa: ANN401
+    feeds = [tensor for tensor in wrapped.inputs if tensor.op.type == "Placeholder" and tensor.dtype != tf.resource]
+    placeholders = {tensor.op.name: index for index, tensor in enumerate(feeds)}
+    numbers = _value_numbers(wrapped.graph, placeholders)
+    keys: dict[Key, int] = {}
+    sites: list[LookupSite] = []
+    sources: list[Tensor] = []
+    for table, ids in seen:
+        _check_independent(ids, rows, served.tables[table].name, served)
+        source = _source(ids)
+        key = (numbers[source.op.name], source.value_index)
+        if key not in keys:
+            keys[key] = len(sources)
+            sources.append(source)
+        shape = tuple(ids.shape.as_list()) if ids.shape.rank is not None else None
+        sites.append(LookupSite(table, keys[key], shape))
+    inputs = {index: placeholders[source.op.name] for index, source in enumerate(sources) if source.op.name in placeholders}
+    fetched = tuple(index for index in range(len(sources)) if index not in inputs)
+    with wrapped.graph.as_default():
+        fetches = [tf.cast(sources[index], tf.int64) for index in fetched]
+    function = wrapped.prune(feeds, fetches) if fetches else None
+    return IdGraph(tuple(sites), inputs, fetched, function)
+
+
+def _source(ids: Tensor) -> Tensor:
+    """Before casts from one integer type to another, and before identities."""
+    while ids.op.type == "Identity" or (ids.op.type == "Cast" and ids.op.inputs[0].dtype in (tf.int32, tf.int64)):
+        ids = ids.op.inputs[0]
+    return ids
+
+
+def _value_numbers(graph: tf.Graph, placeholders: Mapping[str, int]) -> dict[str, int]:
+    """Operation name -> number, equal for operations that compute the same from the same inputs and have no state."""
+    numbers: dict[str, int] = {}
+    known: dict[Key, int] = {}
+    for operation in graph.get_operations():  # in the order of making: inputs first
+        key: Key = (operation.name,)
+        if operation.name in placeholders:
+            key = ("input", placeholders[operation.name])
+        elif not operation.op_def.is_stateful and operation.type != "Placeholder":
+            attributes = tuple(sorted((name, value.SerializeToString()) for name, value in operation.node_def.attr.items()))
+            key = (operation.type, attributes, *((numbers[source.op.name], source.value_index) for source in operation.inputs))
+        numbers[operation.name] = known.setdefault(key, len(known))
+    return numbers
+
+
+def _check_independent(ids: Tensor, rows: Mapping[str, int], layer: str, served: ServedModel) -> None:
+    """Ids may depend on the shape of an embedding's output, not on its values."""
+    visited: set[str] = set()
+    stack = [ids.op]
+    while stack:
+        operation = stack.pop()
+        if operation.name in visited or operation.type in ("Shape", "ShapeN", "Size", "Rank"):
+            continue
+        visited.add(operation.name)
+        if operation.name in rows:
+            raise UserError(
+                f"the ids of embedding layer {layer!r} depend on the rows of {served.tables[rows[operation.name]].name!r}, "
+                "so they are not known before these are fetched",
+                hint="keep one of the two dense: elasticdl.model.layers.Embedding(..., served=False)",
+            )
+        stack.extend(source.op for source in operation.inputs)
+        stack.extend(operation.control_inputs)

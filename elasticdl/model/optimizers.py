@@ -1,0 +1,99 @@
+"""From Keras optimizers to what parameter servers and steps do in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import keras
+
+from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec
+from elasticdl.errors import UserError
+
+Optimizer: TypeAlias = Any
+"""A `keras.optimizers.Optimizer` (the package has no types)."""
+
+_SPECS: Mapping[type, Callable[[Optimizer], dict[str, Any]]] = {
+    keras.optimizers.SGD: lambda one: {"kind": OptimizerKind.SGD, "momentum": one.momentum, "nesterov": one.nesterov},
+    keras.optimizers.Adam: lambda one: _adam(one),
+    keras.optimizers.AdamW: lambda one: _adam(one),
+    keras.optimizers.Adagrad: lambda one: {
+        "kind": OptimizerKind.ADAGRAD,
+        "initial_accumulator_value": one.initial_accumulator_value,
+        "epsilon": one.epsilon,
+    },
+    keras.optimizers.Ftrl: lambda one: {
+        "kind": OptimizerKind.FTRL,
+        "learning_rate_power": one.learning_rate_power,
+        "initial_accumulator_value": one.initial_accumulator_value,
+        "l1": one.l1_regularization_strength,
+        "l2": one.l2_regularization_strength,
+        "l2_shrinkage": one.l2_shrinkage_regularization_strength,
+        "beta": one.beta,
+    },
+}
+
+
+def _adam(one: Optimizer) -> dict[str, Any]:
+    return {
+        "kind": OptimizerKind.ADAM,
+        "beta_1": one.beta_1,
+        "beta_2": one.beta_2,
+        "epsilon": one.epsilon,
+        "amsgrad": one.amsgrad,
+    }
+
+
+def optimizer_spec(optimizer: Optimizer, where: str) -> OptimizerSpec:
+    """The update rule, without learning rate and clipping.
+
+    Raises:
+        UserError: names an optimizer or option that cannot be honoured; `where` is the place of the user's function.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise UserError(f"{where}: optimizer() returned {type(optimizer).__name__}, expected a Keras optimizer")
+    constants = _SPECS.get(type(optimizer))
+    if constants is None:
+        raise UserError(
+            f"{where}: optimizer {type(optimizer).__name__} is not one that parameter servers know",
+            hint="use keras.optimizers.SGD, Adam, AdamW, Adagrad or Ftrl",
+        )
+    _refuse_options(optimizer, where)
+    return OptimizerSpec(**constants(optimizer), weight_decay=optimizer.weight_decay or 0.0)
+
+
+def _refuse_options(optimizer: Optimizer, where: str) -> None:
+    excluded = getattr(optimizer, "_exclude_from_weight_decay", None) or getattr(
+        optimizer, "_exclude_from_weight_decay_pattern", None
+    )
+    options = {
+        "use_ema": optimizer.use_ema,
+        "loss_scale_factor": optimizer.loss_scale_factor,
+        "gradient_accumulation_steps": optimizer.gradient_accumulation_steps,
+        "exclude_from_weight_decay": excluded,
+    }
+    for name, value in options.items():
+        if value:
+            raise UserError(
+                f"{where}: {type(optimizer).__name__} has {name}, which parameter servers cannot honour", hint="leave it out"
+            )
+
+
+def clips(optimizer: Optimizer) -> bool:
+    """Whether gradients are clipped before they are applied."""
+    return any(bound and bound > 0 for bound in (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue))
+
+
+def clipped(optimizer: Optimizer, gradients: Sequence[Any]) -> list[Any]:
+    """Keras' own clipping, on whole gradients (those of a table: summed, one row a distinct id)."""
+    return list(optimizer._clip_gradients(list(gradients)))
+
+
+def learning_rate(optimizer: Optimizer) -> Any:  # noqa: ANN401 - Keras has no types
+    """A float, a Keras schedule, or a function without arguments."""
+    rate = optimizer._learning_rate
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) or (
+        callable(rate) and not isinstance(rate, keras.Variable)
+    ):
+        return rate
+    return float(rate.numpy())
