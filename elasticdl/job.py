@@ -8,7 +8,7 @@ here reads files or knows TensorFlow.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Self, TypeAlias
 
@@ -189,19 +189,22 @@ class JobSpec(_Section):
     @classmethod
     def from_flags(cls, action: Action, flags: Mapping[str, Any]) -> JobSpec:
         """From flat names, kebab or snake case. Raises SpecError that names the flag, the value and what is expected."""
-        owner = {name: section for section, model in SECTIONS.items() for name in model.model_fields}
-        nested: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-        for key, value in flags.items():
-            name = key.replace("-", "_")
-            if name not in owner:
-                raise SpecError(f"unknown key {key!r}", hint=_closest(name, owner))
-            nested[owner[name]][name] = value
+        refuse_unknown(flags)
+        given = {key.replace("-", "_"): value for key, value in flags.items()}
+        nested = {
+            section: {name: given[name] for name in model.model_fields if name in given} for section, model in SECTIONS.items()
+        }
         try:
             spec = cls(action=action, **nested)  # type: ignore[arg-type]
         except ValidationError as error:
             raise SpecError(_first_problem(error)) from error
         spec.check()
         return spec
+
+    def flags(self) -> dict[str, Any]:
+        """Every field under its flat name, as plain values: `from_flags` makes the same job of it."""
+        found = {name: value for section in SECTIONS for name, value in getattr(self, section).model_dump(mode="json").items()}
+        return {**found, "num_workers": str(self.cluster.num_workers)}
 
     def check(self) -> None:
         """What one field alone cannot show. Raises SpecError."""
@@ -221,7 +224,9 @@ class JobSpec(_Section):
                 hint="at most 52 characters of a-z, 0-9 and '-', beginning with a letter, not ending with '-'",
             )
         if (self.training.evaluation_steps or self.training.evaluation_seconds) and not self.data.validation_data:
-            raise SpecError("--evaluation-steps or --evaluation-seconds without --validation-data", hint="name the data to evaluate on")
+            raise SpecError(
+                "--evaluation-steps or --evaluation-seconds without --validation-data", hint="name the data to evaluate on"
+            )
 
 
 SECTIONS: Mapping[str, type[_Section]] = {
@@ -233,11 +238,17 @@ SECTIONS: Mapping[str, type[_Section]] = {
 }
 
 
-def _closest(name: str, known: Mapping[str, str]) -> str:
-    import difflib
+def refuse_unknown(keys: Iterable[str]) -> None:
+    """Raises SpecError for the first key, in kebab or snake case, that is no field of a job."""
+    known = [name for model in SECTIONS.values() for name in model.model_fields]
+    for key in keys:
+        name = key.replace("-", "_")
+        if name not in known:
+            import difflib
 
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean --{near[0].replace('_', '-')}?" if near else "see `elasticdl train --help`"
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0].replace('_', '-')}?" if near else "see `elasticdl train --help`"
+            raise SpecError(f"unknown key {key!r}", hint=hint)
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -246,4 +257,6 @@ def _first_problem(error: ValidationError) -> str:
     flag = names[0].replace("_", "-") if names else "job"
     if problem["type"] == "missing":
         return f"--{flag} is missing"
+    if problem["type"] == "value_error":
+        return f"--{flag}: {problem['ctx']['error']}"
     return f"--{flag}: {problem['msg']}, got {problem['input']!r}"

@@ -1,0 +1,136 @@
+"""`elasticdl.train(...)` and its like: a job from a script or a notebook, with the names of the command line's flags."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, final
+
+from elasticdl.cli.local import Assignment, LocalJob
+from elasticdl.cli.outcome import Outcome
+from elasticdl.cli.place import claimed, refuse_if_taken, settle
+from elasticdl.cli.preflight import checked
+from elasticdl.cli.view import LineView, NoView
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
+from elasticdl.job import Action, JobSpec
+from elasticdl.master.files import JobDirectory
+
+
+@final
+class JobHandle:
+    """A job that was started from Python. Thread-safe.
+
+    The job runs in a thread of its own, which also starts and thereby owns its processes. When the interpreter ends
+    it waits for the job; killed, it takes every process of the job with it.
+    """
+
+    def __init__(self, job: LocalJob, spec: JobSpec, claim: ExitStack) -> None:
+        """Starts the thread. `claim` keeps the job's directory ours and is closed when the job has ended."""
+        self.job_dir = Path(spec.cluster.job_dir)
+        self.job_name = spec.cluster.job_name
+        self._job = job
+        self._claim = claim
+        self._outcome: Outcome | None = None
+        self._problem: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"job {self.job_name}", daemon=False)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        state = "runs" if self.running else "has ended"
+        return f"<job {self.job_name} {state}, in {self.job_dir}>"
+
+    @property
+    def running(self) -> bool:
+        """Whether the job has not ended yet."""
+        return self._thread.is_alive()
+
+    def status(self) -> dict[str, Any]:
+        """What the master tells, or told last. Raises TransientError while the master is not up yet."""
+        from elasticdl.cli.outcome import read_object
+
+        try:
+            return self._job.status()
+        except TransientError:
+            left = read_object(JobDirectory(self.job_dir).status).get("status")
+            if isinstance(left, dict):
+                return left
+            raise
+
+    def wait(self, timeout_s: float | None = None) -> Outcome:
+        """Block until the job has ended.
+
+        Raises TransientError if it has not after `timeout_s`, and the job's own error (UserError, PermanentError) if
+        it failed. A job that was stopped by `stop` is no error: see `Outcome.exit_code` and `hint`.
+        """
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise TransientError(f"job {self.job_name} has not ended after {timeout_s:g} s", hint="wait longer, or stop() it")
+        if self._problem is not None:
+            raise self._problem
+        assert self._outcome is not None
+        error = self._outcome.error()
+        if error is not None:
+            raise error
+        return self._outcome
+
+    def stop(self, reason: str = "stop() was called") -> None:
+        """Have the job end in order: workers drain and a last checkpoint is taken. Returns at once; `wait` for the end."""
+        if self.running:
+            self._job.stop_from_any_thread(reason)
+
+    def scale(self, low: int, high: int | None = None) -> None:
+        """Ask for between `low` and `high` workers (default: exactly `low`). Raises ElasticDLError."""
+        if not 1 <= low <= (high or low):
+            raise ValueError(f"expected 1 <= low <= high, got {low} and {high}")
+        self._job.scale(low, high or low)
+
+    def checkpoint(self) -> None:
+        """Ask for a checkpoint now. Raises ElasticDLError."""
+        self._job.checkpoint()
+
+    def _run(self) -> None:
+        """The thread. Whatever happens in it is raised by `wait`."""
+        try:
+            with self._claim:
+                self._outcome = asyncio.run(self._job.run())
+        except BaseException as error:  # noqa: BLE001 - the top of the thread
+            self._problem = error if isinstance(error, ElasticDLError) else _unexpected(error)
+
+
+def _unexpected(error: BaseException) -> ElasticDLError:
+    problem = PermanentError(f"the job's thread failed: {error!r}", hint="a bug: please report it")
+    problem.__cause__ = error
+    problem.exit_code = ExitCode.JOB_FAILED
+    return problem
+
+
+def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHandle:
+    """Check and start a job. Blocks for the check. Raises SpecError or UserError; nothing was made or started then."""
+    spec = settle(JobSpec.from_flags(action, flags))
+    refuse_if_taken(spec)
+    preflight = checked(spec, quiet=not show)
+    with ExitStack() as stack:
+        directory = stack.enter_context(claimed(spec, preflight))
+        job = LocalJob(Assignment(spec, directory), LineView(sys.stderr) if show else NoView())
+        return JobHandle(job, spec, stack.pop_all())
+
+
+def train(*, show: bool = True, **flags: Any) -> JobHandle:  # noqa: ANN401 - the flags of `elasticdl train`
+    """Train a model. `show` prints progress to stderr; all else as in `elasticdl train --help`, in snake case.
+
+    Raises SpecError or UserError if the job, its model or its data are wrong: nothing was started then.
+    """
+    return start(Action.TRAIN, flags, show=show)
+
+
+def evaluate(*, show: bool = True, **flags: Any) -> JobHandle:  # noqa: ANN401 - as above
+    """Evaluate a trained model, as `train` trains one."""
+    return start(Action.EVALUATE, flags, show=show)
+
+
+def predict(*, show: bool = True, **flags: Any) -> JobHandle:  # noqa: ANN401 - as above
+    """Write a trained model's predictions, as `train` trains one."""
+    return start(Action.PREDICT, flags, show=show)

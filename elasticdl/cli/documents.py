@@ -1,0 +1,74 @@
+"""YAML and JSON, in and out. YAML is read by the rules of 1.2, where `1:3` is text and not the number 63."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from elasticdl.errors import SpecError
+
+
+class Format(StrEnum):
+    """How data is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data only; the core schema of YAML 1.2; a key may be there once."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own way
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key, (where, _) in zip(keys, node.value, strict=True):
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is there twice", where.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+for _tag, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("int", r"[-+]?[0-9]+", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first))
+
+
+def read_yaml(path: Path) -> Mapping[str, Any]:
+    """The mapping in a YAML file. Raises SpecError that names file and line."""
+    try:
+        found = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a SafeLoader
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror}", hint="-f takes the path of a YAML file") from error
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start}") from error
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise SpecError(f"{path}{line}: {error.problem}", hint="expected YAML such as `num-workers: 1:3`, a key a line") from error
+    except yaml.YAMLError as error:
+        raise SpecError(f"{path}: {error}") from error
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise SpecError(f"{path}: expected keys and values, got a {type(found).__name__}")
+    return found
+
+
+def as_yaml(value: object) -> str:
+    """Ends with a newline; keys keep their order."""
+    return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=False))
+
+
+def render(value: object, form: Format) -> str:
+    """JSON or YAML, ending with a newline."""
+    return as_yaml(value) if form is Format.YAML else json.dumps(value, indent=2, ensure_ascii=False) + "\n"

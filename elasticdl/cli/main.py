@@ -1,0 +1,130 @@
+"""`elasticdl`: finds the verb and turns what it raises into words and an exit code.
+
+Verbs are imported when they are called, so that `elasticdl --help` is there at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import click
+
+from elasticdl.errors import ElasticDLError, ExitCode, UserError
+
+
+@dataclass(frozen=True, slots=True)
+class _Verb:
+    module: str
+    help: str
+
+
+VERBS = {
+    "train": _Verb("run", "Train a model."),
+    "evaluate": _Verb("run", "Evaluate a trained model."),
+    "predict": _Verb("run", "Write a trained model's predictions."),
+    "check": _Verb("check", "Look at the model and the data; start nothing."),
+    "status": _Verb("jobs", "Show how a job is doing."),
+    "logs": _Verb("logs", "Show what a process of a job printed."),
+    "scale": _Verb("jobs", "Ask for another range of workers."),
+    "checkpoint": _Verb("jobs", "Ask for a checkpoint now."),
+    "stop": _Verb("jobs", "Stop a job in order: nothing is lost that a resume needs."),
+}
+
+
+@final
+class _Verbs(click.Group):
+    """Knows the verbs by name and imports one when it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        verb = VERBS.get(cmd_name)
+        if verb is None:
+            return None
+        found = getattr(importlib.import_module(f"elasticdl.cli.{verb.module}"), cmd_name)
+        assert isinstance(found, click.Command)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            ctx.fail(
+                f"No such command {args[0]!r}. " + (f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(VERBS)}.")
+            )
+        return super().resolve_command(ctx, args)
+
+
+def _version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            click.echo(version("elasticdl"))
+        except PackageNotFoundError:
+            click.echo("not installed: run from the sources")
+        ctx.exit()
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
+def elasticdl() -> None:
+    """Elastic deep learning: one command, one job, whatever happens to its processes.
+
+    `elasticdl VERB --help` tells a verb's flags. Exit codes: 0 done, 1 job failed, 2 bad usage or job, 3 refused by the
+    cluster, 4 no such job, 124 timed out, 130 interrupted.
+    """
+
+
+def exit_code_of(error: ElasticDLError) -> ExitCode:
+    """The command's exit code for an error; codes that are for the master's eyes become ones for people."""
+    if isinstance(error, UserError) and error.exit_code is ExitCode.USER_ERROR:
+        return ExitCode.USAGE
+    return ExitCode.JOB_FAILED if error.exit_code in (ExitCode.FENCED, ExitCode.DRAINED) else error.exit_code
+
+
+def report(error: ElasticDLError) -> None:
+    """On stderr: what is wrong, and what to do on a line of its own."""
+    click.echo(f"Error: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"Hint: {error.hint}", err=True)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. Raises nothing that a person could cause."""
+    try:
+        result: Any = elasticdl.main(args=arguments, prog_name="elasticdl", standalone_mode=False)
+        return int(result or 0)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return ExitCode.INTERRUPTED
+    except ElasticDLError as error:
+        report(error)
+        return exit_code_of(error)
+    except BrokenPipeError:
+        # Whoever read our output has enough. Nothing may complain when Python flushes it at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.JOB_FAILED
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

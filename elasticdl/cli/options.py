@@ -1,0 +1,122 @@
+"""The flags of a job, made from the sections of `JobSpec`: a field there is a flag here, with its help and default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar, final
+
+import click
+from pydantic.fields import FieldInfo
+
+from elasticdl.cli.documents import read_yaml
+from elasticdl.errors import SpecError
+from elasticdl.job import SECTIONS, Action, JobSpec, refuse_unknown
+
+F = TypeVar("F", bound=Callable[..., Any])
+TITLES = {"model": "Model", "data": "Data", "training": "Training", "checkpoint": "Checkpoints and output", "cluster": "Processes"}
+_PATHS = {"model_zoo", "training_data", "validation_data", "prediction_data", "checkpoint_dir_for_init", "output", "job_dir"}
+_PAIRS = {"model_params", "data_reader_params", "envs"}
+
+
+def flag(name: str) -> str:
+    """`--num-workers` for `num_workers`."""
+    return "--" + name.replace("_", "-")
+
+
+def job_options(command: F) -> F:
+    """Add a flag for every field of a job. A flag that was not given is None (or empty): see `given_flags`."""
+    for name, field in reversed(list(_fields())):
+        command = _option(name, field)(command)
+    return command
+
+
+def given_flags(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Those flags that were typed."""
+    given = {name: value for name, value in parameters.items() if value is not None and value != ()}
+    return {name: ";".join(value) if name in _PAIRS else value for name, value in given.items()}
+
+
+def spec_from(action: Action, file: Path | None, parameters: Mapping[str, Any]) -> JobSpec:
+    """The job of a YAML file and of flags, which win. Raises SpecError."""
+    keys = _from_file(file) if file is not None else {}
+    return JobSpec.from_flags(action, {**keys, **given_flags(parameters)})
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    keys: dict[str, Any] = {}
+    for key, value in read_yaml(file).items():
+        name = str(key).replace("-", "_")
+        if name in keys:
+            raise SpecError(f"{file}: the key {key!r} is there twice", hint="`-` and `_` mean the same")
+        keys[name] = value
+    try:
+        refuse_unknown(keys)
+    except SpecError as error:
+        raise SpecError(f"{file}: {error.message}", hint=error.hint) from error
+    return keys
+
+
+def _fields() -> Iterator[tuple[str, FieldInfo]]:
+    for section in SECTIONS.values():
+        yield from section.model_fields.items()
+
+
+def _option(name: str, field: FieldInfo) -> Callable[[F], F]:
+    text = field.description or ""
+    default = field.get_default(call_default_factory=True)
+    if field.annotation is bool:
+        return click.option(f"{flag(name)}/--no-{flag(name)[2:]}", name, default=None, help=text)
+    if isinstance(default, StrEnum):
+        return click.option(
+            flag(name), name, type=click.Choice([str(one) for one in type(default)]), help=_with_default(text, default)
+        )
+    if name in _PAIRS:
+        return click.option(flag(name), name, multiple=True, metavar="KEY=VALUE", help=text)
+    kind = click.Path(path_type=str) if name in _PATHS else None
+    metavar = "PATH" if name in _PATHS else None
+    required = " [required]" if field.is_required() else ""
+    return click.option(
+        flag(name), name, type=kind, metavar=metavar or _metavar(field), help=_with_default(text, default) + required
+    )
+
+
+def _metavar(field: FieldInfo) -> str:
+    if field.annotation is int:
+        return "N"
+    return "SECONDS" if field.annotation is float else "TEXT"
+
+
+def _with_default(text: str, default: object) -> str:
+    shown = isinstance(default, (int, float, str)) or str(default).isdigit()
+    return f"{text} [{default}]" if shown and default != "" else text
+
+
+@final
+class JobCommand(click.Command):
+    """A command whose help groups the flags as `JobSpec` does."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        records = {parameter.name: parameter.get_help_record(ctx) for parameter in self.get_params(ctx)}
+        grouped = {TITLES[section]: list(model.model_fields) for section, model in SECTIONS.items()}
+        known = {name for names in grouped.values() for name in names}
+        for title, names in {**grouped, "This command": [name for name in records if name not in known]}.items():
+            found = [record for name in names if (record := records.get(name)) is not None]
+            if found:
+                with formatter.section(title):
+                    formatter.write_dl(found)
+
+
+FILE_OPTION = click.option(
+    "-f",
+    "--file",
+    "file",
+    type=click.Path(path_type=Path),
+    metavar="YAML",
+    help="Take the flags that are not given from this file.",
+)
+FLAG_SETTINGS: dict[str, Any] = {
+    "token_normalize_func": lambda token: token.replace("_", "-"),
+    "help_option_names": ["-h", "--help"],
+}

@@ -1,0 +1,121 @@
+"""How a job ended, as it says on disk, and the few lines that tell it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elasticdl.cluster.base import ExitFacts
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError, UserError
+from elasticdl.job import JobSpec
+from elasticdl.master.files import JobDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of a job. `metrics` are those of the last evaluation, `receipt` is in records."""
+
+    exit_code: int
+    message: str
+    job_dir: str
+    hint: str = ""
+    receipt: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    loss: float | None = None
+    output: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON and YAML."""
+        return {
+            "exit_code": int(self.exit_code),
+            "message": self.message,
+            "job_dir": self.job_dir,
+            "receipt": dict(self.receipt),
+            "metrics": dict(self.metrics),
+            "loss": self.loss,
+            "output": self.output,
+        }
+
+    def error(self) -> ElasticDLError | None:
+        """What to raise for it in Python; None for a job that is done or was stopped by a person."""
+        if self.exit_code in (ExitCode.DONE, ExitCode.INTERRUPTED):
+            return None
+        kinds: dict[int, type[ElasticDLError]] = {ExitCode.USAGE: SpecError, ExitCode.USER_ERROR: UserError}
+        error = kinds.get(self.exit_code, PermanentError)(self.message, hint=self.hint)
+        with suppress(ValueError):
+            error.exit_code = ExitCode(self.exit_code)
+        return error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object of a file; empty if there is none or it is not whole."""
+    with suppress(OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def outcome_of(directory: JobDirectory, spec: JobSpec, facts: ExitFacts, *, interrupted: bool) -> Outcome:
+    """What the master left; or, if it left nothing, what is known of its end."""
+    left = read_object(directory.status)
+    status: Mapping[str, Any] = left.get("status") or {}
+    code = facts.exit_code
+    message, hint = str(left.get("message", "")), str(left.get("hint", ""))
+    if not left:
+        message = f"the master ended by {_how(facts)} and left no word" + (
+            f"; it said last:\n{facts.log_tail}" if facts.log_tail else ""
+        )
+        hint = f"its log is {directory.logs / 'master-0.log'}"
+    if interrupted and code != ExitCode.DONE:
+        code, message = ExitCode.INTERRUPTED, message if left else "ended at once"
+    elif code is None or (code == ExitCode.DONE and not left):
+        code = ExitCode.JOB_FAILED
+    if code != ExitCode.DONE and code == ExitCode.INTERRUPTED:
+        hint = resume_hint(directory, spec)
+    return Outcome(
+        exit_code=code,
+        message=message,
+        hint=hint,
+        job_dir=str(directory.path),
+        receipt=read_object(directory.receipt),
+        metrics=dict(status.get("metrics") or {}),
+        loss=status.get("loss"),
+        output=spec.checkpoint.output if code == ExitCode.DONE else "",
+    )
+
+
+def resume_hint(directory: JobDirectory, spec: JobSpec) -> str:
+    """The next command to type after an end that was not the job's own."""
+    if not any(directory.checkpoints.glob("version-*/manifest.json")):
+        return f"no checkpoint was made: start afresh with another --job-dir, or remove {directory.path}"
+    return f"go on with: elasticdl {spec.action} -f {directory.path / 'job.yaml'} --job-dir {directory.path} --resume"
+
+
+def _how(facts: ExitFacts) -> str:
+    if facts.signal is not None:
+        import signal
+
+        return f"signal {signal.Signals(facts.signal).name}"
+    return f"exit code {facts.exit_code}"
+
+
+def summary(outcome: Outcome) -> list[str]:
+    """The receipt, the final metrics and what was written, a line each."""
+    total = outcome.receipt.get("total") or {}
+    lines = []
+    if total:
+        lines.append("records  " + "  ".join(f"{key} {total[key]}" for key in total if key != "bad" or total[key]))
+    values = dict(outcome.metrics)
+    if outcome.loss is not None:
+        values.setdefault("loss", outcome.loss)
+    if values:
+        lines.append("metrics  " + "  ".join(f"{name} {value:.6g}" for name, value in values.items()))
+    if outcome.output:
+        lines.append(f"output   {outcome.output}")
+    lines.append(f"job      {outcome.job_dir}")
+    return lines

@@ -1,0 +1,156 @@
+"""Where a job lives on disk: its name and directory, refused before anything is made if somebody is there already."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from glob import has_magic
+from pathlib import Path
+
+from elasticdl.cli.documents import as_yaml
+from elasticdl.errors import ElasticDLError, PermanentError, SpecError
+from elasticdl.job import JobSpec
+from elasticdl.master.files import JobDirectory, write_whole
+from elasticdl.master.preflight import Preflight, save_preflight
+
+JOBS = Path("jobs")
+_DATA = ("training_data", "validation_data", "prediction_data")
+
+
+def settle(spec: JobSpec, wall_s: float | None = None) -> JobSpec:
+    """The job with a name and a directory, and with paths that mean the same from any directory."""
+    name = spec.cluster.job_name or _name(spec.model.model_def, time.time() if wall_s is None else wall_s)
+    directory = Path(spec.cluster.job_dir or JOBS / name)
+    absolute = {"job_name": name, "job_dir": _absolute(directory), "model_zoo": _absolute(spec.model.model_zoo)}
+    for key in ("checkpoint_dir_for_init", "output"):
+        value = getattr(spec.checkpoint, key)
+        absolute[key] = _absolute(value) if value and "://" not in value else value
+    for key in _DATA:
+        absolute[key] = _absolute_data(getattr(spec.data, key))
+    return JobSpec.from_flags(spec.action, {**spec.flags(), **absolute})
+
+
+def refuse_if_taken(spec: JobSpec) -> None:
+    """Raises SpecError if the directory cannot become, or with --resume is not, this job's. Makes nothing."""
+    directory = JobDirectory(Path(spec.cluster.job_dir))
+    if directory.path.exists() and not directory.path.is_dir():
+        raise SpecError(f"--job-dir {directory.path} is a file", hint="name a directory that is new or empty")
+    there = directory.spec.exists()
+    if there and not spec.checkpoint.resume:
+        raise SpecError(
+            f"{directory.path} holds a job already", hint="go on with it by --resume, or name another --job-dir or --job-name"
+        )
+    if spec.checkpoint.resume and not there:
+        raise SpecError(
+            f"--resume, but {directory.path} holds no job", hint="name the --job-dir or --job-name of the job to go on with"
+        )
+
+
+@contextmanager
+def claimed(spec: JobSpec, preflight: Preflight) -> Iterator[JobDirectory]:
+    """Make the job's directory and keep it ours for the length of the block; other commands are refused meanwhile.
+
+    Raises SpecError if somebody else was faster, PermanentError if it cannot be written; nothing half-made stays then.
+    """
+    directory = JobDirectory(Path(spec.cluster.job_dir))
+    made = _make(directory.path)
+    try:
+        lock = _lock(directory.path)
+    except OSError as error:
+        raise PermanentError(f"cannot open {directory.path}: {error.strerror}") from error
+    try:
+        try:
+            refuse_if_taken(spec)
+            _write(directory, spec, preflight)
+        except (OSError, ElasticDLError) as error:
+            _unmake(made)
+            if isinstance(error, ElasticDLError):
+                raise
+            raise PermanentError(
+                f"cannot write to {directory.path}: {error.strerror or error}", hint="name another --job-dir"
+            ) from error
+        yield directory
+    finally:
+        os.close(lock)
+
+
+def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None:
+    # Left by the run before this one; whoever reads it now would take it for ours.
+    directory.status.unlink(missing_ok=True)
+    save_preflight(directory.preflight, preflight)
+    defaults = _defaults()
+    told = {key: value for key, value in spec.flags().items() if value != defaults.get(key) and key != "resume"}
+    write_whole(directory.path / "job.yaml", f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(told)}")
+    write_whole(directory.spec, spec.model_dump_json(indent=2) + "\n")
+
+
+def _defaults() -> dict[str, object]:
+    from elasticdl.job import SECTIONS
+
+    fields = {name: field for model in SECTIONS.values() for name, field in model.model_fields.items()}
+    found = {name: field.get_default(call_default_factory=True) for name, field in fields.items() if not field.is_required()}
+    return {**found, "num_workers": str(found["num_workers"])}
+
+
+def _make(path: Path) -> list[Path]:
+    """Make a directory and what is missing above it; those that were made, the deepest first. Raises PermanentError."""
+    missing = [one for one in (path, *path.parents) if not one.exists()]
+    made: list[Path] = []
+    try:
+        for one in reversed(missing):
+            with suppress(FileExistsError):
+                one.mkdir()
+                made.insert(0, one)
+    except OSError as error:
+        for one in made:
+            one.rmdir()
+        raise PermanentError(f"cannot make {path}: {error.strerror}", hint="name another --job-dir") from error
+    return made
+
+
+def _unmake(made: list[Path]) -> None:
+    if made:
+        shutil.rmtree(made[0], ignore_errors=True)
+    for parent in made[1:]:
+        with suppress(OSError):
+            parent.rmdir()
+
+
+def _lock(path: Path) -> int:
+    """A file descriptor that keeps other commands out until it is closed, by our end too."""
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise SpecError(f"another command runs the job in {path}", hint=f"look at it with `elasticdl status {path}`") from error
+    except OSError:
+        pass  # a file system without locks: two people at once are then told apart by job.json alone
+    return lock
+
+
+def _name(model_def: str, wall_s: float) -> str:
+    stem = re.sub(r"[^a-z0-9]+", "-", model_def.lower()).strip("-")[:30].strip("-")
+    if not stem[:1].isalpha():
+        stem = f"job-{stem}".rstrip("-")
+    return f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(wall_s))}"
+
+
+def _absolute(path: str | Path) -> str:
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def _absolute_data(origin: str) -> str:
+    """Paths and patterns; what the module's own reader takes (a table, an address) stays as it is."""
+    if not origin or "://" in origin:
+        return origin
+    root = origin
+    while has_magic(root):
+        root = os.path.dirname(root)
+    looks_like_path = os.path.exists(os.path.expanduser(root or "."))
+    return _absolute(origin) if looks_like_path else origin

@@ -1,0 +1,106 @@
+"""What the views say, made from a status: plain values in, words out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Status: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """So many records of so many."""
+
+    done: int
+    expected: int
+
+    @property
+    def fraction(self) -> float:
+        """0 to 1; 0 when nothing is expected yet."""
+        return min(1.0, self.done / self.expected) if self.expected else 0.0
+
+
+def job_share(status: Status) -> Share:
+    """Of all epochs."""
+    records = status["records"]
+    return Share(records["trained"], records["expected"])
+
+
+def epoch_share(status: Status) -> Share:
+    """Of the present epoch."""
+    epochs = status["receipt"].get("epochs") or []
+    if not epochs:
+        return Share(0, 0)
+    row = epochs[min(int(status["epoch"]), len(epochs) - 1)]
+    return Share(row["trained"], row["expected"])
+
+
+def eta_s(status: Status) -> float | None:
+    """Seconds to the last record at the present rate; None while nothing moves."""
+    share, rate = job_share(status), float(status.get("records_per_s") or 0)
+    left = share.expected - share.done
+    return left / rate if rate > 0 and left > 0 else None
+
+
+def duration(seconds: float) -> str:
+    """`7 s`, `3:07`, `2:03:07`."""
+    whole = round(seconds)
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    if hours:
+        return f"{hours}:{minutes:02}:{left:02}"
+    return f"{minutes}:{left:02}" if minutes else f"{left} s"
+
+
+def number(value: float) -> str:
+    """1234567 → `1,234,567`; small ones keep a digit."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def measures(status: Status) -> list[str]:
+    """Loss, last metrics and staleness."""
+    found = []
+    if status.get("loss") is not None:
+        found.append(f"loss {status['loss']:.4g}")
+    found += [f"{name} {value:.4g}" for name, value in (status.get("metrics") or {}).items()]
+    stale = [gauges["staleness"] for gauges in (status.get("gauges") or {}).values() if "staleness" in gauges]
+    if stale:
+        found.append(f"staleness {sum(stale) / len(stale):.2g}")
+    if status.get("updates_lost"):
+        found.append(f"updates lost {status['updates_lost']}")
+    return found
+
+
+def processes(status: Status) -> list[Mapping[str, Any]]:
+    """Those that have not ended."""
+    return [process for process in status.get("processes") or () if process["state"] != "ended"]
+
+
+def head(status: Status) -> str:
+    """The job in one line."""
+    share = job_share(status)
+    workers = [process for process in processes(status) if process["role"] == "worker"]
+    ready = sum(process["state"] == "ready" for process in workers)
+    parts = [str(status["message"])]
+    if share.expected:
+        parts.append(f"{share.done:,}/{share.expected:,} records ({share.fraction:.0%})")
+    if status.get("records_per_s"):
+        parts.append(f"{number(status['records_per_s'])}/s")
+    remaining = eta_s(status)
+    if remaining is not None:
+        parts.append(f"ETA {duration(remaining)}")
+    parts += [f"version {status['version']}", f"{ready}/{len(workers)} workers", *measures(status)]
+    return ", ".join(parts)
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """One announcement, with its cause; safe for a terminal."""
+    cause = f" [{event['cause']}]" if event.get("cause") else ""
+    return plain(f"{event.get('text', '')}{cause}")
+
+
+def plain(text: str) -> str:
+    """Without control characters, which could do anything to a terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)

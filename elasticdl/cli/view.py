@@ -1,0 +1,145 @@
+"""What is shown while a job runs: a live picture on a terminal, lines elsewhere. All of it goes to stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, final
+
+from elasticdl.cli import progress
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+_LINE_EVERY_S = 10.0
+_SHOWN_EVENTS = 8
+_SHOWN_PROCESSES = 16
+
+
+class View(Protocol):
+    """Somebody looks at a job. Methods are called from one thread."""
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+
+    def show(self, status: progress.Status | None, events: Sequence[Mapping[str, Any]]) -> None:
+        """The newest status, None while the master cannot be asked, and what was announced since the last call."""
+
+    def close(self) -> None:
+        """Leave the screen in order."""
+
+
+@final
+class LineView:
+    """Announcements as they come, and a line of progress every ten seconds."""
+
+    def __init__(self, stream: TextIO, every_s: float = _LINE_EVERY_S) -> None:
+        self._stream = stream
+        self._every_s = every_s
+        self._said_at_s = time.monotonic()
+
+    def say(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def show(self, status: progress.Status | None, events: Sequence[Mapping[str, Any]]) -> None:
+        for event in events:
+            self.say(progress.event_line(event))
+        if status is not None and time.monotonic() - self._said_at_s >= self._every_s:
+            self._said_at_s = time.monotonic()
+            self.say(progress.head(status))
+
+    def close(self) -> None:
+        self._stream.flush()
+
+
+@final
+class NoView:
+    """Nobody looks."""
+
+    def say(self, text: str) -> None:
+        pass
+
+    def show(self, status: progress.Status | None, events: Sequence[Mapping[str, Any]]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@final
+class LiveView:
+    """A picture that is painted over, twice a second."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(stderr=True)
+        self._events: deque[str] = deque(maxlen=_SHOWN_EVENTS)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, status: progress.Status | None, events: Sequence[Mapping[str, Any]]) -> None:
+        for event in events:
+            if event.get("level", "info") != "info":
+                self.say(progress.event_line(event))
+            self._events.append(progress.event_line(event))
+        if status is not None:
+            self._live.update(picture(status, self._events), refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def picture(status: progress.Status, events: Sequence[str]) -> Group:
+    """The live picture: progress, measures, processes, waits, last events."""
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    job, epoch, remaining = progress.job_share(status), progress.epoch_share(status), progress.eta_s(status)
+    bars = Table.grid(padding=(0, 1))
+    shown = [("job", job)] + ([("epoch", epoch)] if int(status.get("epochs") or 0) > 1 else [])
+    for title, share in shown:
+        words = f"{share.fraction:4.0%}  {share.done:,} of {share.expected:,}"
+        bars.add_row(title, ProgressBar(total=1.0, completed=share.fraction, width=32), words)
+    rate = f"{progress.number(status.get('records_per_s') or 0)} records/s"
+    facts = [rate, f"version {status['version']}", *progress.measures(status)]
+    if remaining is not None:
+        facts.insert(0, f"ETA {progress.duration(remaining)}")
+    parts: list[Any] = [Text(str(status["message"]), style="bold"), bars, Text(" · ".join(facts)), _process_table(status)]
+    parts += [Text(f"waiting: {progress.plain(reason)}", style="yellow") for reason in (status.get("waiting") or ())[:4]]
+    parts += [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in events]
+    return Group(*parts)
+
+
+def _process_table(status: progress.Status) -> Any:  # noqa: ANN401 - rich's own type would import it for everybody
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    live = progress.processes(status)
+    for process in live[:_SHOWN_PROCESSES]:
+        gauges = (status.get("gauges") or {}).get(process["name"], {})
+        rate = f"{progress.number(gauges['records_per_s'])}/s" if gauges.get("records_per_s") else ""
+        state = Text(process["state"], style="green" if process["state"] == "ready" else "yellow")
+        table.add_row(process["name"], state, rate, progress.plain(process.get("shard") or process.get("message") or ""))
+    if len(live) > _SHOWN_PROCESSES:
+        table.add_row(f"and {len(live) - _SHOWN_PROCESSES} more")
+    return table
+
+
+def view_for(stream: TextIO | None = None) -> View:
+    """The live picture when stderr is a terminal that can paint, lines otherwise."""
+    import os
+
+    target = stream or sys.stderr
+    if target is sys.stderr and target.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+        return LiveView()
+    return LineView(target)
