@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +297,25 @@ def test_a_server_that_is_killed_comes_back_under_its_index(start: Callable[...,
     job.wait_until("it is back", lambda: (job.directory / "restored-ps-1.1").exists())
     hold.unlink()
     assert job.finish() == ExitCode.DONE, job.tails()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whoever_is_killed_no_record_is_lost(start: Callable[..., Running], seed: int) -> None:
+    job, choose, kills = start(num_workers="1:3", num_epochs=25, max_relaunches=100), random.Random(seed), 0
+    job.wait_for_status("work has begun", lambda status: status["records"]["trained"] > 0)
+    while job.process.poll() is None and kills < 12:
+        role = choose.choice(["worker", "worker", "ps"])
+        victims = sorted(job.pids(role).values())
+        if victims:
+            with suppress(ProcessLookupError):
+                os.kill(choose.choice(victims), signal.SIGKILL)
+                kills += 1
+        with suppress(subprocess.TimeoutExpired):
+            job.process.wait(choose.uniform(0.1, 0.4))
+    assert kills > 3
+    assert job.finish(120) == ExitCode.DONE, job.tails()
+    total = job.json("receipt.json")["total"]
+    assert (total["trained"], total["lost"], total["repeated"]) == (10_000, 0, 0)
 
 
 def test_a_stranger_is_refused(start: Callable[..., Running]) -> None:
