@@ -85,3 +85,95 @@ def update_dense(
     step: int,
 ) -> None:
     """One update in place of float32[n] weights and slots."""
+
+# rpc: elasticdl/rpc/native. Raises the errors of elasticdl.errors; the GIL is released.
+
+class ParametersSpec:
+    """As elasticdl.embedding.spec.ParametersSpec; `json` is the whole of it, kept by servers as it is."""
+
+    def __init__(self, optimizer: OptimizerSpec, trainable: int, additive: int, json: str) -> None: ...
+    def add_table(self, name: str, dim: int, initializer: InitializerSpec, seed: int) -> None: ...
+    @property
+    def json(self) -> str: ...
+
+class Pool:
+    """Connections to all servers. At most one call of `push` and one of the others at a time; `move` and `close` any time."""
+
+    def __init__(self, addresses: list[str], token: str, name: str) -> None: ...
+    def initialise(self, spec: ParametersSpec, dense: NDArray[np.float32], timeout_s: float) -> list[tuple[bool, str]]:
+        """For each server: whether it took the values, and the JSON of what it holds."""
+
+    def pull(
+        self,
+        ids: list[NDArray[np.int64]],
+        snapshot: int,
+        dense: NDArray[np.float32] | None,
+        rows: list[NDArray[np.float32]],
+        newest: NDArray[np.float32] | None,
+        timeout_s: float,
+    ) -> list[int]:
+        """Fills `dense` and `rows` in place; versions. `newest` is given to a server that has no parameters."""
+
+    def push(
+        self,
+        sequence: int,
+        applied: list[int],
+        versions: list[int],
+        learning_rate: float,
+        dense: NDArray[np.float32] | None,
+        ids: list[NDArray[np.int64]],
+        gradients: list[NDArray[np.float32]],
+        newest: NDArray[np.float32] | None,
+        timeout_s: float,
+    ) -> tuple[list[int], list[int]]:
+        """(versions, staleness), one a server."""
+
+    def rows(
+        self, table: int, snapshot: int, newest: NDArray[np.float32] | None, timeout_s: float
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Ids and weights, in no particular order."""
+
+    def move(self, addresses: list[str]) -> None: ...
+    def close(self) -> None: ...
+
+# ps: elasticdl/ps/native.
+
+class Server:
+    """One parameter server with its bulk plane. Thread-safe."""
+
+    def __init__(self, server: int, servers: int, token: str) -> None: ...
+    def listen(self, host: str, port: int = 0) -> int:
+        """Serve the bulk plane from now on; the port."""
+
+    def stop(self) -> None:
+        """End all connections and waits, and the threads of both."""
+
+    def fence(self, worker: str) -> tuple[int, int, int, int, int] | None:
+        """(session, sequence, shard, attempt, offset) of the last push, None if there was none."""
+
+    def gate(self, timeout_s: float) -> dict[str, int]: ...
+    def ungate(self) -> None: ...
+    def cut(self, snapshot: int, admit_until: dict[str, int], timeout_s: float) -> dict[str, Any]:
+        """Facts of the view, as `view` has them."""
+
+    def view(self, snapshot: int) -> dict[str, Any]:
+        """version, step_base, workers, rows, trainable, additive, slots, spec."""
+
+    def drop(self, snapshot: int) -> None: ...
+    def save(self, snapshot: int, path: str, header: str) -> tuple[int, int]:
+        """Write a view to a file, durably; (bytes, CRC-32C). Raises OSError."""
+
+    def begin_restore(self, spec: ParametersSpec) -> None: ...
+    def restore_dense(self, path: str, offset: int, section: int, at: int, count: int) -> None:
+        """Sections: -2 additive weights, -1 trainable weights, 0, 1, ... slots. `at` counts within this server's slice."""
+
+    def restore_rows(self, path: str, offset: int, rows: int, table: int) -> int:
+        """Insert those rows that this server owns; how many."""
+
+    def restore_worker(self, name: str, known: tuple[int, int, int, int, int]) -> None: ...
+    def end_restore(self, version: int, step_base: int) -> None: ...
+    def statistics(self) -> dict[str, Any]: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def has_state(self) -> bool: ...

@@ -5,14 +5,10 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from elasticdl.embedding.spec import DenseSpec, ParametersSpec, TableSpec
-from elasticdl.errors import Corrupted, UserError
-
-_T = TypeVar("_T")
+from elasticdl.embedding.spec import ParametersSpec
+from elasticdl.errors import Corrupted
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -68,42 +64,3 @@ def parse_manifest(text: str, where: str) -> Manifest:
     if manifest.format != FORMAT:
         raise Corrupted(f"{where}: written in format {manifest.format}, this version reads format {FORMAT}")
     return manifest
-
-
-def check_fits(saved: ParametersSpec, model: ParametersSpec, where: str) -> None:
-    """Raises UserError naming the first variable of the model that the checkpoint does not hold as it is."""
-    for mine, theirs in _pairs(model.dense, saved.dense):
-        if mine != theirs:
-            raise _differs("dense variable", mine, theirs, where)
-    for my_table, their_table in _pairs(model.tables, saved.tables):
-        same = my_table and their_table and (my_table.name, my_table.dim) == (their_table.name, their_table.dim)
-        if not same:
-            raise _differs("embedding table", my_table, their_table, where)
-    if model.optimizer.kind != saved.optimizer.kind or model.optimizer.slots != saved.optimizer.slots:
-        raise UserError(
-            f"{where} was made with optimizer {saved.optimizer.kind} ({saved.optimizer.slots} slots),"
-            f" the model uses {model.optimizer.kind} ({model.optimizer.slots} slots)",
-            hint="use the optimizer that the checkpoint was made with",
-        )
-
-
-def _pairs(mine: tuple[_T, ...], theirs: tuple[_T, ...]) -> list[tuple[_T | None, _T | None]]:
-    longest = max(len(mine), len(theirs))
-    return [(mine[i] if i < len(mine) else None, theirs[i] if i < len(theirs) else None) for i in range(longest)]
-
-
-def _differs(kind: str, mine: DenseSpec | TableSpec | None, theirs: DenseSpec | TableSpec | None, where: str) -> UserError:
-    return UserError(
-        f"{where} is of another model: the first {kind} that differs is {_words(mine)} in the model, {_words(theirs)} in the checkpoint",
-        hint="use the model that the checkpoint was made with",
-    )
-
-
-def _words(variable: DenseSpec | TableSpec | None) -> str:
-    match variable:
-        case None:
-            return "none"
-        case DenseSpec(path=path, shape=shape):
-            return f"{path} {list(shape)}"
-        case TableSpec(name=name, dim=dim):
-            return f"{name} of dimension {dim}"

@@ -122,7 +122,7 @@ class Link:
         outbox, gauges, watch = Outbox(), Gauges(clock), Watch(clock)
         keeper = LeaseKeeper(client, outbox, ending)
         around = Surroundings(keeper, outbox, gauges, Patience(ending, gauges, clock), watch, ending)
-        parameters = ServerPool(attached.servers, environment.token, str(environment.name), attached.epoch)
+        parameters = ServerPool(attached.servers, str(environment.name), environment.token)
         orders = Orders(client.orders, parameters.move, ending)
         reporter = Reporter(outbox, gauges, client, attached.heartbeat_s, ending)
         reporter.start()

@@ -1,0 +1,111 @@
+#include "elasticdl/checkpoint/native/part_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "elasticdl/data/native/crc32c.h"
+#include "elasticdl/rpc/native/errors.h"
+
+namespace elasticdl::checkpoint {
+namespace {
+
+[[noreturn]] void problem(const std::string& path) { throw std::system_error(errno, std::generic_category(), path); }
+
+}  // namespace
+
+Writer::Writer(const std::string& path) : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
+  if (fd_ < 0) problem(path_);
+}
+
+Writer::~Writer() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void Writer::put(const void* data, size_t bytes) {
+  crc_ = data::crc32c(data, bytes, crc_);
+  bytes_ += bytes;
+  const char* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    ssize_t written = ::write(fd_, at, bytes);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) problem(path_);
+    at += written;
+    bytes -= static_cast<size_t>(written);
+  }
+}
+
+void Writer::finish() {
+  if (::fsync(fd_) != 0) problem(path_);
+  int fd = std::exchange(fd_, -1);
+  if (::close(fd) != 0) problem(path_);
+}
+
+void write_header(Writer& writer, const std::string& json) {
+  std::string padded = json;
+  padded.resize((json.size() + 63) / 64 * 64, ' ');
+  uint64_t bytes = padded.size();
+  writer.put(kMagic, 8);
+  writer.put(&bytes, sizeof bytes);
+  writer.put(padded.data(), padded.size());
+}
+
+void write_table(Writer& writer, const Table& table, int view) {
+  const size_t width = static_cast<size_t>(table.row_floats()), rows = table.view_rows(view);
+  std::vector<int64_t> ids(std::min<size_t>(kBlockRows, rows));
+  std::vector<float> values(ids.size() * width);
+  for (size_t first = 0; first < rows; first += kBlockRows) {
+    size_t count = table.read(view, first, kBlockRows, ids.data(), values.data());
+    writer.put(ids.data(), count * sizeof(int64_t));
+    writer.put(values.data(), count * width * sizeof(float));
+  }
+}
+
+Reader::Reader(const std::string& path) : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  if (fd_ < 0) problem(path_);
+}
+
+Reader::~Reader() { ::close(fd_); }
+
+void Reader::get(uint64_t offset, void* data, size_t bytes) const {
+  char* at = static_cast<char*>(data);
+  while (bytes > 0) {
+    ssize_t got = ::pread(fd_, at, bytes, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) problem(path_);
+    if (got == 0) throw Corrupted(path_ + " ends at byte " + std::to_string(offset) + ", " + std::to_string(bytes) + " more were expected");
+    at += got;
+    offset += static_cast<uint64_t>(got);
+    bytes -= static_cast<size_t>(got);
+  }
+}
+
+uint64_t read_table(const Reader& reader, uint64_t offset, uint64_t rows, Table& table, const std::function<bool(int64_t)>& wanted) {
+  const size_t width = static_cast<size_t>(table.row_floats());
+  std::vector<int64_t> ids(std::min(kBlockRows, rows));
+  std::vector<float> values(ids.size() * width);
+  uint64_t taken = 0;
+  for (uint64_t first = 0; first < rows; first += kBlockRows) {
+    const size_t count = std::min(kBlockRows, rows - first);
+    reader.get(offset, ids.data(), count * sizeof(int64_t));
+    offset += count * sizeof(int64_t);
+    reader.get(offset, values.data(), count * width * sizeof(float));
+    offset += count * width * sizeof(float);
+    size_t kept = 0;
+    for (size_t i = 0; i < count; ++i) {
+      if (!wanted(ids[i])) continue;
+      ids[kept] = ids[i];
+      std::copy_n(values.data() + i * width, width, values.data() + kept++ * width);
+    }
+    table.insert(ids.data(), kept, values.data());
+    taken += kept;
+  }
+  return taken;
+}
+
+}  // namespace elasticdl::checkpoint

@@ -1,0 +1,64 @@
+// One server's part of a checkpoint: a JSON header that says what is inside, then raw float32 and int64.
+//
+//   "EDLPART1" | uint64 bytes of the header | header (JSON, padded with spaces) | sections
+//
+// Sections in order: trainable weights, each optimizer slot, additive weights, then table by table blocks of at most
+// kBlockRows rows: int64 ids of the block, then its rows. Nothing is padded between sections. Sizes follow from the header.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "elasticdl/embedding/native/table.h"
+
+namespace elasticdl::checkpoint {
+
+constexpr char kMagic[] = "EDLPART1";
+constexpr uint64_t kBlockRows = 16384;
+
+// Writes from front to back and keeps the CRC-32C of all of it. I/O errors throw std::system_error.
+class Writer {
+ public:
+  // Creates or replaces `path`.
+  explicit Writer(const std::string& path);
+  ~Writer();
+  Writer(const Writer&) = delete;
+  Writer& operator=(const Writer&) = delete;
+
+  void put(const void* data, size_t bytes);
+  // Makes it durable.
+  void finish();
+  uint64_t bytes() const { return bytes_; }
+  uint32_t crc() const { return crc_; }
+
+ private:
+  std::string path_;
+  int fd_;
+  uint64_t bytes_ = 0;
+  uint32_t crc_ = 0;
+};
+
+void write_header(Writer& writer, const std::string& json);
+// All rows of a frozen table.
+void write_table(Writer& writer, const Table& table, int view);
+
+// Reads anywhere. I/O errors throw std::system_error, a file that is too short Corrupted.
+class Reader {
+ public:
+  explicit Reader(const std::string& path);
+  ~Reader();
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
+
+  void get(uint64_t offset, void* data, size_t bytes) const;
+
+ private:
+  std::string path_;
+  int fd_;
+};
+
+// Inserts those of `rows` rows at `offset` whose ids `wanted` takes. Returns how many.
+uint64_t read_table(const Reader& reader, uint64_t offset, uint64_t rows, Table& table, const std::function<bool(int64_t)>& wanted);
+
+}  // namespace elasticdl::checkpoint

@@ -1,0 +1,120 @@
+// Which pushes are let in: each once, none of a fenced worker, and at a checkpoint's gate only those that belong to the cut.
+//
+// Every push is one atomic unit here: it is admitted, applied by its connection's thread, and then counted. A cut sees
+// no push half applied.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+
+namespace elasticdl::ps {
+
+struct Applied {
+  int64_t shard = 0;
+  int64_t attempt = 0;
+  int64_t offset = 0;
+};
+
+// What is known of a worker's pushes.
+struct Pushes {
+  uint64_t session = 0;   // of the client object that counts them
+  int64_t sequence = 0;   // of the last applied one; 0: none yet
+  Applied applied;
+  bool any = false;       // `applied` is set
+};
+
+struct PushStamp {
+  uint64_t session;
+  int64_t sequence;
+  Applied applied;
+  int64_t version;        // of the pull that it was computed on
+};
+
+struct Outcome {
+  bool repeated = false;  // had been applied before: nothing to do
+  int64_t version = 0;    // after it
+  int64_t staleness = 0;  // updates of others between pull and push
+  int64_t step = 0;       // number of this update, for the optimizer
+};
+
+using Sequences = std::map<std::string, int64_t>;
+// (version, step_base, pushes of every worker)
+using Freeze = std::function<void(int64_t, int64_t, const std::map<std::string, Pushes>&)>;
+
+class Admission {
+ public:
+  using Seconds = std::chrono::duration<double>;
+
+  // The optimizer's step of a push is its version minus `step_base`.
+  void start(int64_t version, int64_t step_base);
+  // Before the first push: what a checkpoint knows of a worker.
+  void restore(const std::string& worker, const Pushes& pushes);
+
+  // A worker's connection; `session` of one that pushes, else 0. Throws Refused if the worker was fenced.
+  void greet(const std::string& worker, uint64_t session);
+  void check(const std::string& worker) const;
+
+  // Blocks while the gate keeps the push out. Unless it is repeated, `finish` must follow. Throws Refused or, when the
+  // server stops, TransientError.
+  Outcome admit(const std::string& worker, const PushStamp& stamp);
+  void finish(const std::string& worker, const PushStamp& stamp, Outcome& outcome);
+
+  // Refuses the worker from now on; returns what it pushed.
+  Pushes fence(const std::string& worker);
+
+  // Keeps new pushes out until `open` or until the time has passed; returns when none is under way.
+  Sequences close(Seconds timeout);
+  void open();
+  // Behind the closed gate: lets pushes up to the given numbers in and calls `freeze` when all of them are there.
+  // Throws TransientError that says who is missing.
+  void cut(const Sequences& admit_until, Seconds timeout, const Freeze& freeze);
+
+  // Ends every wait.
+  void stop();
+
+  int64_t version() const;
+  int64_t step_base() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Lock = std::unique_lock<std::mutex>;
+
+  struct Worker {
+    Pushes pushes;
+    std::set<uint64_t> retired;          // sessions that another one took the place of
+    std::deque<int64_t> own;             // versions after its newest pushes, to tell its updates from others'
+    Outcome last;
+    int64_t queued = 0;                  // greatest sequence that waits at the gate
+    bool here = false;                   // it has connected to this process to push
+    bool fenced = false;
+    bool busy = false;                   // one of its pushes is being applied
+  };
+
+  bool gated();
+  bool kept_out(const std::string& name, int64_t sequence);
+  void refuse_fenced(const std::string& name, const Worker& worker) const;
+  std::string missing(const Sequences& admit_until) const;
+  int64_t staleness(const Worker& worker, int64_t pulled) const;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, Worker> workers_;
+  int64_t version_ = 0;
+  int64_t begun_ = 0;  // pushes that were admitted; >= version_
+  int64_t step_base_ = 0;
+  int under_way_ = 0;
+  bool closed_ = false;
+  Clock::time_point opens_at_{};
+  Sequences admit_until_;
+  bool stopped_ = false;
+};
+
+}  // namespace elasticdl::ps

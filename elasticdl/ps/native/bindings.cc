@@ -1,0 +1,192 @@
+// Python's view of a server: control and checkpoints. Pulls and pushes never come near Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+#include <sys/random.h>
+
+#include "elasticdl/checkpoint/native/part_file.h"
+#include "elasticdl/ps/native/connection.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace elasticdl::ps {
+namespace {
+
+uint64_t random_instance() {
+  uint64_t instance = 0;
+  while (::getrandom(&instance, sizeof instance, 0) != sizeof instance) {
+  }
+  return instance;
+}
+
+// A server with its bulk plane, and the model being restored before it is given to the server.
+class Served {
+ public:
+  Served(uint32_t server, uint32_t servers, const std::string& token)
+      : core({server, servers, token, random_instance()}), listener(core) {
+    if (servers == 0 || server >= servers) throw UserError("server " + std::to_string(server) + " of " + std::to_string(servers));
+  }
+
+  std::shared_ptr<Model>& restoring() {
+    if (restored == nullptr) throw std::logic_error("begin_restore comes first");
+    return restored;
+  }
+
+  Server core;
+  Listener listener;
+  std::shared_ptr<Model> restored;
+};
+
+using PushesTuple = std::tuple<uint64_t, int64_t, int64_t, int64_t, int64_t>;  // session, sequence, shard, attempt, offset
+
+PushesTuple as_tuple(const Pushes& pushes) {
+  return {pushes.session, pushes.sequence, pushes.applied.shard, pushes.applied.attempt, pushes.applied.offset};
+}
+
+nb::object fence(Served& served, const std::string& worker) {
+  Pushes pushes;
+  {
+    nb::gil_scoped_release released;
+    pushes = served.core.admission().fence(worker);
+  }
+  return pushes.any ? nb::cast(as_tuple(pushes)) : nb::none();
+}
+
+Sequences gate(Served& served, double timeout_s) { return served.core.admission().close(Admission::Seconds(timeout_s)); }
+
+nb::dict facts_of(const View& view) {
+  const Model& model = view.model();
+  nb::dict workers;
+  for (const auto& [name, pushes] : view.pushes) workers[name.c_str()] = as_tuple(pushes);
+  nb::list rows;
+  for (size_t t = 0; t < model.tables(); ++t) rows.append(model.table(t).view_rows(view.slot()));
+  nb::dict facts;
+  facts["version"] = view.version;
+  facts["step_base"] = view.step_base;
+  facts["workers"] = workers;
+  facts["rows"] = rows;
+  facts["trainable"] = nb::make_tuple(model.trainable().begin, model.trainable().end);
+  facts["additive"] = nb::make_tuple(model.additive().begin, model.additive().end);
+  facts["slots"] = model.spec().optimizer.slots();
+  facts["spec"] = model.spec().json;
+  return facts;
+}
+
+nb::dict cut(Served& served, int64_t snapshot, const Sequences& admit_until, double timeout_s) {
+  std::shared_ptr<View> view;
+  {
+    nb::gil_scoped_release released;
+    view = served.core.cut(snapshot, admit_until, Admission::Seconds(timeout_s));
+  }
+  return facts_of(*view);
+}
+
+nb::dict view_facts(Served& served, int64_t snapshot) { return facts_of(*served.core.views().get(snapshot)); }
+
+// Returns (bytes, crc32c) of the file.
+std::tuple<uint64_t, uint32_t> save(Served& served, int64_t snapshot, const std::string& path, const std::string& header) {
+  auto view = served.core.views().get(snapshot);
+  const Model& model = view->model();
+  const uint64_t trainable = model.trainable().size();
+  checkpoint::Writer writer(path);
+  checkpoint::write_header(writer, header);
+  const Dense& dense = view->dense();
+  writer.put(dense.weights.data(), trainable * sizeof(float));
+  for (const std::vector<float>& slot : dense.slots) writer.put(slot.data(), trainable * sizeof(float));
+  writer.put(dense.weights.data() + trainable, model.additive().size() * sizeof(float));
+  for (size_t t = 0; t < model.tables(); ++t) checkpoint::write_table(writer, model.table(t), view->slot());
+  writer.finish();
+  return {writer.bytes(), writer.crc()};
+}
+
+void begin_restore(Served& served, const Spec& spec) {
+  if (served.core.model() != nullptr) throw std::logic_error("this server has parameters already");
+  served.restored = std::make_shared<Model>(spec, served.core.facts().server, served.core.facts().servers);
+}
+
+// Reads `count` floats at `offset` of a file to [at, at + count) of a section: -2 additive weights, -1 trainable
+// weights, 0, 1, … optimizer slots; `at` counts within this server's slice.
+void restore_dense(Served& served, const std::string& path, uint64_t offset, int section, uint64_t at, uint64_t count) {
+  Model& model = *served.restoring();
+  Dense& dense = model.dense_being_restored();
+  const bool additive = section == -2;
+  const uint64_t size = additive ? model.additive().size() : model.trainable().size();
+  if (section < -2 || section >= static_cast<int>(dense.slots.size()) || at > size || count > size - at) {
+    throw std::out_of_range("a slice outside of section " + std::to_string(section));
+  }
+  float* base = additive ? dense.weights.data() + model.trainable().size()
+                         : section == -1 ? dense.weights.data() : dense.slots[static_cast<size_t>(section)].data();
+  checkpoint::Reader(path).get(offset, base + at, count * sizeof(float));
+}
+
+uint64_t restore_rows(Served& served, const std::string& path, uint64_t offset, uint64_t rows, size_t table) {
+  Model& model = *served.restoring();
+  if (table >= model.tables()) throw std::out_of_range("there is no table " + std::to_string(table));
+  return checkpoint::read_table(checkpoint::Reader(path), offset, rows, model.table(table),
+                                [&](int64_t id) { return wire::owner(id, model.servers()) == model.server(); });
+}
+
+void restore_worker(Served& served, const std::string& name, const PushesTuple& known) {
+  auto [session, sequence, shard, attempt, offset] = known;
+  served.core.admission().restore(name, {session, sequence, {shard, attempt, offset}, true});
+}
+
+void end_restore(Served& served, int64_t version, int64_t step_base) {
+  served.core.give(std::move(served.restoring()), version, step_base);
+  served.restored = nullptr;
+}
+
+template <class Array>
+nb::list as_list(const Array& counts) {
+  nb::list list;
+  for (const auto& count : counts) list.append(static_cast<uint64_t>(count));
+  return list;
+}
+
+nb::dict statistics(Served& served) {
+  const Statistics& all = served.core.statistics();
+  auto model = served.core.model();
+  nb::dict found;
+  const std::pair<const char*, const std::atomic<uint64_t>*> counts[] = {
+      {"pulls", &all.pulls}, {"pulled_rows", &all.pulled_rows}, {"pulled_bytes", &all.pulled_bytes}, {"pushes", &all.pushes},
+      {"pushed_rows", &all.pushed_rows}, {"pushed_bytes", &all.pushed_bytes}, {"repeated_pushes", &all.repeated_pushes},
+      {"refused", &all.refused}, {"bad_frames", &all.bad_frames}, {"connections", &all.connections}};
+  for (const auto& [name, count] : counts) found[name] = count->load();
+  found["rows"] = model ? model->rows() : 0;
+  found["memory_bytes"] = model ? model->memory_bytes() : 0;
+  found["staleness"] = as_list(all.staleness);
+  found["pull_times"] = as_list(all.pull_time.counts());
+  found["push_times"] = as_list(all.push_time.counts());
+  return found;
+}
+
+}  // namespace
+}  // namespace elasticdl::ps
+
+void bind_ps(nb::module_& m) {
+  using namespace elasticdl::ps;
+  using Released = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<Served>(m, "Server")
+      .def(nb::init<uint32_t, uint32_t, const std::string&>(), "server"_a, "servers"_a, "token"_a)
+      .def("listen", [](Served& served, const std::string& host, int port) { return served.listener.listen(host, port); },
+           "host"_a, "port"_a = 0, Released())
+      .def("stop", [](Served& served) { served.listener.stop(); }, Released())
+      .def("fence", &fence, "worker"_a)
+      .def("gate", &gate, "timeout_s"_a, Released())
+      .def("ungate", [](Served& served) { served.core.admission().open(); }, Released())
+      .def("cut", &cut, "snapshot"_a, "admit_until"_a, "timeout_s"_a)
+      .def("view", &view_facts, "snapshot"_a)
+      .def("drop", [](Served& served, int64_t snapshot) { served.core.views().drop(snapshot); }, "snapshot"_a, Released())
+      .def("save", &save, "snapshot"_a, "path"_a, "header"_a, Released())
+      .def("begin_restore", &begin_restore, "spec"_a, Released())
+      .def("restore_dense", &restore_dense, "path"_a, "offset"_a, "section"_a, "at"_a, "count"_a, Released())
+      .def("restore_rows", &restore_rows, "path"_a, "offset"_a, "rows"_a, "table"_a, Released())
+      .def("restore_worker", &restore_worker, "name"_a, "known"_a, Released())
+      .def("end_restore", &end_restore, "version"_a, "step_base"_a, Released())
+      .def("statistics", &statistics)
+      .def_prop_ro("version", [](Served& served) { return served.core.admission().version(); })
+      .def_prop_ro("has_state", [](Served& served) { return served.core.model() != nullptr; });
+}

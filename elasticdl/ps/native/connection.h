@@ -1,0 +1,113 @@
+// The bulk plane of a server: one thread a connection, frames in, frames out. Trusts nothing that it receives.
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "elasticdl/ps/native/server.h"
+#include "elasticdl/rpc/native/buffer.h"
+#include "elasticdl/rpc/native/socket.h"
+#include "elasticdl/rpc/native/wire.h"
+
+namespace elasticdl::ps {
+
+// Bytes that all connections together may hold of frames they are receiving.
+class Budget {
+ public:
+  explicit Budget(uint64_t bytes) : left_(static_cast<int64_t>(bytes)) {}
+  bool take(uint64_t bytes);
+  void give_back(uint64_t bytes) { left_ += static_cast<int64_t>(bytes); }
+
+ private:
+  std::atomic<int64_t> left_;
+};
+
+// A reply that goes out in pieces, so that a large one needs no memory of its size.
+class Reply {
+ public:
+  Reply(const Socket& socket, Buffer& room) : socket_(socket), room_(room.room(kRoom)) {}
+
+  void begin(const wire::Header& request, wire::Status status, uint64_t payload_bytes);
+  // `bytes` <= kPiece, to be filled in at once.
+  char* piece(size_t bytes);
+  void put(const void* data, size_t bytes);
+  // False: the peer is gone.
+  bool end();
+
+  static constexpr size_t kPiece = 128 << 10;
+
+ private:
+  static constexpr size_t kRoom = 2 * kPiece;
+  void flush();
+
+  const Socket& socket_;
+  char* room_;
+  size_t used_ = 0;
+  bool alive_ = true;
+};
+
+class Connection {
+ public:
+  Connection(Server& server, Budget& budget, Socket socket) : server_(server), budget_(budget), socket_(std::move(socket)) {}
+
+  // Until the peer is gone, sends nonsense, or `stop`.
+  void serve();
+  void stop() { socket_.shutdown(); }
+
+ private:
+  bool greet();
+  bool next();
+  bool receive_header();
+  bool answer();
+  bool fail(wire::Status status, const std::string& message);
+  bool initialise(wire::Cursor cursor);
+  bool pull(wire::Cursor cursor);
+  bool push(wire::Cursor cursor);
+  bool rows(wire::Cursor cursor);
+  bool put_frozen_rows(const wire::RowsReply& result, const int64_t* ids, const float* values, size_t dim);
+  void put_rows(Reply& reply, Model& model, const View* view, size_t table, const int64_t* ids, size_t count);
+
+  Server& server_;
+  Budget& budget_;
+  Socket socket_;
+  std::string name_;
+  uint64_t session_ = 0;  // 0: may not push
+  wire::Header header_;
+  Buffer payload_;
+  Buffer room_;
+  Buffer dense_;
+  std::shared_ptr<View> look_;  // what `rows` without a snapshot reads
+};
+
+class Listener {
+ public:
+  explicit Listener(Server& server);
+  ~Listener();
+
+  // Begins to accept. Returns the port.
+  int listen(const std::string& host, int port);
+  void stop();
+
+ private:
+  struct Served {
+    std::unique_ptr<Connection> connection;
+    std::thread thread;
+    std::atomic<bool> done{false};
+  };
+  void accept();
+  void take(Socket socket);
+  void reap();
+
+  Server& server_;
+  Budget budget_;
+  Socket listener_;
+  std::thread acceptor_;
+  std::mutex mutex_;  // guards served_ and stopped_
+  std::list<Served> served_;
+  bool stopped_ = false;
+};
+
+}  // namespace elasticdl::ps

@@ -1,0 +1,205 @@
+// What a connection answers to each kind of frame. Everything is checked before the first byte of a reply.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+
+#include "elasticdl/ps/native/connection.h"
+
+namespace elasticdl::ps {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint64_t kRowsAtOnce = 64 << 10;
+constexpr size_t kDenseKept = 8 << 20;
+
+// Counts of ids by table, checked against the model.
+std::vector<uint64_t> take_counts(wire::Cursor& cursor, uint32_t tables, const Model& model) {
+  if (tables != model.tables()) {
+    throw UserError("a frame with ids of " + std::to_string(tables) + " tables; the parameters have " + std::to_string(model.tables()));
+  }
+  const uint64_t* counts = cursor.array<uint64_t>(tables);
+  return std::vector<uint64_t>(counts, counts + tables);
+}
+
+void check_dense(uint64_t count, const Model& model) {
+  if (count == 0 || count == model.dense_size()) return;
+  throw UserError(std::to_string(count) + " dense values for a slice of " + std::to_string(model.dense_size()));
+}
+
+std::vector<const int64_t*> take_ids(wire::Cursor& cursor, const std::vector<uint64_t>& counts) {
+  std::vector<const int64_t*> ids;
+  for (uint64_t count : counts) ids.push_back(cursor.array<int64_t>(count));
+  return ids;
+}
+
+// A push that fails half-way leaves parameters that no push explains: better none than those. The job restores a server
+// that died from its checkpoint.
+class OrDie {
+ public:
+  ~OrDie() {
+    if (succeeded) return;
+    std::fputs("ps: a push could not be applied to its end (out of memory, or a table above 2^31 rows); giving up\n", stderr);
+    std::abort();
+  }
+  bool succeeded = false;
+};
+
+size_t sum(const std::vector<uint64_t>& counts) {
+  size_t total = 0;
+  for (uint64_t count : counts) total += count;
+  return total;
+}
+
+}  // namespace
+
+bool Connection::initialise(wire::Cursor cursor) {
+  auto request = cursor.take<wire::Initialise>();
+  const uint64_t padded = (request.spec_bytes + 7) / 8 * 8;
+  if (request.spec_bytes > cursor.left() || request.version < 0) throw UserError("an initialise frame that makes no sense");
+  const char* spec_at = cursor.array<char>(padded);
+  Spec spec = Spec::decode(spec_at, request.spec_bytes);
+  const float* dense = cursor.array<float>(request.dense_count);
+  cursor.end();
+  bool took = false;
+  if (server_.model() == nullptr) {
+    auto model = std::make_shared<Model>(std::move(spec), server_.facts().server, server_.facts().servers, dense, request.dense_count);
+    took = server_.give(std::move(model), request.version, request.version);
+  }
+  const std::string& json = server_.model()->spec().json;
+  wire::InitialiseReply result{took, static_cast<uint32_t>(json.size())};
+  Reply reply(socket_, room_);
+  reply.begin(header_, wire::Status::ok, sizeof result + json.size());
+  reply.put(&result, sizeof result);
+  reply.put(json.data(), json.size());
+  return reply.end();
+}
+
+bool Connection::pull(wire::Cursor cursor) {
+  auto begin = Clock::now();
+  auto model = server_.model();
+  auto request = cursor.take<wire::Pull>();
+  auto counts = take_counts(cursor, request.tables, *model);
+  auto ids = take_ids(cursor, counts);
+  cursor.end();
+  auto view = request.snapshot >= 0 ? server_.views().get(request.snapshot) : nullptr;
+  wire::PullReply result{view ? view->version : server_.admission().version(), request.dense != 0 ? model->dense_size() : 0};
+  uint64_t floats = result.dense_count;
+  for (size_t t = 0; t < counts.size(); ++t) floats += counts[t] * model->spec().tables[t].dim;
+  const uint64_t bytes = sizeof result + floats * sizeof(float);
+  if (bytes > wire::kMaxPayload) throw UserError("a pull of " + std::to_string(bytes) + " bytes; at most 1 GiB travels at once");
+
+  const size_t dense_bytes = result.dense_count * sizeof(float);
+  const float* dense = nullptr;
+  if (dense_bytes > 0 && view == nullptr) {
+    auto* copy = reinterpret_cast<float*>(dense_.room(dense_bytes));
+    model->copy_dense(copy);
+    dense = copy;
+  } else if (dense_bytes > 0) {
+    dense = view->dense().weights.data();
+  }
+  Reply reply(socket_, room_);
+  reply.begin(header_, wire::Status::ok, bytes);
+  reply.put(&result, sizeof result);
+  if (dense_bytes > 0) reply.put(dense, dense_bytes);
+  try {
+    for (size_t t = 0; t < counts.size(); ++t) put_rows(reply, *model, view.get(), t, ids[t], counts[t]);
+  } catch (const std::exception&) {
+    return false;  // the reply is begun: closing the connection is the only way to take it back
+  }
+  bool alive = reply.end();
+  dense_.trim(kDenseKept);
+  Statistics& statistics = server_.statistics();
+  ++statistics.pulls;
+  statistics.pulled_rows += sum(counts);
+  statistics.pulled_bytes += bytes;
+  statistics.pull_time.add(Clock::now() - begin);
+  return alive;
+}
+
+// Rows go out while the next ones are looked up, and are in the cache when they are sent.
+void Connection::put_rows(Reply& reply, Model& model, const View* view, size_t table, const int64_t* ids, size_t count) {
+  const size_t dim = model.spec().tables[table].dim;
+  const size_t at_once = std::max<size_t>(Reply::kPiece / (dim * sizeof(float)), 1);
+  for (size_t begin = 0; begin < count; begin += at_once) {
+    size_t rows = std::min(at_once, count - begin);
+    auto* out = reinterpret_cast<float*>(reply.piece(rows * dim * sizeof(float)));
+    if (view != nullptr) model.table(table).peek(ids + begin, rows, out, view->slot());
+    else model.table(table).lookup(ids + begin, rows, out);
+  }
+}
+
+bool Connection::push(wire::Cursor cursor) {
+  auto model = server_.model();
+  auto request = cursor.take<wire::Push>();
+  auto counts = take_counts(cursor, request.tables, *model);
+  auto ids = take_ids(cursor, counts);
+  check_dense(request.dense_count, *model);
+  const float* dense = cursor.array<float>(request.dense_count);
+  std::vector<const float*> gradients;
+  for (size_t t = 0; t < counts.size(); ++t) gradients.push_back(cursor.array<float>(counts[t] * model->spec().tables[t].dim));
+  cursor.end();
+  if (session_ == 0) throw UserError("this connection said that it does not push");
+  if (request.sequence < 1) throw UserError("push number " + std::to_string(request.sequence) + ": numbers begin at 1");
+
+  PushStamp stamp{session_, request.sequence, {request.shard, request.attempt, request.offset}, request.version};
+  Outcome outcome = server_.admission().admit(name_, stamp);
+  auto begin = Clock::now();
+  Statistics& statistics = server_.statistics();
+  if (outcome.repeated) {
+    ++statistics.repeated_pushes;
+  } else {
+    OrDie applying;
+    const StepContext context{static_cast<float>(request.learning_rate), outcome.step};
+    if (request.dense_count > 0) model->apply_dense(dense, context);
+    for (size_t t = 0; t < counts.size(); ++t) model->apply_rows(t, ids[t], counts[t], gradients[t], context);
+    applying.succeeded = true;
+    server_.admission().finish(name_, stamp, outcome);
+    ++statistics.pushes;
+    statistics.pushed_rows += sum(counts);
+    statistics.pushed_bytes += header_.payload_bytes;
+    statistics.count_staleness(outcome.staleness);
+    statistics.push_time.add(Clock::now() - begin);
+  }
+  wire::PushReply result{outcome.version, outcome.staleness, outcome.repeated, 0};
+  Reply reply(socket_, room_);
+  reply.begin(header_, wire::Status::ok, sizeof result);
+  reply.put(&result, sizeof result);
+  return reply.end();
+}
+
+bool Connection::rows(wire::Cursor cursor) {
+  auto model = server_.model();
+  auto request = cursor.take<wire::Rows>();
+  cursor.end();
+  if (request.table >= model->tables()) throw UserError("there is no table " + std::to_string(request.table));
+  std::shared_ptr<View> view;
+  if (request.snapshot >= 0) view = server_.views().get(request.snapshot);
+  else if (request.begin == 0) view = look_ = server_.look();
+  else view = look_;
+  // Frozen by a connection that is gone: the client begins again.
+  if (view == nullptr) return put_frozen_rows({1, 0}, nullptr, nullptr, 0);
+  Table& table = model->table(request.table);
+  const size_t width = static_cast<size_t>(table.row_floats()), dim = static_cast<size_t>(table.dim());
+  const size_t limit = std::min<uint64_t>({request.limit, kRowsAtOnce, wire::kMaxPayload / 4 / (width * sizeof(float))});
+  std::vector<int64_t> ids(limit);
+  std::vector<float> values(limit * width);
+  wire::RowsReply result{table.view_rows(view->slot()), 0};
+  result.count = table.read(view->slot(), request.begin, limit, ids.data(), values.data());
+  for (size_t i = 0; i < result.count; ++i) std::copy_n(values.data() + i * width, dim, values.data() + i * dim);
+  if (request.begin + result.count >= result.total) look_.reset();
+  return put_frozen_rows(result, ids.data(), values.data(), dim);
+}
+
+bool Connection::put_frozen_rows(const wire::RowsReply& result, const int64_t* ids, const float* values, size_t dim) {
+  const size_t id_bytes = result.count * sizeof(int64_t), value_bytes = result.count * dim * sizeof(float);
+  Reply reply(socket_, room_);
+  reply.begin(header_, wire::Status::ok, sizeof result + id_bytes + value_bytes);
+  reply.put(&result, sizeof result);
+  reply.put(ids, id_bytes);
+  reply.put(values, value_bytes);
+  return reply.end();
+}
+
+}  // namespace elasticdl::ps

@@ -1,0 +1,65 @@
+#include "elasticdl/ps/native/views.h"
+
+#include "elasticdl/rpc/native/errors.h"
+
+namespace elasticdl::ps {
+
+View::View(std::shared_ptr<Model> model, int slot, std::function<void(int)> release)
+    : model_(std::move(model)), dense_(model_->freeze_dense()), slot_(slot), release_(std::move(release)) {
+  for (size_t t = 0; t < model_->tables(); ++t) model_->table(t).begin_view(slot_);
+}
+
+View::~View() {
+  for (size_t t = 0; t < model_->tables(); ++t) model_->table(t).end_view(slot_);
+  release_(slot_);
+}
+
+std::shared_ptr<View> Views::freeze(const std::shared_ptr<Model>& model) {
+  int slot = 0;
+  {
+    std::lock_guard<std::mutex> lock(slots_->mutex);
+    while (slot < Table::kViews && slots_->taken[slot]) ++slot;
+    if (slot == Table::kViews) {
+      throw TransientError(std::to_string(Table::kViews) + " frozen views are alive already: one must be dropped first");
+    }
+    slots_->taken[slot] = true;
+  }
+  return std::make_shared<View>(model, slot, [slots = slots_](int freed) {
+    std::lock_guard<std::mutex> lock(slots->mutex);
+    slots->taken[freed] = false;
+  });
+}
+
+void Views::publish(int64_t snapshot, std::shared_ptr<View> view) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  views_[snapshot] = std::move(view);
+}
+
+std::shared_ptr<View> Views::find(int64_t snapshot) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = views_.find(snapshot);
+  return found == views_.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<View> Views::get(int64_t snapshot) const {
+  auto view = find(snapshot);
+  if (view == nullptr) throw TransientError("there is no snapshot " + std::to_string(snapshot) + " here: it was dropped or lost");
+  return view;
+}
+
+void Views::drop(int64_t snapshot) {
+  std::shared_ptr<View> last;  // destroyed after the lock is gone
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = views_.find(snapshot);
+  if (found == views_.end()) return;
+  last = std::move(found->second);
+  views_.erase(found);
+}
+
+void Views::clear() {
+  std::map<int64_t, std::shared_ptr<View>> gone;
+  std::lock_guard<std::mutex> lock(mutex_);
+  gone.swap(views_);
+}
+
+}  // namespace elasticdl::ps

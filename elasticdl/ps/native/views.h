@@ -1,0 +1,61 @@
+// Frozen states of a model, by snapshot number.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "elasticdl/ps/native/admission.h"
+#include "elasticdl/ps/native/model.h"
+
+namespace elasticdl::ps {
+
+// One cut: it lives until it was dropped and nobody reads it any more.
+class View {
+ public:
+  View(std::shared_ptr<Model> model, int slot, std::function<void(int)> release);
+  ~View();
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+
+  const Model& model() const { return *model_; }
+  const Dense& dense() const { return *dense_; }
+  int slot() const { return slot_; }  // what tables call the view
+
+  int64_t version = 0;
+  int64_t step_base = 0;
+  std::map<std::string, Pushes> pushes;
+
+ private:
+  std::shared_ptr<Model> model_;
+  std::shared_ptr<const Dense> dense_;
+  const int slot_;
+  std::function<void(int)> release_;
+};
+
+class Views {
+ public:
+  // Freezes the model. Throws TransientError when Table::kViews views live.
+  std::shared_ptr<View> freeze(const std::shared_ptr<Model>& model);
+  // From here on `find` knows it.
+  void publish(int64_t snapshot, std::shared_ptr<View> view);
+  // nullptr: there is none.
+  std::shared_ptr<View> find(int64_t snapshot) const;
+  // Throws TransientError when there is none.
+  std::shared_ptr<View> get(int64_t snapshot) const;
+  void drop(int64_t snapshot);
+  void clear();
+
+ private:
+  // Outlives the container: views give their slots back when their last reader is done.
+  struct Slots {
+    std::mutex mutex;
+    bool taken[Table::kViews] = {};
+  };
+  std::shared_ptr<Slots> slots_ = std::make_shared<Slots>();
+  mutable std::mutex mutex_;
+  std::map<int64_t, std::shared_ptr<View>> views_;
+};
+
+}  // namespace elasticdl::ps

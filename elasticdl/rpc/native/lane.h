@@ -1,0 +1,85 @@
+// One direction of a client: a connection to each server, and requests to several of them at once.
+//
+// A lane sends all requests before it waits for replies, and does not return before every server has answered or the
+// deadline passed. In between it survives lost connections, new addresses, and servers that come back empty. It is used
+// by one thread at a time; `move` and `close` may come from any other.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "elasticdl/rpc/native/buffer.h"
+#include "elasticdl/rpc/native/socket.h"
+#include "elasticdl/rpc/native/wire.h"
+
+namespace elasticdl {
+
+using Time = std::chrono::steady_clock::time_point;
+
+// Where the next bytes of a reply go: straight to `data`, or row by row to places in an array.
+struct Target {
+  char* data = nullptr;
+  size_t bytes = 0;
+  const uint32_t* positions = nullptr;  // row i of the reply is row positions[i] of the array at `data`
+  size_t row_bytes = 0;
+};
+
+// One request to one server, and its reply. What `payload` and `targets` point to must outlive the run.
+struct Part {
+  uint32_t server = 0;
+  wire::Kind kind = wire::Kind::pull;
+  std::vector<iovec> payload;
+  std::vector<Target> targets;  // empty: the reply may have any size and is kept in `reply`
+  Buffer reply;
+  size_t reply_bytes = 0;
+};
+
+// What an empty server is given. Nothing (no spec) before the client knows any values.
+struct Seed {
+  std::string spec;                // Spec::encode
+  const float* dense = nullptr;    // the whole flat vector
+  uint64_t trainable = 0;
+  uint64_t additive = 0;
+};
+
+struct Identity {
+  std::string token;
+  std::string name;
+  uint64_t session = 0;
+  bool pushes = false;
+};
+
+class Link;
+
+class Lane {
+ public:
+  // `idle` is called now and then while waiting (to look for signals); it may throw.
+  Lane(Identity identity, std::vector<std::string> addresses, std::function<void()> idle);
+  ~Lane();
+
+  // Throws Refused and UserError as servers answer, TransientError at the deadline or when closed.
+  void run(std::vector<Part>& parts, const Seed& seed, double timeout_s, const char* what);
+
+  void move(std::vector<std::string> addresses);
+  void close();
+  uint32_t servers() const { return static_cast<uint32_t>(links_.size()); }
+
+ private:
+  void wait(Time deadline);
+  void listen_to_owner();
+  [[noreturn]] void give_up(double timeout_s, const char* what);
+
+  Identity identity_;
+  std::vector<std::unique_ptr<Link>> links_;
+  std::function<void()> idle_;
+  int wake_;
+  std::mutex mutex_;
+  std::vector<std::string> moved_;  // guarded by mutex_; empty: nothing new
+  bool closed_ = false;             // guarded by mutex_
+};
+
+}  // namespace elasticdl

@@ -1,0 +1,234 @@
+#include "elasticdl/rpc/native/link.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+
+namespace elasticdl {
+namespace {
+
+constexpr double kFirstBackOffS = 0.02;
+constexpr double kLastBackOffS = 1.0;
+constexpr uint64_t kMaxMessage = 64 << 10;
+
+Time after(Time now, double seconds) {
+  return now + std::chrono::duration_cast<Time::duration>(std::chrono::duration<double>(seconds));
+}
+
+template <class T>
+iovec piece(const T* data, size_t count) {
+  return {const_cast<T*>(data), count * sizeof(T)};
+}
+
+uint64_t total(const std::vector<Target>& targets) {
+  uint64_t bytes = 0;
+  for (const Target& target : targets) bytes += target.bytes;
+  return bytes;
+}
+
+struct Received {
+  size_t bytes;
+  bool gone;
+};
+Received receive_some(const Socket& socket, char* data, size_t bytes) {
+  ssize_t got = ::recv(socket.fd(), data, bytes, 0);
+  if (got > 0) return {static_cast<size_t>(got), false};
+  bool later = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+  return {0, !later};
+}
+
+struct Slice {
+  uint64_t begin, count;
+};
+Slice even(uint64_t size, uint64_t part, uint64_t parts) {
+  uint64_t begin = size * part / parts;
+  return {begin, size * (part + 1) / parts - begin};
+}
+
+}  // namespace
+
+Link::Link(const Identity& identity, uint32_t server, uint32_t servers, std::string address)
+    : identity_(identity), server_(server), servers_(servers), address_(std::move(address)),
+      random_(static_cast<uint32_t>(identity.session) + server) {}
+
+void Link::start(Part& part, const Seed& seed) {
+  part_ = &part;
+  seed_ = &seed;
+  retry_at_ = Time{};
+  if (state_ == State::ready) ask();
+}
+
+void Link::move(const std::string& address) {
+  if (address == address_) return;
+  address_ = address;
+  back_off_s_ = 0;
+  retry_at_ = Time{};
+  problem_ = "it was moved";
+  socket_.close();
+  state_ = State::away;
+}
+
+void Link::abandon() {
+  part_ = nullptr;
+  if (state_ == State::ready) return;
+  socket_.close();
+  state_ = State::away;
+}
+
+short Link::events() const {
+  if (state_ == State::connecting) return POLLOUT;
+  return static_cast<short>(out_.empty() ? POLLIN : POLLIN | POLLOUT);
+}
+
+std::string Link::story() const {
+  std::string text = "ps-" + std::to_string(server_);
+  text += address_.empty() ? " (it has no address at the moment)" : " at " + address_;
+  if (!problem_.empty()) return text + ": " + problem_;
+  return text + (state_ == State::asking ? ": it has not answered yet" : "");
+}
+
+void Link::advance(Time now) {
+  if (state_ == State::away) connect(now);
+  if (state_ == State::connecting) connected(now);
+  while (state_ > State::connecting && state_ != State::ready) {
+    if (!out_.flush(socket_)) return lost(std::strerror(errno), now);
+    if (!receive(now)) return;
+  }
+}
+
+void Link::connect(Time now) {
+  if (address_.empty() || now < retry_at_) return;
+  try {
+    socket_ = begin_connect(address_);
+    state_ = State::connecting;
+  } catch (const TransientError& error) {
+    lost(error.what(), now);
+  }
+}
+
+void Link::connected(Time now) {
+  pollfd ready{socket_.fd(), POLLOUT, 0};
+  if (::poll(&ready, 1, 0) == 0) return;
+  std::string problem = connect_problem(socket_);
+  if (!problem.empty()) return lost(problem, now);
+  wire::Hello hello{};
+  hello.session = identity_.session;
+  hello.token_bytes = static_cast<uint32_t>(identity_.token.size());
+  hello.name_bytes = static_cast<uint32_t>(identity_.name.size());
+  hello.pushes = identity_.pushes ? 1 : 0;
+  wire::Writer payload;
+  payload.put(hello).text(identity_.token).text(identity_.name);
+  send(State::greeting, wire::Kind::hello, std::move(payload.bytes()), {});
+}
+
+void Link::send(State next, wire::Kind kind, std::string own, const std::vector<iovec>& rest) {
+  wire::Header header;
+  header.kind = kind;
+  header.request = ++request_;
+  header.payload_bytes = own.size();
+  for (const iovec& part : rest) header.payload_bytes += part.iov_len;
+  std::string first(reinterpret_cast<const char*>(&header), sizeof header);
+  out_.put(first + own, rest);
+  header_have_ = 0;
+  state_ = next;
+}
+
+void Link::seed() {
+  Slice trainable = even(seed_->trainable, server_, servers_);
+  Slice additive = even(seed_->additive, server_, servers_);
+  wire::Writer payload;
+  payload.put(wire::Initialise{version_, seed_->spec.size(), trainable.count + additive.count}).text(seed_->spec).align();
+  send(State::seeding, wire::Kind::initialise, std::move(payload.bytes()),
+       {piece(seed_->dense + trainable.begin, trainable.count),
+        piece(seed_->dense + seed_->trainable + additive.begin, additive.count)});
+}
+
+void Link::ask() { send(State::asking, part_->kind, "", part_->payload); }
+
+// True when a whole reply was dealt with and there may be more to do.
+bool Link::receive(Time now) {
+  while (header_have_ < sizeof header_) {
+    auto [got, gone] = receive_some(socket_, reinterpret_cast<char*>(&header_) + header_have_, sizeof header_ - header_have_);
+    if (gone) return lost("the connection broke", now), false;
+    if (got == 0) return false;
+    header_have_ += got;
+    if (header_have_ == sizeof header_ && !begin_payload()) return lost("it answered nonsense", now), false;
+  }
+  switch (in_.receive(socket_)) {
+    case Incoming::Progress::more: return false;
+    case Incoming::Progress::lost: return lost("the connection broke", now), false;
+    case Incoming::Progress::complete: break;
+  }
+  if (header_.status != wire::Status::ok) answered_badly(now);
+  else answered(now);
+  return true;
+}
+
+bool Link::begin_payload() {
+  if (header_.magic != wire::kMagic || header_.version != wire::kVersion || header_.request != request_) return false;
+  bool good = header_.status == wire::Status::ok;
+  if (header_.payload_bytes > (good ? wire::kMaxPayload : kMaxMessage)) return false;
+  if (good && state_ == State::asking && !part_->targets.empty()) {
+    if (header_.payload_bytes != total(part_->targets)) return false;
+    in_.expect(&part_->targets, header_.payload_bytes);
+  } else {
+    body_bytes_ = header_.payload_bytes;
+    in_.expect(&body_, body_bytes_);
+  }
+  return true;
+}
+
+void Link::answered(Time now) {
+  switch (state_) {
+    case State::greeting: return greeted(now);
+    case State::seeding: return ask();
+    default: break;
+  }
+  if (part_->targets.empty()) {
+    std::swap(part_->reply, body_);
+    part_->reply_bytes = body_bytes_;
+  }
+  part_ = nullptr;
+  state_ = State::ready;
+  back_off_s_ = 0;
+  problem_.clear();
+}
+
+void Link::answered_badly(Time now) {
+  std::string message(body_.data(), body_bytes_);
+  std::string text = "ps-" + std::to_string(server_) + ": " + message;
+  switch (header_.status) {
+    case wire::Status::user: throw UserError(text);
+    case wire::Status::refused: throw Refused(text);
+    case wire::Status::empty:
+      if (!seed_->spec.empty() && state_ == State::asking) return seed();
+      return lost("it has no parameters yet, and this process has none to give it", now);
+    default: return lost(message, now);
+  }
+}
+
+void Link::greeted(Time now) {
+  if (body_bytes_ != sizeof(wire::HelloReply)) return lost("it answered nonsense", now);
+  wire::HelloReply reply;
+  std::memcpy(&reply, body_.data(), sizeof reply);
+  if (reply.server != server_ || reply.servers != servers_) {
+    return lost("it is ps-" + std::to_string(reply.server) + " of " + std::to_string(reply.servers) + ", wanted is ps-" +
+                    std::to_string(server_) + " of " + std::to_string(servers_), now);
+  }
+  version_ = std::max(version_, reply.version);
+  if (reply.has_state == 0 && part_->kind != wire::Kind::initialise && !seed_->spec.empty()) return seed();
+  ask();
+}
+
+// The first reconnect is at once: the server may only have closed a connection that was idle.
+void Link::lost(const std::string& why, Time now) {
+  socket_.close();
+  state_ = State::away;
+  problem_ = why;
+  retry_at_ = after(now, back_off_s_ * (0.5 + 0.5 * random_() / static_cast<double>(random_.max())));
+  back_off_s_ = std::min(std::max(back_off_s_ * 2, kFirstBackOffS), kLastBackOffS);
+}
+
+}  // namespace elasticdl

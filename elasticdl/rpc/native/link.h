@@ -1,0 +1,109 @@
+// One connection of a client to one server, as a state machine that never blocks.
+#pragma once
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "elasticdl/rpc/native/lane.h"
+
+namespace elasticdl {
+
+// Bytes on their way out.
+class Outgoing {
+ public:
+  void clear();
+  // What `parts` point to must outlive the sending; `own` is kept here and goes first.
+  void put(std::string own, const std::vector<iovec>& parts = {});
+  bool empty() const { return at_ == parts_.size(); }
+  // Sends what the socket takes now; false when the connection is lost (see errno).
+  bool flush(const Socket& socket);
+
+ private:
+  std::string own_;
+  std::vector<iovec> parts_;
+  size_t at_ = 0;
+};
+
+// A payload on its way in: to targets, or whole into a buffer.
+class Incoming {
+ public:
+  void expect(const std::vector<Target>* targets, uint64_t bytes);
+  void expect(Buffer* whole, uint64_t bytes);
+  enum class Progress { more, complete, lost };
+  // Receives what is there; `more` when the socket has no more bytes for now.
+  Progress receive(const Socket& socket);
+
+ private:
+  Progress receive_whole(const Socket& socket);
+  Progress receive_target(const Socket& socket, const Target& target);
+  Progress receive_rows(const Socket& socket, const Target& target);
+
+  const std::vector<Target>* targets_ = nullptr;
+  size_t target_ = 0;
+  Buffer* whole_ = nullptr;
+  size_t bytes_ = 0;
+  size_t have_ = 0;  // of the whole, or of the target at hand
+  Buffer rows_;      // rows on their way to scattered places
+  size_t rows_have_ = 0;
+};
+
+class Link {
+ public:
+  Link(const Identity& identity, uint32_t server, uint32_t servers, std::string address);
+
+  // From here on `part` is to be answered, over however many connections that takes.
+  void start(Part& part, const Seed& seed);
+  // Does all that can be done now. Throws Refused or UserError when the server says so.
+  void advance(Time now);
+  void move(const std::string& address);
+  // Forgets the part; the connection is closed, so that no late reply can be taken for another's.
+  void abandon();
+
+  bool waiting() const { return part_ != nullptr; }
+  bool away() const { return state_ == State::away; }
+  bool reachable() const { return !address_.empty(); }
+  int fd() const { return socket_.fd(); }
+  short events() const;
+  Time retry_at() const { return retry_at_; }
+  // Where the server is and what was wrong with it last.
+  std::string story() const;
+
+ private:
+  enum class State { away, connecting, greeting, seeding, ready, asking };
+
+  void connect(Time now);
+  void connected(Time now);
+  void send(State next, wire::Kind kind, std::string own, const std::vector<iovec>& rest);
+  void seed();
+  void ask();
+  bool receive(Time now);
+  bool begin_payload();
+  void answered(Time now);
+  void answered_badly(Time now);
+  void greeted(Time now);
+  void lost(const std::string& why, Time now);
+
+  const Identity& identity_;
+  const uint32_t server_;
+  const uint32_t servers_;
+  std::string address_;
+  Socket socket_;
+  State state_ = State::away;
+  Part* part_ = nullptr;
+  const Seed* seed_ = nullptr;
+  Outgoing out_;
+  Incoming in_;
+  wire::Header header_;
+  size_t header_have_ = 0;
+  Buffer body_;
+  size_t body_bytes_ = 0;
+  uint64_t request_ = 0;
+  int64_t version_ = 0;  // the newest version that this server told
+  double back_off_s_ = 0;
+  Time retry_at_{};
+  std::string problem_;
+  std::minstd_rand random_;
+};
+
+}  // namespace elasticdl

@@ -1,0 +1,239 @@
+#include "elasticdl/rpc/native/pool.h"
+
+#include <sys/random.h>
+
+#include <chrono>
+
+namespace elasticdl {
+namespace {
+
+constexpr uint64_t kRowsAtOnce = 64 << 10;
+
+template <class T>
+iovec piece(const T* data, size_t count) {
+  return {const_cast<T*>(data), count * sizeof(T)};
+}
+
+iovec piece(const std::string& bytes) { return piece(bytes.data(), bytes.size()); }
+
+template <class T>
+Target into(T* data, size_t count) {
+  return {reinterpret_cast<char*>(data), count * sizeof(T), nullptr, 0};
+}
+
+uint64_t random_session() {
+  uint64_t session = 0;
+  while (::getrandom(&session, sizeof session, 0) != sizeof session) {
+  }
+  return session;
+}
+
+// A server's two pieces of the flat vector [trainable | additive].
+struct Slices {
+  Range trainable, additive;
+  Slices(const Spec& spec, uint32_t server, uint32_t servers)
+      : trainable(even_slice(spec.trainable, server, servers)), additive(even_slice(spec.additive, server, servers)) {
+    additive.begin += spec.trainable;
+    additive.end += spec.trainable;
+  }
+  uint64_t size() const { return trainable.size() + additive.size(); }
+};
+
+class Deadline {
+ public:
+  explicit Deadline(double timeout_s) : end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(timeout_s))) {}
+  double left_s() const { return std::max(Seconds(end_ - Clock::now()).count(), 0.0); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Seconds = std::chrono::duration<double>;
+  Clock::time_point end_;
+};
+
+}  // namespace
+
+Pool::Pool(std::vector<std::string> addresses, std::string token, std::string name, std::function<void()> idle)
+    : servers_(static_cast<uint32_t>(addresses.size())),
+      pulls_(Identity{token, name, random_session(), false}, addresses, idle),
+      pushes_(Identity{token, name, random_session(), true}, addresses, idle) {
+  if (servers_ == 0) throw UserError("no addresses of parameter servers");
+}
+
+Seed Pool::seed(const float* newest) const {
+  if (newest == nullptr) return {};
+  return {encoded_, newest, spec_.trainable, spec_.additive};
+}
+
+void Pool::check_tables(size_t tables) const {
+  if (encoded_.empty()) throw UserError("initialise() comes before the first pull, push or rows");
+  if (tables != spec_.tables.size()) {
+    throw UserError("ids of " + std::to_string(tables) + " tables, the model has " + std::to_string(spec_.tables.size()));
+  }
+}
+
+std::vector<InitialiseAnswer> Pool::initialise(const Spec& spec, const float* dense, double timeout_s) {
+  spec_ = spec;
+  encoded_ = spec_.encode();
+  std::vector<Part> parts(servers_);
+  std::vector<std::string> fronts(servers_);
+  for (uint32_t k = 0; k < servers_; ++k) {
+    Slices slices(spec_, k, servers_);
+    wire::Writer front;
+    front.put(wire::Initialise{0, encoded_.size(), slices.size()}).text(encoded_).align();
+    fronts[k] = std::move(front.bytes());
+    parts[k].server = k;
+    parts[k].kind = wire::Kind::initialise;
+    parts[k].payload = {piece(fronts[k]), piece(dense + slices.trainable.begin, slices.trainable.size()),
+                        piece(dense + slices.additive.begin, slices.additive.size())};
+  }
+  pulls_.run(parts, Seed{}, timeout_s, "initialise");
+  std::vector<InitialiseAnswer> answers;
+  for (Part& part : parts) {
+    wire::Cursor cursor(part.reply.data(), part.reply_bytes);
+    auto reply = cursor.take<wire::InitialiseReply>();
+    answers.push_back({reply.took != 0, cursor.text(reply.json_bytes)});
+  }
+  return answers;
+}
+
+PullAnswer Pool::pull(const std::vector<Ids>& ids, int64_t snapshot, float* dense, const std::vector<float*>& rows,
+                      const float* newest, double timeout_s) {
+  check_tables(ids.size());
+  Split split(servers_, ids);
+  std::vector<Part> parts(servers_);
+  std::vector<std::string> fronts(servers_);
+  std::vector<wire::PullReply> replies(servers_);
+  for (uint32_t k = 0; k < servers_; ++k) {
+    Slices slices(spec_, k, servers_);
+    Part& part = parts[k];
+    part.server = k;
+    part.kind = wire::Kind::pull;
+    part.targets.push_back(into(&replies[k], 1));
+    if (dense != nullptr) {
+      part.targets.push_back(into(dense + slices.trainable.begin, slices.trainable.size()));
+      part.targets.push_back(into(dense + slices.additive.begin, slices.additive.size()));
+    }
+    wire::Writer front;
+    front.put(wire::Pull{snapshot, dense != nullptr, static_cast<uint32_t>(ids.size())});
+    for (size_t t = 0; t < ids.size(); ++t) front.put<uint64_t>(split.count(k, t));
+    fronts[k] = std::move(front.bytes());
+    part.payload.push_back(piece(fronts[k]));
+    for (size_t t = 0; t < ids.size(); ++t) {
+      size_t row_bytes = spec_.tables[t].dim * sizeof(float), count = split.count(k, t);
+      part.payload.push_back(piece(split.ids(k, t), count));
+      part.targets.push_back({reinterpret_cast<char*>(rows[t]), count * row_bytes, split.positions(k, t), row_bytes});
+    }
+  }
+  pulls_.run(parts, seed(newest), timeout_s, "pull");
+  PullAnswer answer;
+  for (const wire::PullReply& reply : replies) answer.versions.push_back(reply.version);
+  return answer;
+}
+
+PushAnswer Pool::push(const PushRequest& request, const float* newest, double timeout_s) {
+  check_tables(request.ids.size());
+  if (request.versions.size() != servers_) throw UserError("a push needs the version of every server");
+  Split split(servers_, request.ids);
+  std::vector<Part> parts(servers_);
+  std::vector<std::string> fronts(servers_);
+  std::vector<Buffer> gathered(servers_);
+  std::vector<wire::PushReply> replies(servers_);
+  for (uint32_t k = 0; k < servers_; ++k) {
+    Slices slices(spec_, k, servers_);
+    Part& part = parts[k];
+    part.server = k;
+    part.kind = wire::Kind::push;
+    part.targets.push_back(into(&replies[k], 1));
+    wire::Writer front;
+    front.put(wire::Push{request.sequence, request.shard, request.attempt, request.offset, request.versions[k],
+                         request.learning_rate, request.dense != nullptr ? slices.size() : 0,
+                         static_cast<uint32_t>(split.tables()), 0});
+    for (size_t t = 0; t < split.tables(); ++t) front.put<uint64_t>(split.count(k, t));
+    fronts[k] = std::move(front.bytes());
+    part.payload.push_back(piece(fronts[k]));
+    for (size_t t = 0; t < split.tables(); ++t) part.payload.push_back(piece(split.ids(k, t), split.count(k, t)));
+    if (request.dense != nullptr) {
+      part.payload.push_back(piece(request.dense + slices.trainable.begin, slices.trainable.size()));
+      part.payload.push_back(piece(request.dense + slices.additive.begin, slices.additive.size()));
+    }
+    gather(split, k, request, gathered[k], part);
+  }
+  pushes_.run(parts, seed(newest), timeout_s, "push");
+  PushAnswer answer;
+  for (const wire::PushReply& reply : replies) {
+    answer.versions.push_back(reply.version);
+    answer.staleness.push_back(reply.staleness);
+  }
+  return answer;
+}
+
+// The gradients of one server's rows, one behind the other.
+void Pool::gather(const Split& split, uint32_t server, const PushRequest& request, Buffer& room, Part& part) const {
+  size_t floats = 0;
+  for (size_t t = 0; t < split.tables(); ++t) floats += split.count(server, t) * spec_.tables[t].dim;
+  auto* out = split.servers() == 1 ? nullptr : reinterpret_cast<float*>(room.room(floats * sizeof(float) + 1));
+  for (size_t t = 0; t < split.tables(); ++t) {
+    size_t dim = spec_.tables[t].dim, count = split.count(server, t);
+    const uint32_t* positions = split.positions(server, t);
+    if (positions == nullptr) {
+      part.payload.push_back(piece(request.gradients[t], count * dim));
+      continue;
+    }
+    for (size_t i = 0; i < count; ++i) std::memcpy(out + i * dim, request.gradients[t] + positions[i] * dim, dim * sizeof(float));
+    part.payload.push_back(piece(out, count * dim));
+    out += count * dim;
+  }
+}
+
+RowsAnswer Pool::rows(uint32_t table, int64_t snapshot, const float* newest, double timeout_s) {
+  check_tables(spec_.tables.size());
+  if (table >= spec_.tables.size()) throw UserError("there is no table " + std::to_string(table));
+  Deadline deadline(timeout_s);
+  RowsAnswer answer;
+  for (uint32_t k = 0; k < servers_; ++k) rows_of(k, table, snapshot, newest, deadline.left_s(), answer);
+  return answer;
+}
+
+// Piece by piece: neither side needs room for a second copy of the table.
+void Pool::rows_of(uint32_t server, uint32_t table, int64_t snapshot, const float* newest, double timeout_s, RowsAnswer& answer) {
+  Deadline deadline(timeout_s);
+  const uint32_t dim = spec_.tables[table].dim;
+  const size_t before = answer.ids.size();
+  for (uint64_t begin = 0, total = 1; begin < total;) {
+    std::vector<Part> parts(1);
+    wire::Rows request{snapshot, table, 0, begin, kRowsAtOnce};
+    parts[0].server = server;
+    parts[0].kind = wire::Kind::rows;
+    parts[0].payload.push_back(piece(&request, 1));
+    pulls_.run(parts, seed(newest), deadline.left_s(), "rows");
+    wire::Cursor cursor(parts[0].reply.data(), parts[0].reply_bytes);
+    auto reply = cursor.take<wire::RowsReply>();
+    const int64_t* ids = cursor.array<int64_t>(reply.count);
+    const float* values = cursor.array<float>(reply.count * dim);
+    answer.ids.insert(answer.ids.end(), ids, ids + reply.count);
+    answer.values.insert(answer.values.end(), values, values + reply.count * dim);
+    total = reply.total;
+    begin += reply.count;
+    if (reply.count == 0 && begin < total) {
+      // The connection broke, and what was frozen for it is gone: once more from the first row.
+      answer.ids.resize(before);
+      answer.values.resize(before * dim);
+      begin = 0;
+    }
+  }
+}
+
+void Pool::move(const std::vector<std::string>& addresses) {
+  if (addresses.size() != servers_) {
+    throw UserError(std::to_string(addresses.size()) + " addresses for " + std::to_string(servers_) + " servers");
+  }
+  pulls_.move(addresses);
+  pushes_.move(addresses);
+}
+
+void Pool::close() {
+  pulls_.close();
+  pushes_.close();
+}
+
+}  // namespace elasticdl

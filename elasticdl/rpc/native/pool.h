@@ -1,0 +1,99 @@
+// A worker's view of all servers: splits ids by owner, asks every server, puts rows back in order.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "elasticdl/rpc/native/lane.h"
+#include "elasticdl/rpc/native/spec.h"
+
+namespace elasticdl {
+
+struct Ids {
+  const int64_t* data;
+  size_t count;
+};
+
+// Which ids go where. With one server nothing is copied.
+class Split {
+ public:
+  Split(uint32_t servers, const std::vector<Ids>& ids);
+
+  uint32_t servers() const { return servers_; }
+  size_t tables() const { return ids_.size(); }
+  size_t count(uint32_t server, size_t table) const { return counts_[server * tables() + table]; }
+  // Ids of one server and table, and where they stood in what was asked for (null: in that order).
+  const int64_t* ids(uint32_t server, size_t table) const;
+  const uint32_t* positions(uint32_t server, size_t table) const;
+
+ private:
+  void spread();
+
+  uint32_t servers_;
+  std::vector<Ids> ids_;
+  std::vector<size_t> counts_;  // [server][table]
+  std::vector<size_t> begins_;  // [server][table] into the arrays below
+  Buffer grouped_;
+  Buffer positions_;
+};
+
+struct PullAnswer {
+  std::vector<int64_t> versions;
+};
+struct PushAnswer {
+  std::vector<int64_t> versions;
+  std::vector<int64_t> staleness;
+};
+struct InitialiseAnswer {
+  bool took;
+  std::string json;
+};
+struct RowsAnswer {
+  std::vector<int64_t> ids;
+  std::vector<float> values;
+};
+
+struct PushRequest {
+  int64_t sequence, shard, attempt, offset;
+  std::vector<int64_t> versions;
+  double learning_rate;
+  const float* dense;  // the whole flat vector or null
+  std::vector<Ids> ids;
+  std::vector<const float*> gradients;
+};
+
+// One puller and one pusher may use it at a time; `move` and `close` anyone.
+class Pool {
+ public:
+  Pool(std::vector<std::string> addresses, std::string token, std::string name, std::function<void()> idle);
+
+  // Every later call is about parameters of this spec.
+  std::vector<InitialiseAnswer> initialise(const Spec& spec, const float* dense, double timeout_s);
+
+  // `dense` (null: not wanted) gets the flat vector, rows[t] gets float32[ids[t].count, dim of t]. `newest`: dense
+  // values for a server that came back without any, null for none.
+  PullAnswer pull(const std::vector<Ids>& ids, int64_t snapshot, float* dense, const std::vector<float*>& rows,
+                  const float* newest, double timeout_s);
+  PushAnswer push(const PushRequest& request, const float* newest, double timeout_s);
+  // Rows of a table in no particular order.
+  RowsAnswer rows(uint32_t table, int64_t snapshot, const float* newest, double timeout_s);
+
+  void move(const std::vector<std::string>& addresses);
+  void close();
+  const Spec& spec() const { return spec_; }
+
+ private:
+  Seed seed(const float* newest) const;
+  void check_tables(size_t tables) const;
+  void gather(const Split& split, uint32_t server, const PushRequest& request, Buffer& room, Part& part) const;
+  void rows_of(uint32_t server, uint32_t table, int64_t snapshot, const float* newest, double timeout_s, RowsAnswer& answer);
+
+  uint32_t servers_;
+  Lane pulls_;
+  Lane pushes_;
+  Spec spec_;
+  std::string encoded_;
+};
+
+}  // namespace elasticdl

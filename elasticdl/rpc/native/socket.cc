@@ -1,0 +1,165 @@
+#include "elasticdl/rpc/native/socket.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "elasticdl/rpc/native/errors.h"
+
+namespace elasticdl {
+namespace {
+
+struct FreeAddresses {
+  void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
+};
+using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
+
+Addresses resolve(const std::string& host, const std::string& port, bool passive) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = passive ? AI_PASSIVE : 0;
+  addrinfo* list = nullptr;
+  int code = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), port.c_str(), &hints, &list);
+  if (code != 0) throw TransientError("address " + host + ":" + port + " cannot be resolved: " + ::gai_strerror(code));
+  return Addresses(list);
+}
+
+void tune(int fd) {
+  int yes = 1, idle_s = 30, interval_s = 10, probes = 3;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+}
+
+void limit(int fd, int option, double seconds) {
+  timeval value{static_cast<time_t>(seconds), static_cast<suseconds_t>((seconds - static_cast<time_t>(seconds)) * 1e6)};
+  ::setsockopt(fd, SOL_SOCKET, option, &value, sizeof value);
+}
+
+}  // namespace
+
+void Socket::close() {
+  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+}
+
+void Socket::shutdown() const {
+  if (fd_ >= 0) ::shutdown(fd_, SHUT_RDWR);
+}
+
+bool Socket::receive(char* data, size_t bytes) const {
+  while (bytes > 0) {
+    ssize_t got = ::recv(fd_, data, bytes, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    data += got;
+    bytes -= static_cast<size_t>(got);
+  }
+  return true;
+}
+
+bool Socket::send(const char* data, size_t bytes) const {
+  while (bytes > 0) {
+    ssize_t sent = ::send(fd_, data, bytes, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent <= 0) return false;
+    data += sent;
+    bytes -= static_cast<size_t>(sent);
+  }
+  return true;
+}
+
+bool Socket::send(std::vector<iovec> parts) const {
+  size_t at = 0;
+  while (at < parts.size()) {
+    msghdr message{};
+    message.msg_iov = parts.data() + at;
+    message.msg_iovlen = std::min<size_t>(parts.size() - at, 64);
+    ssize_t sent = ::sendmsg(fd_, &message, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) return false;
+    size_t left = static_cast<size_t>(sent);
+    while (at < parts.size() && left >= parts[at].iov_len) left -= parts[at++].iov_len;
+    if (at < parts.size()) {
+      parts[at].iov_base = static_cast<char*>(parts[at].iov_base) + left;
+      parts[at].iov_len -= left;
+    }
+  }
+  return true;
+}
+
+void Socket::limit_receive_s(double seconds) const { limit(fd_, SO_RCVTIMEO, seconds); }
+void Socket::limit_send_s(double seconds) const { limit(fd_, SO_SNDTIMEO, seconds); }
+
+Socket listen_on(const std::string& host, int port, int* bound_port) {
+  Addresses found = resolve(host, std::to_string(port), true);
+  Socket socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  int yes = 1;
+  ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  if (::bind(socket.fd(), found->ai_addr, found->ai_addrlen) != 0 || ::listen(socket.fd(), 256) != 0) {
+    throw UserError("cannot listen on " + host + ":" + std::to_string(port) + ": " + std::strerror(errno));
+  }
+  sockaddr_storage bound{};
+  socklen_t length = sizeof bound;
+  ::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&bound), &length);
+  *bound_port = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
+                                                  : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
+  return socket;
+}
+
+Socket accept_from(const Socket& listener) {
+  for (;;) {
+    int fd = ::accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC);
+    if (fd >= 0) {
+      tune(fd);
+      return Socket(fd);
+    }
+    // Of a connection that ended before it was accepted, or of a moment's lack of descriptors: neither ends a server.
+    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) ::usleep(10'000);
+    else if (errno == EBADF || errno == EINVAL || errno == ENOTSOCK) return Socket();
+  }
+}
+
+Socket begin_connect(const std::string& address) {
+  size_t colon = address.rfind(':');
+  if (colon == std::string::npos) throw TransientError("address '" + address + "' is not host:port");
+  std::string host = address.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  Addresses found = resolve(host, address.substr(colon + 1), false);
+  Socket socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) throw TransientError(std::string("no socket: ") + std::strerror(errno));
+  tune(socket.fd());
+  if (::connect(socket.fd(), found->ai_addr, found->ai_addrlen) != 0 && errno != EINPROGRESS) {
+    throw TransientError(address + ": " + std::strerror(errno));
+  }
+  return socket;
+}
+
+std::string connect_problem(const Socket& socket) {
+  int problem = 0;
+  socklen_t length = sizeof problem;
+  ::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &problem, &length);
+  if (problem != 0) return std::strerror(problem);
+  // On loopback a connect to a free port of the ephemeral range can meet itself.
+  sockaddr_storage here{}, there{};
+  socklen_t here_length = sizeof here, there_length = sizeof there;
+  if (::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&here), &here_length) != 0 ||
+      ::getpeername(socket.fd(), reinterpret_cast<sockaddr*>(&there), &there_length) != 0) {
+    return std::strerror(errno);
+  }
+  bool itself = here_length == there_length && std::memcmp(&here, &there, here_length) == 0;
+  return itself ? "nobody listens there" : "";
+}
+
+}  // namespace elasticdl

@@ -1,0 +1,58 @@
+// TCP sockets as values that close themselves. Blocking calls are for the server's threads; the client polls.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace elasticdl {
+
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd) : fd_(fd) {}
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Socket() { close(); }
+
+  int fd() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  void close();
+
+  // Wakes every thread that is blocked on this socket; the descriptor stays ours.
+  void shutdown() const;
+
+  // Blocking: all bytes, or false when the peer is gone, stalled for longer than the socket's time limit, or shut down.
+  bool receive(char* data, size_t bytes) const;
+  bool send(std::vector<iovec> parts) const;
+  bool send(const char* data, size_t bytes) const;
+
+  // Time limits of one blocking receive or send; 0 is none.
+  void limit_receive_s(double seconds) const;
+  void limit_send_s(double seconds) const;
+
+ private:
+  int fd_ = -1;
+};
+
+// Listens on host:port (0: any); throws UserError when that is not possible. `port` receives the number.
+Socket listen_on(const std::string& host, int port, int* bound_port);
+
+// The next connection, TCP_NODELAY and keepalive set; empty when the listener was shut down.
+Socket accept_from(const Socket& listener);
+
+// Begins to connect without blocking. Throws TransientError when the address cannot be used.
+Socket begin_connect(const std::string& address);
+
+// After the socket became writable: '' when connected, else the system's words.
+std::string connect_problem(const Socket& socket);
+
+}  // namespace elasticdl

@@ -1,0 +1,103 @@
+"""The parameters of a job over the bulk plane. What is hot is C++ (rpc/native); here are arrays and their shapes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+
+from elasticdl import _native
+from elasticdl.embedding.fits import check_fits
+from elasticdl.embedding.spec import ParametersSpec
+from elasticdl.errors import UserError
+from elasticdl.rpc.native_spec import native_spec
+from elasticdl.rpc.parameters import Float32s, Int64s, Pulled, Pushed, Update
+from elasticdl.shard import SnapshotId
+
+_LIVE = -1
+
+
+@final
+class ServerPool:
+    """`elasticdl.rpc.parameters.Parameters` of real servers.
+
+    Has two connections to each server, one to push and one for all else, and makes them anew when they break. Calls of
+    one direction queue behind one another.
+    """
+
+    def __init__(self, addresses: Sequence[str], name: str, token: str) -> None:
+        """Args: bulk addresses (host:port) in index order, '' where a server is away; own process name; the job's token."""
+        self._pool = _native.Pool(list(addresses), token, name)
+        self._spec: ParametersSpec | None = None
+        self._newest: Float32s | None = None
+        self._pulling = threading.Lock()
+        self._pushing = threading.Lock()
+
+    def initialise(self, spec: ParametersSpec, dense: Float32s, *, timeout_s: float) -> bool:
+        """See `Parameters.initialise`. `dense`: float32[trainable_size + additive_size]; copied."""
+        flat = np.array(dense, np.float32)
+        with self._pulling, self._pushing:
+            answers = self._pool.initialise(native_spec(spec), flat, timeout_s)
+            for server, (took, json) in enumerate(answers):
+                if not took:
+                    theirs = ParametersSpec.model_validate_json(json)
+                    check_fits(theirs, spec, f"what ps-{server} holds")
+            self._spec, self._newest = spec, flat
+        return any(took for took, _ in answers)
+
+    def pull(self, ids: Sequence[Int64s], *, dense: bool = True, snapshot: SnapshotId | None = None, timeout_s: float) -> Pulled:
+        """See `Parameters.pull`. The arrays are the caller's, but `dense` is read-only: it may have to revive a server."""
+        spec = self._known()
+        if len(ids) != len(spec.tables):
+            raise UserError(f"ids of {len(ids)} tables, the model has {len(spec.tables)}")
+        rows = [np.empty((len(part), table.dim), np.float32) for part, table in zip(ids, spec.tables, strict=True)]
+        flat = np.empty(spec.trainable_size + spec.additive_size, np.float32) if dense else None
+        with self._pulling:
+            versions = self._pool.pull(list(ids), _LIVE if snapshot is None else snapshot, flat, rows, self._newest, timeout_s)
+        if flat is not None:
+            flat.flags.writeable = False
+            if snapshot is None:
+                self._newest = flat
+        return Pulled(tuple(versions), flat, tuple(rows))
+
+    def push(self, update: Update, *, timeout_s: float) -> Pushed:
+        """See `Parameters.push`. After a TransientError the same update may be pushed again: it is still applied once."""
+        self._known()
+        applied = [update.applied.shard, update.applied.attempt, update.applied.offset]
+        ids, gradients = list(update.ids), list(update.gradients)
+        with self._pushing:
+            versions, staleness = self._pool.push(
+                update.sequence,
+                applied,
+                list(update.versions),
+                update.learning_rate,
+                update.dense,
+                ids,
+                gradients,
+                self._newest,
+                timeout_s,
+            )
+        return Pushed(tuple(versions), tuple(staleness))
+
+    def rows(self, table: int, *, snapshot: SnapshotId | None, timeout_s: float) -> tuple[Int64s, Float32s]:
+        """See `Parameters.rows`."""
+        self._known()
+        with self._pulling:
+            ids, weights = self._pool.rows(table, _LIVE if snapshot is None else snapshot, self._newest, timeout_s)
+        order = np.argsort(ids)
+        return ids[order], weights[order]
+
+    def move(self, addresses: Sequence[str]) -> None:
+        """See `Parameters.move`."""
+        self._pool.move(list(addresses))
+
+    def close(self) -> None:
+        """See `Parameters.close`."""
+        self._pool.close()
+
+    def _known(self) -> ParametersSpec:
+        if self._spec is None:
+            raise UserError("initialise() comes before the first pull, push or rows")
+        return self._spec
