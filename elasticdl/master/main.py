@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, final
 
 from elasticdl.clock import SystemClock
+from elasticdl.cluster.base import ProcessName
 from elasticdl.cluster.leash import die_with_parent
 from elasticdl.cluster.local import LocalCluster, usable_cores
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, UserError
@@ -154,6 +155,10 @@ class Master:
             driver = Driver(self.core, journal, self.inbox, self._desk, Hands(self.inbox, self._desk, means))
             self.inbox.post(self._started())
             return await driver.run(cluster)
+        except asyncio.CancelledError:
+            for process in self.core.status().processes:
+                await cluster.delete(ProcessName.parse(process.name), grace_s=0.0)
+            raise
         finally:
             await cluster.close()
             await self._roster.close()
