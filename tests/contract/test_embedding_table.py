@@ -254,7 +254,7 @@ def perform(table: Table, operation: str, argument: object, step: int) -> None:
     elif operation == "apply":
         table.apply(unique, gradients_of(len(unique), table.dim, step), 0.05, step)
     else:
-        table.insert(ids, gradients_of(len(ids), table.row_floats, step))
+        table.insert(ids, np.abs(gradients_of(len(ids), table.row_floats, step)))  # accumulators are never negative
 
 
 def everything(table: Table, ids: np.ndarray, views: list[int]) -> list[np.ndarray]:

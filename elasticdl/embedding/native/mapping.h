@@ -39,7 +39,7 @@ class Mapping {
  private:
   // Cuts the slack off both ends so that the mapping begins at a huge page.
   void align(size_t slack) {
-    constexpr size_t kPage = 4096;
+    constexpr size_t kPage = 65536;  // no kernel's page is larger
     bytes_ = (bytes_ + kPage - 1) / kPage * kPage;
     const size_t past = reinterpret_cast<uintptr_t>(address_) % kHugePage;
     const size_t head = past == 0 ? 0 : kHugePage - past;
