@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Coroutine
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from typing import Any, final
 
 from elasticdl.cli.following import Events
@@ -29,15 +28,6 @@ STOP_GRACE_S = 300.0
 """A drain with a last checkpoint: the master bounds it itself, this is for one that hangs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """What is to run, where, and with which command (tests have their own master)."""
-
-    spec: JobSpec
-    directory: JobDirectory
-    master: tuple[str, ...] = MASTER_COMMAND
-
-
 @final
 class LocalJob:
     """Owns the master of one job. All of it happens on the event loop of `run`, but for what says otherwise.
@@ -45,10 +35,9 @@ class LocalJob:
     The thread of that loop must live until `run` returns: the master ends with it.
     """
 
-    def __init__(self, assignment: Assignment, view: View) -> None:
-        self._spec = assignment.spec
-        self._directory = assignment.directory
-        self._command = assignment.master
+    def __init__(self, spec: JobSpec, directory: JobDirectory, view: View) -> None:
+        self._spec = spec
+        self._directory = directory
         self._view = view
         self._token = secrets.token_urlsafe(32)
         self._client: MasterClient | None = None
@@ -113,7 +102,7 @@ class LocalJob:
         assert self._cluster is not None
         spec = ProcessSpec(
             MASTER,
-            self._command,
+            MASTER_COMMAND,
             env={"ELASTICDL_JOB_DIR": str(self._directory.path)},
             secrets={"ELASTICDL_TOKEN": self._token},
         )

@@ -85,8 +85,9 @@ def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None
     save_preflight(directory.preflight, preflight)
     defaults = _defaults()
     told = {key: value for key, value in spec.flags().items() if value != defaults.get(key) and key != "resume"}
-    write_whole(directory.path / "job.yaml", f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(told)}")
-    write_whole(directory.spec, spec.model_dump_json(indent=2) + "\n")
+    # Only for the owner: --envs may hold somebody's keys.
+    write_whole(directory.path / "job.yaml", f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(told)}", mode=0o600)
+    write_whole(directory.spec, spec.model_dump_json(indent=2) + "\n", mode=0o600)
 
 
 def _defaults() -> dict[str, object]:

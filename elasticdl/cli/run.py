@@ -49,7 +49,7 @@ predict = _verb(Action.PREDICT, "Write the predictions for --prediction-data to 
 
 def run_job(spec: JobSpec, form: Format) -> int:
     """Check, start, show, tell the end. Returns the exit code; raises ElasticDLError before anything was started."""
-    from elasticdl.cli.local import Assignment, LocalJob
+    from elasticdl.cli.local import LocalJob
     from elasticdl.cli.place import claimed, refuse_if_taken, settle
     from elasticdl.cli.preflight import checked
     from elasticdl.cli.view import view_for
@@ -61,7 +61,7 @@ def run_job(spec: JobSpec, form: Format) -> int:
         click.echo(f"job {spec.cluster.job_name} in {directory.path}", err=True)
         view = view_for()
         try:
-            outcome = asyncio.run(_with_signals(LocalJob(Assignment(spec, directory), view), view))
+            outcome = asyncio.run(_with_signals(LocalJob(spec, directory, view), view))
         finally:
             view.close()
     _tell(outcome, form)
