@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
+import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing, suppress
-from typing import Any, final
+from functools import partial
+from typing import Any, TypeVar, final
 
 from elasticdl.cli.following import Events
 from elasticdl.cli.outcome import Outcome, outcome_of, read_object
@@ -20,6 +22,7 @@ from elasticdl.job import JobSpec
 from elasticdl.master.files import JobDirectory
 from elasticdl.rpc.master_client import MasterClient
 
+T = TypeVar("T")
 MASTER = ProcessName(Role.MASTER, 0)
 MASTER_COMMAND = (sys.executable, "-m", "elasticdl.master.main")
 POLL_S = 0.5
@@ -129,14 +132,14 @@ class LocalJob:
 
     async def _asked(self) -> dict[str, Any] | None:
         try:
-            return await asyncio.to_thread(self.status)
+            return await in_thread(self.status)
         except ElasticDLError:
             return None
 
     async def _stop_in_order(self, why: str) -> None:
         assert self._cluster is not None
         try:
-            await asyncio.to_thread(lambda: self._connected().stop(why))
+            await in_thread(lambda: self._connected().stop(why))
         except ElasticDLError:
             # It does not listen yet, or no more: a signal reaches it anyway.
             await self._cluster.delete(MASTER, grace_s=STOP_GRACE_S)
@@ -153,3 +156,30 @@ class LocalJob:
         task = asyncio.ensure_future(work)
         self._side_tasks.add(task)
         task.add_done_callback(self._side_tasks.discard)
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """Run something that blocks in a thread of its own.
+
+    Not `asyncio.to_thread`: its pool is gone as soon as a script has ended, while the job that it started goes on.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(outcome: Callable[[], None]) -> None:
+        if not done.cancelled():
+            outcome()
+
+    def work() -> None:
+        try:
+            result = call()
+        except Exception as error:  # noqa: BLE001 - the top of a thread: raised where it is awaited
+            outcome = partial(done.set_exception, error)
+        else:
+            outcome = partial(done.set_result, result)
+        # A closed loop: nobody waits any more.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(tell, outcome)
+
+    threading.Thread(target=work, name="call to the master", daemon=True).start()
+    return await done

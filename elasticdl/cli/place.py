@@ -13,7 +13,7 @@ from glob import has_magic
 from pathlib import Path
 
 from elasticdl.cli.documents import as_yaml
-from elasticdl.errors import ElasticDLError, PermanentError, SpecError
+from elasticdl.errors import PermanentError, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.master.files import JobDirectory, write_whole
 from elasticdl.master.preflight import Preflight, save_preflight
@@ -63,19 +63,21 @@ def claimed(spec: JobSpec, preflight: Preflight) -> Iterator[JobDirectory]:
         lock = _lock(directory.path)
     except OSError as error:
         raise PermanentError(f"cannot open {directory.path}: {error.strerror}") from error
+    written = False
     try:
-        try:
-            refuse_if_taken(spec)
-            _write(directory, spec, preflight)
-        except (OSError, ElasticDLError) as error:
-            _unmake(made)
-            if isinstance(error, ElasticDLError):
-                raise
-            raise PermanentError(
-                f"cannot write to {directory.path}: {error.strerror or error}", hint="name another --job-dir"
-            ) from error
+        refuse_if_taken(spec)
+        _write(directory, spec, preflight)
+        written = True
         yield directory
+    except OSError as error:
+        if written:
+            raise
+        raise PermanentError(
+            f"cannot write to {directory.path}: {error.strerror or error}", hint="name another --job-dir"
+        ) from error
     finally:
+        if not written:
+            _unmake(made)
         os.close(lock)
 
 

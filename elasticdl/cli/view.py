@@ -51,7 +51,7 @@ class LineView:
             self.say(progress.head(status))
 
     def close(self) -> None:
-        self._stream.flush()
+        pass
 
 
 @final

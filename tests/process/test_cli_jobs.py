@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -63,17 +64,23 @@ class Commands:
         self.directory = directory
         self.started: list[subprocess.Popen[str]] = []
 
-    def start(self, *arguments: str, preflight: str = FINE) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, preflight: str = FINE, **streams: Any) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", DRIVER, str(HERE / "scripted_master.py"), preflight, *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
-        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(HERE.parent.parent)}
+        pipes: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            **streams,
+        }
         self.started.append(subprocess.Popen(command, cwd=self.directory, env=environment, **pipes))
         return self.started[-1]
 
-    def train(self, script: str, *more: str, preflight: str = FINE) -> subprocess.Popen[str]:
+    def train(self, script: str, *more: str, preflight: str = FINE, **streams: Any) -> subprocess.Popen[str]:
         """A job whose name tells the scripted master what to do."""
         given = ("--model-zoo", "zoo", "--model-def", "iris", "--training-data", "a.csv", "--job-name", script)
-        return self.start("train", *given, *more, preflight=preflight)
+        return self.start("train", *given, *more, preflight=preflight, **streams)
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
         return self.end(self.start(*arguments))
@@ -327,3 +334,35 @@ def test_help_is_there_at_once_and_without_tensorflow(elasticdl: Commands) -> No
         ).returncode
         == 0
     )
+
+
+def test_a_terminal_gets_a_live_picture(elasticdl: Commands) -> None:
+    screen, terminal = pty.openpty()
+    process = elasticdl.train("drains", stderr=terminal)
+    os.close(terminal)
+    seen = ""
+    with os.fdopen(screen, "rb", buffering=0) as file:
+        while "accuracy 0.75" not in seen or "worker-0" not in seen:
+            seen += file.read(4096).decode()
+        process.send_signal(signal.SIGINT)
+        while "--resume" not in seen:
+            seen += file.read(4096).decode()
+        assert process.wait(LIMIT_S) == 130
+    assert "\x1b[" in seen and "10 records/s" in seen and "waiting: ps-0 is starting" in seen
+
+
+def test_a_terminal_that_goes_away_lets_the_job_end_in_order(elasticdl: Commands) -> None:
+    process = elasticdl.train("drains")
+    elasticdl.master("drains")
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(LIMIT_S) == 130
+    assert elasticdl.asked("drains") == [["stop", "the terminal is gone"]]
+
+
+def test_a_reader_that_goes_away_does_not_end_the_job(elasticdl: Commands) -> None:
+    process = elasticdl.train("finishes")
+    assert process.stderr is not None
+    process.stderr.close()
+    process.stderr = None
+    code, output, _ = elasticdl.end(process)
+    assert code == 0 and "lost 0" in output
