@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import click
-
+from elasticdl.cli.telling import tell
 from elasticdl.errors import ExitCode, UserError
 from elasticdl.job import JobSpec
 from elasticdl.master import preflight
@@ -14,7 +13,7 @@ PREFLIGHT_S = 600.0
 def checked(spec: JobSpec, *, quiet: bool = False) -> preflight.Preflight:
     """What the preflight found; blocks. Raises UserError with the exit code for usage: nothing has been started."""
     if not quiet:
-        click.echo("checking the model and the data ...", err=True)
+        tell("checking the model and the data ...")
     try:
         return preflight.run_preflight(spec, PREFLIGHT_S, command=preflight.COMMAND)
     except UserError as error:
