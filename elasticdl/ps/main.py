@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -156,6 +157,9 @@ def main() -> None:
     # Before any thread starts: all inherit it, and only the one that waits for signals gets them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    # A connection of each worker, twice, and files: the usual 1024 would be few.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     _in_thread("signals", _leave_on_signal)
     try:
         environment = Environment.read()

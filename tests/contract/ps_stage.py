@@ -139,7 +139,7 @@ class BadNetwork:
         with suppress(OSError):
             while data := source.recv(self._random.choice([16, 100, 4096])):
                 with self._lock:
-                    broken = self.breaks_left > 0 and self._random.random() < 0.2
+                    broken = self.breaks_left > 0 and self._random.random() < 0.03
                     self.breaks_left -= broken
                 sink.sendall(data[: self._random.randint(0, len(data))] if broken else data)
                 if broken:

@@ -73,7 +73,7 @@ def test_the_additive_part_is_added(stage: Stage) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_every_push_is_applied_once_however_often_the_connections_break(seed: int) -> None:
     stage = Stage(2)
-    networks = [stage.behind(BadNetwork(address, seed * 10 + k, breaks=40)) for k, address in enumerate(stage.addresses)]
+    networks = [stage.behind(BadNetwork(address, seed * 10 + k, breaks=20)) for k, address in enumerate(stage.addresses)]
     try:
         pool = stage.pool(addresses=[network.address for network in networks])
         pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
@@ -81,7 +81,7 @@ def test_every_push_is_applied_once_however_often_the_connections_break(seed: in
             pulled = pool.pull([as_ids([1, 2])], timeout_s=LIMIT_S)
             pool.push(update(sequence, pulled.versions, ONES, [1, 2]), timeout_s=LIMIT_S)
         after = pool.pull([as_ids([1, 2])], timeout_s=LIMIT_S)
-        assert sum(network.breaks_left for network in networks) < 80, "the network was not bad at all"
+        assert sum(network.breaks_left for network in networks) < 30, "the network was not bad at all"
         assert after.versions == (60, 60)
         np.testing.assert_array_equal(after.dense, -60 * ONES)
         np.testing.assert_array_equal(after.rows[0], np.full((2, 2), -60))
@@ -172,7 +172,7 @@ def test_another_token_is_refused(pair: Stage) -> None:
     for token in ("", "the job's toke", "the job's tokem", "another job's token"):
         with pytest.raises(Refused, match="token is wrong"):
             pair.pool("worker-0", token).initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
-    assert not pair.servers[0].has_state and pair.servers[0].statistics()["refused"] >= 4
+    assert not pair.servers[0].has_state and sum(server.statistics()["refused"] for server in pair.servers) >= 4
 
 
 def test_another_model_is_refused_and_the_first_variable_that_differs_is_named(pair: Stage) -> None:
