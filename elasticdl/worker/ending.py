@@ -17,12 +17,18 @@ from elasticdl.worker.handoff import Ended
 class Done:
     """The job is over, or has no more work."""
 
+    def __str__(self) -> str:
+        return "the job is done"
+
 
 @dataclass(frozen=True, slots=True)
 class Draining:
     """Somebody asked us to go: what is not done is given back."""
 
     reason: str
+
+    def __str__(self) -> str:
+        return f"draining: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,9 @@ class Failed:
 
     error: BaseException
     lease: Lease | None = None
+
+    def __str__(self) -> str:
+        return f"failed: {type(self.error).__name__}"
 
 
 Reason: TypeAlias = Done | Draining | Failed

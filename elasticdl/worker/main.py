@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,12 +71,16 @@ class Environment:
 
 
 def import_tensorflow(threads: int) -> None:
-    """Import it, and give it `threads` threads (0: as many as it likes), before anything else makes it start some."""
+    """Import it, and give it `threads` threads for a step (0: as many as it likes), before it starts any.
+
+    Steps, ids and `feed` are called from three threads. With fewer threads between operations than that, the small calls
+    would queue behind the step (measured: 1200 ms instead of 0.8 ms), and nothing would overlap.
+    """
     import tensorflow as tf
 
     if threads:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads + 2)
     import elasticdl.worker.assembly  # noqa: F401 - so that the rest of the model layer is imported here, too
 
 
@@ -136,12 +141,14 @@ def work(environment: Environment, link: Link, importing: _Import) -> Worker:
     importing.wait(link.around.ending)
     from elasticdl.worker.assembly import Assignment, assemble
 
-    spec = link.attached.spec
+    begin_s = time.monotonic()
+    assignment = Assignment(environment.name, link.attached.spec, environment.job_dir)
     with link.around.watch.doing("building the model"):
-        worker = assemble(Assignment(environment.name, spec, environment.job_dir), link.parameters, link.around)
+        worker = assemble(assignment, link.parameters, link.around)
     link.orders.revoke_by(worker.loading.revoke)
     worker.start()
     link.around.keeper.start()
+    _log.info("ready: the model was built, and compared with what the servers hold, in %.1f s", time.monotonic() - begin_s)
     worker.loop.run()
     return worker
 
@@ -150,6 +157,7 @@ def wind_down(worker: Worker | None, link: Link) -> None:
     """What the reason to end still asks for, and the last report."""
     around = link.around
     reason = around.ending.reason
+    _log.info("leaving: %s", reason or "no more work")
     match reason:
         case Done() | None:
             if worker is not None:
