@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,12 +78,30 @@ def import_tensorflow(threads: int) -> None:
     Steps, ids and `feed` are called from three threads. With fewer threads between operations than that, the small calls
     would queue behind the step (measured: 1200 ms instead of 0.8 ms), and nothing would overlap.
     """
-    import tensorflow as tf
-
+    with _not_imported("sklearn"):
+        import keras  # noqa: F401
+        import tensorflow as tf
     if threads:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(threads + 2)
     import elasticdl.worker.assembly  # noqa: F401 - so that the rest of the model layer is imported here, too
+
+
+@contextmanager
+def _not_imported(name: str) -> Iterator[None]:
+    """In the block, whoever tries to import this package is told that it is not there.
+
+    Keras imports scikit-learn, and with it SciPy, for its `keras.wrappers` alone: 0.7 s and 60 MB of each worker. User
+    code may still import it, later.
+    """
+    there = name in sys.modules
+    if not there:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if not there:
+            del sys.modules[name]
 
 
 class _Import(threading.Thread):
