@@ -1,4 +1,4 @@
-"""Where a job lives on disk: its name and directory, refused before anything is made if somebody is there already."""
+"""Where a job lives on disk: its name and directory, refused before anything is made if that cannot be."""
 
 from __future__ import annotations
 
@@ -49,6 +49,22 @@ def refuse_if_taken(spec: JobSpec) -> None:
         raise SpecError(
             f"--resume, but {directory.path} holds no job", hint="name the --job-dir or --job-name of the job to go on with"
         )
+    if spec.checkpoint.resume and not has_checkpoint(directory.checkpoints):
+        raise SpecError(
+            f"--resume, but there is no checkpoint in {directory.checkpoints}",
+            hint=f"start afresh with another --job-dir, or remove {directory.path}; --checkpoint-steps makes checkpoints",
+        )
+    init = spec.checkpoint.checkpoint_dir_for_init
+    if init and "://" not in init and not has_checkpoint(Path(init)):
+        raise SpecError(
+            f"--checkpoint-dir-for-init: there is no checkpoint in {init}",
+            hint="name a directory that holds version-<n> directories, such as <job-dir>/checkpoints",
+        )
+
+
+def has_checkpoint(location: Path) -> bool:
+    """Whether a directory is, or holds, a checkpoint that was completed. Whether it is whole is seen when it is read."""
+    return (location / "manifest.json").exists() or any(location.glob("version-*/manifest.json"))
 
 
 @contextmanager

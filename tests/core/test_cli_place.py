@@ -26,6 +26,11 @@ def job(**flags: object) -> JobSpec:
     return JobSpec.from_flags(Action.TRAIN, {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv", **flags})
 
 
+def checkpoint(location: Path) -> None:
+    (location / "version-3").mkdir(parents=True)
+    (location / "version-3/manifest.json").touch()
+
+
 @pytest.mark.parametrize("model_def", ["iris", "mnist.cnn.Custom_Model", "9lives", "___", "x" * 80, "модель"])
 def test_a_job_without_a_name_gets_one_that_is_allowed(model_def: str) -> None:
     spec = settle(job(model_def=model_def), wall_s=1_700_000_000)
@@ -58,6 +63,7 @@ def test_a_claimed_directory_holds_the_job_for_its_owner_only(tmp_path: Path) ->
         assert directory.path == tmp_path / "jobs/a"
         assert JobSpec.model_validate_json(directory.spec.read_text()) == spec
         assert directory.spec.stat().st_mode & 0o077 == 0
+        checkpoint(directory.checkpoints)
         with pytest.raises(SpecError, match="another command runs the job"), claimed(settle(job(job_name="a", resume=True)), FOUND):
             pass
     with pytest.raises(SpecError, match="holds a job already"):
@@ -68,6 +74,7 @@ def test_a_claimed_directory_holds_the_job_for_its_owner_only(tmp_path: Path) ->
 def test_a_resumed_job_forgets_how_the_last_run_ended() -> None:
     with claimed(settle(job(job_name="a")), FOUND) as directory:
         directory.status.write_text("{}")
+        checkpoint(directory.checkpoints)
     with claimed(settle(job(job_name="a", resume=True)), FOUND) as directory:
         assert not directory.status.exists()
 
@@ -108,3 +115,15 @@ def test_no_file_stays_open() -> None:
     with claimed(settle(job(job_name="a")), FOUND):
         pass
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_resume_and_init_need_a_checkpoint_to_begin_with(tmp_path: Path) -> None:
+    with claimed(settle(job(job_name="a")), FOUND):
+        pass
+    with pytest.raises(SpecError, match=r"no checkpoint in .*jobs/a/checkpoints"):
+        refuse_if_taken(settle(job(job_name="a", resume=True)))
+    with pytest.raises(SpecError, match=r"--checkpoint-dir-for-init: there is no checkpoint in .*other"):
+        refuse_if_taken(settle(job(job_name="b", checkpoint_dir_for_init="other")))
+    checkpoint(tmp_path / "other")
+    refuse_if_taken(settle(job(job_name="b", checkpoint_dir_for_init="other")))
+    refuse_if_taken(settle(job(job_name="b", checkpoint_dir_for_init="other/version-3")))

@@ -90,8 +90,10 @@ def test_wrong_flags_and_a_broken_module_raise_and_leave_nothing(monkeypatch: py
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_taken_name_is_refused_while_the_job_runs_and_after_it() -> None:
+def test_a_taken_name_is_refused_while_the_job_runs_and_after_it(tmp_path: Path) -> None:
     job = train("drains")
+    (tmp_path / "jobs/drains/checkpoints/version-1").mkdir(parents=True)
+    (tmp_path / "jobs/drains/checkpoints/version-1/manifest.json").touch()
     with pytest.raises(SpecError, match="holds a job already"):
         train("drains")
     with pytest.raises(SpecError, match="another command runs the job"):
