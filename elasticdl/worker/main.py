@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
 
 _log = logging.getLogger(__name__)
 
-SETTLE_S = 5.0
+SETTLE_S = 3.0
 FLUSH_S = 5.0
 
 
