@@ -237,6 +237,25 @@ def test_no_process_is_left_when_the_command_line_is_killed(elasticdl: Commands)
     where = elasticdl.master("hangs")
     process.kill()
     wait_until(lambda: gone(where["pid"]), "the master is gone too")
+    code, _, errors = elasticdl.run("scale", "hangs", "--num-workers", "2")
+    assert code == 4 and ("was killed" in errors or "does not answer" in errors)
+
+
+def test_a_shell_can_complete_verbs_flags_and_jobs(elasticdl: Commands) -> None:
+    assert elasticdl.end(elasticdl.train("finishes"))[0] == 0
+
+    def completions(words: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent), "_ELASTICDL_COMPLETE": "bash_complete"}
+        environment |= {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+        program = "from elasticdl.cli.main import run; run([])"
+        command = [sys.executable, "-c", program]
+        return subprocess.run(
+            command, env=environment, cwd=elasticdl.directory, capture_output=True, text=True, timeout=LIMIT_S
+        ).stdout
+
+    assert "plain,train" in completions("elasticdl tr")
+    assert "plain,--num-workers" in completions("elasticdl train --num-w")
+    assert "plain,finishes" in completions("elasticdl status fin")
 
 
 def test_a_job_goes_on_in_its_directory_with_resume_and_its_own_yaml(elasticdl: Commands) -> None:
