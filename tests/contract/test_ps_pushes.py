@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from elasticdl.embedding.spec import DenseSpec, ParametersSpec
 from elasticdl.embedding.reference import ReferenceTable
+from elasticdl.embedding.spec import DenseSpec, ParametersSpec
 from elasticdl.errors import Refused, TransientError, UserError
 from elasticdl.rpc.parameters import Update
 from elasticdl.shard import Applied, ShardId
