@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from elasticdl.cluster.leash import die_with_parent
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Reader
 from elasticdl.errors import ElasticDLError, ExitCode, UserError
@@ -167,6 +168,7 @@ def check(spec: JobSpec) -> dict[str, Any]:
 
 def main() -> int:
     """Reads stdin, writes one line to the stdout that the process began with."""
+    die_with_parent()
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:
