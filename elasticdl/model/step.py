@@ -52,7 +52,8 @@ class _Compiled:
 
     specs: Structure
     graphs: dict[bool, tuple[IdGraph, Plan]] = field(default_factory=dict)
-    functions: dict[str, tuple[Function, Any]] = field(default_factory=dict)
+    functions: dict[str, tuple[Structure, Function, Any]] = field(default_factory=dict)
+    """Kind -> (specs of labels, the function, what its results mean)."""
 
 
 @final
@@ -162,21 +163,21 @@ class CompiledStep:
         training = kind == "train"
         plan = self._ids(compiled, training)[1]
         made = compiled.functions.get(kind)
-        if made is None:
+        if made is None or not _fits(made[0], labels, _flat(labels)):
             with self._tracing:
-                specs = input_specs(labels)
+                specs = input_specs(labels) if made is None else _relaxed(made[0], input_specs(labels))
                 if kind != "predict":
                     self._labels = specs
                 tracer = Tracer(self._served, self._module, self._metrics, Batches(compiled.specs, specs, plan.sites))
                 match kind:
                     case "train":
-                        made = (tracer.trained(self._schedule), tracer.merges)
+                        made = (specs, tracer.trained(self._schedule), tracer.merges)
                     case "evaluate":
-                        made = (tracer.evaluated(), None)
+                        made = (specs, tracer.evaluated(), None)
                     case _:
-                        made = tracer.predicted()
+                        made = (specs, *tracer.predicted())
                 compiled.functions[kind] = made
-        return made, plan
+        return made[1:], plan
 
     def _arguments(
         self, plan: Plan, lookups: Lookups, pulled: Pulled, features: Sequence[Tensor], labels: Structure
@@ -263,6 +264,8 @@ def _finite(outcome: StepOutcome) -> bool:
     """One pass of BLAS over each array; only a sum of squares that overflowed is looked at again."""
     for array in (outcome.dense, *outcome.gradients):
         flat = array.reshape(-1)
-        if not np.isfinite(np.dot(flat, flat)) and not np.isfinite(flat).all():
+        with np.errstate(over="ignore", invalid="ignore"):
+            square = np.dot(flat, flat)
+        if not np.isfinite(square) and not np.isfinite(flat).all():
             return False
     return bool(np.isfinite(outcome.loss))
