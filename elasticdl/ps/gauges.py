@@ -42,7 +42,7 @@ class Gauges:
         self._at_s = clock.now_s()
 
     def read(self) -> dict[str, float]:
-        """Numbers by name; see docs/architecture.md for the ones the page shows."""
+        """Numbers by name, with their units."""
         now, at_s = self._server.statistics(), self._clock.now_s()
         before, passed_s = self._before, max(at_s - self._at_s, 1e-3)
         self._before, self._at_s = now, at_s

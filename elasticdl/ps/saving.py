@@ -10,7 +10,7 @@ from pathlib import Path
 
 from elasticdl import _native
 from elasticdl.checkpoint import store
-from elasticdl.checkpoint.layout import Manifest, part_name
+from elasticdl.checkpoint.layout import MANIFEST, Manifest, PartFile, part_name
 from elasticdl.checkpoint.part import Part, PartHeader, read_header
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import Corrupted, TransientError
@@ -77,31 +77,41 @@ def save(server: _native.Server, place: Place, snapshot: int, directory: Path) -
 def restore(server: _native.Server, place: Place, directory: Path) -> int:
     """Take this server's share of a checkpoint, or of the newest in a directory of checkpoints; returns its version.
 
-    Every bit of weights, rows and slots is as it was saved, whatever the number of servers was. Raises Corrupted naming
-    the file.
+    Every bit of weights, rows and slots is as it was saved, whatever the number of servers was. Only files that hold a
+    share of it are read and verified. Raises Corrupted naming the file.
     """
-    found = store.newest(directory)
-    if found is None:
-        raise Corrupted(f"there is no checkpoint in {directory}")
-    for reason in found.rejected:
-        _log.warning("a newer checkpoint is passed over: %s", reason)
-    parts = _parts(found.directory, found.manifest)
-    server.begin_restore(native_spec(found.manifest.parameters))
-    rows = 0
-    for path, part in parts:
-        for dense in part.dense_reads(place.server, place.servers):
-            server.restore_dense(str(path), dense.offset, dense.section, dense.at, dense.count)
-        for table in part.table_reads(place.server, place.servers):
-            rows += server.restore_rows(str(path), table.offset, table.rows, table.table)
+    if not (directory / MANIFEST).exists():
+        directory = store.require(directory).directory
+    manifest = store.read_manifest(directory)
+    try:
+        version = _restore(server, place, directory, manifest)
+    except OSError as error:
+        raise Corrupted(f"{directory} cannot be read: {error.strerror or error}") from error
+    _log.info("restored version %d from %s: %d rows", version, directory, server.statistics()["rows"])
+    return version
+
+
+def _restore(server: _native.Server, place: Place, directory: Path, manifest: Manifest) -> int:
+    parts = _parts(directory, manifest)
+    server.begin_restore(native_spec(manifest.parameters))
+    for file, part in parts:
+        dense = list(part.dense_reads(place.server, place.servers))
+        tables = list(part.table_reads(place.server, place.servers))
+        path = str(directory / file.name)
+        if dense or tables:
+            store.verify_part(directory, file)
+        for share in dense:
+            server.restore_dense(path, share.offset, share.section, share.at, share.count)
+        for table in tables:
+            server.restore_rows(path, table.offset, table.rows, table.table)
     for name, known in _pushes(parts, place).items():
         server.restore_worker(name, known)
-    server.end_restore(found.manifest.version, min(part.header.step_base for _, part in parts))
-    _log.info("restored version %d and %d rows from %s", found.manifest.version, rows, found.directory)
-    return found.manifest.version
+    server.end_restore(manifest.version, min(part.header.step_base for _, part in parts))
+    return manifest.version
 
 
-def _parts(directory: Path, manifest: Manifest) -> list[tuple[Path, Part]]:
-    parts = [(directory / file.name, read_header(directory / file.name)) for file in manifest.files]
+def _parts(directory: Path, manifest: Manifest) -> list[tuple[PartFile, Part]]:
+    parts = [(file, read_header(directory / file.name)) for file in manifest.files]
     servers = sorted(part.header.server for _, part in parts)
     whole = servers == list(range(manifest.servers)) and all(part.header.servers == manifest.servers for _, part in parts)
     if not whole or any(part.header.parameters != manifest.parameters for _, part in parts):
@@ -109,7 +119,7 @@ def _parts(directory: Path, manifest: Manifest) -> list[tuple[Path, Part]]:
     return parts
 
 
-def _pushes(parts: list[tuple[Path, Part]], place: Place) -> dict[str, tuple[int, int, int, int, int]]:
+def _pushes(parts: list[tuple[PartFile, Part]], place: Place) -> dict[str, tuple[int, int, int, int, int]]:
     """Of each worker its last push here, or with another number of servers the last that every part has.
 
     Of another run's workers nothing: their names come again.

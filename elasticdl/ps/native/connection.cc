@@ -155,6 +155,8 @@ bool Connection::answer() {
     return fail(wire::Status::refused, error.what());
   } catch (const UserError& error) {
     return fail(wire::Status::user, error.what());
+  } catch (const Gone& error) {
+    return fail(wire::Status::gone, error.what());
   } catch (const TransientError& error) {
     return fail(wire::Status::transient, error.what());
   } catch (const std::bad_alloc&) {
