@@ -215,7 +215,7 @@ def test_a_server_is_small_before_data_and_never_imports_tensorflow(job: Job) ->
     report = job.master.report_of("ps-0", 0)
     assert 0 < report.gauges["rss_bytes"] < 120 << 20
     maps = Path(f"/proc/{job.processes['ps-0'].pid}/maps").read_text()
-    assert "_native" in maps and "tensorflow" not in maps
+    assert "_native" in maps and "tensorflow" not in maps and "numpy" not in maps
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
