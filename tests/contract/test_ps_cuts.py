@@ -178,7 +178,7 @@ def test_eight_views_live_at_once_and_a_dropped_one_makes_room(stage: Stage) -> 
 def test_a_dropped_view_is_not_there(stage: Stage) -> None:
     pool = initialised(stage)
     begin = time.monotonic()
-    with pytest.raises(TransientError, match="ps-[01]: there is no snapshot 4 here"):
+    with pytest.raises(TransientError, match=r"ps-[01]: there is no snapshot 4 here"):
         pool.pull([as_ids([1])], snapshot=SnapshotId(4), timeout_s=LIMIT_S)
     assert time.monotonic() - begin < LIMIT_S / 4, "nobody waits for what will not come back"
     assert pool.pull([as_ids([1])], timeout_s=LIMIT_S).versions == (0, 0)
