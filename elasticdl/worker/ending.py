@@ -13,6 +13,14 @@ from elasticdl.shard import Lease
 from elasticdl.worker.handoff import Ended
 
 
+class NonFinite(UserError):
+    """NaN or infinity, again and again: nothing that another worker would not get, too."""
+
+
+class CallbackFailed(UserError):
+    """A callback of the module raised: not the fault of the records that were just trained."""
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """The job is over, or has no more work."""

@@ -25,7 +25,8 @@ from elasticdl.rpc.conversation import Attached, Failure
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.parameters import Parameters
 from elasticdl.rpc.ps_client import ServerPool
-from elasticdl.worker.ending import Done, Draining, Ending, Failed
+from elasticdl.shard import Task
+from elasticdl.worker.ending import CallbackFailed, Done, Draining, Ending, Failed, NonFinite
 from elasticdl.worker.gauges import Gauges
 from elasticdl.worker.handoff import Ended
 from elasticdl.worker.leases import LeaseKeeper
@@ -33,7 +34,6 @@ from elasticdl.worker.orders import Orders
 from elasticdl.worker.outbox import Outbox
 from elasticdl.worker.patience import Patience
 from elasticdl.worker.process import drain_on_signal, end_by_force, hold_signals, leave
-from elasticdl.worker.ps_trainer import NonFinite
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.surroundings import Surroundings
 from elasticdl.worker.watch import Watch
@@ -200,6 +200,9 @@ def _tell_failure(reason: Failed, error: BaseException, link: Link) -> None:
     _log_error(error)
     if isinstance(error, UserError):
         lease = reason.lease
+        fatal = lease is None or isinstance(error, NonFinite)
+        if isinstance(error, CallbackFailed) and lease is not None and lease.task is Task.TRAINING:
+            lease = None
         text = f"{error.message}\n{error.hint}".strip()
         link.around.outbox.fail(
             Failure(
@@ -207,7 +210,7 @@ def _tell_failure(reason: Failed, error: BaseException, link: Link) -> None:
                 shard=lease.shard.id if lease and lease.shard else None,
                 attempt=lease.attempt if lease else 0,
                 error=text,
-                fatal=lease is None or isinstance(error, NonFinite),
+                fatal=fatal,
             )
         )
 
