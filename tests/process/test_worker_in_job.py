@@ -106,7 +106,7 @@ def callbacks():
     code, output = job.finish()
     assert code == 1, output
     assert "model.py" in output and "called exit(0)" in output
-    assert job.receipt()["total"]["lost"] > 0
+    assert job.receipt()["total"]["trained"] < 1200
 
 
 def test_a_processor_gets_every_prediction_of_a_subclassed_model_once(start_job, iris_csv, zoo, tmp_path):
