@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.errors import PermanentError
 from elasticdl.model.callbacks import LearningRateScheduler
 from elasticdl.model.distinct import Lookups, Plan, merged
 from elasticdl.model.ids import IdGraph, trace_ids
@@ -84,7 +83,7 @@ class CompiledStep:
             UserError: an id is outside of its vocabulary (names the layer).
         """
         flat = _flat(features)
-        with user_code("the model", self._module.zoo):
+        with user_code(f"the model of {self._module.path}", self._module.zoo):
             graph, plan = self._ids(self._for(features, flat), training)
             return plan.lookups(graph(flat), self._served)
 
@@ -129,14 +128,21 @@ class CompiledStep:
         """Values of metrics whose (merged) states are given. Resets the metrics.
 
         Raises:
-            PermanentError: a metric makes its variables at its first batch, and this process has seen no batch yet.
+            UserError: a state does not fit its metric.
         """
         if not self._metrics.complete:
-            if not self._compiled or self._labels is None:
-                raise PermanentError("metrics have no variables before the first batch, and this worker has seen none")
             with user_code("evaluation", self._module.zoo):
-                self._function(self._compiled[-1], "evaluate", self._labels)
+                self._complete_metrics()
         return self._metrics.values(states)
+
+    def _complete_metrics(self) -> None:
+        """Some metrics make their variables at their first batch, which this process may not have seen: a trace will do.
+
+        Without labels seen, they are taken to look like the outputs, as metrics of this kind want them.
+        """
+        compiled = self._compiled[-1] if self._compiled else _Compiled(self._served.inputs)
+        labels = self._labels if self._labels is not None else self._function(compiled, "predict", ())[0][1]
+        self._function(compiled, "evaluate", labels)
 
     def _for(self, features: Structure, flat: Sequence[Tensor]) -> _Compiled:
         """What was compiled for batches like this one. A dimension other than the first that changes becomes unknown."""
@@ -146,6 +152,8 @@ class CompiledStep:
         with self._tracing:
             specs = input_specs(features)
             for compiled in self._compiled:
+                if _fits(compiled.specs, features, flat):
+                    return compiled
                 specs = _relaxed(compiled.specs, specs)
             self._compiled.append(_Compiled(specs))
             return self._compiled[-1]
@@ -163,7 +171,7 @@ class CompiledStep:
         training = kind == "train"
         plan = self._ids(compiled, training)[1]
         made = compiled.functions.get(kind)
-        if made is None or not _fits(made[0], labels, _flat(labels)):
+        if made is None or not _fits(made[0], labels, tf.nest.flatten(labels, expand_composites=True)):
             with self._tracing:
                 specs = input_specs(labels) if made is None else _relaxed(made[0], input_specs(labels))
                 if kind != "predict":

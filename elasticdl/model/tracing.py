@@ -122,7 +122,7 @@ class Tracer:
         return self._traced(step)
 
     def predicted(self) -> tuple[Function, Structure]:
-        """-> flat outputs; and their structure."""
+        """-> flat outputs; and their specs, in the model's structure."""
         structure: list[Structure] = []
 
         def step(*flat: Tensor) -> list[Tensor]:
@@ -133,7 +133,7 @@ class Tracer:
             return list(tf.nest.flatten(outputs))
 
         function = self._traced(step)
-        return function, tf.nest.map_structure(lambda _: 0, structure[-1])
+        return function, tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), structure[-1])
 
     @property
     def merges(self) -> bool:

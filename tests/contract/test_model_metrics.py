@@ -173,4 +173,6 @@ def test_metrics_that_wait_for_a_batch_can_be_loaded_after_one_step(tmp_path: Pa
     other = trial(module)
     lookups = other.step.prepare(features, training=True)
     other.step.train(features, labels, lookups, Pulled((0,), other.served.dense(), ()))
-    assert other.step.metric_values(states).keys() == {"auc", "accuracy", "precision", "f1/0", "r2", "own", "loss"}
+    values = other.step.metric_values(states)
+    assert values.keys() == {"auc", "accuracy", "precision", "f1/0", "r2", "own", "loss"}
+    assert trial(module).step.metric_values(states) == values  # not even one step

@@ -19,7 +19,11 @@ from elasticdl.model.served import NeedsFeatures, ServedModel
 from elasticdl.model.step import CompiledStep, Lookups
 from elasticdl.rpc.parameters import Pulled
 
-pytestmark = pytest.mark.contract
+pytestmark = [
+    pytest.mark.contract,
+    # Keras 3.15 on NumPy 2.4, in `save_weights`: nothing of ours.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
 
 HEADER = """
 import keras
@@ -96,6 +100,34 @@ def custom_model():
     )
     assert [table.name for table in served.parameters.tables] == ["sequential/embedding_1"]
     assert [one.shape for one in served.parameters.dense] == [(9, 1)]
+
+
+def test_a_layer_whose_weights_are_loaded_keeps_them(tmp_path: Path) -> None:
+    import keras
+
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), keras.layers.Embedding(9, 1), keras.layers.Flatten()])
+    model.layers[0].set_weights([np.ones((9, 1))])
+    model.save_weights(tmp_path / "x.weights.h5")
+    body = f"""
+def custom_model():
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), layers.Embedding(9, 1), layers.Flatten()])
+    model.load_weights({str(tmp_path / "x.weights.h5")!r})
+    return model
+"""
+    served = build(module_with(tmp_path, body))
+    assert not served.parameters.tables
+    np.testing.assert_array_equal(served.dense(), np.ones(9))
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_computes_in_half_and_keeps_weights_whole(tmp_path: Path, policy: str) -> None:
+    out = f"layers.Dense(1, dtype={policy!r})(layers.Flatten()(e))"
+    module = module_with(tmp_path, functional(f"layers.Embedding(100, 4, dtype={policy!r})", out=out))
+    served = build(module)
+    step, features = CompiledStep(served, module), tf.constant([[1, 2]], tf.int64)
+    lookups = step.prepare(features, training=True)
+    outcome = step.train(features, tf.ones((1, 1), policy.split("_")[1]), lookups, pulled(served, lookups))
+    assert outcome.dense.dtype == np.float32 and outcome.gradients[0].any() and np.isfinite(outcome.loss)
 
 
 def test_keras_embeddings_outside_of_a_build_are_keras_own() -> None:
