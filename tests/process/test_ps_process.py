@@ -22,12 +22,13 @@ import pytest
 from elasticdl.checkpoint import store
 from elasticdl.checkpoint.layout import Manifest, PartFile
 from elasticdl.cluster.leash import PARENT_PID_VARIABLE
-from elasticdl.embedding.spec import ParametersSpec
+from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec, TableSpec
 from elasticdl.errors import ExitCode, Refused, TransientError
 from elasticdl.job import Action, JobSpec
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channel import Credentials, SyncChecks
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from elasticdl.rpc.parameters import Update
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.rpc.ps_control import GrpcServerControl, ServerCut, ServerSaved
 from elasticdl.shard import Applied, ShardId, SnapshotId
@@ -259,6 +260,43 @@ def test_a_killed_server_comes_back_from_the_checkpoint_under_load(job: Job) -> 
     asyncio.run(job.checkpoint(2))
     for worker in workers:
         worker.pool.close()
+
+
+def resident_bytes(process: subprocess.Popen[str]) -> int:
+    return int(Path(f"/proc/{process.pid}/status").read_text().split("VmRSS:")[1].split()[0]) * 1024
+
+
+def test_a_million_rows_through_two_servers_cost_little_and_are_restored_bit_for_bit(job: Job) -> None:
+    job.start_all()
+    dim, total, part = 16, 1_000_000, 50_000
+    spec = ParametersSpec(optimizer=OptimizerSpec(kind=OptimizerKind.ADAM), tables=(TableSpec(name="t", dim=dim, seed=5),))
+    pool = ServerPool(job.bulk, "worker-0", TOKEN)
+    pool.initialise(spec, np.zeros(0, np.float32), timeout_s=LIMIT_S)
+    before = sum(map(resident_bytes, job.processes.values()))
+    rng = np.random.default_rng(1)
+    ids = np.unique(rng.integers(-(2**63), 2**63 - 1, total + 1000))[:total]
+    for sequence, first in enumerate(range(0, total, part), 1):
+        some = ids[first : first + part]
+        versions = pool.pull([some], timeout_s=LIMIT_S).versions
+        gradients = rng.standard_normal((part, dim), dtype=np.float32)
+        applied = Applied(ShardId(0), 0, first + part)
+        pool.push(Update(sequence, applied, versions, 0.01, None, (some,), (gradients,)), timeout_s=LIMIT_S)
+    grown = sum(map(resident_bytes, job.processes.values())) - before
+    raw, index = dim * 4 * 3, 32
+    assert raw * 0.95 < grown / total < raw * 1.2 + index
+    rows = pool.pull([ids], timeout_s=LIMIT_S).rows[0]
+    job.master.restore_from = str(asyncio.run(job.checkpoint(1)))
+    parts = [path.read_bytes() for path in sorted(Path(job.master.restore_from).glob("*.bin"))]
+    for name in ("ps-0", "ps-1"):
+        job.processes[name].kill()
+        job.processes[name].wait(LIMIT_S)
+        job.start(f"{name}.1")
+    job.await_attached(2)
+    pool.move(job.bulk)
+    np.testing.assert_array_equal(pool.pull([ids], timeout_s=LIMIT_S).rows[0], rows)
+    again = asyncio.run(job.checkpoint(2))
+    assert [path.read_bytes() for path in sorted(again.glob("*.bin"))] == parts, "slots and order too"
+    pool.close()
 
 
 def test_a_server_without_a_checkpoint_is_given_what_a_worker_knows(job: Job) -> None:
