@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
-from elasticdl.errors import ElasticDLError
+from elasticdl.errors import ElasticDLError, TransientError
 from elasticdl.master.server_roster import Server, ServerRoster
 from elasticdl.rpc.ps_control import ServerCut, ServerSaved
 from elasticdl.shard import Applied, SnapshotId
@@ -64,10 +64,16 @@ class Snapshots:
         """Freeze a view; the gates open when the context ends. Raises ElasticDLError if a server cannot do its part."""
         async with self._cutting:
             servers = self._roster.everyone()
+            now_s = asyncio.get_running_loop().time
+            closed_s = now_s()
             try:
                 gates = await _all([server.control.gate(timeout_s=_GATE_S) for server in servers])
                 until = highest(gates)
-                yield agreed(await _all([server.control.cut(snapshot, until, timeout_s=_CUT_S) for server in servers]))
+                cut = agreed(await _all([server.control.cut(snapshot, until, timeout_s=_CUT_S) for server in servers]))
+                if now_s() - closed_s >= _GATE_S:
+                    # This process stood still meanwhile. Reports of later pushes may have been handled before the cut is.
+                    raise TransientError(f"the cut took {now_s() - closed_s:.0f} s: the gates may have opened by themselves")
+                yield cut
             finally:
                 await self._open(servers)
 

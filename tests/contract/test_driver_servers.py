@@ -14,6 +14,7 @@ import pytest
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec
 from elasticdl.errors import ExitCode, Refused, TransientError
+from elasticdl.master import snapshots
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.core.commands import Command
@@ -115,6 +116,18 @@ def test_a_cut_lets_all_servers_reach_the_same_push_and_opens_the_gates(stage: S
     for server in (first, second):
         server.wait_for_call("Ungate")
         assert server.calls == ["Gate", "Cut", "Ungate"]
+
+
+def test_a_cut_whose_gates_may_have_opened_since_is_none(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A master that was stopped for a while may have heard of later pushes before the answers to its cut."""
+    monkeypatch.setattr(snapshots, "_GATE_S", 0.0)
+    stage.attach_servers()
+    stage.order(do.TakeSnapshot(SnapshotId(6), do.Purpose.CHECKPOINT))
+    failed = stage.core.wait_for(happened.SnapshotFailed)
+    assert "the gates may have opened" in failed.reason
+    for server in stage.servers.values():
+        assert server.calls[-2:] == ["Ungate", "Drop"]
+    assert not stage.core.of(happened.SnapshotCut)
 
 
 @pytest.mark.parametrize("step", ["Gate", "Cut"])
