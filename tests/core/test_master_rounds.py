@@ -38,6 +38,14 @@ def test_a_round_begins_when_the_version_crosses_the_steps(bench):
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 27))) == []
 
 
+def test_a_round_begins_when_a_worker_tells_of_the_version_before_a_heartbeat_does(bench):
+    job = training(bench)
+    lease = job.lease(0)
+    (take,) = job.of(c.TakeSnapshot, job.progress(0, lease, 1, version=12))
+    assert take.purpose is c.Purpose.EVALUATION
+    assert job.state.status().version == 12
+
+
 def test_a_round_begins_by_seconds_only_if_something_was_learned(bench):
     job = bench(validation_data="v", evaluation_seconds=60, num_workers=1)
     job.up()

@@ -106,6 +106,7 @@ class JobState:
         match event:
             case events.ProgressReported():
                 self._leasing.progressed(event)
+                self._at_acknowledged()
             case events.LeaseRequested():
                 # Decisions that are due come first: they may make the work that is asked for.
                 self._decide()
@@ -223,6 +224,11 @@ class JobState:
         self._facts.version = max(version, self._membership.least_version())
         self._checkpointing.version_changed()
         self._evaluation.version_changed()
+
+    def _at_acknowledged(self) -> None:
+        # Workers hear of versions sooner than heartbeats tell them: what is due by steps comes when it is due.
+        if self._facts.acknowledged_version > self._facts.version and not self._facts.servers_away():
+            self._at_version(self._facts.acknowledged_version)
 
     def _cut(self, event: events.SnapshotCut) -> None:
         match self._snapshots.answered(event.snapshot):
