@@ -182,9 +182,8 @@ class KubernetesCluster:
             for life in self._book.imageless():
                 self._spawn(self._delete(str(life.pod["metadata"]["name"]), uid(life.pod), 0))
             for life in self._book.lost():
-                self._book.close_life(
-                    life, ExitFacts(reason=NODE_LOST, conditions=life.facts().conditions, asked=life.asked), gone=False
-                )
+                lost = ExitFacts(reason=NODE_LOST, conditions=life.facts().conditions, asked=life.asked)
+                self._board.post(ProcessExited(life.name, lost))
 
     async def _delete(self, name: str, identity: str, grace_s: float) -> None:
         """Ask until the server has heard it. A grace of 0 would take the pod off the books while its process runs on."""

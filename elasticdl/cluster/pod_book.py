@@ -6,7 +6,6 @@ Decides only; `kubernetes.py` acts. A pod is told by its uid, a process by its n
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -100,14 +99,14 @@ class PodBook:
         self._closed.discard(uid(pod))
         return ended or self._lives.pop(uid(pod), None)
 
-    def imageless(self) -> Iterator[Life]:
+    def imageless(self) -> list[Life]:
         """Pods to give up, since their image could not be had for too long. Each is told once."""
-        now_s = self._clock.now_s()
-        for life in self._lives.values():
-            since_s = life.no_image_since_s
-            if since_s is not None and life.no_image is None and now_s - since_s > IMAGE_PATIENCE_S:
-                life.no_image = trouble(life.pod)
-                yield life
+        limit_s = self._clock.now_s() - IMAGE_PATIENCE_S
+        waiting = [life for life in self._lives.values() if life.no_image_since_s is not None and life.no_image is None]
+        found = [life for life in waiting if (life.no_image_since_s or 0.0) < limit_s]
+        for life in found:
+            life.no_image = trouble(life.pod)
+        return found
 
     def lost(self) -> list[Life]:
         """Pods that should long have gone: their node does not answer. They are taken out of the book."""

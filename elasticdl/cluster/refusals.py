@@ -53,7 +53,8 @@ def _forbidden(message: str) -> CreateRefused:
     if found := _PRIORITY.search(message):
         return CreateRefused(f"there is no priority class {found['name']}; see `kubectl get priorityclasses`", retry=False)
     if found := _ACCOUNT.search(message):
-        return CreateRefused(f"there is no service account {found['name']}; see docker/rbac.yaml", retry=False)
+        # A new namespace gets its `default` one by itself, a moment later.
+        return CreateRefused(f"there is no service account {found['name']}; see docker/rbac.yaml", retry=found["name"] == "default")
     if "because it is being terminated" in message:
         return CreateRefused("the namespace is being deleted", retry=False)
     return CreateRefused(f"the cluster forbids it: {message}", retry=False)
