@@ -93,13 +93,17 @@ class KubernetesCluster:
             await self._creator.create(path, made)
 
     async def delete(self, name: ProcessName, *, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL after `grace_s` (whole seconds, at least 1). The earliest end that was asked for counts."""
+        """SIGTERM, and SIGKILL after `grace_s` (whole seconds, at least 1). The earliest end that was asked for counts.
+
+        Where a shorter grace is asked for later, the end is told in time, but the process may live on for the first grace: nodes
+        do not shorten it. Whoever works with its state must have fenced it.
+        """
         if isinstance(self._board.newest(name), ProcessExited):
             return
         self._watch()
-        self._book.ask(name)
+        self._book.ask(name, grace_s)
         life = self._book.life(name)
-        await self._delete(pod_name(self._owner.job, name), "" if life is None else uid(life.pod), grace_s)
+        await self._delete(pod_name(self._owner.job, name), "" if life is None else uid(life.pod), _whole_seconds(grace_s))
 
     async def observe(self) -> AsyncGenerator[ProcessEvent]:
         """Every live process, then every ended one, then whatever happens, until closed.
@@ -172,22 +176,26 @@ class KubernetesCluster:
 
     async def _prune(self) -> None:
         while len(self._ended) > KEEP_ENDED and not self._closed:
-            oldest = self._ended.popleft().pod
-            await self._delete(str(oldest["metadata"]["name"]), uid(oldest), 0)
+            await self._delete_life(self._ended.popleft(), 1)
 
     async def _tend(self) -> None:
         """What no event tells: that something has been lasting for too long."""
         while True:
             await asyncio.sleep(_TEND_S)
             for life in self._book.imageless():
-                self._spawn(self._delete(str(life.pod["metadata"]["name"]), uid(life.pod), 0))
+                self._spawn(self._delete_life(life, 1))
+            for life in self._book.overstaying():
+                self._spawn(self._delete_life(life, 0))
             for life in self._book.lost():
                 lost = ExitFacts(reason=NODE_LOST, conditions=life.facts().conditions, asked=life.asked)
                 self._board.post(ProcessExited(life.name, lost))
 
-    async def _delete(self, name: str, identity: str, grace_s: float) -> None:
-        """Ask until the server has heard it. A grace of 0 would take the pod off the books while its process runs on."""
-        options: Json = {"gracePeriodSeconds": max(1, math.ceil(grace_s))}
+    async def _delete_life(self, life: Life, grace_s: int) -> None:
+        await self._delete(str(life.pod["metadata"]["name"]), uid(life.pod), grace_s)
+
+    async def _delete(self, name: str, identity: str, grace_s: int) -> None:
+        """Ask until the server has heard it. A grace of 0 takes the pod off the books while its process may run on."""
+        options: Json = {"gracePeriodSeconds": grace_s}
         if identity:
             options["preconditions"] = {"uid": identity}
         try:
@@ -218,3 +226,7 @@ class KubernetesCluster:
         self._beside.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("a task of the cluster failed", exc_info=error)
+
+
+def _whole_seconds(grace_s: float) -> int:
+    return max(1, math.ceil(grace_s))

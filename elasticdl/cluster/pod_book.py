@@ -19,6 +19,7 @@ IMAGE_PATIENCE_S = 40.0
 """A registry may be away for a moment. After that, its words are told as the end of the process."""
 OVERDUE_S = 30.0
 """A node ends a pod within its grace and a little more; one that does not is not there."""
+FORCE_AFTER_S = 3.0
 NODE_LOST = "NodeLost"
 
 
@@ -34,6 +35,10 @@ class Life:
     """Set when the pod is being given up for its image."""
     gone_at_s: float | None = None
     """When a pod that is being deleted should have gone."""
+    due_s: float = float("inf")
+    """The earliest end that we asked for."""
+    force_at_s: float | None = None
+    """When to take it off the books, since its node does not know that it is due sooner now."""
 
     def facts(self) -> ExitFacts:
         """How it ended, with what only we know."""
@@ -66,11 +71,19 @@ class PodBook:
         """Processes that have not ended."""
         return [life.name for life in self._lives.values()]
 
-    def ask(self, name: ProcessName) -> None:
-        """We are ending it ourselves."""
+    def ask(self, name: ProcessName, grace_s: float) -> None:
+        """We are ending it ourselves.
+
+        A node that has begun to end a pod waits for the grace that it was told first (kubernetes/kubernetes#83916). Where less is
+        asked for later, the pod is forced off the books then, and its process ends with the first grace.
+        """
         self._asked.add(name)
-        if (life := self.life(name)) is not None:
-            life.asked = True
+        if (life := self.life(name)) is None:
+            return
+        due_s = self._clock.now_s() + grace_s
+        if life.asked and due_s < life.due_s:
+            life.force_at_s = due_s + FORCE_AFTER_S
+        life.asked, life.due_s = True, min(life.due_s, due_s)
 
     def changed(self, pod: Pod) -> Life | None:
         """Take a pod in. Returns its life if it has ended now: the caller tells."""
@@ -106,6 +119,14 @@ class PodBook:
         found = [life for life in waiting if (life.no_image_since_s or 0.0) < limit_s]
         for life in found:
             life.no_image = trouble(life.pod)
+        return found
+
+    def overstaying(self) -> list[Life]:
+        """Pods to force off the books. Each is told once."""
+        now_s = self._clock.now_s()
+        found = [life for life in self._lives.values() if life.force_at_s is not None and now_s > life.force_at_s]
+        for life in found:
+            life.force_at_s = None
         return found
 
     def lost(self) -> list[Life]:

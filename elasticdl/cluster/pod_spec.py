@@ -74,7 +74,7 @@ def _container(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
         "name": CONTAINER,
         "image": plan.image.name,
         "imagePullPolicy": plan.image.pull_policy,
-        "command": list(spec.command),
+        "command": [_verbatim(part) for part in spec.command],
         "env": _environment(job, plan, spec),
         "resources": {key: value for key, value in resources.items() if value},
         "securityContext": {
@@ -107,7 +107,12 @@ def _environment(job: str, plan: PodPlan, spec: ProcessSpec) -> list[Json]:
         for key in sorted(spec.secrets)
     ]  # fmt: skip
     own = from_field("ELASTICDL_POD_ADDRESS", "status.podIP")
-    return [own, *secret, *({"name": key, "value": value} for key, value in plain.items() if key not in spec.secrets)]
+    return [own, *secret, *({"name": key, "value": _verbatim(value)} for key, value in plain.items() if key not in spec.secrets)]
+
+
+def _verbatim(text: str) -> str:
+    """Kubernetes would put variables in where it finds `$(NAME)`, and make one `$` of two."""
+    return text.replace("$", "$$")
 
 
 def _pod_security(plan: PodPlan) -> Json:

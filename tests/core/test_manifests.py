@@ -90,6 +90,12 @@ def test_a_secret_is_only_in_the_secret() -> None:
     assert entry["valueFrom"]["secretKeyRef"] == {"name": secret["metadata"]["name"], "key": "ELASTICDL_TOKEN"}
 
 
+def test_a_dollar_is_a_dollar_for_the_process() -> None:
+    made = pod(OWNER, WORKERS, ProcessSpec(WORKER, ("echo", "$(HOME) $$"), {"PRICE": "5$"}))["spec"]["containers"][0]
+    assert made["command"] == ["echo", "$$(HOME) $$$$"]
+    assert {"name": "PRICE", "value": "5$$"} in made["env"]
+
+
 def test_a_name_can_be_read_back_from_its_labels() -> None:
     for name in (WORKER, SERVER, MASTER):
         assert parse_labels(labels("digits", name)) == name

@@ -68,6 +68,20 @@ class KubernetesBench:
                     return event
         raise AssertionError("the cluster's events ended")
 
+    async def seen_deleted(self, name: ProcessName) -> None:
+        """The node has begun to end the pod."""
+        query = [
+            "-n",
+            self.owner.namespace,
+            "get",
+            "events",
+            "--field-selector",
+            f"reason=Killing,involvedObject.name={self.pod(name)}",
+        ]
+        async with asyncio.timeout(LIMIT_S):
+            while "Killing" not in await asyncio.to_thread(self.place.kubectl, *query):
+                await asyncio.sleep(0.1)
+
     async def ended(self, name: ProcessName, limit_s: float = LIMIT_S) -> ExitFacts:
         async with asyncio.timeout(limit_s), aclosing(self.cluster.observe()) as events:
             async for event in events:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import time
 from collections.abc import Callable, Coroutine
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -29,4 +32,22 @@ def run(place: Place, owner: Owner) -> Callable[[Callable[[KubernetesBench], Cor
     return run_scenario
 
 
+async def _shorter_grace(bench: KubernetesBench) -> None:
+    await bench.start_stubborn(contract.W0)
+    async with aclosing(bench.cluster.observe()) as events:
+        await bench.cluster.delete(contract.W0, grace_s=15)
+        await bench.seen_deleted(contract.W0)
+        await bench.cluster.delete(contract.W0, grace_s=0)
+        began_s = time.monotonic()
+        facts = await contract.the_exit(events, contract.W0)
+    assert facts.asked and time.monotonic() - began_s < 10
+    assert facts.signal in (None, signal.SIGKILL)
+
+
 globals().update({name: test for name, test in vars(contract).items() if name.startswith("test_")})
+
+
+def test_a_shorter_grace_asked_for_later_counts(run) -> None:
+    # In place of the contract's own: a node that was quick to end the pod waits for the first grace (kubernetes/kubernetes#83916),
+    # so that only the telling of it keeps the promise.
+    run(_shorter_grace)
