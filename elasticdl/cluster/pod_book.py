@@ -43,7 +43,8 @@ class Life:
     def facts(self) -> ExitFacts:
         """How it ended, with what only we know."""
         facts = exit_facts(self.pod, asked=self.asked)
-        if self.no_image is not None and not has_ended(self.pod):
+        # Its node may tell the end of a container that never was: without code and signal.
+        if self.no_image is not None and facts.exit_code is None and facts.signal is None:
             return replace(facts, reason=IMAGE_FAILED, log_tail=self.no_image.text, asked=False)
         return facts
 
