@@ -141,6 +141,9 @@ class Reflector:
                     heard = True
                     version = self._change(line) or version
                     self._heard_s, self._back_off_s = self._clock.now_s(), 0.0
+                    if self._heard_s - began_s > limit_s:
+                        # The server should have ended it itself.
+                        break
         except ApiRefused as refused:
             if refused.status.code == _GONE:
                 raise _StartOver(refused.message) from refused
