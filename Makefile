@@ -1,4 +1,4 @@
-.PHONY: demo test check bench fix lock prepare clean cluster
+.PHONY: demo test churn check bench fix lock prepare clean cluster
 BIN := .venv/bin
 WORKERS ?= 2
 
@@ -7,6 +7,9 @@ demo: prepare  ## Train digits with a worker killed halfway, evaluate, export, l
 
 test: prepare  ## Every test that this machine can run.
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+churn: prepare  ## Twenty whole jobs with seeds, a worker killed every few seconds in each.
+	ELASTICDL_CHURN_SEEDS=20 $(BIN)/python -m pytest -s tests/process/test_job_churn.py $(ARGS)
 
 check: prepare  ## Format, lint, types, layers.
 	$(BIN)/ruff format --check .

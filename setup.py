@@ -46,8 +46,18 @@ def native() -> Extension:
     import nanobind
 
     binding = Path(nanobind.source_dir())
-    sources = sorted(glob.glob("elasticdl/*/native/*.cc")) + [os.path.relpath(binding / "nb_combined.cpp", ROOT)]
-    flags = ["-std=c++17", "-O3", "-fvisibility=hidden", "-fno-strict-aliasing", "-fno-math-errno", "-ffp-contract=off", "-g1", "-Wall", "-DNDEBUG"]
+    sources = [*sorted(glob.glob("elasticdl/*/native/*.cc")), os.path.relpath(binding / "nb_combined.cpp", ROOT)]
+    flags = [
+        "-std=c++17",
+        "-O3",
+        "-fvisibility=hidden",
+        "-fno-strict-aliasing",
+        "-fno-math-errno",
+        "-ffp-contract=off",
+        "-g1",
+        "-Wall",
+        "-DNDEBUG",
+    ]
     link = ["-pthread"]
     if SANITIZE:
         flags += [f"-fsanitize={SANITIZE}", "-O1", "-UNDEBUG"]
@@ -55,8 +65,13 @@ def native() -> Extension:
     includes = [nanobind.include_dir(), str(binding.parent / "ext/robin_map/include"), "."]
     headers = sorted(glob.glob("elasticdl/*/native/*.h"))
     return Extension(
-        "elasticdl._native", sources, include_dirs=includes, depends=headers,
-        extra_compile_args=flags, extra_link_args=link, language="c++",
+        "elasticdl._native",
+        sources,
+        include_dirs=includes,
+        depends=headers,
+        extra_compile_args=flags,
+        extra_link_args=link,
+        language="c++",
     )
 
 

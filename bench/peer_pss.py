@@ -9,6 +9,7 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import itertools
 import json
 import socket
 import statistics
@@ -36,8 +37,11 @@ def mlp_weights() -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     widths = [FIELDS * DIM + DENSE, *HIDDEN, 1]
     weights = []
-    for fan_in, fan_out in zip(widths, widths[1:], strict=False):
-        weights += [(rng.standard_normal((fan_in, fan_out)) * np.sqrt(2 / fan_in)).astype(np.float32), np.zeros(fan_out, np.float32)]
+    for fan_in, fan_out in itertools.pairwise(widths):
+        weights += [
+            (rng.standard_normal((fan_in, fan_out)) * np.sqrt(2 / fan_in)).astype(np.float32),
+            np.zeros(fan_out, np.float32),
+        ]
     return [*weights, (rng.standard_normal((DENSE, 1)) * 0.01).astype(np.float32)]
 
 
@@ -128,7 +132,9 @@ def main(kind: str, batch: int, workers: int) -> None:
     names = {"ps": 1, "worker": workers, "chief": 1}
     cluster = {job: [f"127.0.0.1:{free_port()}" for _ in range(count)] for job, count in names.items()}
     children = [
-        subprocess.Popen([sys.executable, "-m", "bench.peer_pss", "serve", json.dumps(cluster), job, str(index)], stderr=subprocess.DEVNULL)
+        subprocess.Popen(
+            [sys.executable, "-m", "bench.peer_pss", "serve", json.dumps(cluster), job, str(index)], stderr=subprocess.DEVNULL
+        )
         for job in ("ps", "worker")
         for index in range(names[job])
     ]

@@ -31,7 +31,7 @@ def loss(labels, predictions):
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, predictions)
 
 
-def optimizer(lr=0.05):
+def optimizer(lr=0.02):
     """SGD with Nesterov's momentum."""
     return keras.optimizers.SGD(lr, momentum=0.9, nesterov=True)
 

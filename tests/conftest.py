@@ -157,6 +157,6 @@ def iris_csv(write_csv: Callable[..., Path]) -> Callable[[int], Path]:
 
         iris = load_iris()
         rows = [[*features, label] for features, label in zip(iris.data.tolist(), iris.target.tolist(), strict=True)] * copies
-        return write_csv("iris.csv", ["sepal_length", "sepal_width", "petal_length", "petal_width", "species"], rows)
+        return write_csv(f"iris-{copies}.csv", ["sepal_length", "sepal_width", "petal_length", "petal_width", "species"], rows)
 
     return write

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticdl import _native
-from elasticdl.checkpoint.layout import MANIFEST, Manifest, directory_name, parse_manifest
+from elasticdl.checkpoint.layout import MANIFEST, Manifest, PartFile, directory_name, parse_manifest
 from elasticdl.errors import Corrupted, UserError
 
 _MAKING = ".making-"
@@ -119,17 +119,22 @@ def verify(directory: Path) -> Manifest:
     """Read every byte of a checkpoint. Raises Corrupted naming the first file that is not what was written."""
     manifest = read_manifest(directory)
     for part in manifest.files:
-        path = directory / part.name
-        try:
-            size = path.stat().st_size
-            if size != part.bytes:
-                raise Corrupted(f"{path} has {size} bytes, {part.bytes} were written")
-            found = checksum(path)
-        except OSError as error:
-            raise Corrupted(f"{path}: {error.strerror or error}") from error
-        if found != part.checksum:
-            raise Corrupted(f"{path} has checksum {found}, {part.checksum} was written")
+        verify_part(directory, part)
     return manifest
+
+
+def verify_part(directory: Path, part: PartFile) -> None:
+    """Read every byte of one file. Raises Corrupted naming it if it is not what was written."""
+    path = directory / part.name
+    try:
+        size = path.stat().st_size
+        if size != part.bytes:
+            raise Corrupted(f"{path} has {size} bytes, {part.bytes} were written")
+        found = checksum(path)
+    except OSError as error:
+        raise Corrupted(f"{path}: {error.strerror or error}") from error
+    if found != part.checksum:
+        raise Corrupted(f"{path} has checksum {found}, {part.checksum} was written")
 
 
 def checksum(path: Path) -> str:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, final
 
-from elasticdl.cli.local import Assignment, LocalJob
+from elasticdl.cli.local import LocalJob
 from elasticdl.cli.outcome import Outcome
 from elasticdl.cli.place import claimed, refuse_if_taken, settle
 from elasticdl.cli.preflight import checked
@@ -114,7 +114,7 @@ def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHan
     preflight = checked(spec, quiet=not show)
     with ExitStack() as stack:
         directory = stack.enter_context(claimed(spec, preflight))
-        job = LocalJob(Assignment(spec, directory), LineView(sys.stderr) if show else NoView())
+        job = LocalJob(spec, directory, LineView(sys.stderr) if show else NoView())
         return JobHandle(job, spec, stack.pop_all())
 
 

@@ -28,10 +28,12 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own way
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key, (where, _) in zip(keys, node.value, strict=True):
-            if keys.count(key) > 1:
+        seen: list[Any] = []
+        for where, _ in node.value:
+            key = self.construct_object(where, deep=True)
+            if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is there twice", where.start_mark)
+            seen.append(key)
         return super().construct_mapping(node, deep)
 
 

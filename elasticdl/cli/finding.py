@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from elasticdl.cli.outcome import read_object
-from elasticdl.cli.place import JOBS
+from elasticdl.cli.place import JOBS, has_checkpoint
 from elasticdl.errors import ExitCode, PermanentError, TransientError
 from elasticdl.master.files import JobDirectory
 from elasticdl.rpc.master_client import MasterClient
@@ -55,6 +56,13 @@ def master_of(directory: JobDirectory) -> Iterator[MasterClient]:
     hint = f"see `elasticdl status --job-dir {directory.path}`"
     if not where:
         raise no_such_job(f"the job in {directory.path} does not run", hint)
+    if not _lives(int(where.get("pid", 0))):
+        raise no_such_job(
+            f"the master of the job in {directory.path} was killed, and every process of the job with it",
+            f"go on with: elasticdl train -f {directory.path / 'job.yaml'} --job-dir {directory.path} --resume"
+            if has_checkpoint(directory.checkpoints)
+            else f"no checkpoint was made; its log is {directory.logs / 'master-0.log'}",
+        )
     client = MasterClient(where["address"], where["token"], "cli", away_s=CALL_S)
     try:
         yield client
@@ -65,6 +73,16 @@ def master_of(directory: JobDirectory) -> Iterator[MasterClient]:
         ) from error
     finally:
         client.close()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid > 0
 
 
 def _known() -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
+import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from typing import Any, final
+from functools import partial
+from typing import Any, TypeVar, final
 
 from elasticdl.cli.following import Events
 from elasticdl.cli.outcome import Outcome, outcome_of, read_object
@@ -21,21 +22,13 @@ from elasticdl.job import JobSpec
 from elasticdl.master.files import JobDirectory
 from elasticdl.rpc.master_client import MasterClient
 
+T = TypeVar("T")
 MASTER = ProcessName(Role.MASTER, 0)
 MASTER_COMMAND = (sys.executable, "-m", "elasticdl.master.main")
 POLL_S = 0.5
 CALL_S = 5.0
 STOP_GRACE_S = 300.0
 """A drain with a last checkpoint: the master bounds it itself, this is for one that hangs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """What is to run, where, and with which command (tests have their own master)."""
-
-    spec: JobSpec
-    directory: JobDirectory
-    master: tuple[str, ...] = MASTER_COMMAND
 
 
 @final
@@ -45,10 +38,9 @@ class LocalJob:
     The thread of that loop must live until `run` returns: the master ends with it.
     """
 
-    def __init__(self, assignment: Assignment, view: View) -> None:
-        self._spec = assignment.spec
-        self._directory = assignment.directory
-        self._command = assignment.master
+    def __init__(self, spec: JobSpec, directory: JobDirectory, view: View) -> None:
+        self._spec = spec
+        self._directory = directory
         self._view = view
         self._token = secrets.token_urlsafe(32)
         self._client: MasterClient | None = None
@@ -113,7 +105,7 @@ class LocalJob:
         assert self._cluster is not None
         spec = ProcessSpec(
             MASTER,
-            self._command,
+            MASTER_COMMAND,
             env={"ELASTICDL_JOB_DIR": str(self._directory.path)},
             secrets={"ELASTICDL_TOKEN": self._token},
         )
@@ -140,14 +132,14 @@ class LocalJob:
 
     async def _asked(self) -> dict[str, Any] | None:
         try:
-            return await asyncio.to_thread(self.status)
+            return await in_thread(self.status)
         except ElasticDLError:
             return None
 
     async def _stop_in_order(self, why: str) -> None:
         assert self._cluster is not None
         try:
-            await asyncio.to_thread(lambda: self._connected().stop(why))
+            await in_thread(lambda: self._connected().stop(why))
         except ElasticDLError:
             # It does not listen yet, or no more: a signal reaches it anyway.
             await self._cluster.delete(MASTER, grace_s=STOP_GRACE_S)
@@ -164,3 +156,30 @@ class LocalJob:
         task = asyncio.ensure_future(work)
         self._side_tasks.add(task)
         task.add_done_callback(self._side_tasks.discard)
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """Run something that blocks in a thread of its own.
+
+    Not `asyncio.to_thread`: its pool is gone as soon as a script has ended, while the job that it started goes on.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(outcome: Callable[[], None]) -> None:
+        if not done.cancelled():
+            outcome()
+
+    def work() -> None:
+        try:
+            result = call()
+        except Exception as error:  # noqa: BLE001 - the top of a thread: raised where it is awaited
+            outcome = partial(done.set_exception, error)
+        else:
+            outcome = partial(done.set_result, result)
+        # A closed loop: nobody waits any more.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(tell, outcome)
+
+    threading.Thread(target=work, name="call to the master", daemon=True).start()
+    return await done

@@ -6,7 +6,6 @@ Verbs are imported when they are called, so that `elasticdl --help` is there at 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, final
 
 import click
 
+from elasticdl.cli.telling import silence, tell
 from elasticdl.errors import ElasticDLError, ExitCode, UserError
 
 
@@ -96,9 +96,9 @@ def exit_code_of(error: ElasticDLError) -> ExitCode:
 
 def report(error: ElasticDLError) -> None:
     """On stderr: what is wrong, and what to do on a line of its own."""
-    click.echo(f"Error: {error.message}", err=True)
+    tell(f"Error: {error.message}")
     if error.hint:
-        click.echo(f"Hint: {error.hint}", err=True)
+        tell(f"Hint: {error.hint}")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -110,14 +110,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
+        tell("interrupted")
         return ExitCode.INTERRUPTED
     except ElasticDLError as error:
         report(error)
         return exit_code_of(error)
     except BrokenPipeError:
         # Whoever read our output has enough. Nothing may complain when Python flushes it at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)
         return ExitCode.JOB_FAILED
 
 

@@ -45,16 +45,17 @@ def spec_from(action: Action, file: Path | None, parameters: Mapping[str, Any]) 
 
 
 def _from_file(file: Path) -> dict[str, Any]:
+    found = read_yaml(file)
+    try:
+        refuse_unknown(map(str, found))
+    except SpecError as error:
+        raise SpecError(f"{file}: {error.message}", hint=error.hint) from error
     keys: dict[str, Any] = {}
-    for key, value in read_yaml(file).items():
+    for key, value in found.items():
         name = str(key).replace("-", "_")
         if name in keys:
             raise SpecError(f"{file}: the key {key!r} is there twice", hint="`-` and `_` mean the same")
         keys[name] = value
-    try:
-        refuse_unknown(keys)
-    except SpecError as error:
-        raise SpecError(f"{file}: {error.message}", hint=error.hint) from error
     return keys
 
 

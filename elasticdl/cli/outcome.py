@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from elasticdl.cli.place import has_checkpoint
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError, UserError
 from elasticdl.job import JobSpec
@@ -91,7 +92,7 @@ def outcome_of(directory: JobDirectory, spec: JobSpec, facts: ExitFacts, *, inte
 
 def resume_hint(directory: JobDirectory, spec: JobSpec) -> str:
     """The next command to type after an end that was not the job's own."""
-    if not any(directory.checkpoints.glob("version-*/manifest.json")):
+    if not has_checkpoint(directory.checkpoints):
         return f"no checkpoint was made: start afresh with another --job-dir, or remove {directory.path}"
     return f"go on with: elasticdl {spec.action} -f {directory.path / 'job.yaml'} --job-dir {directory.path} --resume"
 

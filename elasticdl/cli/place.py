@@ -1,4 +1,4 @@
-"""Where a job lives on disk: its name and directory, refused before anything is made if somebody is there already."""
+"""Where a job lives on disk: its name and directory, refused before anything is made if that cannot be."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from glob import has_magic
 from pathlib import Path
 
 from elasticdl.cli.documents import as_yaml
-from elasticdl.errors import ElasticDLError, PermanentError, SpecError
+from elasticdl.errors import PermanentError, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.master.files import JobDirectory, write_whole
 from elasticdl.master.preflight import Preflight, save_preflight
@@ -49,6 +49,22 @@ def refuse_if_taken(spec: JobSpec) -> None:
         raise SpecError(
             f"--resume, but {directory.path} holds no job", hint="name the --job-dir or --job-name of the job to go on with"
         )
+    if spec.checkpoint.resume and not has_checkpoint(directory.checkpoints):
+        raise SpecError(
+            f"--resume, but there is no checkpoint in {directory.checkpoints}",
+            hint=f"start afresh with another --job-dir, or remove {directory.path}; --checkpoint-steps makes checkpoints",
+        )
+    init = spec.checkpoint.checkpoint_dir_for_init
+    if init and "://" not in init and not has_checkpoint(Path(init)):
+        raise SpecError(
+            f"--checkpoint-dir-for-init: there is no checkpoint in {init}",
+            hint="name a directory that holds version-<n> directories, such as <job-dir>/checkpoints",
+        )
+
+
+def has_checkpoint(location: Path) -> bool:
+    """Whether a directory is, or holds, a checkpoint that was completed. Whether it is whole is seen when it is read."""
+    return (location / "manifest.json").exists() or any(location.glob("version-*/manifest.json"))
 
 
 @contextmanager
@@ -63,19 +79,21 @@ def claimed(spec: JobSpec, preflight: Preflight) -> Iterator[JobDirectory]:
         lock = _lock(directory.path)
     except OSError as error:
         raise PermanentError(f"cannot open {directory.path}: {error.strerror}") from error
+    written = False
     try:
-        try:
-            refuse_if_taken(spec)
-            _write(directory, spec, preflight)
-        except (OSError, ElasticDLError) as error:
-            _unmake(made)
-            if isinstance(error, ElasticDLError):
-                raise
-            raise PermanentError(
-                f"cannot write to {directory.path}: {error.strerror or error}", hint="name another --job-dir"
-            ) from error
+        refuse_if_taken(spec)
+        _write(directory, spec, preflight)
+        written = True
         yield directory
+    except OSError as error:
+        if written:
+            raise
+        raise PermanentError(
+            f"cannot write to {directory.path}: {error.strerror or error}", hint="name another --job-dir"
+        ) from error
     finally:
+        if not written:
+            _unmake(made)
         os.close(lock)
 
 
@@ -85,8 +103,9 @@ def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None
     save_preflight(directory.preflight, preflight)
     defaults = _defaults()
     told = {key: value for key, value in spec.flags().items() if value != defaults.get(key) and key != "resume"}
-    write_whole(directory.path / "job.yaml", f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(told)}")
-    write_whole(directory.spec, spec.model_dump_json(indent=2) + "\n")
+    # Only for the owner: --envs may hold somebody's keys.
+    write_whole(directory.path / "job.yaml", f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(told)}", mode=0o600)
+    write_whole(directory.spec, spec.model_dump_json(indent=2) + "\n", mode=0o600)
 
 
 def _defaults() -> dict[str, object]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import click
-
+from elasticdl.cli.telling import tell
 from elasticdl.errors import ExitCode, UserError
 from elasticdl.job import JobSpec
-from elasticdl.master.preflight import Preflight, run_preflight
+from elasticdl.master import preflight
 
 PREFLIGHT_S = 600.0
 
 
-def checked(spec: JobSpec, *, quiet: bool = False) -> Preflight:
+def checked(spec: JobSpec, *, quiet: bool = False) -> preflight.Preflight:
     """What the preflight found; blocks. Raises UserError with the exit code for usage: nothing has been started."""
     if not quiet:
-        click.echo("checking the model and the data ...", err=True)
+        tell("checking the model and the data ...")
     try:
-        return run_preflight(spec, PREFLIGHT_S)
+        return preflight.run_preflight(spec, PREFLIGHT_S, command=preflight.COMMAND)
     except UserError as error:
         if error.exit_code is ExitCode.USER_ERROR:
             error.exit_code = ExitCode.USAGE

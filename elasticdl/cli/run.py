@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import click
 
 from elasticdl.cli.documents import Format, render
 from elasticdl.cli.options import FILE_OPTION, FLAG_SETTINGS, JobCommand, job_options, spec_from
+from elasticdl.cli.telling import silence, tell
 from elasticdl.errors import ExitCode
 from elasticdl.job import Action, JobSpec
 
@@ -49,7 +49,7 @@ predict = _verb(Action.PREDICT, "Write the predictions for --prediction-data to 
 
 def run_job(spec: JobSpec, form: Format) -> int:
     """Check, start, show, tell the end. Returns the exit code; raises ElasticDLError before anything was started."""
-    from elasticdl.cli.local import Assignment, LocalJob
+    from elasticdl.cli.local import LocalJob
     from elasticdl.cli.place import claimed, refuse_if_taken, settle
     from elasticdl.cli.preflight import checked
     from elasticdl.cli.view import view_for
@@ -58,10 +58,10 @@ def run_job(spec: JobSpec, form: Format) -> int:
     refuse_if_taken(spec)
     preflight = checked(spec)
     with claimed(spec, preflight) as directory:
-        click.echo(f"job {spec.cluster.job_name} in {directory.path}", err=True)
+        tell(f"job {spec.cluster.job_name} in {directory.path}")
         view = view_for()
         try:
-            outcome = asyncio.run(_with_signals(LocalJob(Assignment(spec, directory), view), view))
+            outcome = asyncio.run(_with_signals(LocalJob(spec, directory, view), view))
         finally:
             view.close()
     _tell(outcome, form)
@@ -78,10 +78,8 @@ async def _with_signals(job: LocalJob, view: View) -> Outcome:
 
 def _terminal_is_gone(job: LocalJob) -> None:
     """Nobody reads any more: writing would fail and end us before the job has drained."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
-        os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+        silence(stream)
     job.interrupt("the terminal is gone")
 
 
@@ -91,8 +89,8 @@ def _tell(outcome: Outcome, form: Format) -> None:
 
     if outcome.exit_code != ExitCode.DONE:
         title = "Stopped" if outcome.exit_code == ExitCode.INTERRUPTED else "Error"
-        click.echo(f"{title}: {outcome.message}", err=True)
+        tell(f"{title}: {outcome.message}")
         if outcome.hint:
-            click.echo(f"Hint: {outcome.hint}", err=True)
+            tell(f"Hint: {outcome.hint}")
     text = "\n".join(summary(outcome)) + "\n" if form is Format.TABLE else render(outcome.as_dict(), form)
     click.echo(text, nl=False)

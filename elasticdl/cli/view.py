@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, final
 
 from elasticdl.cli import progress
+from elasticdl.cli.telling import tell
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -41,7 +42,7 @@ class LineView:
         self._said_at_s = time.monotonic()
 
     def say(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        tell(text, self._stream)
 
     def show(self, status: progress.Status | None, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:
@@ -51,7 +52,7 @@ class LineView:
             self.say(progress.head(status))
 
     def close(self) -> None:
-        self._stream.flush()
+        pass
 
 
 @final

@@ -151,7 +151,7 @@ def decode(data: bytes, key: str) -> RecordIndex | None:
     """The index from bytes, None if it is of another key. Raises Corrupted if they are not what `encode` made."""
     start = len(_MAGIC) + 4
     payload = data[start:]
-    if not data.startswith(_MAGIC) or int.from_bytes(data[len(_MAGIC) : start], "little") != crc32c(payload):
+    if not payload or not data.startswith(_MAGIC) or int.from_bytes(data[len(_MAGIC) : start], "little") != crc32c(payload):
         raise Corrupted("not an index, or its checksum does not fit")
     head, _, entries = payload.partition(b"\n")
     facts = json.loads(head)

@@ -2,18 +2,156 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, TableSpec
+from elasticdl.embedding.table import native_table
+from elasticdl.model import serving
 from elasticdl.model.served import ServedModel
+from elasticdl.model.serving import Tensor
+from elasticdl.model.structure import Structure
 from elasticdl.rpc.parameters import Float32s, Int64s
+
+WEIGHTS = "model.weights.h5"
+
+_ROWS_AT_ONCE = 1 << 16
 
 
 def export(served: ServedModel, dense: Float32s, tables: Sequence[tuple[Int64s, Float32s]], directory: str | Path) -> None:
-    """Write `directory/` (SavedModel, signature `serving_default`) and `directory/model.weights.h5`.
+    """Write `directory/`: a SavedModel with the signature `serving_default`, and `model.weights.h5`.
 
-    `tables[t]` are all rows that were ever made: ids int64[n] ascending and weights float32[n, dim]. Rows of a bounded
-    vocabulary that were never touched get their initial values. Needs one `CompiledStep.prepare` or a model with
-    inputs before, to know the inputs. Written beside and renamed, so there is never half an export.
+    `tables[t]` are all rows that were ever made: ids int64[n] and weights float32[n, dim]. Rows of a bounded vocabulary
+    that were never touched get their initial values; the weights file then fits the model that the user's unchanged
+    `custom_model` makes without this package. Of an unbounded vocabulary, ids that were never seen read as zeros.
+    Inputs and outputs of the signature have the model's names. Written beside and renamed: never half an export.
+    Leaves the model's Keras variables at `dense`.
     """
-    raise NotImplementedError
+    target = Path(directory)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    served.set_dense(dense)
+    bounded = {
+        table: whole_matrix(served.parameters.tables[table], size, *rows)
+        for table, (layer, rows) in enumerate(zip(served.tables, tables, strict=True))
+        if (size := serving.vocabulary(layer)) is not None
+    }
+    try:
+        _save(served, bounded, tables, temporary)
+        with serving.matrices(bounded):
+            served.model.save_weights(temporary / WEIGHTS)
+        _replace(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def whole_matrix(table: TableSpec, size: int, ids: Int64s, rows: Float32s) -> Float32s:
+    """float32[size, dim]: the rows that are there, the others as they would begin."""
+    matrix = np.empty((size, table.dim), np.float32)
+    untouched = native_table(table, OptimizerSpec(kind=OptimizerKind.SGD))
+    for begin in range(0, size, _ROWS_AT_ONCE):
+        end = min(size, begin + _ROWS_AT_ONCE)
+        matrix[begin:end] = untouched.peek(np.arange(begin, end))
+    matrix[ids] = rows
+    return matrix
+
+
+def _replace(temporary: Path, target: Path) -> None:
+    """Put the new export in the old one's place."""
+    old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    if target.exists():
+        target.rename(old)
+    temporary.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _save(served: ServedModel, bounded: Mapping[int, Float32s], tables: Sequence[tuple[Int64s, Float32s]], directory: Path) -> None:
+    """The SavedModel. Everything it needs is tracked by one module: variables, lookup tables of preprocessing, rows."""
+    module = tf.Module()
+    module.model = served.model
+    lookups = []
+    for table, (ids, rows) in enumerate(tables):
+        if table in bounded:
+            lookups.append(_gather(tf.Variable(bounded[table], trainable=False, name=served.parameters.tables[table].name)))
+        else:
+            lookups.append(_search(ids, rows, served.parameters.tables[table].name))
+    module.rows = [lookup.variables for lookup in lookups]
+
+    def look_up(table: int, ids: Tensor) -> Tensor:
+        return lookups[table].call(ids)
+
+    names, structure = _named_inputs(served)
+
+    def serve(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        features = tf.nest.pack_sequence_as(structure, [inputs[name] for name in names], expand_composites=True)
+        with serving.lookups(look_up):
+            return _named_outputs(served.model, served.model(features, training=False))
+
+    module.serve = tf.function(serve, input_signature=[dict(names)], autograph=False)
+    tf.saved_model.save(module, str(directory), signatures={"serving_default": module.serve})
+
+
+class _Rows:
+    """How a table is looked up in the exported graph, and the variables that this needs."""
+
+    def __init__(self, call: Callable[[Tensor], Tensor], variables: list[tf.Variable]) -> None:
+        self.call = call
+        self.variables = variables
+
+
+def _gather(matrix: tf.Variable) -> _Rows:
+    def call(ids: Tensor) -> Tensor:
+        size = tf.cast(matrix.shape[0], ids.dtype)
+        return tf.gather(matrix, tf.where(ids < 0, ids + size, ids))  # as Keras has it
+
+    return _Rows(call, [matrix])
+
+
+def _search(ids: Int64s, rows: Float32s, name: str) -> _Rows:
+    """By binary search in the sorted ids. The row after the last one is zeros, for ids that are not there."""
+    order = np.argsort(ids, kind="stable")
+    keys = tf.Variable(ids[order], trainable=False, name=f"{name}_ids")
+    values = tf.Variable(np.concatenate([rows[order], np.zeros((1, rows.shape[1]), np.float32)]), trainable=False, name=name)
+    count = len(ids)
+
+    def call(wanted: Tensor) -> Tensor:
+        wanted = tf.cast(wanted, tf.int64)
+        flat = tf.reshape(wanted, [-1])
+        places = tf.searchsorted(keys, flat) if count else tf.zeros_like(flat, tf.int32)
+        found = tf.gather(keys, tf.minimum(places, count - 1)) == flat if count else tf.zeros_like(flat, tf.bool)
+        found_rows = tf.gather(values, tf.where(found, places, count))
+        shaped = tf.reshape(found_rows, tf.concat([tf.shape(wanted), [rows.shape[1]]], 0))
+        shaped.set_shape([*wanted.shape, rows.shape[1]])
+        return shaped
+
+    return _Rows(call, [keys, values])
+
+
+def _named_inputs(served: ServedModel) -> tuple[dict[str, tf.TensorSpec], Structure]:
+    """Names for the leaves of the model's inputs, in order: keys of a dict, names of Keras inputs, else `inputs`."""
+    specs = tf.nest.flatten(served.inputs, expand_composites=True)
+    if isinstance(served.inputs, Mapping) and len(served.inputs) == len(specs):
+        names = [str(name) for name in sorted(served.inputs)]
+    elif getattr(served.model, "inputs", None) and len(served.model.inputs) == len(specs):
+        names = [str(one.name) for one in served.model.inputs]
+    else:
+        names = ["inputs"] if len(specs) == 1 else [f"inputs_{number}" for number in range(len(specs))]
+    return {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in zip(names, specs, strict=True)}, served.inputs
+
+
+def _named_outputs(model: keras.Model, outputs: Structure) -> dict[str, Any]:
+    if isinstance(outputs, Mapping):
+        return {str(name): value for name, value in outputs.items()}
+    leaves = tf.nest.flatten(outputs)
+    names = list(getattr(model, "output_names", ()))
+    if len(leaves) == 1:
+        return {"predictions" if len(names) != 1 else names[0]: leaves[0]}
+    return dict(zip(names if len(names) == len(leaves) else [f"output_{i}" for i in range(len(leaves))], leaves, strict=True))

@@ -20,12 +20,12 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]  # Keras has no t
     def __init__(self, output_dim: int, input_dim: int | None = None, *, served: bool | None = None, **options: Any) -> None:  # noqa: ANN401
         if input_dim is None and served is False:
             raise ValueError("an Embedding without input_dim cannot have served=False: it has no bound")
+        # Before Keras' own: that builds the layer at once if it is given weights.
+        object.__setattr__(self, "unbounded", input_dim is None)
+        object.__setattr__(self, _CHOICE, True if input_dim is None else served)
         super().__init__(1 if input_dim is None else input_dim, output_dim, **options)
-        self.unbounded = input_dim is None
-        self.served = True if input_dim is None else served
-        setattr(self, _CHOICE, self.served)
 
     def get_config(self) -> dict[str, Any]:
         """As Keras', with what is ours."""
         config = super().get_config()
-        return {**config, "input_dim": None if self.unbounded else self.input_dim, "served": self.served}
+        return {**config, "input_dim": None if self.unbounded else self.input_dim, "served": getattr(self, _CHOICE)}

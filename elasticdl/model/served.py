@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
@@ -124,8 +126,6 @@ def _check_params(module: ModelModule, params: Mapping[str, Scalar]) -> None:
 
 def _optimizer_params(module: ModelModule, params: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Only what it names: `**params` of an optimizer function is not for the model's parameters."""
-    import inspect
-
     named = inspect.signature(module.optimizer).parameters
     return {name: value for name, value in params.items() if name in named}
 
@@ -151,7 +151,10 @@ def _built(model: keras.Model, features: Structure | None, module: ModelModule) 
             f"{place(module.custom_model)}: {type(model).__name__} has no inputs before it is called", hint="give it a first batch"
         )
     specs = input_specs(features)
-    model(tf.nest.map_structure(_symbolic, specs))
+    with warnings.catch_warnings():
+        # Of a call() that raises, Keras first says that it cannot build the model, then lets it raise: that is what counts.
+        warnings.filterwarnings("ignore", message="Layer .* looks like it has unbuilt state")
+        model(tf.nest.map_structure(_symbolic, specs))
     return specs
 
 

@@ -204,8 +204,10 @@ def _save_own_variables(self: keras.layers.Embedding, store: Any) -> None:  # no
 
 
 def _load_own_variables(self: keras.layers.Embedding, store: Any) -> None:  # noqa: ANN401
-    if table_of(self) is None:
-        _keras_load(self, store)
+    """As `set_weights`: weights that the user's code loads are kept."""
+    if table_of(self) is not None:
+        _unserve(self)
+    _keras_load(self, store)
 
 
 keras.layers.Embedding.build = _build

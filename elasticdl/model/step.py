@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeAlias, final
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
 
+import keras
 import numpy as np
-from numpy.typing import NDArray
+import tensorflow as tf
 
+from elasticdl.model.callbacks import LearningRateScheduler
+from elasticdl.model.distinct import Lookups, Plan, merged
+from elasticdl.model.ids import IdGraph, trace_ids
+from elasticdl.model.metrics import Metrics, States
 from elasticdl.model.module import ModelModule
+from elasticdl.model.optimizers import learning_rate
 from elasticdl.model.served import ServedModel
-from elasticdl.model.structure import Structure
-from elasticdl.rpc.parameters import Float32s, Int64s, Pulled
+from elasticdl.model.serving import Tensor
+from elasticdl.model.structure import Structure, input_specs
+from elasticdl.model.tracing import Batches, Function, Tracer
+from elasticdl.model.usercode import user_code
+from elasticdl.rpc.parameters import Float32s, Pulled
 
-States: TypeAlias = Mapping[str, tuple[tuple[float, ...], ...]]
-"""Of each metric, the flat values of each of its variables. Adding them up elementwise merges two workers' metrics."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Lookups:
-    """`ids[t]`: int64[n_t], the distinct ids of table t, what to pull. `positions[k]`: int32 of any shape, for lookup k
-    the row of each id among the rows of its table.
-    """
-
-    ids: tuple[Int64s, ...]
-    positions: tuple[NDArray[np.int32], ...]
+__all__ = ["CompiledStep", "Lookups", "States", "StepOutcome"]
 
 
 @final
@@ -47,8 +45,19 @@ class StepOutcome:
 
 
 @final
+@dataclass(slots=True)
+class _Compiled:
+    """Everything traced for one kind of batches. `specs` is what features look like."""
+
+    specs: Structure
+    graphs: dict[bool, tuple[IdGraph, Plan]] = field(default_factory=dict)
+    functions: dict[str, tuple[Structure, Function, Any]] = field(default_factory=dict)
+    """Kind -> (specs of labels, the function, what its results mean)."""
+
+
+@final
 class CompiledStep:
-    """Traces once, at the first batch; a smaller last batch does not trace again.
+    """Traces at the first batch; a smaller last batch does not trace again.
 
     `prepare` may run in another thread than the rest. `train`, `evaluate`, `predict` and the metrics belong to one
     thread at a time. All release the GIL while they compute. Raises UserError, with the user's frames, for what
@@ -56,7 +65,16 @@ class CompiledStep:
     """
 
     def __init__(self, served: ServedModel, module: ModelModule) -> None:
-        raise NotImplementedError
+        self._served = served
+        self._module = module
+        self._metrics = Metrics(module, served.model)
+        self._dims = [table.dim for table in served.parameters.tables]
+        self._tracing = threading.RLock()
+        self._compiled: list[_Compiled] = []
+        self._labels: Structure = None
+        rate = _rate(served, module)
+        self._schedule = rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
+        self._rate: Callable[[int], float] = rate if self._schedule is None else lambda _: 0.0
 
     def prepare(self, features: Structure, *, training: bool = False) -> Lookups:
         """Run the part of the model that ids depend on, and find distinct ids.
@@ -64,28 +82,198 @@ class CompiledStep:
         Raises:
             UserError: an id is outside of its vocabulary (names the layer).
         """
-        raise NotImplementedError
+        flat = _flat(features)
+        with user_code(f"the model of {self._module.path}", self._module.zoo):
+            graph, plan = self._ids(self._for(features, flat), training)
+            return plan.lookups(graph(flat), self._served)
 
     def train(self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled) -> StepOutcome:
         """Loss and gradients at the pulled parameters. Changes nothing but local state (random seeds)."""
-        raise NotImplementedError
+        flat = _flat(features)
+        with user_code("the training step", self._module.zoo):
+            compiled = self._for(features, flat)
+            (function, merges), plan = self._function(compiled, "train", labels)
+            arguments = self._arguments(plan, lookups, pulled, flat, labels)
+            loss, dense, *rest = function(*arguments)
+        rate = float(rest.pop()) if self._schedule is not None else self._rate(pulled.version)
+        rows = [_array(one) for one in rest]
+        gradients = tuple(rows) if merges else merged(rows, lookups, plan.sites, self._dims)
+        outcome = StepOutcome(float(loss), _array(dense), gradients, rate)
+        return outcome if _finite(outcome) else self._blamed(outcome)
 
     def evaluate(self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled) -> None:
         """Add a batch to the metrics."""
-        raise NotImplementedError
+        flat = _flat(features)
+        with user_code("evaluation", self._module.zoo):
+            (function, _), plan = self._function(self._for(features, flat), "evaluate", labels)
+            function(*self._arguments(plan, lookups, pulled, flat, labels))
 
     def predict(self, features: Structure, lookups: Lookups, pulled: Pulled) -> Structure:
         """Outputs of the model as NumPy arrays, in the model's structure."""
-        raise NotImplementedError
+        flat = _flat(features)
+        with user_code("prediction", self._module.zoo):
+            (function, structure), plan = self._function(self._for(features, flat), "predict", ())
+            outputs = function(*self._arguments(plan, lookups, pulled, flat, ()))
+        return tf.nest.pack_sequence_as(structure, [_array(one) for one in outputs])
 
     def metric_states(self) -> dict[str, tuple[tuple[float, ...], ...]]:
         """States since the last reset. Always has "loss"; metrics of several outputs are named `output_name`."""
-        raise NotImplementedError
+        return self._metrics.states()
 
     def reset_metrics(self) -> None:
         """Begin a new round."""
-        raise NotImplementedError
+        self._metrics.reset()
 
     def metric_values(self, states: States) -> dict[str, float]:
-        """Values of metrics whose (merged) states are given. Resets the metrics."""
-        raise NotImplementedError
+        """Values of metrics whose (merged) states are given. Resets the metrics.
+
+        Raises:
+            UserError: a state does not fit its metric.
+        """
+        if not self._metrics.complete:
+            with user_code("evaluation", self._module.zoo):
+                self._complete_metrics()
+        return self._metrics.values(states)
+
+    def _complete_metrics(self) -> None:
+        """Some metrics make their variables at their first batch, which this process may not have seen: a trace will do.
+
+        Without labels seen, they are taken to look like the outputs, as metrics of this kind want them.
+        """
+        compiled = self._compiled[-1] if self._compiled else _Compiled(self._served.inputs)
+        labels = self._labels if self._labels is not None else self._function(compiled, "predict", ())[0][1]
+        self._function(compiled, "evaluate", labels)
+
+    def _for(self, features: Structure, flat: Sequence[Tensor]) -> _Compiled:
+        """What was compiled for batches like this one. A dimension other than the first that changes becomes unknown."""
+        for compiled in self._compiled:
+            if _fits(compiled.specs, features, flat):
+                return compiled
+        with self._tracing:
+            specs = input_specs(features)
+            for compiled in self._compiled:
+                if _fits(compiled.specs, features, flat):
+                    return compiled
+                specs = _relaxed(compiled.specs, specs)
+            self._compiled.append(_Compiled(specs))
+            return self._compiled[-1]
+
+    def _ids(self, compiled: _Compiled, training: bool) -> tuple[IdGraph, Plan]:
+        made = compiled.graphs.get(training)
+        if made is None:
+            with self._tracing:
+                graph = trace_ids(self._served, compiled.specs, training=training)
+                made = compiled.graphs.setdefault(training, (graph, Plan.of(graph, len(self._dims))))
+        return made
+
+    def _function(self, compiled: _Compiled, kind: str, labels: Structure) -> tuple[tuple[Function, Any], Plan]:
+        """A traced function, with what its results mean, and the plan of its lookups."""
+        training = kind == "train"
+        plan = self._ids(compiled, training)[1]
+        made = compiled.functions.get(kind)
+        if made is None or not _fits(made[0], labels, tf.nest.flatten(labels, expand_composites=True)):
+            with self._tracing:
+                specs = input_specs(labels) if made is None else _relaxed(made[0], input_specs(labels))
+                if kind != "predict":
+                    self._labels = specs
+                tracer = Tracer(self._served, self._module, self._metrics, Batches(compiled.specs, specs, plan.sites))
+                match kind:
+                    case "train":
+                        made = (specs, tracer.trained(self._schedule), tracer.merges)
+                    case "evaluate":
+                        made = (specs, tracer.evaluated(), None)
+                    case _:
+                        made = (specs, *tracer.predicted())
+                compiled.functions[kind] = made
+        return made[1:], plan
+
+    def _arguments(
+        self, plan: Plan, lookups: Lookups, pulled: Pulled, features: Sequence[Tensor], labels: Structure
+    ) -> list[Tensor]:
+        return [
+            tf.convert_to_tensor(pulled.dense),
+            *map(tf.convert_to_tensor, pulled.rows),
+            *(tf.convert_to_tensor(lookups.positions[site]) for site in plan.first_site),
+            tf.constant(pulled.version, tf.int64),
+            *features,
+            *_flat(labels),
+        ]
+
+    def _blamed(self, outcome: StepOutcome) -> StepOutcome:
+        """With the name of the first variable, else table, whose gradient is not finite."""
+        names = [] if np.isfinite(outcome.loss) else ["loss"]
+        end = 0
+        for spec in self._served.parameters.dense:
+            begin, end = end, end + spec.size
+            if not np.isfinite(outcome.dense[begin:end]).all():
+                names.append(spec.path)
+                break
+        for table, gradient in zip(self._served.parameters.tables, outcome.gradients, strict=True):
+            if not np.isfinite(gradient).all():
+                names.append(table.name)
+                break
+        return StepOutcome(outcome.loss, outcome.dense, outcome.gradients, outcome.learning_rate, ", ".join(names))
+
+
+def _rate(served: ServedModel, module: ModelModule) -> Any:  # noqa: ANN401 - Keras has no types
+    """A Keras schedule, or a function from version to learning rate."""
+    if module.callbacks is not None:
+        with user_code("callbacks", module.zoo):
+            schedulers = [one for one in module.callbacks() or () if isinstance(one, LearningRateScheduler)]
+        if schedulers:
+            return _guarded(schedulers[-1].schedule, module)
+    rate = learning_rate(served.optimizer)
+    if isinstance(rate, float):
+        return lambda _: rate
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        return rate
+    return _guarded(lambda _: rate(), module)
+
+
+def _guarded(schedule: Callable[[int], Any], module: ModelModule) -> Callable[[int], float]:
+    def rate(version: int) -> float:
+        with user_code("the learning rate schedule", module.zoo):
+            return float(schedule(version))
+
+    return rate
+
+
+def _flat(structure: Structure) -> list[Tensor]:
+    """Leaves as eager tensors, parts of ragged and sparse ones each."""
+    return [tf.convert_to_tensor(one) for one in tf.nest.flatten(structure, expand_composites=True)]
+
+
+def _array(tensor: Tensor) -> Float32s:
+    """A view of the tensor's memory, which it keeps alive; read-only."""
+    return np.asarray(memoryview(tensor)) if tensor.dtype != tf.string else tensor.numpy()
+
+
+def _fits(specs: Structure, features: Structure, flat: Sequence[Tensor]) -> bool:
+    try:
+        tf.nest.assert_same_structure(specs, features, expand_composites=True)
+    except (ValueError, TypeError):
+        return False
+    leaves = tf.nest.flatten(specs, expand_composites=True)
+    return len(leaves) == len(flat) and all(
+        spec.dtype == tensor.dtype and spec.shape.is_compatible_with(tensor.shape)
+        for spec, tensor in zip(leaves, flat, strict=True)
+    )
+
+
+def _relaxed(old: Structure, new: Structure) -> Structure:
+    """Specs that both fit, where structure and types allow; else the new ones."""
+    try:
+        return tf.nest.map_structure(lambda a, b: a.most_specific_common_supertype([b]) or b, old, new)
+    except (ValueError, TypeError):
+        return new
+
+
+def _finite(outcome: StepOutcome) -> bool:
+    """One pass of BLAS over each array; only a sum of squares that overflowed is looked at again."""
+    for array in (outcome.dense, *outcome.gradients):
+        flat = array.reshape(-1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            square = np.dot(flat, flat)
+        if not np.isfinite(square) and not np.isfinite(flat).all():
+            return False
+    return bool(np.isfinite(outcome.loss))

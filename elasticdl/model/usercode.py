@@ -73,7 +73,11 @@ def _frames(error: BaseException, zoo: str) -> list[tuple[str, int, str]]:
 
 
 def _short(message: str, lines_max: int = 12) -> str:
-    """Without the frames that TensorFlow puts into messages, and without pages of operators."""
+    """The user's words first: without the frames that TensorFlow puts into messages, and what Keras puts around them."""
+    message, _, arguments = message.partition("Arguments received by ")
+    inner = re.search(r"\x1b\[1m(.*)\x1b\[0m", message, re.DOTALL)
+    message = re.sub(r"\x1b\[\d*m", "", inner[1] if inner else message).split("Error encountered:\n\n")[-1]
+    message += f"\nArguments received by {arguments}" if arguments else ""
     if "in user code:" in message:
         blocks = [block for block in re.split(r"\n\s*\n", message.split("in user code:", 1)[1]) if block.strip()]
         message = "\n".join(block.strip() for block in blocks if not block.lstrip().startswith("File ")) or message

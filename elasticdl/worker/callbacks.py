@@ -20,9 +20,11 @@ from typing import Any, final
 
 import keras
 
+from elasticdl.errors import UserError
 from elasticdl.model.callbacks import LearningRateScheduler, MaxStepsStopping, SavedModelExporter
 from elasticdl.model.usercode import user_code
 from elasticdl.shard import Lease
+from elasticdl.worker.ending import CallbackFailed
 from elasticdl.worker.outbox import Outbox
 
 _OURS = (LearningRateScheduler, MaxStepsStopping, SavedModelExporter)
@@ -46,7 +48,7 @@ class Occasion:
 
 @final
 class JobCallbacks:
-    """Belongs to the loop's thread. Raises UserError, with the user's frames, for what a callback raises."""
+    """Belongs to the loop's thread. Raises CallbackFailed, with the user's frames, for what a callback raises."""
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback], occasion: Occasion) -> None:
         self._occasion = occasion
@@ -128,8 +130,11 @@ class JobCallbacks:
 
     def _call_on(self, callbacks: Sequence[keras.callbacks.Callback], method: str, *arguments: Any) -> None:  # noqa: ANN401
         for callback in callbacks:
-            with user_code(f"{type(callback).__name__}.{method}", self._occasion.zoo):
-                getattr(callback, method)(*arguments)
+            try:
+                with user_code(f"{type(callback).__name__}.{method}", self._occasion.zoo):
+                    getattr(callback, method)(*arguments)
+            except UserError as error:
+                raise CallbackFailed(error.message, hint=error.hint) from error
 
 
 def _overrides(callback: keras.callbacks.Callback, methods: Sequence[str]) -> bool:

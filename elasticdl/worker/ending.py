@@ -13,9 +13,20 @@ from elasticdl.shard import Lease
 from elasticdl.worker.handoff import Ended
 
 
+class NonFinite(UserError):
+    """NaN or infinity, again and again: nothing that another worker would not get, too."""
+
+
+class CallbackFailed(UserError):
+    """A callback of the module raised: not the fault of the records that were just trained."""
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """The job is over, or has no more work."""
+
+    def __str__(self) -> str:
+        return "the job is done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +35,9 @@ class Draining:
 
     reason: str
 
+    def __str__(self) -> str:
+        return f"draining: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:
@@ -31,6 +45,9 @@ class Failed:
 
     error: BaseException
     lease: Lease | None = None
+
+    def __str__(self) -> str:
+        return f"failed: {type(self.error).__name__}"
 
 
 Reason: TypeAlias = Done | Draining | Failed

@@ -15,8 +15,11 @@ from elasticdl.worker.handoff import Ended
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-CALL_S = 15.0
-"""One attempt at a call."""
+FIRST_CALL_S = 5.0
+LONGEST_CALL_S = 60.0
+"""An attempt may take this long: short at first, so that a wait is soon told, then twice as long each time, so that a slow
+server is not asked again and again for what it is about to send.
+"""
 
 GIVE_UP_S = 600.0
 _LONGEST_DELAY_S = 5.0
@@ -46,7 +49,7 @@ class Patience:
         tries = 0
         while True:
             try:
-                result = attempt(CALL_S)
+                result = attempt(min(LONGEST_CALL_S, FIRST_CALL_S * 2.0 ** min(tries, 8)))
             except TransientError as error:
                 tries += 1
                 away_s = self._clock.now_s() - begin_s

@@ -15,8 +15,8 @@ _log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-DRAIN_S = 8.0
-"""From being asked to go until the process is gone, whatever hangs. Clusters give more before they kill."""
+DRAIN_S = 4.5
+"""From being asked to go until the process is gone, whatever hangs: a little less than the master gives before it kills."""
 
 FAIL_S = 30.0
 DONE_S = 600.0

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Protocol, final
 import numpy as np
 
 from elasticdl.embedding.spec import ParametersSpec
-from elasticdl.errors import UserError
 from elasticdl.rpc.parameters import Float32s, Int64s, Parameters, Pulled
 from elasticdl.shard import SnapshotId, Task
+from elasticdl.worker.ending import NonFinite
 from elasticdl.worker.inflight import InFlight
 from elasticdl.worker.pusher import Pusher, Trained
 from elasticdl.worker.surroundings import Surroundings
@@ -40,10 +40,6 @@ class Step(Protocol):
 
     def train(self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled) -> StepOutcome:
         """Loss and gradients."""
-
-
-class NonFinite(UserError):
-    """NaN or infinity, again and again: nothing that another worker would not get, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,3 +68,10 @@ def test_a_kept_index_with_a_flipped_bit_or_a_missing_end_is_refused(data):
 
 def test_the_index_of_another_file_is_not_taken():
     assert decode(encode(index_of([(1, 1)]), "other"), "key") is None
+
+
+def test_an_index_cut_off_behind_its_magic_is_refused():
+    whole = encode(index_of([(1, 1)]), "key")
+    for length in range(len(whole)):
+        with pytest.raises(Corrupted):
+            decode(whole[:length], "key")

@@ -319,3 +319,14 @@ def test_the_ledger_is_json_of_plain_values(bench):
     job.up()
     job.lease()
     assert json.loads(job.state.ledger_json())["counts"][0]["expected"] == 64
+
+
+def test_a_shard_that_is_whole_within_the_cut_is_done_in_its_ledger(bench):
+    job = bench()
+    job.up()
+    lease = job.lease()
+    job.put(e.CheckpointRequested(0))
+    save = cut(job, **{"worker-0": Applied(lease.shard.id, 0, 16)})
+    (count,) = json.loads(save.ledger)["counts"]
+    assert (count["trained"], count["unfinished"]) == (16, 3)
+    assert job.state.receipt()["total"]["trained"] == 0

@@ -247,3 +247,14 @@ def test_a_contradiction_tells_the_events_that_led_to_it(bench):
 
 class Strange(e.Event):
     """No event of this version."""
+
+
+def test_crashes_with_progress_in_between_end_nothing_and_cost_no_pause(bench):
+    job = bench(records_per_task=8, num_epochs=9)
+    job.up()
+    for index in range(12):
+        job.finish(index, job.lease(index))
+        (start,) = job.of(c.StartProcess, job.die(job.worker(index), ExitFacts(exit_code=3)))
+        assert start.delay_s == 0
+        job.attach(job.worker(index + 1))
+    assert job.state.status().exit_code is None

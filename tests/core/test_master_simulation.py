@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from elasticdl.cluster.base import ExitFacts, ProcessName, Role
 from elasticdl.errors import ExitCode
@@ -70,7 +70,7 @@ class World:
         self.torn: Counter = Counter()
         self.deaths = 0
         self.server_deaths = 0
-        self.gated = False
+        self.gates: set[int] = set()
         self.finish: c.FinishJob | None = None
         self.version = 0
         self.failures = 0
@@ -120,10 +120,7 @@ class World:
                 self.cut(snapshot)
             case c.SaveSnapshot(snapshot, version, ledger):
                 self.ledgers.append((ledger, self.at_cut[snapshot]))
-                self.gated = False
                 self.pending.append(e.SnapshotSaved(0, snapshot, version, f"version-{version}", 10))
-            case c.DropSnapshot():
-                self.gated = False
             case c.FinishJob():
                 self.finish = command
 
@@ -131,7 +128,7 @@ class World:
         if not all(self.servers.values()):
             self.pending.append(e.SnapshotFailed(0, snapshot, "a server is away"))
             return
-        self.gated = True
+        self.gates.add(snapshot)
         names = {name for server in self.servers.values() for name in server.last}
         applied = {}
         for name in names:
@@ -158,7 +155,7 @@ class World:
                 self.servers[event.name.index] = Server(event.name)
         self.put(event)
         if isinstance(event, e.SnapshotCut):
-            self.gated = False
+            self.gates.discard(event.snapshot)
 
     def stop(self, name: ProcessName, grace_s: float) -> None:
         if name.role is Role.PS:
@@ -218,7 +215,7 @@ class World:
 
     def train(self, worker: Worker, lease: Lease, on: list[int]) -> None:
         """One batch, applied on the servers `on`; reported only if that is all of them."""
-        if self.gated or not all(self.servers.values()) or worker.name in self.fenced:
+        if self.gates or not all(self.servers.values()) or worker.name in self.fenced:
             return
         shard, begin = lease.shard, worker.offsets[lease.shard.id]
         end = min(begin + BATCH, shard.records)
@@ -314,7 +311,7 @@ class World:
 
     def kill_server(self, index: int) -> None:
         server = self.servers[index]
-        if server is None or self.gated:
+        if server is None or self.gates:
             return
         self.servers[index] = None
         self.server_deaths += 1
@@ -444,6 +441,7 @@ class Job(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.1, 1.0, 7.0]))
     def tick(self, seconds):
         self.world.tick(seconds)
+        json.loads(self.world.state.status().to_json())
 
     @rule(low=st.integers(0, 3), high=st.integers(1, 5))
     def scale(self, low, high):
@@ -457,11 +455,6 @@ class Job(RuleBasedStateMachine):
     @rule()
     def checkpoint(self):
         self.world.put(e.CheckpointRequested(self.world.t))
-
-    @invariant()
-    def status_is_json(self):
-        if hasattr(self, "world"):
-            json.loads(self.world.state.status().to_json())
 
     def teardown(self):
         if not hasattr(self, "world"):

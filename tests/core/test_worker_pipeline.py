@@ -20,7 +20,7 @@ from elasticdl.errors import Refused, TransientError, UserError
 from elasticdl.rpc.conversation import Finished, Report, Wait
 from elasticdl.rpc.parameters import Pulled, Pushed, Update
 from elasticdl.shard import Lease, Shard, ShardId, SnapshotId, Source, Task
-from elasticdl.worker.ending import Draining, Ending, Failed
+from elasticdl.worker.ending import Draining, Ending, Failed, NonFinite
 from elasticdl.worker.evaluation import EvaluationTask, SummaryTask
 from elasticdl.worker.gauges import Gauges
 from elasticdl.worker.leases import LeaseKeeper
@@ -28,7 +28,7 @@ from elasticdl.worker.loading import Loading
 from elasticdl.worker.loop import Loop
 from elasticdl.worker.outbox import Outbox
 from elasticdl.worker.patience import Patience
-from elasticdl.worker.ps_trainer import Bounds, NonFinite, PsTrainer
+from elasticdl.worker.ps_trainer import Bounds, PsTrainer
 from elasticdl.worker.reading import Feeding, ShardReading, Sources
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.surroundings import Surroundings

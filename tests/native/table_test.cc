@@ -1,10 +1,14 @@
 // The table without Python, for the sanitizers. Exit 0: all held.
 #include "elasticdl/embedding/native/table.h"
 
+#include "elasticdl/embedding/native/mapping.h"
+
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
@@ -135,6 +139,20 @@ void threads_see_whole_updates_and_views_whole_states() {
   for (float value : start) CHECK(value == 2.0f * kUpdates);
 }
 
+void mappings_of_any_size_keep_to_themselves() {
+  std::vector<Mapping> held;
+  for (size_t i = 0; i < 60; ++i) {
+    held.emplace_back((i + 1) * 123457, i % 3 != 0);
+    CHECK(held.back().bytes() >= (i + 1) * 123457);
+    CHECK(i % 3 == 0 || reinterpret_cast<uintptr_t>(held.back().address()) % Mapping::kHugePage == 0);
+    std::memset(held.back().address(), static_cast<int>(i), held.back().bytes());
+    if (i % 7 == 6) held.erase(held.begin());
+  }
+  for (const Mapping& one : held) {
+    for (size_t at = 0; at < one.bytes(); at += 4096) CHECK(one.address()[at] == one.address()[0]);
+  }
+}
+
 void duplicates_are_found_and_summed() {
   Ids ids;
   for (size_t i = 0; i < 5000; ++i) ids.push_back(static_cast<int64_t>(i * i % 1009) - 500);
@@ -156,6 +174,7 @@ int main() {
   a_large_table_keeps_every_row_in_little_memory();
   what_is_not_there_is_refused();
   duplicates_are_found_and_summed();
+  mappings_of_any_size_keep_to_themselves();
   threads_see_whole_updates_and_views_whole_states();
   std::puts("all held");
 }

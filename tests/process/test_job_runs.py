@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,13 @@ pytestmark = pytest.mark.process
 def test_the_issues_own_command_ends_with_a_clean_receipt_and_an_export(start_job, iris_csv, tmp_path):
     data = iris_csv(8)
     job = start_job(
-        model_def="iris", training_data=data, validation_data=data, num_epochs=5, num_workers="1:3", num_ps_pods=2, output=tmp_path / "export"
+        model_def="iris",
+        training_data=data,
+        validation_data=data,
+        num_epochs=5,
+        num_workers="1:3",
+        num_ps_pods=2,
+        output=tmp_path / "export",
     )
     code, output = job.finish()
     assert code == 0, output
@@ -27,7 +34,13 @@ def test_a_worker_killed_in_the_middle_costs_at_most_one_minibatch(start_job, ir
     import random
 
     job = start_job(
-        model_def="iris", training_data=iris_csv(400), validation_data=iris_csv(1), num_epochs=2, num_workers=2, num_ps_pods=2, minibatch_size=16
+        model_def="iris",
+        training_data=iris_csv(400),
+        validation_data=iris_csv(1),
+        num_epochs=2,
+        num_workers=2,
+        num_ps_pods=2,
+        minibatch_size=16,
     )
     job.wait_until("training is under way", lambda status: status["records"]["trained"] > 3000)
     assert job.kill_one("worker", random.Random(1))
@@ -44,7 +57,13 @@ def test_a_killed_parameter_server_comes_back_from_the_checkpoint(start_job, iri
     import random
 
     job = start_job(
-        model_def="iris", training_data=iris_csv(400), num_epochs=2, num_workers=2, num_ps_pods=2, minibatch_size=16, checkpoint_steps=200
+        model_def="iris",
+        training_data=iris_csv(400),
+        num_epochs=2,
+        num_workers=2,
+        num_ps_pods=2,
+        minibatch_size=16,
+        checkpoint_steps=200,
     )
     job.wait_until("a checkpoint is there", lambda status: len(status["checkpoints"]) >= 1)
     assert job.kill_one("ps", random.Random(2))
@@ -108,9 +127,9 @@ def test_master_ps_and_command_line_stay_small_and_free_of_tensorflow(start_job,
     job = start_job(model_def="iris", training_data=iris_csv(400), num_epochs=3, num_workers=1, num_ps_pods=1, minibatch_size=16)
     job.wait_until("training is under way", lambda status: status["records"]["trained"] > 1000)
     for pid in [job.process.pid, *job.pids("ps"), *master_pids(job)]:
-        maps = open(f"/proc/{pid}/maps").read()
+        maps = Path(f"/proc/{pid}/maps").read_text()
         assert "tensorflow" not in maps, pid
-        status = open(f"/proc/{pid}/status").read()
+        status = Path(f"/proc/{pid}/status").read_text()
         resident_kb = int(status.split("VmRSS:")[1].split()[0])
         assert resident_kb < 120 * 1024, (pid, resident_kb)
     assert job.finish()[0] == 0

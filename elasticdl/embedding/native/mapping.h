@@ -16,9 +16,9 @@ class Mapping {
   Mapping() = default;
   // Random access to many rows is bound by the TLB with 4 KiB pages. Small mappings stay on small pages, so that
   // a table of ten rows costs one page. Throws std::bad_alloc.
-  explicit Mapping(size_t bytes, bool huge = false) : bytes_(bytes) {
+  explicit Mapping(size_t bytes, bool huge = false) : bytes_((bytes + kPage - 1) / kPage * kPage) {
     const size_t slack = huge ? kHugePage : 0;
-    void* start = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* start = mmap(nullptr, bytes_ + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (start == MAP_FAILED) throw std::bad_alloc();
     address_ = static_cast<char*>(start);
     if (huge) align(slack);
@@ -37,10 +37,10 @@ class Mapping {
   size_t bytes() const { return bytes_; }
 
  private:
+  static constexpr size_t kPage = 65536;  // no kernel's page is larger
+
   // Cuts the slack off both ends so that the mapping begins at a huge page.
   void align(size_t slack) {
-    constexpr size_t kPage = 65536;  // no kernel's page is larger
-    bytes_ = (bytes_ + kPage - 1) / kPage * kPage;
     const size_t past = reinterpret_cast<uintptr_t>(address_) % kHugePage;
     const size_t head = past == 0 ? 0 : kHugePage - past;
     if (head != 0) munmap(address_, head);

@@ -11,6 +11,7 @@ namespace {
 constexpr double kStallS = 60.0;      // within a frame
 constexpr double kGreetingS = 10.0;
 constexpr size_t kPayloadKept = 8 << 20;
+constexpr uint64_t kLarge = 16 << 20;  // frames above it share a budget
 
 }  // namespace
 
@@ -124,13 +125,14 @@ bool Connection::next() {
     return fail(wire::Status::user, "not a frame of this protocol, or larger than 1 GiB"), false;
   }
   const uint64_t bytes = header_.payload_bytes;
-  if (!budget_.take(bytes)) {
+  const uint64_t counted = bytes > kLarge ? bytes : 0;
+  if (!budget_.take(counted)) {
     return fail(wire::Status::transient, "too many large frames are on their way at the same time"), false;
   }
   bool received = socket_.receive(payload_.room(std::max<uint64_t>(bytes, 1)), bytes);
   bool good = received && answer();
   payload_.trim(kPayloadKept);
-  budget_.give_back(bytes);
+  budget_.give_back(counted);
   return good;
 }
 
@@ -153,6 +155,8 @@ bool Connection::answer() {
     return fail(wire::Status::refused, error.what());
   } catch (const UserError& error) {
     return fail(wire::Status::user, error.what());
+  } catch (const Gone& error) {
+    return fail(wire::Status::gone, error.what());
   } catch (const TransientError& error) {
     return fail(wire::Status::transient, error.what());
   } catch (const std::bad_alloc&) {

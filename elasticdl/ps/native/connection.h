@@ -14,7 +14,7 @@
 
 namespace elasticdl::ps {
 
-// Bytes that all connections together may hold of frames they are receiving.
+// Bytes that all connections together may hold of large frames they are receiving.
 class Budget {
  public:
   explicit Budget(uint64_t bytes) : left_(static_cast<int64_t>(bytes)) {}

@@ -43,7 +43,7 @@ std::shared_ptr<View> Views::find(int64_t snapshot) const {
 
 std::shared_ptr<View> Views::get(int64_t snapshot) const {
   auto view = find(snapshot);
-  if (view == nullptr) throw TransientError("there is no snapshot " + std::to_string(snapshot) + " here: it was dropped or lost");
+  if (view == nullptr) throw Gone("there is no snapshot " + std::to_string(snapshot) + " here: it was dropped or lost");
   return view;
 }
 

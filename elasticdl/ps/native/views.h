@@ -42,7 +42,7 @@ class Views {
   void publish(int64_t snapshot, std::shared_ptr<View> view);
   // nullptr: there is none.
   std::shared_ptr<View> find(int64_t snapshot) const;
-  // Throws TransientError when there is none.
+  // Throws Gone when there is none.
   std::shared_ptr<View> get(int64_t snapshot) const;
   void drop(int64_t snapshot);
   void clear();

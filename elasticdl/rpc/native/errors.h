@@ -12,6 +12,10 @@ struct UserError : std::runtime_error {
 struct TransientError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+// Will not come back by waiting: whoever asked must ask for something else.
+struct Gone : TransientError {
+  using TransientError::TransientError;
+};
 struct Refused : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

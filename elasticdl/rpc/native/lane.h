@@ -61,7 +61,8 @@ class Lane {
   Lane(Identity identity, std::vector<std::string> addresses, std::function<void()> idle);
   ~Lane();
 
-  // Throws Refused and UserError as servers answer, TransientError at the deadline or when closed.
+  // Throws Refused and UserError as servers answer, TransientError at the deadline, when closed, or when what is
+  // asked for is gone.
   void run(std::vector<Part>& parts, const Seed& seed, double timeout_s, const char* what);
 
   void move(std::vector<std::string> addresses);

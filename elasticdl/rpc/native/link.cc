@@ -202,6 +202,7 @@ void Link::answered_badly(Time now) {
   switch (header_.status) {
     case wire::Status::user: throw UserError(text);
     case wire::Status::refused: throw Refused(text);
+    case wire::Status::gone: throw Gone(text);
     case wire::Status::empty:
       if (!seed_->spec.empty() && state_ == State::asking) return seed();
       return lost("it has no parameters yet, and this process has none to give it", now);

@@ -54,7 +54,7 @@ class Link {
 
   // From here on `part` is to be answered, over however many connections that takes.
   void start(Part& part, const Seed& seed);
-  // Does all that can be done now. Throws Refused or UserError when the server says so.
+  // Does all that can be done now. Throws Refused, UserError or Gone when the server says so.
   void advance(Time now);
   void move(const std::string& address);
   // Forgets the part; the connection is closed, so that no late reply can be taken for another's.

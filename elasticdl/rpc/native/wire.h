@@ -25,7 +25,7 @@ constexpr uint64_t kMaxHello = 4096;
 constexpr uint32_t kMaxTables = 4096;
 
 enum class Kind : uint8_t { hello = 1, initialise = 2, pull = 3, push = 4, rows = 5 };
-enum class Status : uint8_t { ok = 0, user = 1, transient = 2, refused = 3, empty = 4 };
+enum class Status : uint8_t { ok = 0, user = 1, transient = 2, refused = 3, empty = 4, gone = 5 };
 
 struct Header {
   uint32_t magic = kMagic;

@@ -1,0 +1,234 @@
+"""One server process and one Python client over loopback: 1,000,000 rows of dim 16, distinct random ids.
+
+The original's figures (ElasticDL's Go server with a lean client, M rows/s) are those of peers measured on this kind of machine.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from elasticdl.embedding.spec import DenseSpec, OptimizerKind, OptimizerSpec, ParametersSpec, TableSpec
+from elasticdl.job import Action, JobSpec
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from elasticdl.rpc.parameters import Update
+from elasticdl.rpc.ps_client import ServerPool
+from elasticdl.shard import Applied, ShardId
+
+ROOT = Path(__file__).parent.parent
+ROWS, DIM = 1_000_000, 16
+SIZES = (1_000, 10_000, 50_000)
+DENSE = 6_500_000
+LIMIT_S = 60.0
+MEASURE_S = float(os.environ.get("ELASTICDL_BENCH_SECONDS", "2"))
+ORIGINAL = {
+    "pull": {1_000: 2.2, 10_000: 2.9, 50_000: 2.5},
+    "push adam": {1_000: 0.97, 10_000: 1.09, 50_000: 1.10},
+    "push adagrad": {1_000: 1.7, 10_000: 1.4, 50_000: 1.4},
+}
+AIMS = {"pull": 4.0, "push adam": 6.0, "push adagrad": 6.0}
+MEMORY_AIM = 1.25
+
+
+class Master(MasterServicer):
+    """As much of a master as a server needs to come up."""
+
+    def __init__(self) -> None:
+        self.attached: queue.Queue[str] = queue.Queue()
+        self.over = threading.Event()
+        flags = {"model_zoo": "z", "model_def": "m", "training_data": "t"}
+        self._job = JobSpec.from_flags(Action.TRAIN, flags).model_dump_json()
+
+    def Attach(self, request: Any, context: Any) -> Any:
+        if request.bulk_address:
+            self.attached.put(request.bulk_address)
+        return pb.AttachReply(epoch=1, heartbeat_s=2.0, job=self._job)
+
+    def Report(self, request: Any, context: Any) -> Any:
+        return pb.ReportReply()
+
+    def Orders(self, request: Any, context: Any) -> Iterator[Any]:
+        self.over.wait()
+        yield pb.Order(finish=pb.Done())
+
+
+@contextmanager
+def server_process() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A real server; its address and process."""
+    master = Master()
+    control = grpc.server(ThreadPoolExecutor(4))
+    add_MasterServicer_to_server(master, control)
+    port = control.add_insecure_port("127.0.0.1:0")
+    control.start()
+    with tempfile.TemporaryDirectory() as directory:
+        environment = {
+            **os.environ,
+            "ELASTICDL_MASTER": f"127.0.0.1:{port}",
+            "ELASTICDL_TOKEN": "bench",
+            "ELASTICDL_PROCESS": "ps-0",
+            "ELASTICDL_JOB_DIR": directory,
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "elasticdl.ps.main"], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL
+        )
+        try:
+            yield master.attached.get(timeout=LIMIT_S), process
+        finally:
+            process.kill()
+            process.wait()
+            master.over.set()
+            control.stop(None)
+
+
+def resident_bytes(process: subprocess.Popen[bytes]) -> int:
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+
+def timed(call: Callable[[], object], at_least_s: float = MEASURE_S) -> list[float]:
+    """Seconds of each call."""
+    for _ in range(3):
+        call()
+    durations: list[float] = []
+    end = time.perf_counter() + at_least_s
+    while time.perf_counter() < end:
+        begin = time.perf_counter()
+        call()
+        durations.append(time.perf_counter() - begin)
+    return durations
+
+
+class Client:
+    """Pulls and pushes random rows of one table, or the dense vector."""
+
+    def __init__(self, address: str, optimizer: OptimizerSpec, dense: int) -> None:
+        self.pool = ServerPool([address], "worker-0", "bench")
+        spec = ParametersSpec(
+            optimizer=optimizer, dense=(DenseSpec(path="w", shape=(dense,)),), tables=(TableSpec(name="t", dim=DIM, seed=1),)
+        )
+        self.pool.initialise(spec, np.zeros(dense, np.float32), timeout_s=LIMIT_S)
+        self._choose = np.random.default_rng(0)
+        self._sequence = 0
+        self._none = (np.zeros(0, np.int64),)
+
+    def fill(self) -> float:
+        """Touch every row for the first time; seconds."""
+        order = self._choose.permutation(ROWS).astype(np.int64)
+        begin = time.perf_counter()
+        for part in np.array_split(order, 50):
+            self.pool.pull([part], dense=False, timeout_s=LIMIT_S)
+        return time.perf_counter() - begin
+
+    def batches(self, size: int) -> Iterator[np.ndarray]:
+        made = [self._choose.choice(ROWS, size, replace=False).astype(np.int64) for _ in range(16)]
+        while True:
+            yield from made
+
+    def pulls(self, size: int) -> list[float]:
+        batches = self.batches(size)
+        return timed(lambda: self.pool.pull([next(batches)], dense=False, timeout_s=LIMIT_S))
+
+    def pushes(self, size: int) -> list[float]:
+        batches = self.batches(size)
+        gradients = (self._choose.normal(size=(size, DIM)).astype(np.float32),)
+        return timed(lambda: self._push(None, (next(batches),), gradients))
+
+    def dense_pulls(self) -> list[float]:
+        return timed(lambda: self.pool.pull(self._none, timeout_s=LIMIT_S))
+
+    def dense_pushes(self) -> list[float]:
+        gradient = self._choose.normal(size=DENSE).astype(np.float32)
+        nothing = (np.zeros((0, DIM), np.float32),)
+        return timed(lambda: self._push(gradient, self._none, nothing))
+
+    def _push(self, dense: np.ndarray | None, ids: tuple[np.ndarray, ...], gradients: tuple[np.ndarray, ...]) -> None:
+        self._sequence += 1
+        applied = Applied(ShardId(0), 0, self._sequence)
+        self.pool.push(Update(self._sequence, applied, (self._sequence - 1,), 0.01, dense, ids, gradients), timeout_s=LIMIT_S)
+
+
+def figures_of(durations: list[float], size: int, row_bytes: int) -> dict[str, float]:
+    ordered = sorted(durations)
+    return {
+        "million_rows_per_s": size * len(durations) / sum(durations) / 1e6,
+        "megabytes_per_s": size * row_bytes * len(durations) / sum(durations) / 1e6,
+        "p50_ms": statistics.median(ordered) * 1e3,
+        "p99_ms": ordered[int(len(ordered) * 0.99)] * 1e3,
+    }
+
+
+def measure() -> dict[str, Any]:
+    """Both optimizers, one after the other, and a dense vector of 26 MB; each with a server of its own."""
+    results: dict[str, Any] = {}
+    for kind, slots in ((OptimizerKind.ADAM, 2), (OptimizerKind.ADAGRAD, 1)):
+        with server_process() as (address, process):
+            client = Client(address, OptimizerSpec(kind=kind), dense=1)
+            results[f"memory {kind}"] = memory(client, process, ROWS * DIM * 4 * (1 + slots))
+            for size in SIZES:
+                if kind is OptimizerKind.ADAM:
+                    results[f"pull {size}"] = compared("pull", size, figures_of(client.pulls(size), size, DIM * 4))
+                results[f"push {kind} {size}"] = compared(f"push {kind}", size, figures_of(client.pushes(size), size, DIM * 4))
+            client.pool.close()
+    with server_process() as (address, _):
+        client = Client(address, OptimizerSpec(kind=OptimizerKind.ADAM), DENSE)
+        results["dense pull"] = figures_of(client.dense_pulls(), DENSE, 4)
+        results["dense push adam"] = figures_of(client.dense_pushes(), DENSE, 4)
+        client.pool.close()
+    show(results)
+    return results
+
+
+def memory(client: Client, process: subprocess.Popen[bytes], raw: int) -> dict[str, float]:
+    """What the process grew by when every row was made, and what it has in all."""
+    before = resident_bytes(process)
+    fill_s = client.fill()
+    after = resident_bytes(process)
+    return {
+        "raw_bytes": raw,
+        "grown_bytes": after - before,
+        "ratio": (after - before) / raw,
+        "bytes_per_row": (after - before) / ROWS,
+        "process_bytes_before_rows": before,
+        "process_ratio": after / raw,
+        "first_touch_million_rows_per_s": ROWS / fill_s / 1e6,
+    }
+
+
+def compared(work: str, size: int, figures: dict[str, float]) -> dict[str, float]:
+    return {**figures, "times_the_original": figures["million_rows_per_s"] / ORIGINAL[work][size], "aim": AIMS[work]}
+
+
+def show(results: dict[str, Any]) -> None:
+    print(f"{'':22}{'M rows/s':>10}{'MB/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'x original':>12}{'aim':>6}")
+    for name, row in results.items():
+        if "p50_ms" not in row:
+            continue
+        ratio = f"{row['times_the_original']:12.1f}{row['aim']:6.0f}" if "aim" in row else ""
+        print(
+            f"{name:22}{row['million_rows_per_s']:10.2f}{row['megabytes_per_s']:9.0f}{row['p50_ms']:9.3f}{row['p99_ms']:9.3f}{ratio}"
+        )
+    for name, row in results.items():
+        if "ratio" in row:
+            print(
+                f"{name}: {row['bytes_per_row']:.0f} bytes a row, {row['ratio']:.3f} x raw (aim {MEMORY_AIM}; {row['process_ratio']:.2f} with the process itself);"
+                f" first touch {row['first_touch_million_rows_per_s']:.2f} M rows/s"
+            )
+
+
+if __name__ == "__main__":
+    measure()

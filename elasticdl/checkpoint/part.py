@@ -1,0 +1,139 @@
+"""One server's file of a checkpoint: what its header says, and what a server of any layout takes from it. Pure but for
+`read_header`. The bytes themselves are moved by C++ (checkpoint/native).
+
+A file is `EDLPART1`, uint64 size of the header, the header as JSON padded with spaces, and the sections in this order:
+trainable weights, each optimizer slot, additive weights (float32 each), then for each table blocks of at most 16,384
+rows: int64 ids of the block, then `dim x (1 + slots)` float32 of each row.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from elasticdl.embedding.spec import ParametersSpec, even_slice
+from elasticdl.errors import Corrupted
+
+ADDITIVE, WEIGHTS = -2, -1
+"""Sections of dense values; optimizer slots are 0, 1, ...."""
+
+_MAGIC = b"EDLPART1"
+_FRONT = struct.Struct("<8sQ")
+_MAX_HEADER_BYTES = 64 << 20
+_FLOAT_BYTES = 4
+_ID_BYTES = 8
+
+
+class PartHeader(BaseModel):
+    """What is in a file. Ranges are [begin, end) of the trainable and of the additive vector.
+
+    `workers` has (session, sequence, shard, attempt, offset) of each worker's last push in it. They mean something in
+    the same `run` only. The optimizer's step is `version - step_base`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    server: int = Field(ge=0)
+    servers: int = Field(ge=1)
+    version: int = Field(ge=0)
+    step_base: int
+    trainable: tuple[int, int]
+    additive: tuple[int, int]
+    rows: tuple[int, ...]
+    workers: dict[str, tuple[int, int, int, int, int]]
+    run: str
+    parameters: ParametersSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DenseRead:
+    """`count` float32 at `offset` of the file go to [at, at + count) of the reader's slice of `section`."""
+
+    section: int
+    offset: int
+    at: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableRead:
+    """`rows` rows of a table begin at `offset`; the reader takes those it owns."""
+
+    table: int
+    offset: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A header, and where in the file the sections begin."""
+
+    header: PartHeader
+    begin: int
+
+    def dense_reads(self, server: int, servers: int) -> Iterator[DenseRead]:
+        """What server `server` of `servers` takes of the dense sections."""
+        header, spec = self.header, self.header.parameters
+        mine = even_slice(spec.trainable_size, server, servers)
+        trainable = header.trainable[1] - header.trainable[0]
+        for number in range(1 + spec.optimizer.slots):
+            begin = self.begin + number * trainable * _FLOAT_BYTES
+            yield from _overlap(WEIGHTS + number, begin, header.trainable, mine)
+        begin = self.begin + (1 + spec.optimizer.slots) * trainable * _FLOAT_BYTES
+        yield from _overlap(ADDITIVE, begin, header.additive, even_slice(spec.additive_size, server, servers))
+
+    def table_reads(self, server: int, servers: int) -> Iterator[TableRead]:
+        """Which tables may have rows of server `server` of `servers`: none if no id can belong to both."""
+        if (self.header.server - server) % math.gcd(self.header.servers, servers):
+            return
+        offset = self._tables_begin()
+        for table, rows in enumerate(self.header.rows):
+            if rows:
+                yield TableRead(table, offset, rows)
+            offset += rows * self._row_bytes(table)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the whole file."""
+        return self._tables_begin() + sum(rows * self._row_bytes(table) for table, rows in enumerate(self.header.rows))
+
+    def _tables_begin(self) -> int:
+        header = self.header
+        trainable, additive = header.trainable[1] - header.trainable[0], header.additive[1] - header.additive[0]
+        return self.begin + (trainable * (1 + header.parameters.optimizer.slots) + additive) * _FLOAT_BYTES
+
+    def _row_bytes(self, table: int) -> int:
+        spec = self.header.parameters
+        return _ID_BYTES + spec.tables[table].dim * (1 + spec.optimizer.slots) * _FLOAT_BYTES
+
+
+def _overlap(section: int, begin: int, theirs: tuple[int, int], mine: slice) -> Iterator[DenseRead]:
+    first, last = max(theirs[0], mine.start), min(theirs[1], mine.stop)
+    if first < last:
+        yield DenseRead(section, begin + (first - theirs[0]) * _FLOAT_BYTES, first - mine.start, last - first)
+
+
+def read_header(path: Path) -> Part:
+    """Raises Corrupted if this is no part of a checkpoint or its size is not what its header says, OSError."""
+    with path.open("rb") as file:
+        front = file.read(_FRONT.size)
+        if len(front) < _FRONT.size:
+            raise Corrupted(f"{path} has {len(front)} bytes: it is no part of a checkpoint")
+        magic, size = _FRONT.unpack(front)
+        if magic != _MAGIC or size > _MAX_HEADER_BYTES:
+            raise Corrupted(f"{path} begins with {front!r}: it is no part of a checkpoint")
+        text = file.read(size)
+    try:
+        header = PartHeader.model_validate_json(text)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise Corrupted(f"{path}: {'.'.join(map(str, problem['loc'])) or 'header'}: {problem['msg']}") from error
+    part = Part(header, _FRONT.size + size)
+    if len(header.rows) != len(header.parameters.tables) or part.bytes != path.stat().st_size:
+        raise Corrupted(f"{path} has {path.stat().st_size} bytes, its header says {part.bytes}")
+    return part

@@ -1,0 +1,152 @@
+"""Metrics of a model module: updated inside the compiled step, merged across workers by adding their states up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+import keras
+import numpy as np
+
+from elasticdl.errors import UserError
+from elasticdl.model.module import ModelModule
+from elasticdl.model.structure import Structure
+from elasticdl.model.usercode import place, user_code
+
+States: TypeAlias = Mapping[str, tuple[tuple[float, ...], ...]]
+"""Of each metric, the flat values of each of its variables. Adding them up elementwise merges two workers' metrics."""
+
+LOSS = "loss"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NamedMetric:
+    """A metric on one output (None: on labels and predictions as they are)."""
+
+    name: str
+    output: str | None
+    metric: Any
+
+
+@final
+class Metrics:
+    """The module's metrics and the mean loss, "loss" (unless a metric of the module has that name)."""
+
+    def __init__(self, module: ModelModule, model: keras.Model) -> None:
+        self._model = model
+        self._zoo = module.zoo
+        self.loss = keras.metrics.Mean(name=LOSS)
+        with user_code("eval_metrics_fn", module.zoo):
+            made = module.eval_metrics_fn() if module.eval_metrics_fn else {}
+        self._named = tuple(_named(made, module))
+
+    def update(self, labels: Structure, predictions: Structure, loss: Any, examples: Any) -> None:  # noqa: ANN401 - tensors
+        """Add a batch; called while a function is traced."""
+        self.loss.update_state(loss, sample_weight=examples)
+        for one in self._named:
+            one.metric.update_state(*self._of_output(one, labels, predictions))
+
+    def states(self) -> dict[str, tuple[tuple[float, ...], ...]]:
+        """States since the last reset."""
+        return {
+            name: tuple(tuple(variable.numpy().ravel().tolist()) for variable in metric.variables)
+            for name, metric in self._all().items()
+        }
+
+    def reset(self) -> None:
+        """Begin anew."""
+        for metric in self._all().values():
+            metric.reset_state()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all metrics have their variables; some make them at their first update."""
+        return all(metric.variables for metric in self._all().values())
+
+    def values(self, states: States) -> dict[str, float]:
+        """What metrics with these states say: `name`, or `name/i` for each number of a result that is an array.
+
+        Raises:
+            UserError: a state does not fit its metric.
+        """
+        values: dict[str, float] = {}
+        for name, metric in self._all().items():
+            if name in states:
+                _load(name, metric, states[name])
+                with user_code(f"metric {name}", self._zoo):
+                    values.update(_scalars(name, metric.result()))
+        self.reset()
+        return values
+
+    def _all(self) -> dict[str, Any]:
+        return {LOSS: self.loss, **{one.name: one.metric for one in self._named}}
+
+    def _of_output(self, one: NamedMetric, labels: Structure, predictions: Structure) -> tuple[Structure, Structure]:
+        if one.output is None:
+            return labels, predictions
+        return _part(labels, one.output, self._model, "labels"), _part(predictions, one.output, self._model, "outputs")
+
+
+def _part(values: Structure, output: str, model: keras.Model, what: str) -> Structure:
+    """Of one output: by its key, or by its place among the model's output names."""
+    if isinstance(values, Mapping):
+        if output not in values:
+            raise UserError(f"eval_metrics_fn names the output {output!r}, but the {what} are {', '.join(map(str, values))}")
+        return values[output]
+    if isinstance(values, (list, tuple)):
+        names = list(getattr(model, "output_names", ()))
+        if output not in names:
+            raise UserError(f"eval_metrics_fn names the output {output!r}, but the model's are {', '.join(names) or 'not named'}")
+        return values[names.index(output)]
+    return values
+
+
+def _named(made: object, module: ModelModule) -> Iterator[NamedMetric]:
+    where = place(module.eval_metrics_fn) if module.eval_metrics_fn else module.path
+    if not isinstance(made, Mapping):
+        raise UserError(f"{where}: eval_metrics_fn returned {type(made).__name__}, expected {{name: metric}}")
+    for name, value in made.items():
+        if isinstance(value, Mapping):
+            for inner, metric in value.items():
+                yield NamedMetric(f"{name}_{inner}", str(name), _metric(f"{name}_{inner}", metric, where))
+        else:
+            yield NamedMetric(str(name), None, _metric(str(name), value, where))
+
+
+def _metric(name: str, value: Any, where: str) -> Any:  # noqa: ANN401 - Keras has no types
+    """A Keras metric as it is; a function's values per example are averaged."""
+    if isinstance(value, keras.metrics.Metric):
+        return value
+    if isinstance(value, type) and issubclass(value, keras.metrics.Metric):
+        return value()
+    if callable(value):
+        return keras.metrics.MeanMetricWrapper(_flat(value), name=name)
+    raise UserError(f"{where}: metric {name!r} is {value!r}, expected a Keras metric or a function(labels, predictions)")
+
+
+def _flat(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The user's function; its values may be of any numeric or boolean type."""
+
+    def values(labels: Any, predictions: Any) -> Any:  # noqa: ANN401
+        return keras.ops.cast(function(labels, predictions), "float32")
+
+    return values
+
+
+def _load(name: str, metric: Any, arrays: tuple[tuple[float, ...], ...]) -> None:  # noqa: ANN401
+    sizes = [int(np.prod(variable.shape)) for variable in metric.variables]
+    if sizes != [len(array) for array in arrays]:
+        raise UserError(f"metric {name!r} has states of {sizes} numbers, got {[len(array) for array in arrays]}")
+    for variable, array in zip(metric.variables, arrays, strict=True):
+        variable.assign(np.asarray(array).reshape(variable.shape))
+
+
+def _scalars(name: str, result: Any) -> dict[str, float]:  # noqa: ANN401
+    if isinstance(result, Mapping):
+        return {key: value for inner, part in result.items() for key, value in _scalars(f"{name}/{inner}", part).items()}
+    array = np.asarray(result)
+    if array.ndim == 0:
+        return {name: float(array)}
+    return {f"{name}/{index}": float(value) for index, value in enumerate(array.ravel())}

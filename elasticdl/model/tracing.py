@@ -1,0 +1,262 @@
+"""The functions of a step as TensorFlow graphs. Each takes flat lists of tensors and gives one, so that calling it is one
+call into TensorFlow.
+
+Weights are not variables here: the flat vector is an argument, its pieces stand in for the Keras variables (Keras'
+`StatelessScope`), and what a layer assigns to a variable comes back as a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, final
+
+import keras
+import tensorflow as tf
+from keras.src.random.seed_generator import global_seed_generator
+
+from elasticdl.errors import UserError
+from elasticdl.model import serving
+from elasticdl.model.ids import LookupSite
+from elasticdl.model.metrics import Metrics
+from elasticdl.model.module import ModelModule
+from elasticdl.model.optimizers import clipped, clips
+from elasticdl.model.served import ServedModel
+from elasticdl.model.serving import Tensor
+from elasticdl.model.structure import Structure
+
+Function: TypeAlias = Callable[..., Any]
+"""A concrete function of flat tensors."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """What batches look like: type specs of features and labels (`()`: there are none), and the lookups of the model."""
+
+    features: Structure
+    labels: Structure
+    sites: tuple[LookupSite, ...]
+
+    def arguments(self, served: ServedModel) -> list[tf.TensorSpec]:
+        """dense, rows of each table, positions of each id array, version, features, labels."""
+        shapes = {site.array: site.shape for site in self.sites}
+        if sorted(shapes) != list(range(len(shapes))):
+            raise ValueError(f"id arrays are not numbered from 0: {sorted(shapes)}")
+        tables = served.parameters.tables
+        return [
+            tf.TensorSpec([served.parameters.trainable_size + served.parameters.additive_size], tf.float32),
+            *(tf.TensorSpec([None, table.dim], tf.float32) for table in tables),
+            *(tf.TensorSpec(shapes[array], tf.int32) for array in range(len(shapes))),
+            tf.TensorSpec([], tf.int64),
+            *tf.nest.flatten(self.features, expand_composites=True),
+            *tf.nest.flatten(self.labels, expand_composites=True),
+        ]
+
+
+@final
+@dataclass(slots=True)
+class _Given:
+    """The arguments of a call, taken apart, and what one forward pass leaves."""
+
+    dense: Tensor
+    rows: list[Tensor]
+    positions: list[Tensor]
+    version: Tensor
+    features: Structure
+    labels: Structure
+    pieces: list[Tensor] = field(default_factory=list)
+    looked_up: list[Tensor] = field(default_factory=list)
+
+
+@final
+class Tracer:
+    """Makes the functions of one model for one kind of batches."""
+
+    def __init__(self, served: ServedModel, module: ModelModule, metrics: Metrics, batches: Batches) -> None:
+        self._served = served
+        self._module = module
+        self._metrics = metrics
+        self._batches = batches
+
+    def trained(self, schedule: Any) -> Function:  # noqa: ANN401 - a Keras schedule or None
+        """-> [loss, flat gradient and differences, gradient of each table or lookup, learning rate if `schedule`].
+
+        With clipping or a frozen or regularised layer, gradients of rows come merged, one tensor a table (see
+        `merges`); else as they are, one tensor a lookup.
+        """
+
+        def step(*flat: Tensor) -> list[Tensor]:
+            given = self._given(flat)
+            tape = tf.GradientTape(watch_accessed_variables=False)
+            with tape:
+                self._cut_dense(given)
+                tape.watch([*given.pieces[: self._trainable], *(given.rows[table] for table in self._regularised)])
+                scope, outputs, losses = self._forward(given, training=True, watch=tape.watch)
+                loss = self._loss(given, outputs, losses)
+            trainable = given.pieces[: self._trainable]
+            regularised = [given.rows[table] for table in self._regularised]
+            sources = [*trainable, *given.looked_up, *regularised]
+            made = tape.gradient(loss, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            gradients, rows = self._whole(given, made)
+            differences = [self._new_value(scope, index) - piece for index, piece in self._additive(given)]
+            self._keep_local_state(scope)
+            flat_gradient = tf.concat([tf.reshape(one, [-1]) for one in [*gradients, *differences]] or [given.dense], 0)
+            rate = [tf.cast(schedule(given.version), tf.float32)] if schedule is not None else []
+            return [loss, flat_gradient, *rows, *rate]
+
+        return self._traced(step)
+
+    def evaluated(self) -> Function:
+        """Adds to the metrics; -> []."""
+
+        def step(*flat: Tensor) -> list[Tensor]:
+            given = self._given(flat)
+            self._cut_dense(given)
+            _, outputs, losses = self._forward(given, training=False)
+            loss = self._loss(given, outputs, losses)
+            leaf = tf.nest.flatten(outputs, expand_composites=True)[0]
+            self._metrics.update(given.labels, outputs, loss, tf.cast(tf.shape(leaf)[0], tf.float32))
+            return [loss]
+
+        return self._traced(step)
+
+    def predicted(self) -> tuple[Function, Structure]:
+        """-> flat outputs; and their specs, in the model's structure."""
+        structure: list[Structure] = []
+
+        def step(*flat: Tensor) -> list[Tensor]:
+            given = self._given(flat)
+            self._cut_dense(given)
+            _, outputs, _ = self._forward(given, training=False)
+            structure.append(outputs)
+            return list(tf.nest.flatten(outputs))
+
+        function = self._traced(step)
+        return function, tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), structure[-1])
+
+    @property
+    def merges(self) -> bool:
+        """Whether gradients of rows are merged in the graph: clipping and regularisation need whole rows."""
+        return clips(self._served.optimizer) or bool(self._regularised) or any(not layer.trainable for layer in self._served.tables)
+
+    @property
+    def _trainable(self) -> int:
+        return sum(not spec.additive for spec in self._served.parameters.dense)
+
+    @property
+    def _regularised(self) -> list[int]:
+        return [table for table, layer in enumerate(self._served.tables) if layer.embeddings_regularizer is not None]
+
+    def _traced(self, step: Callable[..., list[Tensor]]) -> Function:
+        signature = self._batches.arguments(self._served)
+        function = tf.function(step, input_signature=signature, autograph=False).get_concrete_function()
+        compiled, captured = function.inference_fn, list(function.captured_inputs)
+
+        def call(*flat: Tensor) -> Sequence[Tensor]:
+            """Past the matching of arguments to a signature, which takes as long as a small step."""
+            made: Sequence[Tensor] = compiled.call_flat(*flat, *captured)
+            return made
+
+        return call
+
+    def _given(self, flat: Sequence[Tensor]) -> _Given:
+        tables = len(self._served.parameters.tables)
+        arrays = len({site.array for site in self._batches.sites})
+        version = 1 + tables + arrays
+        features_end = version + 1 + len(tf.nest.flatten(self._batches.features, expand_composites=True))
+        return _Given(
+            dense=flat[0],
+            rows=list(flat[1 : 1 + tables]),
+            positions=list(flat[1 + tables : version]),
+            version=flat[version],
+            features=tf.nest.pack_sequence_as(self._batches.features, flat[version + 1 : features_end], expand_composites=True),
+            labels=tf.nest.pack_sequence_as(self._batches.labels, flat[features_end:], expand_composites=True),
+        )
+
+    def _cut_dense(self, given: _Given) -> None:
+        """The pieces of the flat vector that stand in for the variables."""
+        specs = self._served.parameters.dense
+        if specs:
+            cut = tf.split(given.dense, [spec.size for spec in specs])
+            given.pieces = [tf.reshape(piece, spec.shape) for piece, spec in zip(cut, specs, strict=True)]
+
+    def _forward(
+        self, given: _Given, *, training: bool, watch: Callable[[Tensor], None] | None = None
+    ) -> tuple[keras.StatelessScope, Structure, list[Tensor]]:
+        def look_up(table: int, _: Tensor) -> Tensor:
+            number = len(given.looked_up)
+            self._check_site(number, table)
+            rows = tf.gather(tf.stop_gradient(given.rows[table]), given.positions[self._batches.sites[number].array])
+            if watch is not None:
+                watch(rows)
+            given.looked_up.append(rows)
+            return rows
+
+        mapping = list(zip(self._served.variables, given.pieces, strict=True))
+        with keras.StatelessScope(mapping, collect_losses=True) as scope, serving.lookups(look_up):
+            outputs = self._served.model(given.features, training=training)
+            losses = list(self._served.model.losses)
+        if len(given.looked_up) != len(self._batches.sites):
+            raise UserError(
+                f"the model looked up embeddings {len(given.looked_up)} times with training={training}, "
+                f"but {len(self._batches.sites)} times when its ids were traced",
+                hint="call the same embedding layers in the same order whatever `training` is",
+            )
+        losses += [
+            tf.cast(self._served.tables[table].embeddings_regularizer(given.rows[table]), tf.float32) for table in self._regularised
+        ]
+        return scope, outputs, losses
+
+    def _check_site(self, number: int, table: int) -> None:
+        sites = self._batches.sites
+        if number >= len(sites) or sites[number].table != table:
+            raise UserError(
+                f"embedding layer {self._served.tables[table].name!r} is called out of the order in which the model's ids were traced",
+                hint="call the same embedding layers in the same order whatever `training` is",
+            )
+
+    def _loss(self, given: _Given, outputs: Structure, losses: Sequence[Tensor]) -> Tensor:
+        """Mean of the user's loss, plus what layers and regularizers add."""
+        value = tf.cast(self._module.loss(given.labels, outputs), tf.float32)
+        value = tf.reduce_mean(value) if value.shape.rank != 0 else value
+        return tf.add_n([value, *(tf.cast(tf.reduce_sum(one), tf.float32) for one in losses)]) if losses else value
+
+    def _whole(self, given: _Given, made: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Dense gradients, and those of rows: as they are, or merged and clipped."""
+        count, lookups = self._trainable, len(given.looked_up)
+        dense, rows = [tf.convert_to_tensor(one) for one in made[:count]], list(made[count : count + lookups])
+        if not self.merges:
+            return dense, rows
+        merged = [self._merged(given, table, rows) for table in range(len(given.rows))]
+        for table, gradient in zip(self._regularised, made[count + lookups :], strict=True):
+            merged[table] += gradient
+        moving = [table for table, layer in enumerate(self._served.tables) if layer.trainable]
+        every = clipped(self._served.optimizer, [*dense, *(merged[table] for table in moving)])
+        still = [tf.zeros_like(one) for one in merged]
+        for table, gradient in zip(moving, every[count:], strict=True):
+            still[table] = gradient
+        return every[:count], still
+
+    def _merged(self, given: _Given, table: int, rows: Sequence[Tensor]) -> Tensor:
+        """float32[n, dim]: one row a distinct id."""
+        dim, count = given.rows[table].shape[1], tf.shape(given.rows[table])[0]
+        parts = [(site.array, one) for site, one in zip(self._batches.sites, rows, strict=True) if site.table == table]
+        total = tf.zeros_like(given.rows[table])
+        for array, one in parts:
+            total += tf.math.unsorted_segment_sum(tf.reshape(one, [-1, dim]), tf.reshape(given.positions[array], [-1]), count)
+        return total
+
+    def _additive(self, given: _Given) -> list[tuple[int, Tensor]]:
+        return list(enumerate(given.pieces))[self._trainable :]
+
+    def _new_value(self, scope: keras.StatelessScope, index: int) -> Tensor:
+        return scope.get_current_value(self._served.variables[index])
+
+    def _keep_local_state(self, scope: keras.StatelessScope) -> None:
+        """Seeds and counters stay here: they are assigned for real."""
+        theirs = {id(one) for one in self._served.variables}
+        for variable in (*self._served.model.variables, global_seed_generator().state):
+            value = None if id(variable) in theirs else scope.get_current_value(variable)
+            if value is not None:
+                variable.assign(value)

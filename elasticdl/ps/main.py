@@ -1,0 +1,32 @@
+"""`python -m elasticdl.ps.main`: one parameter server process.
+
+Signals are blocked before the rest is imported: NumPy and gRPC start threads of their own, and a signal that meets one
+thread that does not block it ends the process in the middle of whatever it does.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from elasticdl.cluster.leash import die_with_parent
+from elasticdl.ps.process import fail, hold_signals, leave, leave_on_signal, raise_file_limit
+
+
+def main() -> None:
+    """The process."""
+    die_with_parent()
+    hold_signals()
+    raise_file_limit()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    leave_on_signal()
+    try:
+        from elasticdl.ps.serving import Environment, serve
+
+        leave(serve(Environment.read()))
+    except Exception as error:  # noqa: BLE001 - the top of the process: it ends visibly
+        fail(error)
+
+
+if __name__ == "__main__":
+    main()

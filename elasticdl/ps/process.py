@@ -1,0 +1,70 @@
+"""This process as the platform sees it: signals in, an exit code out. Imports nothing that starts threads."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from elasticdl.errors import ElasticDLError, ExitCode
+
+_log = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def hold_signals() -> None:
+    """Block SIGTERM and SIGINT. Call it before any thread starts: all inherit it, and only `leave_on_signal` gets them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def leave_on_signal() -> None:
+    """Have a thread wait for signals: a long call into C does not delay it, as it would an ordinary handler."""
+
+    def run() -> None:
+        name = signal.Signals(signal.sigwait(_SIGNALS)).name
+        _log.info("%s: leaving", name)
+        leave(ExitCode.DONE)
+
+    in_thread("signals", run)
+
+
+def raise_file_limit() -> None:
+    """Two connections of each worker, and files: the usual 1024 would be few."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def in_thread(name: str, work: Callable[[], None]) -> None:
+    """Run `work` in a thread of its own; its failure ends the process visibly."""
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - the top of a thread: it ends the process visibly
+            fail(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+
+
+def fail(error: Exception) -> NoReturn:
+    """Say what is wrong and end the process."""
+    if isinstance(error, ElasticDLError):
+        _log.error("%s: %s%s", type(error).__name__, error.message, f"\n{error.hint}" if error.hint else "")
+        leave(error.exit_code)
+    _log.error("%s", "".join(traceback.format_exception(error)).rstrip())
+    leave(ExitCode.JOB_FAILED)
+
+
+def leave(code: ExitCode) -> NoReturn:
+    """End the process now. Pushes under way were not acknowledged, so their workers make them again elsewhere."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

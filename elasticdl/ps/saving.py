@@ -1,0 +1,134 @@
+"""A server's part of a checkpoint, written from a frozen view and read back into a server of any layout."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticdl import _native
+from elasticdl.checkpoint import store
+from elasticdl.checkpoint.layout import MANIFEST, Manifest, PartFile, part_name
+from elasticdl.checkpoint.part import Part, PartHeader, read_header
+from elasticdl.embedding.spec import ParametersSpec
+from elasticdl.errors import Corrupted, TransientError
+from elasticdl.rpc.native_spec import native_spec
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which server this is. `run` tells this run of the job from others that its checkpoints may come from."""
+
+    server: int
+    servers: int
+    run: str
+
+    @classmethod
+    def of(cls, server: int, servers: int, token: str) -> Place:
+        """Every run has a token of its own; a piece of its hash names the run."""
+        return cls(server, servers, hashlib.sha256(token.encode()).hexdigest()[:16])
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One file that was written."""
+
+    name: str
+    bytes: int
+    checksum: str
+    version: int
+    rows: int
+    parameters: str
+
+
+def save(server: _native.Server, place: Place, snapshot: int, directory: Path) -> Saved:
+    """Write the view `snapshot` below an existing directory, durably, without holding up pulls and pushes.
+
+    Raises TransientError with the system's words if the disk does not take it; nothing is left behind then.
+    """
+    facts = server.view(snapshot)
+    header = PartHeader(
+        server=place.server,
+        servers=place.servers,
+        version=facts["version"],
+        step_base=facts["step_base"],
+        trainable=facts["trainable"],
+        additive=facts["additive"],
+        rows=tuple(facts["rows"]),
+        workers=facts["workers"],
+        run=place.run,
+        parameters=ParametersSpec.model_validate_json(facts["spec"]),
+    )
+    path = directory / part_name(place.server, place.servers)
+    making = path.with_suffix(".making")
+    try:
+        size, crc = server.save(snapshot, str(making), header.model_dump_json())
+        os.replace(making, path)
+    except OSError as error:
+        making.unlink(missing_ok=True)
+        raise TransientError(f"{path} cannot be written: {error.strerror or error}") from error
+    return Saved(path.name, size, f"crc32c:{crc:08x}", header.version, sum(header.rows), facts["spec"])
+
+
+def restore(server: _native.Server, place: Place, directory: Path) -> int:
+    """Take this server's share of a checkpoint, or of the newest in a directory of checkpoints; returns its version.
+
+    Every bit of weights, rows and slots is as it was saved, whatever the number of servers was. Only files that hold a
+    share of it are read and verified. Raises Corrupted naming the file.
+    """
+    if not (directory / MANIFEST).exists():
+        directory = store.require(directory).directory
+    manifest = store.read_manifest(directory)
+    try:
+        version = _restore(server, place, directory, manifest)
+    except OSError as error:
+        raise Corrupted(f"{directory} cannot be read: {error.strerror or error}") from error
+    _log.info("restored version %d from %s: %d rows", version, directory, server.statistics()["rows"])
+    return version
+
+
+def _restore(server: _native.Server, place: Place, directory: Path, manifest: Manifest) -> int:
+    parts = _parts(directory, manifest)
+    server.begin_restore(native_spec(manifest.parameters))
+    for file, part in parts:
+        dense = list(part.dense_reads(place.server, place.servers))
+        tables = list(part.table_reads(place.server, place.servers))
+        path = str(directory / file.name)
+        if dense or tables:
+            store.verify_part(directory, file)
+        for share in dense:
+            server.restore_dense(path, share.offset, share.section, share.at, share.count)
+        for table in tables:
+            server.restore_rows(path, table.offset, table.rows, table.table)
+    for name, known in _pushes(parts, place).items():
+        server.restore_worker(name, known)
+    server.end_restore(manifest.version, min(part.header.step_base for _, part in parts))
+    return manifest.version
+
+
+def _parts(directory: Path, manifest: Manifest) -> list[tuple[PartFile, Part]]:
+    parts = [(file, read_header(directory / file.name)) for file in manifest.files]
+    servers = sorted(part.header.server for _, part in parts)
+    whole = servers == list(range(manifest.servers)) and all(part.header.servers == manifest.servers for _, part in parts)
+    if not whole or any(part.header.parameters != manifest.parameters for _, part in parts):
+        raise Corrupted(f"{directory} has parts of different checkpoints: of servers {servers}, written by {manifest.servers}")
+    return parts
+
+
+def _pushes(parts: list[tuple[PartFile, Part]], place: Place) -> dict[str, tuple[int, int, int, int, int]]:
+    """Of each worker its last push here, or with another number of servers the last that every part has.
+
+    Of another run's workers nothing: their names come again.
+    """
+    if any(part.header.run != place.run for _, part in parts):
+        return {}
+    own = [part.header for _, part in parts if (part.header.server, part.header.servers) == (place.server, place.servers)]
+    pushes: dict[str, tuple[int, int, int, int, int]] = {}
+    for header in own or [part.header for _, part in parts]:
+        for name, known in header.workers.items():
+            pushes[name] = min(known, pushes.get(name, known), key=lambda push: push[1])
+    return pushes

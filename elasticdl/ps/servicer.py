@@ -1,0 +1,111 @@
+"""The master's control of this server over gRPC. Every call may be repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, final
+
+import grpc
+
+from elasticdl import _native
+from elasticdl.errors import ElasticDLError, PermanentError, Refused, TransientError, UserError
+from elasticdl.ps.saving import Place, save
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.channel import Caller
+from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerServicer
+
+T = TypeVar("T")
+
+MAX_WAIT_S = 120.0
+"""No gate and no cut may take longer, whatever is asked."""
+
+
+@final
+class EpochGuard:
+    """Who may control this server: the newest master that was seen. A replaced one is refused, however late it comes."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+
+    def learn(self, epoch: int) -> None:
+        """A master told its epoch."""
+        self._epoch = max(self._epoch, epoch)
+
+    def check(self, caller: Caller, method: str) -> str:
+        """Why the caller is refused, '' if it is not. Only masters control servers."""
+        if caller.name.partition("-")[0] != "master":
+            return f"{caller.name or 'an unnamed process'} is no master: {method} is not for it"
+        if caller.epoch < self._epoch:
+            return f"the master of epoch {caller.epoch} was replaced by that of epoch {self._epoch}"
+        self.learn(caller.epoch)
+        return ""
+
+
+@final
+class ControlService(ParameterServerServicer):
+    """Translates calls to the C++ server, and its errors to status codes."""
+
+    def __init__(self, server: _native.Server, place: Place) -> None:
+        self._server = server
+        self._place = place
+
+    def Fence(self, request: pb.FenceRequest, context: grpc.ServicerContext) -> pb.FenceReply:
+        known = self._do(context, lambda: self._server.fence(request.worker))
+        if known is None:
+            return pb.FenceReply(seen=False)
+        return pb.FenceReply(seen=True, applied=_applied(known), sequence=known[1])
+
+    def Gate(self, request: pb.GateRequest, context: grpc.ServicerContext) -> pb.GateReply:
+        return pb.GateReply(sequences=self._do(context, lambda: self._server.gate(min(request.timeout_s, MAX_WAIT_S))))
+
+    def Cut(self, request: pb.CutRequest, context: grpc.ServicerContext) -> pb.CutReply:
+        timeout_s = min(request.timeout_s, MAX_WAIT_S)
+        facts = self._do(context, lambda: self._server.cut(request.snapshot, dict(request.admit_until), timeout_s))
+        workers = facts["workers"]
+        return pb.CutReply(
+            version=facts["version"],
+            applied={name: _applied(known) for name, known in workers.items()},
+            sequences={name: known[1] for name, known in workers.items()},
+        )
+
+    def Ungate(self, request: pb.UngateRequest, context: grpc.ServicerContext) -> pb.Done:
+        self._do(context, self._server.ungate)
+        return pb.Done()
+
+    def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:
+        saved = self._do(context, lambda: save(self._server, self._place, request.snapshot, Path(request.directory)))
+        return pb.SaveReply(
+            files=[pb.SavedFile(name=saved.name, bytes=saved.bytes, checksum=saved.checksum)],
+            version=saved.version,
+            rows=saved.rows,
+            parameters=saved.parameters,
+        )
+
+    def Drop(self, request: pb.DropRequest, context: grpc.ServicerContext) -> pb.Done:
+        self._do(context, lambda: self._server.drop(request.snapshot))
+        return pb.Done()
+
+    def _do(self, context: grpc.ServicerContext, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except ElasticDLError as error:
+            _abort(context, error)
+
+
+def _abort(context: grpc.ServicerContext, error: ElasticDLError) -> NoReturn:
+    match error:
+        case TransientError():
+            code = grpc.StatusCode.UNAVAILABLE
+        case Refused():
+            code = grpc.StatusCode.FAILED_PRECONDITION
+        case UserError():
+            code = grpc.StatusCode.INVALID_ARGUMENT
+        case PermanentError() | _:
+            code = grpc.StatusCode.UNKNOWN  # INTERNAL reads as a torn connection
+    context.abort(code, error.message)
+
+
+def _applied(known: tuple[Any, ...]) -> pb.Applied:
+    _, _, shard, attempt, offset = known
+    return pb.Applied(shard=shard, attempt=attempt, offset=offset)

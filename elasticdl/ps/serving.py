@@ -1,0 +1,111 @@
+"""What a server does from its first word to the master to the end of the job."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from elasticdl import _native
+from elasticdl.clock import SystemClock
+from elasticdl.cluster.base import ProcessName
+from elasticdl.errors import ExitCode, PermanentError
+from elasticdl.ps.gauges import Gauges
+from elasticdl.ps.process import in_thread
+from elasticdl.ps.saving import Place, restore
+from elasticdl.ps.servicer import ControlService, EpochGuard
+from elasticdl.rpc.channel import SyncChecks, server_options
+from elasticdl.rpc.conversation import Drain, Finish, Report
+from elasticdl.rpc.elasticdl_pb2_grpc import add_ParameterServerServicer_to_server
+from elasticdl.rpc.master_client import MasterClient
+
+_log = logging.getLogger(__name__)
+
+_CONTROL_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the cluster tells a server."""
+
+    master: str
+    token: str = field(repr=False)
+    name: ProcessName
+    bind_host: str
+
+    @classmethod
+    def read(cls) -> Environment:
+        """From ELASTICDL_*; the token is taken out."""
+        try:
+            return cls(
+                os.environ["ELASTICDL_MASTER"],
+                os.environ.pop("ELASTICDL_TOKEN"),
+                ProcessName.parse(os.environ["ELASTICDL_PROCESS"]),
+                os.environ.get("ELASTICDL_BIND_HOST", "127.0.0.1"),
+            )
+        except (KeyError, ValueError) as error:
+            raise PermanentError(f"the environment of this server lacks or garbles {error}", hint="jobs start servers") from error
+
+    def address(self, port: int) -> str:
+        """How others reach a port of ours: by the address that leads to the master, if we listen on all of them."""
+        host = self.bind_host
+        if host in ("", "0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+            peer, _, peer_port = self.master.rpartition(":")
+            family, _, _, _, target = socket.getaddrinfo(peer.strip("[]"), int(peer_port), type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(target)
+                host = probe.getsockname()[0]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def control_server(environment: Environment, server: _native.Server, place: Place, guard: EpochGuard) -> tuple[grpc.Server, int]:
+    """The master's way in, started; and its port."""
+    checks = SyncChecks(environment.token, guard.check)
+    control = grpc.server(ThreadPoolExecutor(_CONTROL_THREADS), interceptors=[checks], options=server_options())
+    add_ParameterServerServicer_to_server(ControlService(server, place), control)  # type: ignore[no-untyped-call]
+    host = f"[{environment.bind_host}]" if ":" in environment.bind_host else environment.bind_host
+    port = control.add_insecure_port(f"{host or '[::]'}:0")
+    if port == 0:
+        raise PermanentError(f"cannot listen on {environment.bind_host}", hint="set ELASTICDL_BIND_HOST")
+    control.start()
+    return control, port
+
+
+def serve(environment: Environment) -> ExitCode:
+    """Attach, restore, serve and report until the job is over or this process is told to go; returns its exit code."""
+    client = MasterClient(environment.master, environment.token, str(environment.name))
+    attached = client.attach()
+    guard = EpochGuard()
+    guard.learn(attached.epoch)
+    place = Place.of(environment.name.index, attached.spec.cluster.num_ps_pods, environment.token)
+    server = _native.Server(place.server, place.servers, environment.token)
+    in_thread("report", lambda: _report(server, client, attached.heartbeat_s))
+    version = restore(server, place, Path(attached.restore_from)) if attached.restore_from else None
+    bulk = environment.address(server.listen(environment.bind_host))
+    _control, port = control_server(environment, server, place, guard)
+    client.attach(environment.address(port), bulk, version)
+    _log.info("%s serves %s, version %s", environment.name, bulk, "none yet" if version is None else version)
+    for order in client.orders():
+        match order:
+            case Finish():
+                return ExitCode.DONE
+            case Drain(reason):
+                _log.info("asked to leave: %s", reason)
+                return ExitCode.DRAINED
+            case _:
+                continue
+    return ExitCode.DONE
+
+
+def _report(server: _native.Server, client: MasterClient, heartbeat_s: float) -> None:
+    gauges = Gauges(server, SystemClock())
+    tick = threading.Event()
+    while True:
+        client.report(Report(version=server.version, gauges=gauges.read()))
+        tick.wait(heartbeat_s)

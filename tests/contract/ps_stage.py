@@ -1,0 +1,160 @@
+"""Real servers over loopback, in this process, and a bad network between them and their clients."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+
+import numpy as np
+
+from elasticdl import _native
+from elasticdl.embedding.spec import (
+    DenseSpec,
+    InitializerKind,
+    InitializerSpec,
+    OptimizerKind,
+    OptimizerSpec,
+    ParametersSpec,
+    TableSpec,
+)
+from elasticdl.rpc.parameters import Float32s, Int64s, Update
+from elasticdl.rpc.ps_client import ServerPool
+from elasticdl.shard import Applied, ShardId
+
+TOKEN = "the job's token"
+LIMIT_S = 20.0
+
+ZERO = InitializerSpec(kind=InitializerKind.CONSTANT, a=0.0, b=0.0)
+
+
+def counting_spec(dense: int = 6, dim: int = 2) -> ParametersSpec:
+    """Plain SGD on zeros: with learning rate 1 and gradients of 1, minus a weight is the number of updates it had."""
+    return ParametersSpec(
+        optimizer=OptimizerSpec(kind=OptimizerKind.SGD),
+        dense=(DenseSpec(path="w", shape=(dense,)),),
+        tables=(TableSpec(name="t", dim=dim, initializer=ZERO),),
+    )
+
+
+def rich_spec() -> ParametersSpec:
+    """Everything at once: slots, an additive part, two tables of odd sizes, random rows."""
+    return ParametersSpec(
+        optimizer=OptimizerSpec(kind=OptimizerKind.ADAM),
+        dense=(
+            DenseSpec(path="kernel", shape=(7, 3)),
+            DenseSpec(path="bias", shape=(5,)),
+            DenseSpec(path="mean", shape=(11,), additive=True),
+        ),
+        tables=(TableSpec(name="a", dim=5, seed=3), TableSpec(name="b", dim=1, seed=-4)),
+    )
+
+
+class Stage:
+    """`count` servers and any number of clients; everything is closed at the end."""
+
+    def __init__(self, count: int = 1, token: str = TOKEN) -> None:
+        self._open = ExitStack()
+        self.servers = [_native.Server(k, count, token) for k in range(count)]
+        self.addresses = [f"127.0.0.1:{server.listen('127.0.0.1')}" for server in self.servers]
+        for server in self.servers:
+            self._open.callback(server.stop)
+
+    def pool(self, name: str = "worker-0", token: str = TOKEN, addresses: Sequence[str] | None = None) -> ServerPool:
+        pool = ServerPool(addresses or self.addresses, name, token)
+        self._open.callback(pool.close)
+        return pool
+
+    def behind(self, network: BadNetwork) -> BadNetwork:
+        self._open.callback(network.close)
+        return network
+
+    def close(self) -> None:
+        self._open.close()
+
+    def cut(self, snapshot: int, timeout_s: float = LIMIT_S) -> list[dict[str, object]]:
+        """What the master does: gate all, let in what any server has, freeze all, open."""
+        numbers: dict[str, int] = {}
+        for server in self.servers:
+            for name, number in server.gate(timeout_s).items():
+                numbers[name] = max(number, numbers.get(name, 0))
+        cuts: list[dict[str, object]] = []
+        try:
+            cuts.extend(server.cut(snapshot, numbers, timeout_s) for server in self.servers)
+        finally:
+            for server in self.servers:
+                server.ungate()
+        return cuts
+
+
+def update(sequence: int, versions: Sequence[int], dense: Float32s | None, ids: Sequence[int] = (), dim: int = 2) -> Update:
+    """Gradients of 1 for rows; learning rate 1; the first `10 * sequence` records of shard 7 are done."""
+    return Update(
+        sequence=sequence,
+        applied=Applied(ShardId(7), 0, 10 * sequence),
+        versions=tuple(versions),
+        learning_rate=1.0,
+        dense=dense,
+        ids=(as_ids(ids),),
+        gradients=(np.ones((len(ids), dim), np.float32),),
+    )
+
+
+def as_ids(ids: Sequence[int]) -> Int64s:
+    return np.array(ids, np.int64)
+
+
+class BadNetwork:
+    """A proxy that breaks connections at random places, in either direction, `breaks` times in all."""
+
+    def __init__(self, target: str, seed: int, breaks: int) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._random = random.Random(seed)
+        self.breaks_left = breaks
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._start(self._accept)
+
+    def _start(self, work: object, *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._target)
+                self._sockets += [client, server]
+                self._start(self._carry, client, server)
+                self._start(self._carry, server, client)
+
+    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(self._random.choice([16, 100, 4096])):
+                with self._lock:
+                    broken = self.breaks_left > 0 and self._random.random() < 0.03
+                    self.breaks_left -= broken
+                sink.sendall(data[: self._random.randint(0, len(data))] if broken else data)
+                if broken:
+                    break
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for end in self._sockets:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(LIMIT_S)
+        for end in self._sockets:
+            end.close()

@@ -1,0 +1,175 @@
+"""Exports are plain: they load and predict without this package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from elasticdl.embedding.initializers import initial_weights
+from elasticdl.job import ModelSection
+from elasticdl.model.export import export
+from elasticdl.model.module import ModelModule, load_module
+from elasticdl.model.served import ServedModel
+from elasticdl.model.step import CompiledStep
+from elasticdl.rpc.parameters import Pulled
+
+pytestmark = [
+    pytest.mark.contract,
+    # Keras 3.15 on NumPy 2.4, in `save_weights`: nothing of ours.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+BODY = """
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+def feed(dataset, mode, metadata): return dataset
+def loss(labels, predictions): return keras.losses.BinaryCrossentropy(from_logits=True)(labels, predictions)
+def optimizer(): return keras.optimizers.Adam(0.1)
+"""
+BOUNDED = """
+def custom_model():
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    text = keras.Input((1,), dtype="string", name="text")
+    word = layers.StringLookup(vocabulary=["a", "b"])(text)
+    both = layers.Concatenate()([layers.Flatten()(layers.Embedding(50, 4)(ids)), layers.Flatten()(layers.Embedding(3, 2)(word))])
+    out = layers.BatchNormalization()(layers.Dense(2)(both))
+    return keras.Model({"ids": ids, "text": text}, {"logit": layers.Dense(1)(out), "other": out})
+"""
+UNBOUNDED = """
+from elasticdl.model.layers import Embedding
+def custom_model():
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    return keras.Model(ids, layers.Dense(1, name="logit")(layers.Flatten()(Embedding(4)(ids))))
+"""
+SUBCLASSED = """
+class custom_model(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.embedding = layers.Embedding(50, 4)
+        self.out = layers.Dense(1)
+    def call(self, inputs):
+        return self.out(layers.Flatten()(self.embedding(inputs)))
+"""
+
+
+def module_with(tmp_path: Path, body: str) -> ModelModule:
+    (tmp_path / "zoo").mkdir(exist_ok=True)
+    (tmp_path / "zoo" / "made.py").write_text(BODY + body)
+    return load_module(ModelSection(model_zoo=str(tmp_path / "zoo"), model_def="made"))
+
+
+def trained(served: ServedModel, rows: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+    """Made-up parameters: the dense vector and the rows 0, 2, 4, ... of each table."""
+    rng = np.random.default_rng(3)
+    dense = rng.uniform(0.1, 1, len(served.dense())).astype(np.float32)
+    tables = []
+    for table, layer in zip(served.parameters.tables, served.tables, strict=True):
+        ids = np.arange(0, min(rows, layer.input_dim), 2) if rows else np.empty(0, np.int64)
+        tables.append((ids, rng.standard_normal((len(ids), table.dim)).astype(np.float32)))
+    return dense, tables
+
+
+FEATURES = {"ids": np.array([[0, 1, 49], [2, 2, -1]]), "text": np.array([["a"], ["zzz"]], dtype=object)}
+
+
+def expected(served: ServedModel, module: ModelModule, dense: np.ndarray, tables: list[tuple[np.ndarray, np.ndarray]]) -> dict:
+    step = CompiledStep(served, module)
+    features = {name: tf.constant(value) for name, value in FEATURES.items()}
+    lookups = step.prepare(features)
+    rows = []
+    for spec, ids, (made, values) in zip(served.parameters.tables, lookups.ids, tables, strict=True):
+        initial = initial_weights(spec.initializer, spec.seed, ids, spec.dim)
+        known = dict(zip(made.tolist(), values, strict=True))
+        rows.append(np.stack([known.get(one, initial[index]) for index, one in enumerate(ids.tolist())]))
+    return step.predict(features, lookups, Pulled((1,), dense, tuple(rows)))
+
+
+def test_a_bounded_model_serves_what_the_step_predicts(tmp_path: Path) -> None:
+    module = module_with(tmp_path, BOUNDED)
+    served = ServedModel.build(module, {}, threshold_bytes=0, seed=1)
+    dense, tables = trained(served, 50)
+    export(served, dense, tables, tmp_path / "export")
+    ours = expected(served, module, dense, tables)
+    signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    theirs = signature(ids=tf.constant(FEATURES["ids"]), text=tf.constant(FEATURES["text"]))
+    assert set(theirs) == {"logit", "other"}
+    np.testing.assert_allclose(theirs["logit"], ours["logit"], rtol=1e-5)
+
+
+def test_loading_needs_nothing_of_this_package(tmp_path: Path) -> None:
+    """In a fresh interpreter: the SavedModel, and the weights into what the user's unchanged function makes."""
+    module = module_with(tmp_path, BOUNDED)
+    served = ServedModel.build(module, {}, threshold_bytes=0, seed=1)
+    dense, tables = trained(served, 50)
+    export(served, dense, tables, tmp_path / "export")
+    np.save(tmp_path / "ours.npy", expected(served, module, dense, tables)["logit"])
+    script = f"""
+import sys
+sys.path.insert(0, {str(tmp_path / "zoo")!r})
+import numpy as np, tensorflow as tf, made
+features = {{"ids": tf.constant([[0, 1, 49], [2, 2, -1]], tf.int64), "text": tf.constant([["a"], ["zzz"]])}}
+ours = np.load({str(tmp_path / "ours.npy")!r})
+served = tf.saved_model.load({str(tmp_path / "export")!r}).signatures["serving_default"]
+np.testing.assert_allclose(served(**features)["logit"], ours, rtol=1e-5)
+model = made.custom_model()
+model.load_weights({str(tmp_path / "export" / "model.weights.h5")!r})
+np.testing.assert_allclose(model(features)["logit"], ours, rtol=1e-5)
+assert not [name for name in sys.modules if name.startswith("elasticdl")]
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_an_unbounded_vocabulary_is_looked_up_in_the_graph(tmp_path: Path) -> None:
+    module = module_with(tmp_path, UNBOUNDED)
+    served = ServedModel.build(module, {}, threshold_bytes=0, seed=1)
+    dense = np.array([1, 0, 0, 0, 10, 0, 0, 0, 100, 0, 0, 0, 5], np.float32)
+    ids = np.array([2**60, -7, 12])
+    rows = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
+    export(served, dense, [(ids, rows)], tmp_path / "export")
+    signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    out = signature(ids=tf.constant([[-7, 2**60, 12], [3, 2**62, 12]], tf.int64))
+    np.testing.assert_allclose(next(iter(out.values())), [[5 + 10 + 900 + 5], [900 + 5]])
+
+
+def test_an_unbounded_vocabulary_without_rows_reads_as_zeros(tmp_path: Path) -> None:
+    module = module_with(tmp_path, UNBOUNDED)
+    served = ServedModel.build(module, {}, threshold_bytes=0, seed=1)
+    nothing = (np.empty(0, np.int64), np.empty((0, 4), np.float32))
+    export(served, np.full(13, 2, np.float32), [nothing], tmp_path / "export")
+    signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    np.testing.assert_allclose(next(iter(signature(ids=tf.constant([[1, 2, 3]], tf.int64)).values())), [[2.0]])
+
+
+def test_a_subclassed_model_is_exported_with_the_inputs_it_was_built_with(tmp_path: Path) -> None:
+    module = module_with(tmp_path, SUBCLASSED)
+    served = ServedModel.build(module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64))
+    dense, tables = trained(served, 50)
+    export(served, dense, tables, tmp_path / "export")
+    signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    matrix = initial_weights(served.parameters.tables[0].initializer, served.parameters.tables[0].seed, np.arange(50), 4)
+    matrix[tables[0][0]] = tables[0][1]
+    ids = np.array([[4, 5, 6]])
+    np.testing.assert_allclose(
+        signature(inputs=tf.constant(ids))["predictions"], matrix[ids].reshape(1, 12) @ dense[:12, None] + dense[12], rtol=1e-5
+    )
+
+
+def test_an_export_replaces_an_earlier_one_whole(tmp_path: Path) -> None:
+    module = module_with(tmp_path, SUBCLASSED)
+    served = ServedModel.build(module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64))
+    dense, tables = trained(served, 50)
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "stale").write_text("")
+    export(served, dense, tables, tmp_path / "export")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["export", "zoo"]
+    assert not (tmp_path / "export" / "stale").exists()
+    assert isinstance(served.model, keras.Model)

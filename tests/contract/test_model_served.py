@@ -1,0 +1,508 @@
+"""Which layers are served, what is refused, and what a step does with ids."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from elasticdl.embedding.initializers import initial_weights
+from elasticdl.embedding.spec import InitializerKind, OptimizerKind
+from elasticdl.errors import UserError
+from elasticdl.job import ModelSection
+from elasticdl.model.module import ModelModule, load_module
+from elasticdl.model.served import NeedsFeatures, ServedModel
+from elasticdl.model.step import CompiledStep, Lookups
+from elasticdl.rpc.parameters import Pulled
+
+pytestmark = [
+    pytest.mark.contract,
+    # Keras 3.15 on NumPy 2.4, in `save_weights`: nothing of ours.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+HEADER = """
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+from elasticdl.model.layers import Embedding as Chosen
+from elasticdl.model import callbacks as ours
+def feed(dataset, mode, metadata): return dataset
+def loss(labels, predictions): return tf.square(labels - predictions)
+"""
+SGD = "keras.optimizers.SGD(0.5)"
+
+
+def module_with(tmp_path: Path, body: str, optimizer: str = SGD) -> ModelModule:
+    (tmp_path / "made.py").write_text(f"{HEADER}\ndef optimizer(lr=0.1): return {optimizer}\n{body}")
+    return load_module(ModelSection(model_zoo=str(tmp_path), model_def="made"))
+
+
+def functional(
+    embedding: str, inputs: str = 'keras.Input((2,), dtype="int64")', out: str = "layers.Dense(1)(layers.Flatten()(e))"
+) -> str:
+    return f"""
+def custom_model():
+    x = {inputs}
+    e = {embedding}(x)
+    return keras.Model(x, {out})
+"""
+
+
+def build(module: ModelModule, features: Any = None, threshold_bytes: int = 0, seed: int = 3) -> ServedModel:
+    return ServedModel.build(module, {}, threshold_bytes=threshold_bytes, seed=seed, features=features)
+
+
+def pulled(served: ServedModel, lookups: Lookups, version: int = 0) -> Pulled:
+    tables = zip(served.parameters.tables, lookups.ids, strict=True)
+    rows = tuple(initial_weights(one.initializer, one.seed, ids, one.dim) for one, ids in tables)
+    return Pulled((version,), served.dense(), rows)
+
+
+# Which layers
+
+
+def test_layers_below_the_threshold_stay_dense(tmp_path: Path) -> None:
+    module = module_with(tmp_path, functional("layers.Embedding(100, 4)"))
+    assert [table.dim for table in build(module, threshold_bytes=1600).parameters.tables] == [4]
+    dense = build(module, threshold_bytes=1601).parameters
+    assert not dense.tables and dense.dense[0].shape == (100, 4)
+
+
+def test_a_user_may_choose_where_rows_live(tmp_path: Path) -> None:
+    assert not build(module_with(tmp_path, functional("Chosen(4, 100, served=False)"))).parameters.tables
+    chosen = build(module_with(tmp_path, functional("Chosen(4, 100, served=True)")), threshold_bytes=1 << 40)
+    assert len(chosen.parameters.tables) == 1
+
+
+def test_a_layer_that_is_given_a_matrix_keeps_it(tmp_path: Path) -> None:
+    served = build(module_with(tmp_path, functional("layers.Embedding(3, 1, weights=[np.array([[1.], [2.], [3.]])])")))
+    assert not served.parameters.tables
+    np.testing.assert_array_equal(served.dense()[:3], [1, 2, 3])
+
+
+def test_a_layer_that_is_given_a_matrix_later_keeps_it_too(tmp_path: Path) -> None:
+    served = build(
+        module_with(
+            tmp_path,
+            """
+def custom_model():
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), layers.Embedding(9, 1), layers.Embedding(3, 1), layers.Flatten()])
+    model.layers[0].set_weights([np.ones((9, 1))])
+    return model
+""",
+        )
+    )
+    assert [table.name for table in served.parameters.tables] == ["sequential/embedding_1"]
+    assert [one.shape for one in served.parameters.dense] == [(9, 1)]
+
+
+def test_a_layer_whose_weights_are_loaded_keeps_them(tmp_path: Path) -> None:
+    import keras
+
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), keras.layers.Embedding(9, 1), keras.layers.Flatten()])
+    model.layers[0].set_weights([np.ones((9, 1))])
+    model.save_weights(tmp_path / "x.weights.h5")
+    body = f"""
+def custom_model():
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), layers.Embedding(9, 1), layers.Flatten()])
+    model.load_weights({str(tmp_path / "x.weights.h5")!r})
+    return model
+"""
+    served = build(module_with(tmp_path, body))
+    assert not served.parameters.tables
+    np.testing.assert_array_equal(served.dense(), np.ones(9))
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_computes_in_half_and_keeps_weights_whole(tmp_path: Path, policy: str) -> None:
+    out = f"layers.Dense(1, dtype={policy!r})(layers.Flatten()(e))"
+    module = module_with(tmp_path, functional(f"layers.Embedding(100, 4, dtype={policy!r})", out=out))
+    served = build(module)
+    step, features = CompiledStep(served, module), tf.constant([[1, 2]], tf.int64)
+    lookups = step.prepare(features, training=True)
+    outcome = step.train(features, tf.ones((1, 1), policy.split("_")[1]), lookups, pulled(served, lookups))
+    assert outcome.dense.dtype == np.float32 and outcome.gradients[0].any() and np.isfinite(outcome.loss)
+
+
+def test_keras_embeddings_outside_of_a_build_are_keras_own() -> None:
+    import keras
+
+    layer = keras.layers.Embedding(5, 2)
+    assert layer(tf.constant([1, 4])).shape == (2, 2) and layer.embeddings.shape == (5, 2)
+
+
+def test_a_subclassed_model_asks_for_features(tmp_path: Path) -> None:
+    body = """
+class custom_model(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.embedding = layers.Embedding(50, 4)
+    def call(self, inputs):
+        return keras.ops.sum(self.embedding(inputs["ids"]), (1, 2))[:, None]
+"""
+    module = module_with(tmp_path, body)
+    with pytest.raises(NeedsFeatures, match=r"made\.py:\d+: custom_model has no inputs"):
+        build(module)
+    served = build(module, {"ids": np.zeros((2, 3), np.int64)})
+    assert [table.dim for table in served.parameters.tables] == [4]
+    assert served.inputs["ids"].shape.as_list() == [None, 3]
+
+
+def test_the_same_seed_builds_the_same_and_names_do_not_depend_on_what_was_built_before(tmp_path: Path) -> None:
+    module = module_with(tmp_path, functional("layers.Embedding(100, 4)"))
+    first, second, other = build(module), build(module), build(module, seed=4)
+    assert first.parameters == second.parameters
+    np.testing.assert_array_equal(first.dense(), second.dense())
+    assert first.parameters.tables[0].seed != other.parameters.tables[0].seed
+    assert not np.array_equal(first.dense(), other.dense())
+
+
+def test_frozen_variables_are_not_sent_around_but_moving_averages_are(tmp_path: Path) -> None:
+    out = "layers.BatchNormalization()(layers.Dense(3, trainable=False)(layers.Flatten()(e)))"
+    served = build(module_with(tmp_path, functional("layers.Embedding(100, 4)", out=out)))
+    assert [(one.path.split("/")[-1], one.additive) for one in served.parameters.dense] == [
+        ("gamma", False),
+        ("beta", False),
+        ("moving_mean", True),
+        ("moving_variance", True),
+    ]
+
+
+def test_the_flat_vector_goes_in_and_out(tmp_path: Path) -> None:
+    served = build(module_with(tmp_path, functional("layers.Embedding(100, 4)", out="layers.Dense(3)(layers.Flatten()(e))")))
+    flat = np.arange(27, dtype=np.float32)
+    served.set_dense(flat)
+    np.testing.assert_array_equal(served.dense(), flat)
+
+
+# Initializers
+
+
+@pytest.mark.parametrize(
+    ("keras_one", "kind", "a", "b"),
+    [
+        ("'uniform'", InitializerKind.UNIFORM, -0.05, 0.05),
+        ("keras.initializers.RandomUniform(-1, 2)", InitializerKind.UNIFORM, -1, 2),
+        ("keras.initializers.RandomNormal(1, 3)", InitializerKind.NORMAL, 1, 3),
+        ("'truncated_normal'", InitializerKind.TRUNCATED_NORMAL, 0, 0.05),
+        ("keras.initializers.Constant(7)", InitializerKind.CONSTANT, 7, 0),
+        ("'zeros'", InitializerKind.CONSTANT, 0, 0),
+        ("'ones'", InitializerKind.CONSTANT, 1, 0),
+        ("'glorot_uniform'", InitializerKind.UNIFORM, -math.sqrt(6 / 104), math.sqrt(6 / 104)),
+        ("'he_normal'", InitializerKind.TRUNCATED_NORMAL, 0, math.sqrt(2 / 100) / 0.87962566103423978),
+        ("'lecun_uniform'", InitializerKind.UNIFORM, -math.sqrt(3 / 100), math.sqrt(3 / 100)),
+    ],
+)
+def test_initializers_are_followed(tmp_path: Path, keras_one: str, kind: InitializerKind, a: float, b: float) -> None:
+    served = build(module_with(tmp_path, functional(f"layers.Embedding(100, 4, embeddings_initializer={keras_one})")))
+    found = served.parameters.tables[0].initializer
+    assert found.kind == kind and found.a == pytest.approx(a) and found.b == pytest.approx(b)
+
+
+# Refused by name
+
+
+@pytest.mark.parametrize(
+    ("embedding", "words"),
+    [
+        ("layers.Embedding(100, 4, embeddings_constraint='non_neg', name='mine')", "'mine' has embeddings_constraint"),
+        ("layers.Embedding(100, 4, lora_rank=2, name='mine')", "'mine' has lora_rank"),
+        ("layers.Embedding(100, 4, dtype='float16', name='mine')", "'mine' has a variable type other than float32"),
+        ("layers.Embedding(100, 4, embeddings_initializer='orthogonal', name='mine')", "'mine' begins with .*rthogonal"),
+        ("Chosen(4, embeddings_initializer='he_normal', name='mine')", "needs the size of the vocabulary"),
+        ("Chosen(4, 3, served=True, weights=[np.zeros((3, 4))], name='mine')", "'mine' is given weights"),
+    ],
+)
+def test_what_rows_cannot_do_is_refused_by_name(tmp_path: Path, embedding: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        build(module_with(tmp_path, functional(embedding)))
+    assert caught.value.hint
+
+
+def test_using_the_matrix_directly_is_refused_by_name(tmp_path: Path) -> None:
+    body = """
+def custom_model():
+    x = keras.Input((2,), dtype="int64")
+    layer = layers.Embedding(100, 4, name="tied")
+    return keras.Model(x, keras.ops.matmul(layer(x), keras.ops.transpose(layer.embeddings)))
+"""
+    with pytest.raises(UserError, match="matrix of embedding layer 'tied'"):
+        build(module_with(tmp_path, body))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        ("keras.optimizers.RMSprop()", "RMSprop is not one"),
+        ("keras.optimizers.Adam(use_ema=True)", "Adam has use_ema"),
+        ("keras.optimizers.SGD(gradient_accumulation_steps=2)", "SGD has gradient_accumulation_steps"),
+        ("keras.optimizers.Adam(loss_scale_factor=2.0)", "Adam has loss_scale_factor"),
+        ("type('Mine', (keras.optimizers.Adam,), {})()", "Mine is not one"),
+        ("keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD())", "LossScaleOptimizer is not one"),
+        ("'adam'", "returned str, expected a Keras optimizer"),
+    ],
+)
+def test_optimizers_that_servers_cannot_follow_are_refused_by_name(tmp_path: Path, optimizer: str, words: str) -> None:
+    with pytest.raises(UserError, match=rf"made\.py:\d+: .*{words}"):
+        build(module_with(tmp_path, functional("layers.Embedding(100, 4)"), optimizer))
+
+
+def test_excluding_variables_from_weight_decay_is_refused(tmp_path: Path) -> None:
+    module = module_with(
+        tmp_path,
+        functional("layers.Embedding(100, 4)")
+        + """
+def optimizer():
+    made = keras.optimizers.AdamW()
+    made.exclude_from_weight_decay(var_names=["bias"])
+    return made
+""",
+    )
+    with pytest.raises(UserError, match="AdamW has exclude_from_weight_decay"):
+        build(module)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        ("keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)", {"kind": OptimizerKind.SGD, "momentum": 0.9, "nesterov": True}),
+        ("keras.optimizers.Adam(beta_1=0.8, amsgrad=True)", {"kind": OptimizerKind.ADAM, "beta_1": 0.8, "amsgrad": True}),
+        ("keras.optimizers.AdamW(weight_decay=0.02)", {"kind": OptimizerKind.ADAM, "weight_decay": 0.02}),
+        (
+            "keras.optimizers.Adagrad(epsilon=0.5)",
+            {"kind": OptimizerKind.ADAGRAD, "epsilon": 0.5, "initial_accumulator_value": 0.1},
+        ),
+        ("keras.optimizers.Ftrl(l1_regularization_strength=0.3, beta=0.2)", {"kind": OptimizerKind.FTRL, "l1": 0.3, "beta": 0.2}),
+    ],
+)
+def test_optimizers_keep_their_constants(tmp_path: Path, optimizer: str, expected: dict[str, Any]) -> None:
+    found = build(module_with(tmp_path, functional("layers.Embedding(100, 4)"), optimizer)).parameters.optimizer
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_a_custom_training_step_is_refused(tmp_path: Path) -> None:
+    body = """
+class custom_model(keras.Model):
+    def call(self, inputs): return inputs
+    def train_step(self, data): return {}
+"""
+    with pytest.raises(UserError, match=r"made\.py:\d+: custom_model overrides train_step"):
+        build(module_with(tmp_path, body))
+
+
+def test_ids_that_depend_on_rows_are_refused_by_name(tmp_path: Path) -> None:
+    body = """
+def custom_model():
+    x = keras.Input((2,), dtype="int64")
+    first = layers.Embedding(100, 4, name="first")(x)
+    best = keras.ops.argmax(first, -1)
+    return keras.Model(x, layers.Dense(1)(layers.Flatten()(layers.Embedding(100, 4, name="second")(best))))
+"""
+    module = module_with(tmp_path, body)
+    with pytest.raises(UserError, match="ids of embedding layer 'second' depend on the rows of 'first'"):
+        CompiledStep(build(module), module).prepare(tf.constant([[1, 2]], tf.int64))
+
+
+def test_ids_that_depend_on_the_shape_of_rows_only_are_fine(tmp_path: Path) -> None:
+    body = """
+def custom_model():
+    x = keras.Input((2,), dtype="int64")
+    first = layers.Embedding(100, 4)(x)
+    places = layers.Lambda(lambda e: tf.tile(tf.range(tf.shape(e)[1])[None], [tf.shape(e)[0], 1]))(first)
+    return keras.Model(x, layers.Dense(1)(layers.Flatten()(first + layers.Embedding(50, 4)(places))))
+"""
+    module = module_with(tmp_path, body)
+    lookups = CompiledStep(build(module), module).prepare(tf.constant([[7, 9], [7, 7]], tf.int64))
+    assert [ids.tolist() for ids in lookups.ids] == [[7, 9], [0, 1]]
+
+
+def test_a_layer_called_in_a_loop_is_refused_by_name(tmp_path: Path) -> None:
+    body = """
+class custom_model(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.embedding = layers.Embedding(100, 4, name="looped")
+    def call(self, x):
+        return tf.reduce_sum(tf.map_fn(self.embedding, x, fn_output_signature=tf.float32), (1, 2))[:, None]
+"""
+    module = module_with(tmp_path, body)
+    features = tf.constant([[1, 2]], tf.int64)
+    with pytest.raises(UserError, match="'looped' is called within a loop"):
+        CompiledStep(build(module, features), module).prepare(features)
+
+
+# Ids
+
+
+def test_tables_asked_for_the_same_ids_share_positions(tmp_path: Path) -> None:
+    body = """
+def custom_model():
+    text = keras.Input((2,), dtype="string")
+    a = layers.Embedding(40, 4)(layers.Hashing(40)(text))
+    b = layers.Embedding(40, 2)(layers.Hashing(40)(text))
+    return keras.Model(text, layers.Dense(1)(layers.Flatten()(layers.Concatenate()([a, b]))))
+"""
+    module = module_with(tmp_path, body)
+    lookups = CompiledStep(build(module), module).prepare(tf.constant([["a", "b"], ["a", "a"]]))
+    assert lookups.positions[0] is lookups.positions[1] and lookups.ids[0] is lookups.ids[1]
+    assert lookups.positions[0].tolist() == [[0, 1], [0, 0]]
+
+
+def test_an_id_outside_of_the_vocabulary_is_named(tmp_path: Path) -> None:
+    module = module_with(tmp_path, functional("layers.Embedding(100, 4, name='mine')"))
+    step = CompiledStep(build(module), module)
+    with pytest.raises(UserError, match=r"'mine' was given id 100, expected 0\.\.99"):
+        step.prepare(tf.constant([[1, 100]], tf.int64))
+    assert step.prepare(tf.constant([[-1, 99]], tf.int64)).ids[0].tolist() == [99]  # as in Keras
+    with pytest.raises(UserError, match="'mine' was given id -1"):
+        step.prepare(tf.constant([[-101, 5]], tf.int64))
+
+
+def test_an_unbounded_vocabulary_takes_any_int64(tmp_path: Path) -> None:
+    module = module_with(tmp_path, functional("Chosen(4)"))
+    served = build(module)
+    step = CompiledStep(served, module)
+    features = tf.constant([[2**62, -5]], tf.int64)
+    lookups = step.prepare(features)
+    assert lookups.ids[0].tolist() == [2**62, -5]
+    assert step.predict(features, lookups, pulled(served, lookups)).shape == (1, 1)
+
+
+def test_ragged_ids_are_looked_up(tmp_path: Path) -> None:
+    body = """
+class custom_model(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.embedding = layers.Embedding(100, 4)
+    def call(self, x):
+        return tf.reduce_sum(tf.reduce_sum(self.embedding(x), 1), 1, keepdims=True)
+"""
+    module = module_with(tmp_path, body)
+    features = tf.ragged.constant([[1, 2, 3], [3], []], dtype=tf.int64)
+    served = build(module, features)
+    step = CompiledStep(served, module)
+    lookups = step.prepare(features, training=True)
+    outcome = step.train(features, tf.zeros((3, 1)), lookups, pulled(served, lookups))
+    assert lookups.ids[0].tolist() == [1, 2, 3] and outcome.gradients[0].shape == (3, 4)
+
+
+def test_padded_windows_of_other_widths_are_taken(tmp_path: Path) -> None:
+    body = functional(
+        "layers.Embedding(100, 4)", inputs='keras.Input((None,), dtype="int64")', out="keras.ops.sum(e, (1, 2))[:, None]"
+    )
+    module = module_with(tmp_path, body)
+    served = build(module)
+    step = CompiledStep(served, module)
+    for width in (3, 5, 2, 4):
+        features, labels = tf.ones((2, width), tf.int64), tf.zeros((2, 1))
+        lookups = step.prepare(features, training=True)
+        outcome = step.train(features, labels, lookups, pulled(served, lookups))
+        row = pulled(served, lookups).rows[0][0].sum()
+        assert outcome.loss == pytest.approx((width * row) ** 2, rel=1e-4)
+
+
+# Steps
+
+
+def test_the_learning_rate_is_that_of_the_pulled_version(tmp_path: Path) -> None:
+    decay = "keras.optimizers.SGD(keras.optimizers.schedules.PiecewiseConstantDecay([10], [0.5, 0.25]))"
+    for optimizer, extra in (
+        (decay, ""),
+        (SGD, "def callbacks(): return [ours.LearningRateScheduler(lambda v: 0.5 if v <= 10 else 0.25)]"),
+    ):
+        module = module_with(tmp_path, functional("layers.Embedding(100, 4)") + extra, optimizer)
+        served = build(module)
+        step, features = CompiledStep(served, module), tf.constant([[1, 2]], tf.int64)
+        lookups = step.prepare(features, training=True)
+        rates = [
+            step.train(features, tf.zeros((1, 1)), lookups, pulled(served, lookups, version)).learning_rate
+            for version in (0, 10, 11)
+        ]
+        assert rates == [0.5, 0.5, 0.25]
+
+
+def test_what_is_not_finite_is_named(tmp_path: Path) -> None:
+    module = module_with(tmp_path, functional("layers.Embedding(100, 4, name='mine')"))
+    served = build(module)
+    step, features = CompiledStep(served, module), tf.constant([[1, 2]], tf.int64)
+    lookups = step.prepare(features, training=True)
+    weights = pulled(served, lookups)
+    assert step.train(features, tf.zeros((1, 1)), lookups, weights).nonfinite == ""
+    assert step.train(features, tf.constant([[np.nan]]), lookups, weights).nonfinite == "loss, dense/kernel, mine"
+    huge = Pulled((0,), weights.dense, (np.full((2, 4), 3e38, np.float32),))
+    assert "dense/kernel" in step.train(features, tf.zeros((1, 1)), lookups, huge).nonfinite
+
+
+def test_large_but_finite_gradients_are_not_called_infinite(tmp_path: Path) -> None:
+    module = module_with(tmp_path, functional("layers.Embedding(100, 4)"))
+    served = build(module)
+    step, features = CompiledStep(served, module), tf.constant([[1, 2]], tf.int64)
+    lookups = step.prepare(features, training=True)
+    outcome = step.train(features, tf.constant([[1e18]]), lookups, pulled(served, lookups))
+    assert np.abs(outcome.gradients[0]).max() > 1e16 and outcome.nonfinite == ""
+
+
+def test_dropout_differs_from_step_to_step(tmp_path: Path) -> None:
+    out = "layers.Dense(1, use_bias=False)(layers.Dropout(0.5)(layers.Flatten()(e)))"
+    module = module_with(tmp_path, functional("layers.Embedding(100, 32)", out=out))
+    served = build(module)
+    step, features = CompiledStep(served, module), tf.constant([[1, 2]], tf.int64)
+    lookups = step.prepare(features, training=True)
+    weights = pulled(served, lookups)
+    losses = {step.train(features, tf.ones((1, 1)), lookups, weights).loss for _ in range(5)}
+    assert len(losses) == 5
+    assert step.predict(features, lookups, weights) == step.predict(features, lookups, weights)
+
+
+def test_a_regularizer_of_embeddings_applies_to_the_rows_of_the_batch(tmp_path: Path) -> None:
+    body = functional(
+        "layers.Embedding(100, 4, embeddings_regularizer=keras.regularizers.L2(0.25))", out="0.0 * keras.ops.sum(e, (1, 2))"
+    )
+    module = module_with(tmp_path, body)
+    served = build(module)
+    step, features = CompiledStep(served, module), tf.constant([[1, 2], [1, 1]], tf.int64)
+    lookups = step.prepare(features, training=True)
+    weights = pulled(served, lookups)
+    outcome = step.train(features, tf.zeros((2,)), lookups, weights)
+    assert outcome.loss == pytest.approx(0.25 * np.square(weights.rows[0]).sum(), rel=1e-5)
+    np.testing.assert_allclose(outcome.gradients[0], 0.5 * weights.rows[0], rtol=1e-5)
+
+
+def test_a_frozen_table_gets_no_gradient(tmp_path: Path) -> None:
+    module = module_with(tmp_path, functional("layers.Embedding(100, 4, trainable=False)"))
+    served = build(module)
+    step, features = CompiledStep(served, module), tf.constant([[1, 2]], tf.int64)
+    lookups = step.prepare(features, training=True)
+    outcome = step.train(features, tf.ones((1, 1)), lookups, pulled(served, lookups))
+    assert not outcome.gradients[0].any() and outcome.dense.any()
+
+
+def test_errors_inside_the_users_call_name_the_line(tmp_path: Path) -> None:
+    body = """
+class custom_model(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.embedding = layers.Embedding(100, 4)
+    def call(self, x):
+        return tf.reshape(self.embedding(x), [3, 5, 7, missing_name])
+"""
+    with pytest.raises(UserError, match=r"made\.py:\d+: custom_model raised NameError.*missing_name"):
+        build(module_with(tmp_path, body), tf.constant([[1, 2]], tf.int64))
+
+
+def test_model_params_go_to_whoever_names_them(tmp_path: Path) -> None:
+    module = module_with(
+        tmp_path,
+        functional("layers.Embedding(100, 4)").replace("custom_model()", "custom_model(units=1)"),
+        "keras.optimizers.SGD(lr)",
+    )
+    served = ServedModel.build(module, {"lr": 0.7, "units": 3}, threshold_bytes=0, seed=0)
+    assert float(served.optimizer.learning_rate) == pytest.approx(0.7)
+    with pytest.raises(UserError, match=r"--model-params other=1: neither custom_model \(.*made\.py"):
+        ServedModel.build(module, {"other": 1}, threshold_bytes=0, seed=0)

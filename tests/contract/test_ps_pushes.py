@@ -1,0 +1,256 @@
+"""Pull and push over real connections: once each, from several workers, through a bad network, and against fences."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from elasticdl.embedding.reference import ReferenceTable
+from elasticdl.embedding.spec import DenseSpec, ParametersSpec
+from elasticdl.errors import Refused, TransientError, UserError
+from elasticdl.rpc.parameters import Update
+from elasticdl.shard import Applied, ShardId
+from tests.contract.ps_stage import LIMIT_S, BadNetwork, Stage, as_ids, counting_spec, rich_spec, update
+
+pytestmark = pytest.mark.contract
+
+ONES = np.ones(6, np.float32)
+IDS = [0, 1, 2, 3, -1, -2, 2**40, -(2**63), 2**63 - 1]
+
+
+@pytest.fixture(params=[1, 2, 3])
+def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    made = Stage(request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Stage]:
+    made = Stage(2)
+    yield made
+    made.close()
+
+
+def test_rows_and_dense_values_come_back_in_the_order_they_were_asked_for(stage: Stage) -> None:
+    spec = rich_spec()
+    pool = stage.pool()
+    dense = np.arange(spec.trainable_size + spec.additive_size, dtype=np.float32)
+    assert pool.initialise(spec, dense, timeout_s=LIMIT_S)
+    many = np.random.default_rng(0).permutation(5000).astype(np.int64) - 2500
+    pulled = pool.pull([many, as_ids(IDS)], timeout_s=LIMIT_S)
+    assert pulled.dense is not None
+    np.testing.assert_array_equal(pulled.dense, dense)
+    for table, ids, rows in zip(spec.tables, [many, as_ids(IDS)], pulled.rows, strict=True):
+        np.testing.assert_array_equal(rows, ReferenceTable(table, spec.optimizer).lookup(ids))
+
+
+def test_a_push_changes_exactly_what_it_names(stage: Stage) -> None:
+    pool = stage.pool()
+    pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+    before = pool.pull([as_ids(IDS)], timeout_s=LIMIT_S)
+    pushed = pool.push(update(1, before.versions, np.arange(6, dtype=np.float32), IDS[:5]), timeout_s=LIMIT_S)
+    assert pushed.versions == (1,) * len(stage.servers) and pushed.staleness == (0,) * len(stage.servers)
+    after = pool.pull([as_ids(IDS)], timeout_s=LIMIT_S)
+    np.testing.assert_array_equal(after.dense, -np.arange(6, dtype=np.float32))
+    np.testing.assert_array_equal(after.rows[0], [[-1, -1]] * 5 + [[0, 0]] * 4)
+
+
+def test_the_additive_part_is_added(stage: Stage) -> None:
+    spec = ParametersSpec(
+        optimizer=counting_spec().optimizer, dense=(DenseSpec(path="w", shape=(4,)), DenseSpec(path="m", shape=(5,), additive=True))
+    )
+    pool = stage.pool()
+    pool.initialise(spec, np.zeros(9, np.float32), timeout_s=LIMIT_S)
+    versions = (0,) * len(stage.servers)
+    pool.push(Update(1, Applied(ShardId(0), 0, 1), versions, 0.5, np.ones(9, np.float32)), timeout_s=LIMIT_S)
+    np.testing.assert_array_equal(pool.pull([], timeout_s=LIMIT_S).dense, [-0.5] * 4 + [1.0] * 5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_push_is_applied_once_however_often_the_connections_break(seed: int) -> None:
+    stage = Stage(2)
+    networks = [stage.behind(BadNetwork(address, seed * 10 + k, breaks=20)) for k, address in enumerate(stage.addresses)]
+    try:
+        pool = stage.pool(addresses=[network.address for network in networks])
+        pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+        for sequence in range(1, 61):
+            pulled = pool.pull([as_ids([1, 2])], timeout_s=LIMIT_S)
+            pool.push(update(sequence, pulled.versions, ONES, [1, 2]), timeout_s=LIMIT_S)
+        after = pool.pull([as_ids([1, 2])], timeout_s=LIMIT_S)
+        assert sum(network.breaks_left for network in networks) < 30, "the network was not bad at all"
+        assert after.versions == (60, 60)
+        np.testing.assert_array_equal(after.dense, -60 * ONES)
+        np.testing.assert_array_equal(after.rows[0], np.full((2, 2), -60))
+    finally:
+        stage.close()
+
+
+def test_the_same_sequence_again_is_answered_and_not_applied(pair: Stage) -> None:
+    pool = pair.pool()
+    pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+    first = pool.push(update(1, (0, 0), ONES, [5]), timeout_s=LIMIT_S)
+    assert pool.push(update(1, (0, 0), ONES, [5]), timeout_s=LIMIT_S) == first
+    np.testing.assert_array_equal(pool.pull([as_ids([5])], timeout_s=LIMIT_S).dense, -ONES)
+
+
+def test_two_workers_push_at_the_same_time_and_nothing_is_lost(stage: Stage) -> None:
+    pools = [stage.pool(f"worker-{w}") for w in range(2)]
+    took = [pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S) for pool in pools]
+    assert took == [True, False]
+
+    def work(worker: int) -> None:
+        for sequence in range(1, 101):
+            versions = pools[worker].pull([as_ids([worker, 9])], timeout_s=LIMIT_S).versions
+            pools[worker].push(update(sequence, versions, ONES, [worker, 9]), timeout_s=LIMIT_S)
+
+    threads = [threading.Thread(target=work, args=(w,)) for w in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    after = pools[0].pull([as_ids([0, 1, 9])], timeout_s=LIMIT_S)
+    assert after.versions == (200,) * len(stage.servers)
+    np.testing.assert_array_equal(after.dense, -200 * ONES)
+    np.testing.assert_array_equal(after.rows[0][:, 0], [-100, -100, -200])
+
+
+def test_staleness_counts_the_updates_of_others_only(pair: Stage) -> None:
+    mine, other = pair.pool("worker-0"), pair.pool("worker-1")
+    for pool in (mine, other):
+        pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+    mine.push(update(1, (0, 0), ONES), timeout_s=LIMIT_S)
+    assert other.push(update(1, (0, 0), ONES), timeout_s=LIMIT_S).staleness == (1, 1)
+    assert mine.push(update(2, (0, 0), ONES), timeout_s=LIMIT_S).staleness == (1, 1)
+    assert mine.push(update(3, (2, 2), ONES), timeout_s=LIMIT_S).staleness == (0, 0)
+    assert pair.servers[0].statistics()["staleness"][:3] == [2, 2, 0]
+
+
+def test_a_fenced_worker_is_refused_everything_and_its_last_push_is_told(pair: Stage) -> None:
+    pool, other = pair.pool("worker-0"), pair.pool("worker-1")
+    pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+    other.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+    pool.push(update(1, (0, 0), ONES), timeout_s=LIMIT_S)
+    for server in pair.servers:
+        known = server.fence("worker-0")
+        assert known is not None and known[1:] == (1, 7, 0, 10)
+        assert server.fence("worker-9") is None
+    with pytest.raises(Refused, match="worker-0 was fenced"):
+        pool.push(update(2, (1, 1), ONES), timeout_s=LIMIT_S)
+    with pytest.raises(Refused, match="worker-0 was fenced"):
+        pool.pull([as_ids([1])], timeout_s=LIMIT_S)
+    with pytest.raises(Refused, match="worker-0 was fenced"):
+        pair.pool("worker-0").initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+    np.testing.assert_array_equal(other.pull([as_ids([1])], timeout_s=LIMIT_S).dense, -ONES)
+
+
+def test_a_fence_refuses_a_push_that_waits_at_the_gate(pair: Stage) -> None:
+    pool = pair.pool()
+    pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+    pair.servers[0].gate(LIMIT_S)
+    errors: list[BaseException] = []
+
+    def push() -> None:
+        try:
+            pool.push(update(1, (0, 0), ONES), timeout_s=LIMIT_S)
+        except Refused as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=push)
+    thread.start()
+    while pair.servers[1].version == 0:
+        threading.Event().wait(0.01)
+    pair.servers[0].fence("worker-0")
+    thread.join(LIMIT_S)
+    assert len(errors) == 1 and pair.servers[0].version == 0
+
+
+def test_another_token_is_refused(pair: Stage) -> None:
+    for token in ("", "the job's toke", "the job's tokem", "another job's token"):
+        with pytest.raises(Refused, match="token is wrong"):
+            pair.pool("worker-0", token).initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+    assert not pair.servers[0].has_state and sum(server.statistics()["refused"] for server in pair.servers) >= 4
+
+
+def test_another_model_is_refused_and_the_first_variable_that_differs_is_named(pair: Stage) -> None:
+    pair.pool().initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+    with pytest.raises(UserError, match=r"ps-0 .* dense variable that differs is w \[7\] in the model, w \[6\] there"):
+        pair.pool("worker-1").initialise(counting_spec(7), np.zeros(7, np.float32), timeout_s=LIMIT_S)
+    with pytest.raises(UserError, match=r"table that differs is t of dimension 3 .* t of dimension 2"):
+        pair.pool("worker-2").initialise(counting_spec(6, 3), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+
+
+def test_a_server_that_is_away_is_named_when_the_time_is_over(pair: Stage) -> None:
+    pool = pair.pool()
+    pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+    pair.servers[1].stop()
+    with pytest.raises(
+        TransientError, match=r"pull of worker-0 was not answered within 0.3 s by ps-1 at 127.0.0.1:\d+: Connection refused"
+    ):
+        pool.pull([as_ids([1])], timeout_s=0.3)
+    pool.move([pair.addresses[0], ""])
+    with pytest.raises(TransientError, match=r"by ps-1 \(it has no address at the moment\)"):
+        pool.push(update(1, (0, 0), ONES), timeout_s=0.3)
+
+
+def test_a_closed_pool_ends_calls_under_way(pair: Stage) -> None:
+    pool = pair.pool(addresses=[pair.addresses[0], ""])
+    threading.Timer(0.1, pool.close).start()
+    with pytest.raises(TransientError, match="were closed"):
+        pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+
+
+def test_an_address_of_another_server_is_noticed(pair: Stage) -> None:
+    with pytest.raises(TransientError, match="it is ps-1 of 2, wanted is ps-0 of 2"):
+        pair.pool(addresses=pair.addresses[::-1]).initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=0.3)
+
+
+def test_wrong_shapes_are_refused_before_anything_is_sent(pair: Stage) -> None:
+    pool = pair.pool()
+    with pytest.raises(UserError, match="initialise"):
+        pool.pull([as_ids([1])], timeout_s=LIMIT_S)
+    pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+    with pytest.raises(ValueError, match="dense has 5 values: expected 6"):
+        pool.push(update(1, (0, 0), np.ones(5, np.float32)), timeout_s=LIMIT_S)
+    with pytest.raises(ValueError, match=r"rows of table t are \[2, 3\]: expected \[2, 2\]"):
+        pool.push(update(1, (0, 0), ONES, [1, 2], dim=3), timeout_s=LIMIT_S)
+    with pytest.raises(UserError, match="ids of 2 tables, the model has 1"):
+        pool.pull([as_ids([1]), as_ids([2])], timeout_s=LIMIT_S)
+    with pytest.raises(TypeError):
+        pool.pull([np.array([1], np.int32)], timeout_s=LIMIT_S)  # type: ignore[list-item]
+    assert pair.servers[0].version == 0
+
+
+def test_a_server_that_came_back_empty_gets_the_values_that_were_pulled_last() -> None:
+    stage, later = Stage(1), Stage(1)
+    try:
+        pool = stage.pool()
+        pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+        pool.push(update(1, (0,), ONES, [3]), timeout_s=LIMIT_S)
+        pool.pull([as_ids([3])], timeout_s=LIMIT_S)
+        stage.servers[0].stop()
+        threading.Timer(0.1, pool.move, [later.addresses]).start()
+        pulled = pool.pull([as_ids([3])], timeout_s=LIMIT_S)
+        np.testing.assert_array_equal(pulled.dense, -ONES)
+        np.testing.assert_array_equal(pulled.rows[0], np.zeros((1, 2)))
+        assert pool.push(update(2, pulled.versions, ONES, [3]), timeout_s=LIMIT_S).staleness == (0,)
+        np.testing.assert_array_equal(pool.pull([as_ids([3])], timeout_s=LIMIT_S).dense, -2 * ONES)
+    finally:
+        stage.close()
+        later.close()
+
+
+def test_all_rows_come_for_export_in_ascending_order(stage: Stage) -> None:
+    spec = rich_spec()
+    pool = stage.pool()
+    pool.initialise(spec, np.zeros(37, np.float32), timeout_s=LIMIT_S)
+    made = np.random.default_rng(1).choice(10**9, 150_000, replace=False).astype(np.int64) - 5 * 10**8
+    weights = pool.pull([made, as_ids([])], timeout_s=LIMIT_S).rows[0]
+    ids, rows = pool.rows(0, snapshot=None, timeout_s=LIMIT_S)
+    order = np.argsort(made)
+    np.testing.assert_array_equal(ids, made[order])
+    np.testing.assert_array_equal(rows, weights[order])
+    assert pool.rows(1, snapshot=None, timeout_s=LIMIT_S)[0].shape == (0,)

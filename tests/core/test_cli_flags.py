@@ -1,0 +1,224 @@
+"""Flags, YAML and the job that they make."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticdl.cli.documents import as_yaml, read_yaml
+from elasticdl.cli.main import exit_code_of, run
+from elasticdl.cli.options import flag
+from elasticdl.errors import Corrupted, ExitCode, Refused, SpecError, UserError
+from elasticdl.job import SECTIONS, Action, JobSpec, Shuffle
+
+pytestmark = pytest.mark.core
+NEEDED = ["--model-zoo", "zoo", "--model-def", "iris", "--training-data", "a.csv"]
+OTHERS: dict[str, tuple[str, Any]] = {
+    "model_zoo": ("z", "z"),
+    "model_def": ("a.b", "a.b"),
+    "model_params": ("lr=0.5;name='1';deep=true", {"lr": 0.5, "name": "1", "deep": True}),
+    "data_reader_params": ("sep=|", {"sep": "|"}),
+    "shuffle": ("shards", "shards"),
+    "distribution_strategy": ("ParameterServerStrategy", "ParameterServerStrategy"),
+    "seed": ("7", 7),
+    "max_staleness": ("3", 3),
+    "num_workers": ("1:3", "1:3"),
+    "job_name": ("iris", "iris"),
+    "envs": ("A=1;B=x", {"A": "1", "B": "x"}),
+    "evaluation_seconds": ("2.5", 2.5),
+    "resume": ("", True),
+}
+FIELDS = {name: field for section in SECTIONS.values() for name, field in section.model_fields.items()}
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run(["train", *NEEDED, "--validation-data", "v.csv", *arguments, "--dry-run", "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("name", list(FIELDS))
+@pytest.mark.parametrize("spell", [flag, lambda name: f"--{name}"], ids=["kebab", "snake"])
+def test_every_field_of_a_job_is_a_flag(name: str, spell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    is_number = FIELDS[name].annotation in (int, float)
+    text, value = OTHERS.get(name, ("9", 9) if is_number else ("text", "text"))
+    assert dry_run(capsys, spell(name), *([text] if text else []))[name] == value
+
+
+def test_a_flag_that_is_given_twice_adds_pairs(capsys: pytest.CaptureFixture[str]) -> None:
+    found = dry_run(capsys, "--envs", "A=1", "--envs", "B=2;C=3")
+    assert found["envs"] == {"A": "1", "B": "2", "C": "3"}
+
+
+def test_an_unknown_flag_is_an_error_that_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", *NEEDED, "--num-worker", "3"]) == 2
+    assert "Did you mean '--num-workers'?" in capsys.readouterr().err
+
+
+def test_an_unknown_verb_is_an_error_that_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["trian"]) == 2
+    assert "Did you mean 'train'?" in capsys.readouterr().err
+
+
+def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", *NEEDED, "--num-epoch", "3"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--num-workers", "3:1"], "--num-workers: MIN 3 is above MAX 1"),
+        (["--num-workers", "a few"], "--num-workers: expected N or MIN:MAX, got 'a few'"),
+        (["--num-workers", "0"], "--num-workers"),
+        (["--minibatch-size", "0"], "--minibatch-size: Input should be greater than or equal to 1, got '0'"),
+        (["--minibatch-size", "many"], "--minibatch-size: Input should be a valid integer"),
+        (["--model-params", "lr"], "--model-params: expected key=value, got 'lr'"),
+        (["--shuffle", "twice"], "'twice' is not one of"),
+        (["--job-name", "Iris!"], "--job-name 'Iris!' is not usable"),
+        (["--job-name", "x" * 53], "is not usable"),
+        (["--job-name", "ирис"], "is not usable"),
+        (["--evaluation-steps", "5"], "without --validation-data"),
+    ],
+)
+def test_a_wrong_value_names_the_flag_and_what_is_expected(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", *NEEDED, *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--model-zoo", "z", "--model-def", "m"], "--training-data is missing"),
+        (["train", "--model-zoo", "z", "--training-data", "t"], "--model-def is missing"),
+        (["evaluate", "--model-zoo", "z", "--model-def", "m"], "--validation-data is missing"),
+        (["evaluate", "--model-zoo", "z", "--model-def", "m", "--validation-data", "v"], "--checkpoint-dir-for-init is missing"),
+        (
+            ["predict", "--model-zoo", "z", "--model-def", "m", "--prediction-data", "p", "--checkpoint-dir-for-init", "c"],
+            "--output is missing",
+        ),
+    ],
+)
+def test_what_a_verb_needs_is_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_dry_run_makes_nothing_and_prints_what_f_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["train", *NEEDED, "--num-workers", "1:3", "--model-params", "name='1'", "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "job.yaml").write_text(text)
+    assert run(["train", "-f", "job.yaml", "--dry-run", "-o", "yaml"]) == 0
+    assert capsys.readouterr().out == text
+
+
+def yaml_job(tmp_path: Path, text: str) -> list[str]:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    return ["train", "-f", str(path), "--dry-run", "-o", "json"]
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = yaml_job(tmp_path, "model-zoo: z\nmodel_def: m\ntraining-data: t\nnum-epochs: 4\nminibatch-size: 8\nresume: true\n")
+    assert run([*command, "--num-epochs", "5", "--no-resume"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [found[key] for key in ("model_zoo", "num_epochs", "minibatch_size", "seed", "resume")] == ["z", 5, 8, 0, False]
+
+
+def test_yaml_is_read_as_people_mean_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (
+        "model_zoo: z\nmodel_def: m\ntraining_data: t\nnum_workers: 1:3\njob_name: yes\n"
+        "model_params: {lr: 1e-3, deep: true, mode: on, day: 2026-11-21, n: 007}\nenvs: {A: 1}\n"
+    )
+    assert run(yaml_job(tmp_path, text)) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_workers"], found["job_name"], found["envs"]) == ("1:3", "yes", {"A": "1"})
+    assert found["model_params"] == {"lr": 0.001, "deep": True, "mode": "on", "day": "2026-11-21", "n": 7}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("num-worker: 3\n", "unknown key 'num-worker'\nHint: did you mean num-workers?"),
+        ("colour: blue\n", "unknown key 'colour'"),
+        ("seed: 1\nseed: 2\n", "job.yaml:2: the key 'seed' is there twice"),
+        ("num-epochs: 1\nnum_epochs: 2\n", "the key 'num_epochs' is there twice"),
+        ("- a\n- b\n", "expected keys and values, got a list"),
+        ("seed: [1\nx: 2\n", "job.yaml:2: "),
+        ("seed: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
+    ],
+)
+def test_a_wrong_file_is_an_error_that_names_it(
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(yaml_job(tmp_path, text)) == 2
+    error = capsys.readouterr().err
+    assert message in error and "job.yaml" in error
+
+
+def test_a_file_that_is_not_there_or_not_text_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "-f", str(tmp_path / "nowhere.yaml")]) == 2
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    assert run(["train", "-f", str(tmp_path / "binary")]) == 2
+    errors = capsys.readouterr().err
+    assert "No such file" in errors and "is not text in UTF-8" in errors
+
+
+scalars = st.one_of(
+    st.booleans(), st.integers(-(2**40), 2**40), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=12)
+)
+
+
+@given(
+    params=st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), scalars, max_size=4),
+    low=st.integers(1, 50),
+    more=st.integers(0, 50),
+    shuffle=st.sampled_from(Shuffle),
+    seconds=st.floats(0, 1e6),
+)
+def test_a_job_comes_back_the_same_from_its_flags_through_yaml_and_json(
+    params: dict[str, Any], low: int, more: int, shuffle: Shuffle, seconds: float
+) -> None:
+    given_flags = {
+        "model_zoo": "z", "model_def": "m", "training_data": "t", "validation_data": "v", "model_params": params,
+        "num_workers": f"{low}:{low + more}", "shuffle": shuffle, "evaluation_seconds": seconds,
+    }  # fmt: skip
+    spec = JobSpec.from_flags(Action.TRAIN, given_flags)
+    assert JobSpec.from_flags(Action.TRAIN, spec.flags()) == spec
+    assert JobSpec.from_flags(Action.TRAIN, yaml.safe_load(as_yaml(spec.flags()))) == spec
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_our_yaml_reads_what_our_yaml_writes(tmp_path: Path) -> None:
+    value = {
+        "a": "1:3",
+        "b": "yes",
+        "c": "007",
+        "d": 1e-7,
+        "e": None,
+        "f": "2026-11-21",
+        "g": {"h": [1, 2.5, True]},
+        "i": "~",
+        "j": "",
+    }
+    (tmp_path / "x.yaml").write_text(as_yaml(value))
+    assert read_yaml(tmp_path / "x.yaml") == value
+
+
+def test_exit_codes_for_the_masters_eyes_become_ones_for_people() -> None:
+    assert exit_code_of(UserError("x")) == ExitCode.USAGE
+    assert exit_code_of(SpecError("x")) == ExitCode.USAGE
+    assert exit_code_of(Refused("x")) == ExitCode.JOB_FAILED
+    assert exit_code_of(Corrupted("x")) == ExitCode.JOB_FAILED

@@ -1,0 +1,129 @@
+"""Where jobs live on disk."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from elasticdl.cli.place import claimed, refuse_if_taken, settle
+from elasticdl.errors import PermanentError, SpecError
+from elasticdl.job import JOB_NAME, Action, JobSpec
+from elasticdl.master.preflight import Preflight
+
+pytestmark = pytest.mark.core
+FOUND = Preflight((), (), (), {"ok": True})
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def job(**flags: object) -> JobSpec:
+    return JobSpec.from_flags(Action.TRAIN, {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv", **flags})
+
+
+def checkpoint(location: Path) -> None:
+    (location / "version-3").mkdir(parents=True)
+    (location / "version-3/manifest.json").touch()
+
+
+@pytest.mark.parametrize("model_def", ["iris", "mnist.cnn.Custom_Model", "9lives", "___", "x" * 80, "модель"])
+def test_a_job_without_a_name_gets_one_that_is_allowed(model_def: str) -> None:
+    spec = settle(job(model_def=model_def), wall_s=1_700_000_000)
+    assert JOB_NAME.fullmatch(spec.cluster.job_name)
+    assert re.search(r"-\d{8}-\d{6}$", spec.cluster.job_name)
+
+
+def test_paths_mean_the_same_from_any_directory_and_addresses_stay(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").touch()
+    spec = settle(
+        job(output="out", validation_data="*.csv", prediction_data="table:clicks", job_name="a", checkpoint_dir_for_init="s3://b/c")
+    )
+    assert spec.model.model_zoo == str(tmp_path / "zoo")
+    assert spec.checkpoint.output == str(tmp_path / "out")
+    assert spec.checkpoint.checkpoint_dir_for_init == "s3://b/c"
+    assert spec.data.training_data == str(tmp_path / "a.csv")
+    assert spec.data.validation_data == str(tmp_path / "*.csv")
+    assert spec.data.prediction_data == "table:clicks"
+    assert spec.cluster.job_dir == str(tmp_path / "jobs/a")
+
+
+def test_settling_twice_changes_nothing() -> None:
+    once = settle(job())
+    assert settle(once) == once
+
+
+def test_a_claimed_directory_holds_the_job_for_its_owner_only(tmp_path: Path) -> None:
+    spec = settle(job(job_name="a", envs="KEY=secret"))
+    with claimed(spec, FOUND) as directory:
+        assert directory.path == tmp_path / "jobs/a"
+        assert JobSpec.model_validate_json(directory.spec.read_text()) == spec
+        assert directory.spec.stat().st_mode & 0o077 == 0
+        checkpoint(directory.checkpoints)
+        with pytest.raises(SpecError, match="another command runs the job"), claimed(settle(job(job_name="a", resume=True)), FOUND):
+            pass
+    with pytest.raises(SpecError, match="holds a job already"):
+        refuse_if_taken(spec)
+    refuse_if_taken(settle(job(job_name="a", resume=True)))
+
+
+def test_a_resumed_job_forgets_how_the_last_run_ended() -> None:
+    with claimed(settle(job(job_name="a")), FOUND) as directory:
+        directory.status.write_text("{}")
+        checkpoint(directory.checkpoints)
+    with claimed(settle(job(job_name="a", resume=True)), FOUND) as directory:
+        assert not directory.status.exists()
+
+
+def test_a_directory_without_a_job_may_be_used_and_what_is_in_it_stays(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("keep")
+    with claimed(settle(job(job_dir="mine")), FOUND) as directory:
+        assert directory.spec.exists()
+    assert (tmp_path / "mine/notes.txt").read_text() == "keep"
+
+
+def test_what_cannot_be_written_leaves_nothing_half_made(tmp_path: Path) -> None:
+    broken = Preflight((), (), (), {"ok": object()})
+    with pytest.raises(TypeError), claimed(settle(job(job_dir="new/deep/job")), broken):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_made_is_said_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(PermanentError, match=r"cannot make .*file/job: Not a directory"),
+        claimed(settle(job(job_dir="file/job")), FOUND),
+    ):
+        pass
+    with pytest.raises(SpecError, match="is a file"):
+        refuse_if_taken(settle(job(job_dir="file")))
+
+
+def test_resume_needs_a_job_to_go_on_with() -> None:
+    with pytest.raises(SpecError, match="holds no job"):
+        refuse_if_taken(settle(job(resume=True)))
+
+
+def test_no_file_stays_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with claimed(settle(job(job_name="a")), FOUND):
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_resume_and_init_need_a_checkpoint_to_begin_with(tmp_path: Path) -> None:
+    with claimed(settle(job(job_name="a")), FOUND):
+        pass
+    with pytest.raises(SpecError, match=r"no checkpoint in .*jobs/a/checkpoints"):
+        refuse_if_taken(settle(job(job_name="a", resume=True)))
+    with pytest.raises(SpecError, match=r"--checkpoint-dir-for-init: there is no checkpoint in .*other"):
+        refuse_if_taken(settle(job(job_name="b", checkpoint_dir_for_init="other")))
+    checkpoint(tmp_path / "other")
+    refuse_if_taken(settle(job(job_name="b", checkpoint_dir_for_init="other")))
+    refuse_if_taken(settle(job(job_name="b", checkpoint_dir_for_init="other/version-3")))

@@ -1,0 +1,166 @@
+"""What people are shown, made from a status."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from elasticdl.cli import progress
+from elasticdl.cli.following import Events, Tail
+from elasticdl.cli.outcome import outcome_of, summary
+from elasticdl.cli.view import LineView, picture
+from elasticdl.cluster.base import ExitFacts
+from elasticdl.errors import PermanentError
+from elasticdl.job import Action, JobSpec
+from elasticdl.master.core.state import JobState
+from elasticdl.master.files import JobDirectory
+
+pytestmark = pytest.mark.core
+
+
+def job(**flags: object) -> JobSpec:
+    return JobSpec.from_flags(Action.TRAIN, {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv", **flags})
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    """A status as a fresh master tells it, with changes."""
+    fresh = json.loads(JobState(job()).status().to_json())
+    return {**fresh, "gauges": {}, "records_per_s": 0.0, **changes}
+
+
+def process(name: str, **changes: Any) -> dict[str, Any]:
+    plain = {"name": name, "role": name.split("-")[0], "state": "ready", "since_s": 0, "started_s": 0, "where": "", "cause": ""}
+    return {**plain, "message": "", "shard": "", "records": 0, **changes}
+
+
+def running() -> dict[str, Any]:
+    return status(
+        message="training, epoch 2 of 2",
+        epoch=1,
+        epochs=2,
+        records={"expected": 200, "trained": 150, "repeated": 0, "bad": 0, "lost": 0, "records_per_s": 0},
+        receipt={"epochs": [{"epoch": e, "expected": 100, "trained": t} for e, t in ((0, 100), (1, 50))], "total": {}},
+        records_per_s=25.0,
+        loss=0.25,
+        metrics={"auc": 0.9},
+        gauges={"worker-0": {"staleness": 1.0, "records_per_s": 25.0}},
+        processes=[
+            process("worker-0", shard="training shard 3"),
+            process("worker-1", state="ended"),
+            process("ps-0", state="starting"),
+        ],
+        waiting=["ps-0 is starting"],
+    )
+
+
+def painted(found: dict[str, Any], events: list[str]) -> str:
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    console.print(picture(found, events))
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    return output.getvalue()
+
+
+def test_a_fresh_status_can_be_shown_in_every_form() -> None:
+    assert "the data is being counted" in progress.head(status())
+    assert "the data is being counted" in painted(status(), [])
+    assert progress.eta_s(status()) is None
+
+
+def test_the_picture_has_progress_rate_eta_measures_processes_waits_and_events() -> None:
+    shown = painted(running(), ["worker-1 ended by SIGKILL [infrastructure]"])
+    for words in (
+        "training, epoch 2 of 2", "75%  150 of 200", "50%  50 of 100", "ETA 2 s", "25 records/s", "loss 0.25", "auc 0.9", "staleness 1",
+        "training shard 3", "starting", "waiting: ps-0 is starting", "[infrastructure]",
+    ):  # fmt: skip
+        assert words in shown, words
+    assert "worker-1  " not in shown, "ended processes are history"
+
+
+def test_many_processes_are_cut_and_counted() -> None:
+    shown = painted(status(processes=[process(f"worker-{index}") for index in range(40)]), [])
+    assert "worker-15" in shown and "worker-16" not in shown and "and 24 more" in shown
+
+
+def test_lines_come_with_each_event_and_with_progress_now_and_then() -> None:
+    stream = io.StringIO()
+    view = LineView(stream, every_s=0.0)
+    view.show(running(), [{"text": "worker-1 ended by SIGKILL", "cause": "infrastructure"}])
+    view.show(None, [])
+    assert stream.getvalue().splitlines() == [
+        "worker-1 ended by SIGKILL [infrastructure]",
+        "training, epoch 2 of 2, 150/200 records (75%), 25/s, ETA 2 s, version 0, 1/1 workers, loss 0.25, auc 0.9, staleness 1",
+    ]
+
+
+def test_text_from_the_job_cannot_play_tricks_with_a_terminal() -> None:
+    nasty = "\x1b[2Jgone\x07\u202e"
+    assert "\x1b" not in progress.event_line({"text": nasty, "cause": ""})
+    assert "\x1b" not in painted(status(waiting=[nasty], processes=[process("worker-0", message=nasty)]), [])
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (59.6, "1:00"), (187, "3:07"), (7387, "2:03:07")])
+def test_durations_are_read_at_a_glance(seconds: float, words: str) -> None:
+    assert progress.duration(seconds) == words
+
+
+def test_a_growing_file_is_read_once_and_in_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events = Events(path, from_end=False)
+    assert events.read() == []
+    path.write_text('{"text": "a"}\n{"text"')
+    assert events.read() == [{"text": "a"}]
+    with path.open("a") as file:
+        file.write(': "b"}\nnot json\n[1]\n{"text": "c"}\n')
+    assert events.read() == [{"text": "b"}, {"text": "c"}]
+    assert Events(path, from_end=True).read() == []
+    assert Tail(path).read(limit_bytes=5) == b'{"tex'
+
+
+def left(tmp_path: Path, code: int, **status_json: object) -> JobDirectory:
+    directory = JobDirectory(tmp_path)
+    directory.status.write_text(json.dumps({"exit_code": code, "message": "m", "hint": "h", "status": running(), **status_json}))
+    directory.receipt.write_text(
+        json.dumps({"epochs": [], "total": {"expected": 2, "trained": 2, "repeated": 0, "bad": 0, "lost": 0}})
+    )
+    return directory
+
+
+def test_a_done_job_has_its_results(tmp_path: Path) -> None:
+    outcome = outcome_of(left(tmp_path, 0), job(output="out"), ExitFacts(exit_code=0), interrupted=False)
+    assert outcome.error() is None
+    assert summary(outcome) == [
+        "records  expected 2  trained 2  repeated 0  lost 0",
+        "metrics  auc 0.9  loss 0.25",
+        "output   out",
+        f"job      {tmp_path}",
+    ]
+
+
+def test_a_job_that_was_done_before_the_interrupt_reached_it_is_done(tmp_path: Path) -> None:
+    assert outcome_of(left(tmp_path, 0), job(), ExitFacts(exit_code=0), interrupted=True).exit_code == 0
+
+
+def test_an_interrupted_job_says_how_to_go_on_only_if_it_can(tmp_path: Path) -> None:
+    directory = left(tmp_path, 130)
+    facts = ExitFacts(exit_code=130)
+    assert "no checkpoint was made" in outcome_of(directory, job(), facts, interrupted=True).hint
+    (directory.checkpoints / "version-3").mkdir(parents=True)
+    assert "no checkpoint was made" in outcome_of(directory, job(), facts, interrupted=True).hint, "one without a manifest is none"
+    (directory.checkpoints / "version-3/manifest.json").touch()
+    assert outcome_of(directory, job(), facts, interrupted=True).hint == (
+        f"go on with: elasticdl train -f {tmp_path}/job.yaml --job-dir {tmp_path} --resume"
+    )
+
+
+@pytest.mark.parametrize("facts", [ExitFacts(signal=9), ExitFacts(exit_code=0), ExitFacts(exit_code=1), ExitFacts()])
+def test_a_master_that_left_no_word_never_counts_as_done(tmp_path: Path, facts: ExitFacts) -> None:
+    outcome = outcome_of(JobDirectory(tmp_path), job(), facts, interrupted=False)
+    assert outcome.exit_code == 1
+    error = outcome.error()
+    assert isinstance(error, PermanentError) and "left no word" in error.message and "master-0.log" in error.hint

@@ -1,0 +1,111 @@
+"""A master that does as it is told: the real wire and the real files, no job. Run as a script.
+
+The script is the job's name: `finishes`, `fails`, `drains` (until it is stopped), `hangs` (and heeds no stop),
+`dies`, `silent` (ends without a word).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+
+from elasticdl.cluster.leash import die_with_parent
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+
+STATUS = {
+    "action": "train", "phase": "working", "message": "training, epoch 1 of 2", "at_s": 3.0, "epoch": 0, "epochs": 2, "version": 7,
+    "records": {"expected": 200, "trained": 50, "repeated": 0, "bad": 0, "lost": 0, "records_per_s": 10.0},
+    "shards": {}, "scale": {"low": 1, "high": 1, "requested": 1, "observed": 1},
+    "processes": [
+        {"name": "worker-0", "role": "worker", "state": "ready", "since_s": 1.0, "started_s": 0.0, "where": "pid 1", "cause": "",
+         "message": "", "shard": "training shard 3: 10 of 20", "records": 50},
+        {"name": "ps-0", "role": "ps", "state": "starting", "since_s": 1.0, "started_s": 0.0, "where": "", "cause": "",
+         "message": "loading", "shard": "", "records": 0},
+    ],
+    "loss": 0.5, "metrics": {"accuracy": 0.75}, "rounds": [], "checkpoints": [], "updates_lost": 0,
+    "waiting": ["ps-0 is starting: loading"], "parked": [], "bad_examples": [],
+    "receipt": {"epochs": [{"epoch": 0, "expected": 100, "trained": 50, "repeated": 0, "bad": 0, "lost": 0}], "total": {}},
+    "outcome": "", "exit_code": None, "gauges": {"worker-0": {"records_per_s": 10.0, "staleness": 0.5}}, "records_per_s": 10.0,
+}  # fmt: skip
+
+
+class Scripted(MasterServicer):
+    """Answers people; keeps what they asked for in asked.jsonl."""
+
+    def __init__(self, directory: Path, token: str, wake: threading.Event, heedless: bool) -> None:
+        self.directory, self.token, self.wake, self.heedless = directory, token, wake, heedless
+
+    def heard(self, context: grpc.ServicerContext, what: object) -> None:
+        if ("authorization", f"Bearer {self.token}") not in context.invocation_metadata():
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "token")
+        with (self.directory / "asked.jsonl").open("a") as file:
+            file.write(json.dumps(what) + "\n")
+
+    def Status(self, request, context):
+        self.heard(context, "status")
+        return pb.StatusReply(status=json.dumps(STATUS))
+
+    def Stop(self, request, context):
+        self.heard(context, ["stop", request.reason])
+        if not self.heedless:
+            self.wake.set()
+        return pb.Done()
+
+    def Scale(self, request, context):
+        self.heard(context, ["scale", request.min_workers, request.max_workers])
+        return pb.Done()
+
+    def Checkpoint(self, request, context):
+        self.heard(context, ["checkpoint"])
+        return pb.Done()
+
+
+def leave(directory: Path, code: int, message: str, hint: str = "") -> int:
+    total = {"expected": 200, "trained": 200 if code == 0 else 50, "repeated": 0, "bad": 0, "lost": 0}
+    (directory / "receipt.json").write_text(json.dumps({"epochs": [], "total": total}))
+    (directory / "status.json").write_text(json.dumps({"exit_code": code, "message": message, "hint": hint, "status": STATUS}))
+    (directory / "master.json").unlink(missing_ok=True)
+    return code
+
+
+def main() -> int:
+    die_with_parent()
+    directory, token = Path(os.environ["ELASTICDL_JOB_DIR"]), os.environ["ELASTICDL_TOKEN"]
+    script = json.loads((directory / "job.json").read_text())["cluster"]["job_name"]
+    if script == "silent":
+        print("something is missing here", flush=True)
+        return 0
+    asked_to_stop = threading.Event()
+    server = grpc.server(ThreadPoolExecutor(4))
+    add_MasterServicer_to_server(Scripted(directory, token, asked_to_stop, script == "hangs"), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.set())
+    with (directory / "events.jsonl").open("a") as events:
+        events.write(json.dumps({"text": "worker-0 ended by SIGKILL", "cause": "infrastructure", "level": "warning"}) + "\n")
+    temporary = directory / ".master.json"
+    temporary.write_text(json.dumps({"address": f"127.0.0.1:{port}", "token": token, "pid": os.getpid(), "epoch": 1}))
+    temporary.rename(directory / "master.json")
+    if script == "dies":
+        print("last words", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if script == "fails":
+        return leave(directory, 1, "worker-0 failed four times: ValueError in iris.py:12", "see logs/worker-0.log")
+    if script == "finishes":
+        return leave(directory, 0, "done")
+    asked_to_stop.wait(120)
+    (directory / "checkpoints/version-7").mkdir(parents=True)
+    (directory / "checkpoints/version-7/manifest.json").write_text("{}")
+    return leave(directory, 130, "stopped: by the test")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""`elasticdl.train(...)`: from a thread and from a script, against a master that follows a script."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import elasticdl
+from elasticdl.cli import local
+from elasticdl.errors import PermanentError, SpecError, TransientError, UserError
+from elasticdl.master import preflight
+
+pytestmark = pytest.mark.process
+HERE = Path(__file__).parent
+LIMIT_S = 40.0
+FINE = """import json; print(json.dumps({"ok": True, "training": [{"name": "a.csv", "records": 100}]}))"""
+BROKEN = """import json; print(json.dumps({"ok": False, "error": "iris.py:3: no loss", "hint": "add one", "exit_code": 2}))"""
+
+
+def wait_until(holds: Callable[[], object], what: str) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < end_s, f"not within {LIMIT_S} s: {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(local, "MASTER_COMMAND", (sys.executable, str(HERE / "scripted_master.py")))
+    monkeypatch.setattr(preflight, "COMMAND", (sys.executable, "-c", FINE))
+    monkeypatch.setenv("PYTHONPATH", str(HERE.parent.parent))
+    monkeypatch.chdir(tmp_path)
+
+
+def train(script: str, **flags: object) -> elasticdl.JobHandle:
+    return elasticdl.train(show=False, model_zoo="zoo", model_def="iris", training_data="a.csv", job_name=script, **flags)
+
+
+def test_a_job_that_is_done_returns_its_receipt_and_metrics() -> None:
+    outcome = train("finishes").wait(LIMIT_S)
+    assert outcome.exit_code == 0
+    assert outcome.receipt["total"]["lost"] == 0
+    assert outcome.metrics == {"accuracy": 0.75}
+
+
+def test_a_job_that_fails_raises_with_what_to_do() -> None:
+    job = train("fails")
+    with pytest.raises(PermanentError, match=r"ValueError in iris\.py:12") as failed:
+        job.wait(LIMIT_S)
+    assert failed.value.hint == "see logs/worker-0.log"
+
+
+def test_a_running_job_can_be_looked_at_scaled_and_stopped_and_outlives_the_thread_that_asked_for_it(tmp_path: Path) -> None:
+    jobs: list[elasticdl.JobHandle] = []
+    starter = threading.Thread(target=lambda: jobs.append(train("drains")))
+    starter.start()
+    starter.join(LIMIT_S)
+    (job,) = jobs
+    wait_until((tmp_path / "jobs/drains/master.json").exists, "the master is up")
+    assert job.running
+    assert job.status()["version"] == 7
+    job.scale(1, 4)
+    job.checkpoint()
+    with pytest.raises(TransientError, match="has not ended after 0 s"):
+        job.wait(0)
+    job.stop("enough")
+    job.stop("twice is not at once")
+    outcome = job.wait(LIMIT_S)
+    assert outcome.exit_code == 130 and "--resume" in outcome.hint
+    assert not job.running and "has ended" in repr(job)
+    assert job.status()["version"] == 7, "as it was at the end"
+    asked = (tmp_path / "jobs/drains/asked.jsonl").read_text()
+    assert '["scale", 1, 4]' in asked and '["stop", "enough"]' in asked and "twice" not in asked
+
+
+def test_wrong_flags_and_a_broken_module_raise_and_leave_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="unknown key 'num_worker'") as unknown:
+        train("finishes", num_worker=3)
+    assert unknown.value.hint == "did you mean num-workers?"
+    monkeypatch.setattr(preflight, "COMMAND", (sys.executable, "-c", BROKEN))
+    with pytest.raises(UserError, match=r"iris\.py:3: no loss"):
+        train("finishes")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_taken_name_is_refused_while_the_job_runs_and_after_it(tmp_path: Path) -> None:
+    job = train("drains")
+    (tmp_path / "jobs/drains/checkpoints/version-1").mkdir(parents=True)
+    (tmp_path / "jobs/drains/checkpoints/version-1/manifest.json").touch()
+    with pytest.raises(SpecError, match="holds a job already"):
+        train("drains")
+    with pytest.raises(SpecError, match="another command runs the job"):
+        train("drains", resume=True)
+    job.stop()
+    job.wait(LIMIT_S)
+    with pytest.raises(SpecError, match="holds a job already"):
+        train("drains")
+
+
+def test_a_script_that_ends_waits_for_its_job() -> None:
+    program = f"""
+import sys, elasticdl
+from elasticdl.cli import local
+from elasticdl.master import preflight
+local.MASTER_COMMAND = (sys.executable, {str(HERE / "scripted_master.py")!r})
+preflight.COMMAND = (sys.executable, "-c", {FINE!r})
+elasticdl.train(model_zoo="zoo", model_def="iris", training_data="a.csv", job_name="finishes")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, env=os.environ)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "worker-0 ended by SIGKILL [infrastructure]" in done.stderr
+    assert Path("jobs/finishes/receipt.json").exists()
+
+
+def test_the_package_imports_nothing_until_it_is_used() -> None:
+    program = "import sys, elasticdl; sys.exit(bool({'elasticdl.cli', 'pydantic', 'click'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], timeout=LIMIT_S).returncode == 0
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        elasticdl.trian  # noqa: B018

@@ -1,0 +1,387 @@
+"""The command line as a process, against a master that follows a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.process
+HERE = Path(__file__).parent
+LIMIT_S = 40.0
+
+# The command line with a master and a preflight of the test's own.
+DRIVER = """
+import sys
+from elasticdl.cli import local
+from elasticdl.master import preflight
+local.MASTER_COMMAND = (sys.executable, sys.argv[1])
+preflight.COMMAND = (sys.executable, "-c", sys.argv[2])
+from elasticdl.cli.main import run
+code = run(sys.argv[3:])
+foreign = {"tensorflow", "keras", "kubernetes"} & set(sys.modules)
+assert not foreign, foreign
+sys.exit(code)
+"""
+FINE = """
+import json
+print("the user's code prints this")
+print(json.dumps({"ok": True, "training": [{"name": "a.csv", "records": 100}]}))
+"""
+BROKEN = """
+import json
+print(json.dumps({"ok": False, "error": "zoo/iris.py:3: SyntaxError: invalid syntax", "hint": "mend line 3", "exit_code": 2}))
+"""
+
+
+def wait_until(holds: Callable[[], object], what: str) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < end_s, f"not within {LIMIT_S} s: {what}"
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+class Commands:
+    """Runs `elasticdl` in a directory of the test's own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str, preflight: str = FINE, **streams: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", DRIVER, str(HERE / "scripted_master.py"), preflight, *arguments]
+        environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(HERE.parent.parent)}
+        pipes: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            **streams,
+        }
+        self.started.append(subprocess.Popen(command, cwd=self.directory, env=environment, **pipes))
+        return self.started[-1]
+
+    def train(self, script: str, *more: str, preflight: str = FINE, **streams: Any) -> subprocess.Popen[str]:
+        """A job whose name tells the scripted master what to do."""
+        given = ("--model-zoo", "zoo", "--model-def", "iris", "--training-data", "a.csv", "--job-name", script)
+        return self.start("train", *given, *more, preflight=preflight, **streams)
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        return self.end(self.start(*arguments))
+
+    def end(self, process: subprocess.Popen[str]) -> tuple[int, str, str]:
+        output, errors = process.communicate(timeout=LIMIT_S)
+        return process.returncode, output, errors
+
+    def master(self, script: str) -> dict[str, Any]:
+        path = self.directory / "jobs" / script / "master.json"
+        wait_until(path.exists, "the master is up")
+        return json.loads(path.read_text())
+
+    def asked(self, script: str) -> list[Any]:
+        path = self.directory / "jobs" / script / "asked.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [line for line in lines if line != "status"]
+
+
+@pytest.fixture
+def elasticdl(tmp_path: Path) -> Iterator[Commands]:
+    commands = Commands(tmp_path)
+    yield commands
+    for process in commands.started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=LIMIT_S)
+
+
+def test_a_job_that_is_done_ends_with_0_its_receipt_on_stdout_and_its_story_on_stderr(elasticdl: Commands) -> None:
+    code, output, errors = elasticdl.end(elasticdl.train("finishes", "--output", "export"))
+    assert code == 0, errors
+    job = elasticdl.directory / "jobs/finishes"
+    assert output.splitlines() == [
+        "records  expected 200  trained 200  repeated 0  lost 0",
+        "metrics  accuracy 0.75  loss 0.5",
+        f"output   {elasticdl.directory / 'export'}",
+        f"job      {job}",
+    ]
+    assert "checking the model and the data" in errors
+    assert "worker-0 ended by SIGKILL [infrastructure]" in errors
+    assert {path.name for path in job.iterdir()} >= {
+        "job.json",
+        "job.yaml",
+        "preflight.json",
+        "logs",
+        "receipt.json",
+        "status.json",
+    }
+    assert json.loads((job / "preflight.json").read_text())["training"] == [{"name": "a.csv", "records": 100}]
+
+
+def test_results_can_be_had_as_json(elasticdl: Commands) -> None:
+    code, output, _ = elasticdl.end(elasticdl.train("finishes", "-o", "json"))
+    assert code == 0
+    found = json.loads(output)
+    assert (found["exit_code"], found["receipt"]["total"]["lost"], found["metrics"]) == (0, 0, {"accuracy": 0.75})
+
+
+def test_a_job_that_fails_ends_with_1_and_says_what_and_what_next(elasticdl: Commands) -> None:
+    code, _, errors = elasticdl.end(elasticdl.train("fails"))
+    assert code == 1
+    assert "Error: worker-0 failed four times: ValueError in iris.py:12\nHint: see logs/worker-0.log" in errors
+
+
+def test_a_master_that_is_killed_is_a_failed_job_with_its_last_words(elasticdl: Commands) -> None:
+    code, _, errors = elasticdl.end(elasticdl.train("dies"))
+    assert code == 1
+    assert "the master ended by signal SIGKILL" in errors and "last words" in errors and "logs/master-0.log" in errors
+
+
+def test_a_master_that_ends_with_0_but_without_a_word_is_no_success(elasticdl: Commands) -> None:
+    code, _, errors = elasticdl.end(elasticdl.train("silent"))
+    assert code == 1
+    assert "left no word" in errors and "something is missing here" in errors
+
+
+def test_a_broken_module_ends_with_2_and_leaves_nothing(elasticdl: Commands) -> None:
+    code, output, errors = elasticdl.end(elasticdl.train("finishes", preflight=BROKEN))
+    assert (code, output) == (2, "")
+    assert "Error: zoo/iris.py:3: SyntaxError: invalid syntax\nHint: mend line 3" in errors
+    assert list(elasticdl.directory.iterdir()) == []
+
+
+def test_a_wrong_job_ends_with_2_before_the_preflight_and_leaves_nothing(elasticdl: Commands) -> None:
+    code, _, errors = elasticdl.end(elasticdl.train("finishes", "--num-workers", "3:1"))
+    assert code == 2
+    assert "--num-workers: MIN 3 is above MAX 1" in errors and "checking" not in errors
+    assert list(elasticdl.directory.iterdir()) == []
+
+
+def test_a_directory_that_holds_a_job_is_refused_before_the_preflight(elasticdl: Commands) -> None:
+    assert elasticdl.end(elasticdl.train("finishes"))[0] == 0
+    before = {path.name: path.stat().st_mtime_ns for path in (elasticdl.directory / "jobs/finishes").iterdir()}
+    code, _, errors = elasticdl.end(elasticdl.train("finishes"))
+    assert code == 2
+    assert "holds a job already" in errors and "--resume" in errors and "checking" not in errors
+    assert {path.name: path.stat().st_mtime_ns for path in (elasticdl.directory / "jobs/finishes").iterdir()} == before
+
+
+def test_of_two_submissions_of_one_name_one_runs(elasticdl: Commands) -> None:
+    both = [elasticdl.train("finishes") for _ in range(2)]
+    ends = [elasticdl.end(process) for process in both]
+    assert sorted(code for code, _, _ in ends) == [0, 2], ends
+
+
+def test_ctrl_c_stops_in_order_and_says_how_to_go_on(elasticdl: Commands) -> None:
+    process = elasticdl.train("drains")
+    where = elasticdl.master("drains")
+    process.send_signal(signal.SIGINT)
+    code, output, errors = elasticdl.end(process)
+    job = elasticdl.directory / "jobs/drains"
+    assert code == 130
+    assert elasticdl.asked("drains") == [["stop", "Ctrl-C"]]
+    assert f"elasticdl train -f {job / 'job.yaml'} --job-dir {job} --resume" in errors
+    assert "trained 50" in output
+    assert gone(where["pid"])
+
+
+def test_ctrl_c_before_the_master_listens_reaches_it_by_signal(elasticdl: Commands) -> None:
+    process = elasticdl.train("drains")
+    log = elasticdl.directory / "jobs/drains/logs/master-0.log"
+    wait_until(log.exists, "the master is started")
+    process.send_signal(signal.SIGINT)
+    code, _, errors = elasticdl.end(process)
+    assert code == 130, errors
+
+
+def test_a_second_ctrl_c_ends_everything_at_once(elasticdl: Commands) -> None:
+    process = elasticdl.train("hangs")
+    where = elasticdl.master("hangs")
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: elasticdl.asked("hangs"), "the stop is asked for")
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    code, _, errors = elasticdl.end(process)
+    assert code == 130
+    assert "once more ends it at once" in errors and "no checkpoint was made" in errors
+    assert gone(where["pid"])
+
+
+def test_ctrl_c_during_the_check_leaves_nothing(elasticdl: Commands) -> None:
+    marker = elasticdl.directory.parent / f"{elasticdl.directory.name}-checking"
+    process = elasticdl.train("finishes", preflight=f"import time; open({str(marker)!r}, 'w').close(); time.sleep(600)")
+    wait_until(marker.exists, "the check runs")
+    process.send_signal(signal.SIGINT)
+    code, _, _ = elasticdl.end(process)
+    assert code == 130
+    assert list(elasticdl.directory.iterdir()) == []
+
+
+def test_no_process_is_left_when_the_command_line_is_killed(elasticdl: Commands) -> None:
+    process = elasticdl.train("hangs")
+    where = elasticdl.master("hangs")
+    process.kill()
+    wait_until(lambda: gone(where["pid"]), "the master is gone too")
+    code, _, errors = elasticdl.run("scale", "hangs", "--num-workers", "2")
+    assert code == 4 and ("was killed" in errors or "does not answer" in errors)
+
+
+def test_a_shell_can_complete_verbs_flags_and_jobs(elasticdl: Commands) -> None:
+    assert elasticdl.end(elasticdl.train("finishes"))[0] == 0
+
+    def completions(words: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent), "_ELASTICDL_COMPLETE": "bash_complete"}
+        environment |= {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+        program = "from elasticdl.cli.main import run; run([])"
+        command = [sys.executable, "-c", program]
+        return subprocess.run(
+            command, env=environment, cwd=elasticdl.directory, capture_output=True, text=True, timeout=LIMIT_S
+        ).stdout
+
+    assert "plain,train" in completions("elasticdl tr")
+    assert "plain,--num-workers" in completions("elasticdl train --num-w")
+    assert "plain,finishes" in completions("elasticdl status fin")
+
+
+def test_a_job_goes_on_in_its_directory_with_resume_and_its_own_yaml(elasticdl: Commands) -> None:
+    process = elasticdl.train("drains", "--minibatch-size", "7")
+    elasticdl.master("drains")
+    process.send_signal(signal.SIGINT)
+    assert elasticdl.end(process)[0] == 130
+    job = elasticdl.directory / "jobs/drains"
+    again = elasticdl.start("train", "-f", str(job / "job.yaml"), "--job-dir", str(job), "--resume", "--job-name", "finishes")
+    code, _, errors = elasticdl.end(again)
+    assert code == 0, errors
+    spec = json.loads((job / "job.json").read_text())
+    assert (spec["checkpoint"]["resume"], spec["data"]["minibatch_size"]) == (True, 7)
+
+
+def test_the_other_verbs_talk_to_a_running_job_and_to_one_that_has_ended(elasticdl: Commands) -> None:
+    process = elasticdl.train("drains")
+    elasticdl.master("drains")
+    code, output, _ = elasticdl.run("status", "drains")
+    assert code == 0
+    assert output.splitlines()[0] == (
+        "training, epoch 1 of 2, 50/200 records (25%), 10/s, ETA 15 s, version 7, 1/1 workers, loss 0.5, accuracy 0.75, staleness 0.5"
+    )
+    assert "worker-0  ready     pid 1" in output and "waiting: ps-0 is starting: loading" in output
+    assert json.loads(elasticdl.run("status", "drains", "-o", "json")[1])["version"] == 7
+    assert elasticdl.run("scale", "drains", "--num-workers", "1:4")[0] == 0
+    assert elasticdl.run("checkpoint", "drains")[0] == 0
+    code, _, errors = elasticdl.run("stop", "drains")
+    assert code == 2 and "--yes" in errors, "without a terminal nobody can be asked"
+    assert elasticdl.run("stop", "--job-dir", "jobs/drains", "--yes", "--reason", "enough")[0] == 0
+    assert elasticdl.asked("drains") == [["scale", 1, 4], ["checkpoint"], ["stop", "enough"]]
+    assert elasticdl.end(process)[0] == 130
+    code, output, _ = elasticdl.run("status", "drains")
+    assert code == 0 and "ends with exit code 130: stopped: by the test" in output
+    assert elasticdl.run("stop", "drains", "--yes")[0] == 0
+    code, _, errors = elasticdl.run("scale", "drains", "--num-workers", "2")
+    assert code == 4 and "does not run" in errors
+
+
+def test_logs_are_looked_up_by_name_and_can_be_followed_to_the_end(elasticdl: Commands) -> None:
+    process = elasticdl.train("drains")
+    elasticdl.master("drains")
+    log = elasticdl.directory / "jobs/drains/logs/worker-0.log"
+    log.write_text("".join(f"line {number}\n" for number in range(1000)))
+    assert "worker-0" in elasticdl.run("logs", "drains")[1]
+    assert elasticdl.run("logs", "drains", "worker-0", "--lines", "2")[1] == "line 998\nline 999\n"
+    assert elasticdl.run("logs", "--job-dir", "jobs/drains", "worker-0.3", "-n", "1")[1] == "line 999\n"
+    for name in ("../../../etc/passwd", "/etc/passwd", "worker-9"):
+        code, output, errors = elasticdl.run("logs", "drains", name)
+        assert (code, output) == (4, "") and "there are master-0, worker-0" in errors
+    following = elasticdl.start("logs", "drains", "worker-0", "-n", "1", "--follow")
+    assert following.stdout is not None
+    assert following.stdout.readline() == "line 999\n"
+    with log.open("a") as file:
+        file.write("one more\n")
+    assert following.stdout.readline() == "one more\n"
+    process.send_signal(signal.SIGINT)
+    assert elasticdl.end(process)[0] == 130
+    assert elasticdl.end(following)[0] == 0
+
+
+def test_a_job_that_is_not_there_is_4_and_says_which_are(elasticdl: Commands) -> None:
+    assert elasticdl.end(elasticdl.train("finishes"))[0] == 0
+    code, _, errors = elasticdl.run("status", "finish")
+    assert code == 4
+    assert "in ./jobs there are finishes" in errors
+
+
+def test_check_tells_what_was_found_and_leaves_nothing(elasticdl: Commands) -> None:
+    code, output, _ = elasticdl.run("check", "--model-zoo", "zoo", "--model-def", "iris", "--training-data", "a.csv")
+    assert code == 0
+    assert output == "training   100 records in 1 source\nthe model and the data are usable\n"
+    assert list(elasticdl.directory.iterdir()) == []
+
+
+def test_help_is_there_at_once_and_without_tensorflow(elasticdl: Commands) -> None:
+    took_s = []
+    for _ in range(3):
+        began_s = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "elasticdl.cli.main", "--help"],
+            capture_output=True,
+            text=True,
+            cwd=HERE.parent.parent,
+            timeout=LIMIT_S,
+        )
+        took_s.append(time.perf_counter() - began_s)
+        assert done.returncode == 0
+    assert "train" in done.stdout and "checkpoint" in done.stdout
+    assert min(took_s) < 0.3
+    program = "import sys; from elasticdl.cli.main import run; run(['train', '--help']); sys.exit('tensorflow' in sys.modules)"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], stdout=subprocess.DEVNULL, cwd=HERE.parent.parent, timeout=LIMIT_S
+        ).returncode
+        == 0
+    )
+
+
+def test_a_terminal_gets_a_live_picture(elasticdl: Commands) -> None:
+    screen, terminal = pty.openpty()
+    process = elasticdl.train("drains", stderr=terminal)
+    os.close(terminal)
+    seen = ""
+    with os.fdopen(screen, "rb", buffering=0) as file:
+        while "accuracy 0.75" not in seen or "worker-0" not in seen:
+            seen += file.read(4096).decode()
+        process.send_signal(signal.SIGINT)
+        while "--resume" not in seen:
+            seen += file.read(4096).decode()
+        assert process.wait(LIMIT_S) == 130
+    assert "\x1b[" in seen and "10 records/s" in seen and "waiting: ps-0 is starting" in seen
+
+
+def test_a_terminal_that_goes_away_lets_the_job_end_in_order(elasticdl: Commands) -> None:
+    process = elasticdl.train("drains")
+    elasticdl.master("drains")
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(LIMIT_S) == 130
+    assert elasticdl.asked("drains") == [["stop", "the terminal is gone"]]
+
+
+def test_a_reader_that_goes_away_does_not_end_the_job(elasticdl: Commands) -> None:
+    process = elasticdl.train("finishes")
+    assert process.stderr is not None
+    process.stderr.close()
+    process.stderr = None
+    code, output, _ = elasticdl.end(process)
+    assert code == 0 and "lost 0" in output

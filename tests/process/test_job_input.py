@@ -1,0 +1,126 @@
+"""Bad input gets its message and exit code before any process starts, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+GOOD = """
+import keras, tensorflow as tf
+def custom_model():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+def loss(labels, predictions):
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, predictions)
+def optimizer():
+    return keras.optimizers.SGD(0.1)
+def feed(dataset, mode, metadata):
+    def parse(row):
+        values = tf.strings.to_number(row)
+        return values[:4], tf.cast(values[4], tf.int32)
+    return dataset.map(parse)
+"""
+
+
+@pytest.fixture
+def zoo(tmp_path):
+    folder = tmp_path / "zoo"
+    folder.mkdir()
+
+    def write(source: str, name: str = "model") -> Path:
+        (folder / f"{name}.py").write_text(textwrap.dedent(source))
+        return folder
+
+    return write
+
+
+def refused(job, *words: str, code: int = 2) -> str:
+    """The job was refused with these words, and its directory is not there."""
+    got, output = job.finish(60)
+    assert got == code, output
+    for word in words:
+        assert word in output, output
+    assert not job.directory.exists(), sorted(job.directory.rglob("*"))
+    return output
+
+
+def test_a_module_with_a_syntax_error_is_named_with_its_line(start_job, zoo, iris_csv):
+    folder = zoo(GOOD + "\ndef broken(:\n    pass\n")
+    refused(start_job(model_zoo=folder, model_def="model", training_data=iris_csv()), "model.py:15")
+
+
+def test_a_module_without_a_loss_is_told_what_is_missing(start_job, zoo, iris_csv):
+    folder = zoo(GOOD.replace("def loss", "def cost"))
+    refused(start_job(model_zoo=folder, model_def="model", training_data=iris_csv()), "loss", "model.py")
+
+
+def test_a_module_that_calls_exit_is_an_error_of_the_module(start_job, zoo, iris_csv):
+    folder = zoo("import sys\n" + GOOD + "\nsys.exit(3)\n")
+    refused(start_job(model_zoo=folder, model_def="model", training_data=iris_csv()), "model.py:16")
+
+
+def test_shapes_that_do_not_fit_are_found_before_anything_starts(start_job, zoo, iris_csv):
+    folder = zoo(GOOD.replace("keras.Input((4,))", "keras.Input((5,))"))
+    refused(start_job(model_zoo=folder, model_def="model", training_data=iris_csv()), "model.py")
+
+
+def test_an_optimizer_that_servers_do_not_know_is_refused_by_name(start_job, zoo, iris_csv):
+    folder = zoo(GOOD.replace("keras.optimizers.SGD(0.1)", "keras.optimizers.Lion(0.1)"))
+    refused(start_job(model_zoo=folder, model_def="model", training_data=iris_csv()), "Lion")
+
+
+def test_a_missing_file_is_named(start_job, zoo, tmp_path):
+    refused(start_job(model_zoo=zoo(GOOD), model_def="model", training_data=tmp_path / "nowhere.csv"), "nowhere.csv")
+
+
+def test_an_empty_file_is_named(start_job, zoo, tmp_path):
+    empty = tmp_path / "empty.csv"
+    empty.touch()
+    refused(start_job(model_zoo=zoo(GOOD), model_def="model", training_data=empty), "empty.csv")
+
+
+def test_a_malformed_row_is_shown_with_its_line_number(start_job, zoo, tmp_path):
+    bad = tmp_path / "bad.csv"
+    bad.write_text("a,b,c,d,e\n1,2,3,4,0\n1,2,3\n1,2,3,4,1\n")
+    refused(start_job(model_zoo=zoo(GOOD), model_def="model", training_data=bad), "bad.csv", "3")
+
+
+def test_an_unknown_flag_is_refused_with_the_closest_one(start_job, iris_csv):
+    output = refused(start_job("train", "--num-workerz", "3", model_def="iris", training_data=iris_csv()))
+    assert "num-workers" in output
+
+
+def test_a_directory_that_holds_a_job_is_not_taken_twice(start_job, zoo, iris_csv, tmp_path):
+    flags = {"model_zoo": zoo(GOOD), "model_def": "model", "training_data": iris_csv(), "job_dir": tmp_path / "taken"}
+    assert start_job(**flags).finish()[0] == 0
+    receipt = (tmp_path / "taken" / "receipt.json").read_bytes()
+    code, output = start_job(**flags).finish()
+    assert code == 2
+    assert "taken" in output
+    assert (tmp_path / "taken" / "receipt.json").read_bytes() == receipt
+
+
+def test_a_checkpoint_of_another_model_is_refused_naming_the_variable(start_job, zoo, iris_csv):
+    folder = zoo(GOOD)
+    first = start_job(model_zoo=folder, model_def="model", training_data=iris_csv(), checkpoint_steps=1)
+    assert first.finish()[0] == 0
+    zoo(GOOD.replace("keras.layers.Dense(3)", "keras.layers.Dense(7), keras.layers.Dense(3)"), "wider")
+    second = start_job(
+        model_zoo=folder, model_def="wider", training_data=iris_csv(), checkpoint_dir_for_init=first.directory / "checkpoints"
+    )
+    code, output = second.finish()
+    assert code != 0
+    assert "dense" in output and "kernel" in output, output
+
+
+def test_a_loss_that_is_not_a_number_stops_the_job_and_names_what_it_found(start_job, zoo, iris_csv):
+    folder = zoo(
+        GOOD.replace("return keras.losses", "import keras\n    return float('nan') * keras.losses"),
+    )
+    job = start_job(model_zoo=folder, model_def="model", training_data=iris_csv())
+    code, output = job.finish()
+    assert code in (1, 2), output
+    assert "nan" in output.lower() or "finite" in output.lower(), output

@@ -1,0 +1,149 @@
+"""`python -m elasticdl.model.check` as the master runs it: one JSON object on stdout, whatever user code does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.job import Action, JobSpec
+from elasticdl.model.check import check
+
+pytestmark = pytest.mark.process
+
+GOOD = """
+import os
+import keras
+import tensorflow as tf
+from keras import layers
+print("noise from the import")
+def custom_model(units=4):
+    print("noise from the model")
+    os.write(1, b"noise from below Python\\n")
+    return keras.Sequential([keras.Input((2,), dtype="int64"), layers.Embedding(50, 4), layers.Flatten(), layers.Dense(1)])
+def loss(labels, predictions): return keras.losses.binary_crossentropy(labels, predictions, from_logits=True)
+def optimizer(lr=0.1): return keras.optimizers.Adagrad(lr)
+def feed(dataset, mode, metadata):
+    def parse(record):
+        features = tf.strings.to_number(record[:2], tf.int64)
+        return features if mode == "prediction" else (features, tf.strings.to_number(record[2:]))
+    return dataset.map(parse)
+def eval_metrics_fn(): return {"auc": keras.metrics.AUC(from_logits=True)}
+class PredictionOutputsProcessor:
+    def process(self, predictions, worker_id): raise AssertionError("nothing is predicted for real")
+"""
+
+
+def spec_for(tmp_path: Path, text: str, rows: str, action: Action, flags: dict[str, Any]) -> JobSpec:
+    (tmp_path / "made.py").write_text(text)
+    (tmp_path / "data.csv").write_text("a,b,y\n" + rows)
+    data = str(tmp_path / "data.csv")
+    common = {
+        "model_zoo": str(tmp_path),
+        "model_def": "made",
+        "training_data": data,
+        "validation_data": data,
+        "prediction_data": data,
+        "embedding_threshold_bytes": 0,
+        "checkpoint_dir_for_init": "x",
+        "output": "y",
+    }
+    return JobSpec.from_flags(action, {**common, **flags})
+
+
+ROWS = "1,2,0\n3,4,1\n5,6,0\n"
+
+
+def run(tmp_path: Path, text: str, rows: str = ROWS, action: Action = Action.TRAIN) -> dict[str, Any]:
+    """In a process of its own."""
+    spec = spec_for(tmp_path, text, rows, action, {})
+    environment = {**os.environ, "ELASTICDL_CACHE_DIR": str(tmp_path / "cache"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-m", "elasticdl.model.check"]
+    done = subprocess.run(command, input=spec.model_dump_json(), capture_output=True, text=True, timeout=180, env=environment)
+    found = json.loads(done.stdout)  # nothing else came to stdout
+    assert isinstance(found, dict) and done.returncode == (0 if found["ok"] else 2)
+    return found
+
+
+def look(tmp_path: Path, text: str, rows: str = ROWS, **flags: Any) -> dict[str, Any]:
+    """In this process, which has TensorFlow already."""
+    return check(spec_for(tmp_path, text, rows, Action.TRAIN, flags))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def test_a_good_module_tells_what_is_there(tmp_path: Path) -> None:
+    found = run(tmp_path, GOOD)
+    assert found["ok"] and found["warnings"] == []
+    assert [(one["name"], one["records"]) for one in found["training"]] == [(str(tmp_path / "data.csv"), 3)]
+    assert found["training"][0]["fingerprint"] and found["validation"] == found["training"] and found["prediction"] == []
+    assert found["model"]["tables"] == [{"name": "sequential/embedding", "dim": 4}]
+    assert found["model"]["optimizer"]["kind"] == "adagrad" and found["model"]["metrics"] == ["auc", "loss"]
+
+
+def test_prediction_looks_at_prediction_data_only(tmp_path: Path) -> None:
+    found = run(tmp_path, GOOD, action=Action.PREDICT)
+    assert found["ok"] and found["training"] == [] and found["prediction"][0]["records"] == 3
+
+
+def test_a_module_that_is_wrong_gives_one_object_too(tmp_path: Path) -> None:
+    found = run(tmp_path, GOOD.replace("return keras.Sequential", "return keras.Sequentiel"))
+    assert not found["ok"] and "made.py:10: custom_model raised AttributeError" in found["error"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("import os\n", "import os\nraise SystemExit(1)\n", "made.py:3: importing made called exit(1)"),
+        ("return keras.Sequential", "return keras.Sequentiel", "made.py:10: custom_model raised AttributeError"),
+        ("layers.Flatten(), layers.Dense(1)", "layers.Flatten(), layers.Dense(3)", "loss"),
+        ("Adagrad(lr)", "RMSprop(lr)", "made.py:12: optimizer RMSprop is not one that parameter servers know"),
+        ("record[2:]", "record[7]", "made.py:16: feed raised"),
+        (
+            "labels, predictions, from_logits=True)",
+            "labels, predictions, from_logits=True)[:2]",
+            "made.py:11: loss returned a tensor of shape (2,)",
+        ),
+        (
+            "return keras.losses.binary_crossentropy(labels, predictions, from_logits=True)",
+            "return 3.0",
+            "made.py:11: loss returned float",
+        ),
+        ('return {"auc"', 'return 1 / 0, {"auc"', "made.py:18: eval_metrics_fn raised ZeroDivisionError"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, old: str, new: str, words: str) -> None:
+    assert old in GOOD
+    found = look(tmp_path, GOOD.replace(old, new))
+    assert not found["ok"] and found["exit_code"] == 2 and words in found["error"], found
+
+
+def test_labels_that_broadcast_against_predictions_are_found(tmp_path: Path) -> None:
+    text = GOOD.replace("tf.strings.to_number(record[2:])", "tf.strings.to_number(record[2])").replace(
+        "keras.losses.binary_crossentropy(labels, predictions, from_logits=True)", "tf.square(labels - predictions)"
+    )
+    found = look(tmp_path, text)
+    assert not found["ok"] and "labels and predictions were broadcast" in found["error"]
+
+
+def test_values_that_cannot_be_parsed_name_the_value(tmp_path: Path) -> None:
+    found = look(tmp_path, GOOD, rows="1,2,0\nx,4,1\n")
+    assert not found["ok"] and "feed raised" in found["error"] and "x" in found["error"]
+
+
+def test_data_without_records_and_params_that_nobody_takes(tmp_path: Path) -> None:
+    assert "no records" in look(tmp_path, GOOD, rows="")["error"]
+    assert "--model-params other=1" in look(tmp_path, GOOD, model_params="other=1")["error"]
+
+
+def test_a_first_batch_that_gives_nan_is_a_warning(tmp_path: Path) -> None:
+    found = look(tmp_path, GOOD, rows="1,2,nan\n")
+    assert found["ok"] and "loss" in found["warnings"][0]

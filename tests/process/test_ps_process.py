@@ -1,0 +1,388 @@
+"""Parameter servers as processes: they attach, serve, are cut and saved, killed and replaced under load, and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from elasticdl.checkpoint import store
+from elasticdl.checkpoint.layout import Manifest, PartFile
+from elasticdl.cluster.leash import PARENT_PID_VARIABLE
+from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec, TableSpec
+from elasticdl.errors import ExitCode, Refused, TransientError
+from elasticdl.job import Action, JobSpec
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.channel import Credentials, SyncChecks
+from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from elasticdl.rpc.parameters import Update
+from elasticdl.rpc.ps_client import ServerPool
+from elasticdl.rpc.ps_control import GrpcServerControl, ServerCut, ServerSaved
+from elasticdl.shard import Applied, ShardId, SnapshotId
+from tests.contract.ps_stage import as_ids, counting_spec, update
+
+pytestmark = pytest.mark.process
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 60.0
+TOKEN = "the job's token"
+ONES = np.ones(6, np.float32)
+
+
+class Master(MasterServicer):  # type: ignore[misc]
+    """What servers need of a master."""
+
+    def __init__(self, job: str, restore_from: str) -> None:
+        self.job, self.restore_from = job, restore_from
+        self.attached: queue.Queue[tuple[str, pb.AttachRequest]] = queue.Queue()
+        self.reports: dict[str, pb.ReportRequest] = {}
+        self.reported = threading.Condition()
+        self.finish = threading.Event()
+        self._server = grpc.server(ThreadPoolExecutor(16), interceptors=[SyncChecks(TOKEN, lambda caller, method: "")])
+        add_MasterServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def Attach(self, request: Any, context: Any) -> Any:
+        if request.bulk_address:
+            self.attached.put((self._name(context), request))
+        return pb.AttachReply(epoch=3, heartbeat_s=0.2, job=self.job, restore_from=self.restore_from)
+
+    def Report(self, request: Any, context: Any) -> Any:
+        with self.reported:
+            self.reports[self._name(context)] = request
+            self.reported.notify_all()
+        return pb.ReportReply()
+
+    def Orders(self, request: Any, context: Any) -> Iterator[Any]:
+        yield pb.Order(servers=pb.Servers(addresses=[]))
+        self.finish.wait(LIMIT_S)
+        yield pb.Order(finish=pb.Done())
+
+    def report_of(self, name: str, version: int) -> Any:
+        with self.reported:
+            assert self.reported.wait_for(lambda: name in self.reports and self.reports[name].version >= version, LIMIT_S)
+            return self.reports[name]
+
+    def close(self) -> None:
+        self.finish.set()
+        self._server.stop(None).wait(LIMIT_S)
+
+    def _name(self, context: Any) -> str:
+        return str(dict(context.invocation_metadata())["x-elasticdl-name"])
+
+
+class Job:
+    """A master of our own and server processes."""
+
+    def __init__(self, directory: Path, servers: int) -> None:
+        flags = {"model_zoo": "z", "model_def": "m", "training_data": "t", "num_ps_pods": servers}
+        self.directory = directory
+        self.servers = servers
+        self.master = Master(JobSpec.from_flags(Action.TRAIN, flags).model_dump_json(), "")
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.bulk = [""] * servers
+        self.control = [""] * servers
+        self.versions: dict[str, int | None] = {}
+
+    def start(self, name: str, token: str = TOKEN) -> subprocess.Popen[str]:
+        environment = {
+            **os.environ,
+            "ELASTICDL_MASTER": self.master.address,
+            "ELASTICDL_TOKEN": token,
+            "ELASTICDL_PROCESS": name,
+            "ELASTICDL_JOB_DIR": str(self.directory),
+            PARENT_PID_VARIABLE: str(os.getpid()),
+        }
+        self.processes[name] = subprocess.Popen(
+            [sys.executable, "-m", "elasticdl.ps.main"], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        )
+        return self.processes[name]
+
+    def await_attached(self, count: int) -> None:
+        for _ in range(count):
+            name, request = self.master.attached.get(timeout=LIMIT_S)
+            index = int(name.removeprefix("ps-").partition(".")[0])
+            self.bulk[index], self.control[index] = request.bulk_address, request.control_address
+            self.versions[name] = request.restored_version if request.has_state else None
+
+    def start_all(self) -> None:
+        for k in range(self.servers):
+            self.start(f"ps-{k}")
+        self.await_attached(self.servers)
+
+    def controls(self, epoch: int = 3, name: str = "master", token: str = TOKEN) -> list[GrpcServerControl]:
+        return [GrpcServerControl(f"ps-{k}", address, Credentials(token, name), epoch) for k, address in enumerate(self.control)]
+
+    async def checkpoint(self, snapshot: int) -> Path:
+        controls, limit = self.controls(), {"timeout_s": 10.0}
+        gates = [await control.gate(**limit) for control in controls]
+        numbers: dict[str, int] = {}
+        for gate in gates:
+            for worker, number in gate.items():
+                numbers[worker] = max(number, numbers.get(worker, 0))
+        cuts: list[ServerCut] = [await control.cut(SnapshotId(snapshot), numbers, **limit) for control in controls]
+        for control in controls:
+            await control.ungate(**limit)
+        assert cuts[0].applied == cuts[1].applied and cuts[0].sequences == cuts[1].sequences
+        making = store.begin(self.directory / "checkpoints")
+        saved: list[ServerSaved] = [await control.save(SnapshotId(snapshot), str(making), **limit) for control in controls]
+        for control in controls:
+            await control.drop(SnapshotId(snapshot), **limit)
+            await control.close()
+        files = tuple(PartFile(name=file.name, bytes=file.bytes, checksum=file.checksum) for one in saved for file in one.files)
+        parameters = ParametersSpec.model_validate_json(saved[0].parameters)
+        return store.complete(making, Manifest(version=saved[0].version, servers=self.servers, parameters=parameters, files=files))
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.communicate(timeout=LIMIT_S)
+        self.master.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    made = Job(tmp_path, 2)
+    yield made
+    made.close()
+
+
+class Worker(threading.Thread):
+    """Pushes one after the other until it is told to stop; every update adds 1 everywhere."""
+
+    def __init__(self, job: Job, name: str) -> None:
+        super().__init__()
+        self.pool = ServerPool(job.bulk, name, TOKEN)
+        self.pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+        self.pushes = 0
+        self.versions: tuple[int, ...] = ()
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+        self.stepped = threading.Condition()
+
+    def run(self) -> None:
+        try:
+            while not self.ended.is_set():
+                versions = self.pool.pull([as_ids([0, 1])], timeout_s=LIMIT_S).versions
+                pushed = self.pool.push(update(self.pushes + 1, versions, ONES, [0, 1]), timeout_s=LIMIT_S)
+                with self.stepped:
+                    self.pushes, self.versions = self.pushes + 1, pushed.versions
+                    self.stepped.notify_all()
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+
+    def await_pushes(self, more: int) -> None:
+        with self.stepped:
+            wanted = self.pushes + more
+            assert self.stepped.wait_for(lambda: self.pushes >= wanted or not self.is_alive(), LIMIT_S)
+        assert self.error is None, self.error
+
+    def end(self) -> None:
+        self.ended.set()
+        self.join(LIMIT_S)
+        assert self.error is None, self.error
+
+
+def test_servers_serve_report_and_leave_when_the_job_is_over(job: Job) -> None:
+    job.start_all()
+    assert job.versions == {"ps-0": None, "ps-1": None}
+    worker = Worker(job, "worker-0")
+    worker.start()
+    worker.await_pushes(20)
+    worker.end()
+    report = job.master.report_of("ps-1", worker.pushes)
+    assert report.gauges["rows"] == 1 and report.gauges["connections"] >= 2
+    worker.pool.close()
+    job.master.finish.set()
+    assert [process.wait(LIMIT_S) for process in job.processes.values()] == [ExitCode.DONE, ExitCode.DONE]
+
+
+def test_a_server_is_small_before_data_and_never_imports_tensorflow(job: Job) -> None:
+    job.start_all()
+    report = job.master.report_of("ps-0", 0)
+    assert 0 < report.gauges["rss_bytes"] < 120 << 20
+    maps = Path(f"/proc/{job.processes['ps-0'].pid}/maps").read_text()
+    assert "_native" in maps and "tensorflow" not in maps and "numpy" not in maps
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_server_within_a_second(job: Job, number: signal.Signals) -> None:
+    job.start_all()
+    worker = Worker(job, "worker-0")
+    begin = time.monotonic()
+    job.processes["ps-0"].send_signal(number)
+    assert job.processes["ps-0"].wait(LIMIT_S) == ExitCode.DONE
+    assert time.monotonic() - begin < 1.0
+    worker.pool.close()
+
+
+def test_a_killed_server_comes_back_from_the_checkpoint_under_load(job: Job) -> None:
+    job.start_all()
+    workers = [Worker(job, f"worker-{w}") for w in range(2)]
+    for worker in workers:
+        worker.start()
+        worker.await_pushes(20)
+    job.master.restore_from = str(asyncio.run(job.checkpoint(1)))
+    workers[0].await_pushes(20)
+    job.processes["ps-1"].send_signal(signal.SIGKILL)
+    job.processes["ps-1"].wait(LIMIT_S)
+    job.start("ps-1.1")
+    job.await_attached(1)
+    saved = store.read_manifest(Path(job.master.restore_from)).version
+    assert job.versions["ps-1.1"] == saved
+    for worker in workers:
+        worker.pool.move(job.bulk)
+    for worker in workers:
+        worker.await_pushes(20)
+    for worker in workers:
+        worker.end()
+    pulled = workers[0].pool.pull([as_ids([0, 1])], timeout_s=LIMIT_S)
+    pushes = workers[0].pushes + workers[1].pushes
+    assert pulled.dense is not None
+    first, second = -pulled.dense[:3], -pulled.dense[3:]
+    assert set(first) == {pushes} == set(-pulled.rows[0][0]), "the server that lived has every push once"
+    assert set(second) == set(-pulled.rows[0][1]) and saved + 40 <= second[0] < pushes
+    assert pulled.versions == (pushes, second[0])
+    asyncio.run(job.checkpoint(2))
+    for worker in workers:
+        worker.pool.close()
+
+
+def resident_bytes(process: subprocess.Popen[str]) -> int:
+    return int(Path(f"/proc/{process.pid}/status").read_text().split("VmRSS:")[1].split()[0]) * 1024
+
+
+def test_a_million_rows_through_two_servers_cost_little_and_are_restored_bit_for_bit(job: Job) -> None:
+    job.start_all()
+    dim, total, part = 16, 1_000_000, 50_000
+    spec = ParametersSpec(optimizer=OptimizerSpec(kind=OptimizerKind.ADAM), tables=(TableSpec(name="t", dim=dim, seed=5),))
+    pool = ServerPool(job.bulk, "worker-0", TOKEN)
+    pool.initialise(spec, np.zeros(0, np.float32), timeout_s=LIMIT_S)
+    before = sum(map(resident_bytes, job.processes.values()))
+    rng = np.random.default_rng(1)
+    ids = np.unique(rng.integers(-(2**63), 2**63 - 1, total + 1000))[:total]
+    for sequence, first in enumerate(range(0, total, part), 1):
+        some = ids[first : first + part]
+        versions = pool.pull([some], timeout_s=LIMIT_S).versions
+        gradients = rng.standard_normal((part, dim), dtype=np.float32)
+        applied = Applied(ShardId(0), 0, first + part)
+        pool.push(Update(sequence, applied, versions, 0.01, None, (some,), (gradients,)), timeout_s=LIMIT_S)
+    grown = sum(map(resident_bytes, job.processes.values())) - before
+    raw, index = dim * 4 * 3, 32
+    assert raw * 0.95 < grown / total < raw * 1.2 + index
+    rows = pool.pull([ids], timeout_s=LIMIT_S).rows[0]
+    job.master.restore_from = str(asyncio.run(job.checkpoint(1)))
+    parts = [path.read_bytes() for path in sorted(Path(job.master.restore_from).glob("*.bin"))]
+    for name in ("ps-0", "ps-1"):
+        job.processes[name].kill()
+        job.processes[name].wait(LIMIT_S)
+        job.start(f"{name}.1")
+    job.await_attached(2)
+    pool.move(job.bulk)
+    np.testing.assert_array_equal(pool.pull([ids], timeout_s=LIMIT_S).rows[0], rows)
+    again = asyncio.run(job.checkpoint(2))
+    assert [path.read_bytes() for path in sorted(again.glob("*.bin"))] == parts, "slots and order too"
+    pool.close()
+
+
+def test_a_server_without_a_checkpoint_is_given_what_a_worker_knows(job: Job) -> None:
+    job.start_all()
+    worker = Worker(job, "worker-0")
+    worker.start()
+    worker.await_pushes(20)
+    job.processes["ps-0"].send_signal(signal.SIGKILL)
+    job.processes["ps-0"].wait(LIMIT_S)
+    job.start("ps-0.1")
+    job.await_attached(1)
+    worker.pool.move(job.bulk)
+    worker.await_pushes(20)
+    worker.end()
+    dense = worker.pool.pull([as_ids([0])], timeout_s=LIMIT_S).dense
+    assert dense is not None
+    assert set(-dense[3:]) == {worker.pushes} and worker.pushes - 2 <= -dense[0] <= worker.pushes
+    worker.pool.close()
+
+
+def test_a_fence_tells_the_last_push_and_holds(job: Job) -> None:
+    job.start_all()
+    worker = Worker(job, "worker-0")
+    worker.start()
+    worker.await_pushes(5)
+
+    async def fence() -> list[Applied | None]:
+        controls = job.controls()
+        fenced = [await control.fence("worker-0", timeout_s=10) for control in controls]
+        for control in controls:
+            await control.close()
+        return [one.applied for one in fenced]
+
+    applied = asyncio.run(fence())
+    worker.join(LIMIT_S)
+    assert isinstance(worker.error, Refused)
+    for one in applied:
+        assert one is not None and one.shard == ShardId(7) and worker.pushes <= one.offset / 10 <= worker.pushes + 1
+    worker.pool.close()
+
+
+def test_only_the_newest_master_controls_a_server(job: Job) -> None:
+    job.start_all()
+
+    async def gate(**who: Any) -> None:
+        control = job.controls(**who)[0]
+        try:
+            await control.gate(timeout_s=5)
+            await control.ungate(timeout_s=5)
+        finally:
+            await control.close()
+
+    asyncio.run(gate(epoch=4))
+    with pytest.raises(Refused, match="epoch 3 was replaced"):
+        asyncio.run(gate(epoch=3))
+    with pytest.raises(Refused, match="no master"):
+        asyncio.run(gate(epoch=4, name="worker-3"))
+    with pytest.raises(Refused, match="token"):
+        asyncio.run(gate(epoch=4, token="another"))
+
+
+def test_a_save_of_what_is_not_there_is_answered_in_words(job: Job) -> None:
+    job.start_all()
+
+    async def save() -> None:
+        control = job.controls()[0]
+        try:
+            await control.save(SnapshotId(9), str(job.directory), timeout_s=5)
+        finally:
+            await control.close()
+
+    with pytest.raises(TransientError, match="there is no snapshot 9 here"):
+        asyncio.run(save())
+
+
+def test_a_wrong_token_ends_a_server_with_a_code_of_its_own(job: Job) -> None:
+    process = job.start("ps-0", token="wrong")
+    _, log = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == ExitCode.FENCED and "token is missing or wrong" in log
+
+
+def test_a_checkpoint_that_is_damaged_is_named_in_the_log(job: Job) -> None:
+    directory = job.directory / "version-3"
+    directory.mkdir()
+    (directory / "manifest.json").write_text("{}")
+    job.master.restore_from = str(directory)
+    process = job.start("ps-0")
+    _, log = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == ExitCode.JOB_FAILED and str(directory / "manifest.json") in log
