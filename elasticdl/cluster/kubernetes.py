@@ -31,7 +31,7 @@ from elasticdl.errors import ElasticDLError
 _LOG = logging.getLogger(__name__)
 PlanOf: TypeAlias = Callable[[ProcessName], PodPlan]
 CLOSE_GRACE_S = 3.0
-CLOSE_LIMIT_S = 60.0
+CLOSE_LIMIT_S = 120.0
 DELETE_LIMIT_S = 120.0
 KEEP_ENDED = 50
 """Pods of ended processes that are left for `kubectl logs` and `describe`; what they said last is on the board."""
@@ -117,7 +117,7 @@ class KubernetesCluster:
             yield event
 
     async def close(self) -> None:
-        """End every process that is left; returns when all have ended, or after a minute: then they end with their Job."""
+        """End every process that is left; returns when all have ended, or after two minutes: then they end with their Job."""
         self._closed = True
         try:
             async with asyncio.timeout(CLOSE_LIMIT_S):

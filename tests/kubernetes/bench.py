@@ -26,8 +26,11 @@ def plan(place: Place, **resources: dict[str, str]) -> PodPlan:
 class KubernetesBench:
     """A `KubernetesCluster` and the means to have its pods behave in some way. Also the contract suite's bench."""
 
-    def __init__(self, place: Place, owner: Owner, cluster: KubernetesCluster, plans: dict[ProcessName, PodPlan]) -> None:
-        self.place, self.owner, self.cluster, self.plans = place, owner, cluster, plans
+    cluster: KubernetesCluster
+
+    def __init__(self, place: Place, owner: Owner, plans: dict[ProcessName, PodPlan]) -> None:
+        """`plans` are those of some processes; all others get `default`."""
+        self.place, self.owner, self.plans, self.default = place, owner, plans, plan(place)
         self._uids: dict[ProcessName, set[str]] = {}
 
     def pod(self, name: ProcessName) -> str:
@@ -113,9 +116,10 @@ async def bench(place: Place, owner: Owner) -> AsyncIterator[KubernetesBench]:
     """A cluster under test for `owner`; what is left of it ends with the context."""
     api = await place.connect()
     plans: dict[ProcessName, PodPlan] = {}
-    cluster = KubernetesCluster(api, owner, lambda name: plans.get(name, plan(place)))
+    ready = KubernetesBench(place, owner, plans)
+    ready.cluster = KubernetesCluster(api, owner, lambda name: plans.get(name, ready.default))
     try:
-        yield KubernetesBench(place, owner, cluster, plans)
+        yield ready
     finally:
-        await cluster.close()
+        await ready.cluster.close()
         await api.close()
