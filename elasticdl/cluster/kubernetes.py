@@ -70,6 +70,8 @@ class KubernetesCluster:
         self._beside: set[asyncio.Task[None]] = set()
         self._ended: deque[Life] = deque()
         self._closed = False
+        self._failure: BaseException | None = None
+        """A bug of ours: whoever observes is told, since nothing more would come."""
 
     @property
     def view_age_s(self) -> float:
@@ -115,6 +117,8 @@ class KubernetesCluster:
             await self._whole.wait()
         async for event in self._board.listen():
             yield event
+        if self._failure is not None:
+            raise self._failure
 
     async def close(self) -> None:
         """End every process that is left; returns when all have ended, or after two minutes: then they end with their Job."""
@@ -143,6 +147,8 @@ class KubernetesCluster:
     def _watch(self) -> None:
         if not self._standing:
             self._standing = [asyncio.ensure_future(self._reflector.run()), asyncio.ensure_future(self._tend())]
+            for task in self._standing:
+                task.add_done_callback(self._finished)
 
     def _listed(self) -> None:
         self._whole.set()
@@ -226,6 +232,9 @@ class KubernetesCluster:
         self._beside.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("a task of the cluster failed", exc_info=error)
+            self._failure = error
+            self._whole.set()
+            self._board.close()
 
 
 def _whole_seconds(grace_s: float) -> int:

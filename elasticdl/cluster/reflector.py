@@ -156,29 +156,33 @@ class Reflector:
         """Take one line of a watch in; the version that it brings."""
         if not line.strip():
             return ""
-        try:
-            event = json.loads(line)
-            kind, item = str(event["type"]), event["object"]
-            if kind == "ERROR":
-                raise _error(item)
-            if kind != "BOOKMARK":
-                self._apply(kind, item)
-            return str(item["metadata"]["resourceVersion"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ApiAway(f"its watch makes no sense: {error!r} in {line[:200]!r}") from error
-
-    def _apply(self, kind: str, item: Json) -> None:
+        kind, item, version = _event(line)
         if kind == "DELETED":
             self._known.pop(_uid(item), None)
             self._sink.gone(item)
-        else:
+        elif kind != "BOOKMARK":
             self._take(item)
+        return version
 
     def _take(self, item: Json) -> None:
         before = self._known.get(_uid(item))
         self._known[_uid(item)] = item
         if before is None or before["metadata"].get("resourceVersion") != item["metadata"].get("resourceVersion"):
             self._sink.changed(item)
+
+
+def _event(line: bytes) -> tuple[str, Json, str]:
+    """Kind, object and version of a watch's line. Raises ApiAway, and _StartOver where the watch has become too old."""
+    try:
+        event = json.loads(line)
+        kind, item = str(event["type"]), event["object"]
+        if kind == "ERROR":
+            raise _error(item)
+        if kind != "BOOKMARK":
+            _uid(item)
+        return kind, item, str(item["metadata"]["resourceVersion"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ApiAway(f"its watch makes no sense: {error!r} in {line[:200]!r}") from error
 
 
 def _uid(item: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cluster.plans import Owner
+from tests.kubernetes import image
 from tests.kubernetes import place as places
 from tests.kubernetes.place import Place
 
@@ -52,3 +53,13 @@ def namespace(place: Place) -> Iterator[str]:
 @pytest.fixture
 def owner(place: Place, namespace: str) -> Owner:
     return place.owner(namespace)
+
+
+@pytest.fixture(scope="session")
+def elasticdl_image(whole_cluster: Place) -> str:
+    if given := os.environ.get("ELASTICDL_TEST_IMAGE"):
+        return given
+    if whole_cluster.own is None:
+        pytest.skip("a cluster that KUBECONFIG names needs ELASTICDL_TEST_IMAGE, an image that it can pull")
+    whole_cluster.own.import_image(image.build())
+    return image.NAME

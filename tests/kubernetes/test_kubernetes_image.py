@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import replace
 
 import pytest
 
 from elasticdl.cluster.base import ExitFacts, ProcessName, ProcessSpec, Role
 from elasticdl.cluster.plans import Identity, Image, Owner, Resources
-from tests.kubernetes import image
 from tests.kubernetes.bench import bench, plan
 from tests.kubernetes.place import Place
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 LIMIT_S = 90.0
-
-
-@pytest.fixture(scope="session")
-def elasticdl_image(whole_cluster: Place) -> str:
-    if given := os.environ.get("ELASTICDL_TEST_IMAGE"):
-        return given
-    if whole_cluster.own is None:
-        pytest.skip("a cluster that KUBECONFIG names needs ELASTICDL_TEST_IMAGE, an image that it can pull")
-    whole_cluster.own.import_image(image.build())
-    return image.NAME
 
 
 def printed(place: Place, owner: Owner, name: str, *command: str) -> tuple[ExitFacts, str]:
