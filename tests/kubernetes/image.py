@@ -44,7 +44,7 @@ def _archive() -> Path:
         for old in cache().glob("*.tar"):
             old.unlink()
         part = archive.with_suffix(".part")
-        _buildah("push", NAME, f"oci-archive:{part}:{NAME}")
+        _buildah("push", "--compression-format", "zstd", NAME, f"oci-archive:{part}:{NAME}")
         part.rename(archive)
     return archive
 
