@@ -15,7 +15,7 @@ check: prepare  ## Format, lint, types, layers.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 bench: prepare  ## Figures against their baselines, all in one run: a table and bench/results/*.json.
 	$(BIN)/python -m bench $(ARGS)

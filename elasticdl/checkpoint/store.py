@@ -1,7 +1,8 @@
 """Checkpoints as directories: made beside their place, renamed into it when complete, verified before use.
 
 Servers write their parts into the directory that `begin` made; `complete` adds the manifest and renames it to
-`version-<n>`, so a crash at any moment leaves the earlier checkpoints and at most a `.making-…` directory.
+`version-<n>`, so a crash at any moment leaves the earlier checkpoints and at most a `.making-…` directory. One that had the
+same version is `version-<n>.replaced` for that moment.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from elasticdl.checkpoint.layout import MANIFEST, Manifest, PartFile, directory_
 from elasticdl.errors import Corrupted, UserError
 
 _MAKING = ".making-"
-_NAME = re.compile(r"version-(\d+)")
+_REPLACED = ".replaced"
+_NAME = re.compile(r"version-(\d+)(\.replaced)?")
 _CHUNK_BYTES = 4 << 20
 
 
@@ -50,12 +52,15 @@ def complete(making: Path, manifest: Manifest) -> Path:
         os.fsync(file.fileno())
     _sync(making)
     final = making.parent / directory_name(manifest.version)
-    if final.exists():
-        # The same version again, after a resume that trained nothing: both are the same cut.
-        shutil.rmtree(final)
+    replaced = final.with_name(final.name + _REPLACED)
     making.chmod(0o755)
+    if final.exists():
+        # The same version again: after a resume that trained nothing, or servers that came back from that checkpoint.
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
     making.rename(final)
     _sync(making.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
     return final
 
 
@@ -64,11 +69,14 @@ def abandon(making: Path) -> None:
     shutil.rmtree(making, ignore_errors=True)
 
 
-def prune(checkpoints: Path, keep: int) -> None:
-    """Remove all but the newest `keep` complete checkpoints; 0 keeps all."""
+def prune(checkpoints: Path, keep: int, newest: int) -> None:
+    """Remove all but `keep` complete checkpoints, that of version `newest` and those before it; 0 keeps all.
+
+    What is there of later versions was passed over as damaged; it goes when the job has come past it. Raises OSError.
+    """
     if keep <= 0:
         return
-    for directory in _versions(checkpoints)[keep:]:
+    for directory in [directory for version, directory in _versions(checkpoints) if version <= newest][keep:]:
         # Without its manifest it is no checkpoint, however far the removal gets.
         with suppress(FileNotFoundError):
             (directory / MANIFEST).unlink()
@@ -80,7 +88,7 @@ def newest(location: Path) -> Found | None:
 
     None if there is none at all. Raises Corrupted listing what was tried if there are some and none verifies.
     """
-    candidates = [location] if (location / MANIFEST).exists() else _versions(location)
+    candidates = [location] if (location / MANIFEST).exists() else [directory for _, directory in _versions(location)]
     rejected: list[str] = []
     for directory in candidates:
         try:
@@ -93,6 +101,12 @@ def newest(location: Path) -> Found | None:
             hint="restore the files from a copy, or start without a checkpoint",
         )
     return None
+
+
+def before(directory: Path) -> list[Path]:
+    """Complete checkpoints beside one, of versions before its own, newest first. Not verified."""
+    name = _NAME.fullmatch(directory.name)
+    return [path for version, path in _versions(directory.parent) if version < int(name.group(1))] if name else []
 
 
 def require(location: Path) -> Found:
@@ -146,15 +160,15 @@ def checksum(path: Path) -> str:
     return f"crc32c:{crc:08x}"
 
 
-def _versions(checkpoints: Path) -> Sequence[Path]:
-    """Complete checkpoints, newest first."""
+def _versions(checkpoints: Path) -> Sequence[tuple[int, Path]]:
+    """Complete checkpoints with their versions, newest first."""
     numbered = []
     with suppress(FileNotFoundError):
         for directory in checkpoints.iterdir():
             name = _NAME.fullmatch(directory.name)
             if name and (directory / MANIFEST).exists():
-                numbered.append((int(name.group(1)), directory))
-    return [directory for _, directory in sorted(numbered, reverse=True)]
+                numbered.append((int(name.group(1)), not name.group(2), directory))
+    return [(version, directory) for version, _, directory in sorted(numbered, reverse=True)]
 
 
 def _sync(directory: Path) -> None:

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any, final
 
 from elasticdl.cli.local import LocalJob
-from elasticdl.cli.outcome import Outcome
+from elasticdl.cli.outcome import Outcome, read_object
 from elasticdl.cli.place import claimed, refuse_if_taken, settle
 from elasticdl.cli.preflight import checked
 from elasticdl.cli.view import LineView, NoView
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 from elasticdl.job import Action, JobSpec
 from elasticdl.master.files import JobDirectory
+
+START_S = 60.0
+"""A master answers within a second or two; this is for a machine that is very busy."""
 
 
 @final
@@ -48,9 +51,8 @@ class JobHandle:
         return self._thread.is_alive()
 
     def status(self) -> dict[str, Any]:
-        """What the master tells, or told last. Raises TransientError while the master is not up yet."""
-        from elasticdl.cli.outcome import read_object
-
+        """What the master tells, or told last. Raises TransientError if it cannot be asked and left nothing."""
+        self._wait_for_master()
         try:
             return self._job.status()
         except TransientError:
@@ -85,11 +87,16 @@ class JobHandle:
         """Ask for between `low` and `high` workers (default: exactly `low`). Raises ElasticDLError."""
         if not 1 <= low <= (high or low):
             raise ValueError(f"expected 1 <= low <= high, got {low} and {high}")
+        self._wait_for_master()
         self._job.scale(low, high or low)
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint now. Raises ElasticDLError."""
+        self._wait_for_master()
         self._job.checkpoint()
+
+    def _wait_for_master(self) -> None:
+        self._job.answers.wait(START_S)
 
     def _run(self) -> None:
         """The thread. Whatever happens in it is raised by `wait`."""
@@ -98,6 +105,8 @@ class JobHandle:
                 self._outcome = asyncio.run(self._job.run())
         except BaseException as error:  # noqa: BLE001 - the top of the thread
             self._problem = error if isinstance(error, ElasticDLError) else _unexpected(error)
+        finally:
+            self._job.answers.set()
 
 
 def _unexpected(error: BaseException) -> ElasticDLError:

@@ -46,16 +46,23 @@ class LocalJob:
         self._client: MasterClient | None = None
         self._cluster: LocalCluster | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop_asked = ""
         self._interrupts = 0
         self._side_tasks: set[asyncio.Task[None]] = set()
+        self.answers = threading.Event()
+        """Set once the master answers, or once the job has ended without."""
 
     async def run(self) -> Outcome:
         """Start the master, show what it tells, return when every process has ended. Raises PermanentError."""
-        directory, self._loop = self._directory, asyncio.get_running_loop()
+        directory = self._directory
         self._cluster = LocalCluster(directory.logs, usable_cores())
         events = Events(directory.events, from_end=self._spec.checkpoint.resume)
         try:
             await self._start()
+            # Only now: what is asked before there is a master to tell waits for this line.
+            self._loop = asyncio.get_running_loop()
+            if self._stop_asked:
+                self._stop_once(self._stop_asked)
             following = asyncio.ensure_future(self._follow(events))
             try:
                 facts = await self._end_of_master()
@@ -66,12 +73,14 @@ class LocalJob:
             self._view.show(None, events.read())
             return outcome_of(directory, self._spec, facts, interrupted=self._interrupts > 0)
         finally:
+            self.answers.set()
             if self._client is not None:
                 self._client.close()
             await self._cluster.close()
 
     def stop_from_any_thread(self, why: str) -> None:
         """Have the job end in order, whether its master is up already or not."""
+        self._stop_asked = why  # before the loop is looked at: `run` looks in the other order, so one of the two sees it
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stop_once, why)
 
@@ -132,9 +141,11 @@ class LocalJob:
 
     async def _asked(self) -> dict[str, Any] | None:
         try:
-            return await in_thread(self.status)
+            status = await in_thread(self.status)
         except ElasticDLError:
             return None
+        self.answers.set()
+        return status
 
     async def _stop_in_order(self, why: str) -> None:
         assert self._cluster is not None

@@ -75,7 +75,10 @@ class Archive:
             if not complete:
                 await asyncio.to_thread(store.abandon, making)
         self.restore_from = str(directory)
-        await asyncio.to_thread(store.prune, self._checkpoints, self._spec.keep_checkpoint_max)
+        try:
+            await asyncio.to_thread(store.prune, self._checkpoints, self._spec.keep_checkpoint_max, command.version)
+        except OSError as error:
+            _LOG.warning("old checkpoints stay in %s: %s", self._checkpoints, error)
         return str(directory), manifest.bytes
 
     def _resumed(self) -> Beginning:

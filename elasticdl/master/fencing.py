@@ -35,9 +35,8 @@ class Fences:
         return tuple(answer.applied for answer in answers if answer is not None)
 
     async def catch_up(self, server: Server) -> None:
-        """Tell a server that came up of everybody who is fenced."""
-        for worker in tuple(self._fenced):
-            await self._ask(server, worker)
+        """Tell a server that came up of everybody who is fenced. Returns when it knows, or is gone."""
+        await asyncio.gather(*(self._ask(server, worker) for worker in tuple(self._fenced)))
 
     async def _ask(self, server: Server, worker: str) -> Fenced | None:
         attempt = 0

@@ -5,6 +5,7 @@ Speaks for the core where no decision is needed: who is who, what was said befor
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import final
 
@@ -17,7 +18,7 @@ from elasticdl.master.inbox import Inbox
 from elasticdl.master.lease_desk import LeaseDesk
 from elasticdl.master.order_board import OrderBoard
 from elasticdl.master.reports import events_of
-from elasticdl.master.server_roster import ServerRoster
+from elasticdl.master.server_roster import Server, ServerRoster
 from elasticdl.master.throughput import Throughput
 from elasticdl.rpc.conversation import LeaseAnswer, Order, Report
 from elasticdl.shard import Applied, Lease, Task
@@ -65,9 +66,13 @@ class FrontDesk:
         presence.announced = True
         if name.role is Role.PS:
             presence.version = event.restored_version or 0
+            told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             server = self._roster.attach(name, event.control_address)
-            self._inbox.spawn(f"fences for {name}", self._fences.catch_up(server))
-        await self._inbox.post(event)
+            self._inbox.spawn(f"fences for {name}", self._introduce(server, event, told))
+            # The call may be given up meanwhile; the introduction goes on.
+            await asyncio.shield(told)
+        else:
+            await self._inbox.post(event)
 
     async def poll(self, worker: ProcessName, sequence: int, wait_s: float) -> LeaseAnswer:
         """Wait up to `wait_s` for a lease."""
@@ -127,6 +132,14 @@ class FrontDesk:
         for worker, rate in self.throughput.by_worker(at_s).items():
             gauges.setdefault(str(worker), {})["records_per_s"] = round(rate, 1)
         return {"gauges": gauges, "records_per_s": round(self.throughput.total(at_s), 1)}
+
+    async def _introduce(self, server: Server, event: ProcessAttached, told: asyncio.Future[None]) -> None:
+        """Nobody hears of a server before it refuses everybody who is fenced: fences are not in its checkpoint."""
+        try:
+            await self._fences.catch_up(server)
+            await self._inbox.post(event)
+        finally:
+            told.set_result(None)
 
     def _server_reported(self) -> None:
         """The job's version is that of the least advanced server; while one is away nothing is known of it."""

@@ -16,7 +16,7 @@ from elasticdl.master.front_desk import FrontDesk
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.launching import Launcher
 from elasticdl.master.snapshots import Snapshots
-from elasticdl.rpc.conversation import Drain, Finished, Order, Revoke, Wait
+from elasticdl.rpc.conversation import Drain, Finish, Finished, Order, Revoke, Wait
 from elasticdl.shard import SnapshotId
 
 _LOG = logging.getLogger(__name__)
@@ -86,7 +86,9 @@ class Hands:
             case do.NoLeaseNow():
                 self._desk.leases.answer(command.worker, Wait(command.reason))
             case do.WorkFinished():
-                self._desk.leases.answer(command.worker, Finished())
+                if not self._desk.leases.answer(command.worker, Finished()):
+                    # It is busy coming up, or going: it need not ask first.
+                    self._order(command.worker, Finish())
             case do.RevokeLeases():
                 self._order(command.worker, Revoke(command.reason))
             case _:

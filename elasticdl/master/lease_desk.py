@@ -73,17 +73,19 @@ class LeaseDesk:
             if self._polls.get(worker) is poll:
                 del self._polls[worker]
 
-    def answer(self, worker: ProcessName, answer: LeaseAnswer) -> None:
-        """The core's answer to one question on behalf of `worker`."""
+    def answer(self, worker: ProcessName, answer: LeaseAnswer) -> bool:
+        """The core's answer to one question on behalf of `worker`, or unasked. False if nobody waits for any."""
         self._asked.discard(worker)
         poll = self._polls.get(worker)
         if poll is None or poll.answer.done():
             self._return(worker, answer)
-        elif isinstance(answer, Wait):
+            return False
+        if isinstance(answer, Wait):
             poll.reason = answer.reason
         else:
             self._given[worker] = _Given(poll.sequence, answer, taker=poll)
             poll.answer.set_result(answer)
+        return True
 
     def work_appeared(self) -> None:
         """Ask again for everybody who waits."""

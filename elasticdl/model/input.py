@@ -6,10 +6,8 @@ runs per record, no thread of tf.data outlives a window, and a minibatch is exac
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias, final
+from collections.abc import Callable, Mapping
+from typing import Any, final
 
 import numpy as np
 import tensorflow as tf
@@ -22,101 +20,19 @@ from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import place, user_code
 from elasticdl.shard import Task
 
-Batch: TypeAlias = tuple[Structure, Structure, int]
-
 _ALL = 1 << 30
 """Batch size that no window reaches: a window becomes one batch whatever `feed` adds to it."""
 
 _PADDED_PER_RECORD = 64
 
-_CLOSE_TIMEOUT_S = 10.0
-
-
-def batches(
-    windows: Iterable[Records], module: ModelModule, task: Task, metadata: Metadata, *, prefetch: int = 2
-) -> Iterator[Batch]:
-    """For each window, what `feed` makes of it as one batch: (features, labels, index of the window, from 0).
-
-    A window of which `feed` keeps nothing is skipped: its index does not come. Labels are None in prediction.
-    `windows` is read in a background thread, at most `prefetch` batches ahead; closing the generator stops it after the
-    window it is at (so `windows` must not block for ever). What `windows` raises is raised here, after the batches before
-    it. Leaves are eager TensorFlow tensors. Elements of unequal shape are padded with zeros (or "").
-
-    Raises:
-        UserError: `feed` raised or returned something else than (features, labels); with the user's frames.
-    """
-    feeder = Feeder(module, task, metadata)
-    buffer = _Buffer(prefetch)
-    thread = threading.Thread(target=_fill, args=(windows, feeder, buffer), name="feed", daemon=True)
-    thread.start()
-    try:
-        while (batch := buffer.take()) is not None:
-            yield batch
-    finally:
-        buffer.close()
-        thread.join(_CLOSE_TIMEOUT_S)
-
-
-def _fill(windows: Iterable[Records], feeder: Feeder, buffer: _Buffer) -> None:
-    """Body of the background thread. Its errors are raised by the consumer."""
-    try:
-        for index, window in enumerate(windows):
-            made = feeder(window)
-            if made is not None and not buffer.put((*made, index)):
-                return
-        buffer.finish(None)
-    except BaseException as error:  # noqa: BLE001 - the top of a thread: the consumer raises it
-        buffer.finish(error)
-
-
-@final
-class _Buffer:
-    """At most `capacity` batches between the feeding thread and its consumer."""
-
-    def __init__(self, capacity: int) -> None:
-        self._changed = threading.Condition()
-        self._batches: deque[Batch] = deque()
-        self._capacity = max(1, capacity)
-        self._error: BaseException | None = None
-        self._finished = False
-        self._closed = False
-
-    def put(self, batch: Batch) -> bool:
-        """Wait for room; False when the consumer is gone."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._batches) < self._capacity)
-            if not self._closed:
-                self._batches.append(batch)
-                self._changed.notify_all()
-            return not self._closed
-
-    def finish(self, error: BaseException | None) -> None:
-        """No more batches come; `error` is raised after those that are there."""
-        with self._changed:
-            self._finished, self._error = True, error
-            self._changed.notify_all()
-
-    def take(self) -> Batch | None:
-        """The next batch, None at the end. The producer's end always wakes it, so it needs no deadline of its own."""
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._batches) or self._finished)
-            if self._batches:
-                self._changed.notify_all()
-                return self._batches.popleft()
-            if self._error is not None:
-                raise self._error
-            return None
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._batches.clear()
-            self._changed.notify_all()
-
 
 @final
 class Feeder:
-    """`feed` of one task as a compiled function of one window. Traces once for each type of window."""
+    """`feed` of one task as a compiled function of one window. Traces once for each type of window.
+
+    Releases the GIL while it runs. Leaves are eager TensorFlow tensors; elements of unequal shape are padded with zeros
+    (or ""). Raises UserError, with the user's frames, if `feed` raises or gives something else than (features, labels).
+    """
 
     def __init__(self, module: ModelModule, task: Task, metadata: Metadata) -> None:
         self._module = module

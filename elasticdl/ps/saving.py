@@ -91,6 +91,22 @@ def restore(server: _native.Server, place: Place, directory: Path) -> int:
     return version
 
 
+def restore_what_is_whole(server: _native.Server, place: Place, directory: Path) -> int:
+    """As `restore`, but from the newest checkpoint before it where this one is damaged: for a server that comes back.
+
+    The job goes on as it would without this checkpoint; the version tells how many updates that costs. Raises Corrupted with
+    all that was tried.
+    """
+    problems: list[str] = []
+    for candidate in (directory, *store.before(directory)):
+        try:
+            return restore(server, place, candidate)
+        except Corrupted as error:
+            _log.error("%s: the checkpoint before this one is tried", error.message)
+            problems.append(error.message)
+    raise Corrupted(f"no usable checkpoint for ps-{place.server}: {'; '.join(problems)}")
+
+
 def _restore(server: _native.Server, place: Place, directory: Path, manifest: Manifest) -> int:
     parts = _parts(directory, manifest)
     server.begin_restore(native_spec(manifest.parameters))

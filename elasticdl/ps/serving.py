@@ -18,7 +18,7 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import ExitCode, PermanentError
 from elasticdl.ps.gauges import Gauges
 from elasticdl.ps.process import in_thread
-from elasticdl.ps.saving import Place, restore
+from elasticdl.ps.saving import Place, restore, restore_what_is_whole
 from elasticdl.ps.servicer import ControlService, EpochGuard
 from elasticdl.rpc.channel import SyncChecks, server_options
 from elasticdl.rpc.conversation import Drain, Finish, Report
@@ -86,7 +86,9 @@ def serve(environment: Environment) -> ExitCode:
     place = Place.of(environment.name.index, attached.spec.cluster.num_ps_pods, environment.token)
     server = _native.Server(place.server, place.servers, environment.token)
     in_thread("report", lambda: _report(server, client, attached.heartbeat_s))
-    version = restore(server, place, Path(attached.restore_from)) if attached.restore_from else None
+    # What a job begins with was verified by the master, and fits its ledger: only later may it be an older one.
+    take = restore_what_is_whole if environment.name.incarnation else restore
+    version = take(server, place, Path(attached.restore_from)) if attached.restore_from else None
     bulk = environment.address(server.listen(environment.bind_host))
     _control, port = control_server(environment, server, place, guard)
     client.attach(environment.address(port), bulk, version)

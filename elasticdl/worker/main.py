@@ -1,245 +1,17 @@
-"""`python -m elasticdl.worker.main`: one worker process. The one place where its environment is read.
+"""`python -m elasticdl.worker.main`: one worker process.
 
-Importing TensorFlow takes seconds, so a thread does it while the main one attaches and connects.
+Signals are blocked before the rest is imported: NumPy starts threads of its own, and a signal that meets one thread that
+does not block it ends the process instead of draining it.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import sys
-import threading
-import time
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from elasticdl.clock import SystemClock
-from elasticdl.cluster.base import ProcessName
 from elasticdl.cluster.leash import die_with_parent
-from elasticdl.errors import ElasticDLError, PermanentError, UserError
-from elasticdl.rpc.conversation import Attached, Failure
-from elasticdl.rpc.master_client import MasterClient
-from elasticdl.rpc.parameters import Parameters
-from elasticdl.rpc.ps_client import ServerPool
-from elasticdl.shard import Task
-from elasticdl.worker.ending import CallbackFailed, Done, Draining, Ending, Failed, NonFinite
-from elasticdl.worker.gauges import Gauges
-from elasticdl.worker.handoff import Ended
-from elasticdl.worker.leases import LeaseKeeper
-from elasticdl.worker.orders import Orders
-from elasticdl.worker.outbox import Outbox
-from elasticdl.worker.patience import Patience
+from elasticdl.worker.ending import Ending
 from elasticdl.worker.process import drain_on_signal, end_by_force, hold_signals, leave
-from elasticdl.worker.reporter import Reporter
-from elasticdl.worker.surroundings import Surroundings
-from elasticdl.worker.watch import Watch
-
-if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
-    from elasticdl.worker.assembly import Worker
-
-_log = logging.getLogger(__name__)
-
-SETTLE_S = 3.0
-FLUSH_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """What the cluster tells a worker."""
-
-    master: str
-    token: str
-    name: ProcessName
-    job_dir: Path
-    threads: int
-
-    @classmethod
-    def read(cls) -> Environment:
-        """From ELASTICDL_*. The token is taken out, so that user code does not pass it on to processes it starts."""
-        try:
-            return cls(
-                os.environ["ELASTICDL_MASTER"],
-                os.environ.pop("ELASTICDL_TOKEN"),
-                ProcessName.parse(os.environ["ELASTICDL_PROCESS"]),
-                Path(os.environ["ELASTICDL_JOB_DIR"]),
-                int(os.environ.get("ELASTICDL_THREADS", "0")),
-            )
-        except (KeyError, ValueError) as error:
-            raise PermanentError(f"the environment of this worker lacks or garbles {error}", hint="jobs start workers") from error
-
-
-def import_tensorflow(threads: int) -> None:
-    """Import it, and give it `threads` threads for a step (0: as many as it likes), before it starts any.
-
-    Steps, ids and `feed` are called from three threads. With fewer threads between operations than that, the small calls
-    would queue behind the step (measured: 1200 ms instead of 0.8 ms), and nothing would overlap.
-    """
-    with _not_imported("sklearn"):
-        import keras  # noqa: F401
-        import tensorflow as tf
-    if threads:
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(threads + 2)
-    import elasticdl.worker.assembly  # noqa: F401 - so that the rest of the model layer is imported here, too
-
-
-@contextmanager
-def _not_imported(name: str) -> Iterator[None]:
-    """In the block, whoever tries to import this package is told that it is not there.
-
-    Keras imports scikit-learn, and with it SciPy, for its `keras.wrappers` alone: 0.7 s and 60 MB of each worker. User
-    code may still import it, later.
-    """
-    there = name in sys.modules
-    if not there:
-        sys.modules[name] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        if not there:
-            del sys.modules[name]
-
-
-class _Import(threading.Thread):
-    """Imports TensorFlow in the background; `wait` raises what that raised."""
-
-    def __init__(self, threads: int) -> None:
-        super().__init__(name="import", daemon=True)
-        self._threads = threads
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            import_tensorflow(self._threads)
-        except BaseException as error:  # noqa: BLE001 - the top of a thread: `wait` raises it
-            self._error = error
-
-    def wait(self, ending: Ending) -> None:
-        """Block until it is done. Raises Ended if the worker ends first."""
-        while self.is_alive():
-            if ending:
-                raise Ended
-            self.join(0.1)
-        if self._error is not None:
-            raise self._error
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """What is there once the master knows this worker, long before the model is built."""
-
-    attached: Attached
-    around: Surroundings
-    orders: Orders
-    reporter: Reporter
-    parameters: Parameters
-
-    @classmethod
-    def make(cls, environment: Environment, client: MasterClient, ending: Ending) -> Link:
-        """Attach, connect, and begin to report and to follow orders. Leases wait until there is a model to use them."""
-        attached = client.attach()
-        clock = SystemClock()
-        outbox, gauges, watch = Outbox(), Gauges(clock), Watch(clock)
-        keeper = LeaseKeeper(client, outbox, ending)
-        around = Surroundings(keeper, outbox, gauges, Patience(ending, gauges, clock), watch, ending)
-        parameters = ServerPool(attached.servers, str(environment.name), environment.token)
-        orders = Orders(client.orders, parameters.move, ending)
-        reporter = Reporter(outbox, gauges, client, attached.heartbeat_s, ending)
-        reporter.start()
-        orders.start()
-        watch.start(ending)
-        return cls(attached, around, orders, reporter, parameters)
-
-
-def work(environment: Environment, link: Link, importing: _Import) -> Worker:
-    """Build the worker and let it work until it ends, for whatever reason: that is in `Ending` then."""
-    importing.wait(link.around.ending)
-    from elasticdl.worker.assembly import Assignment, assemble
-
-    begin_s = time.monotonic()
-    assignment = Assignment(environment.name, link.attached.spec, environment.job_dir)
-    with link.around.watch.doing("building the model"):
-        worker = assemble(assignment, link.parameters, link.around)
-    link.orders.revoke_by(worker.loading.revoke)
-    worker.start()
-    link.around.keeper.start()
-    _log.info("ready: the model was built, and compared with what the servers hold, in %.1f s", time.monotonic() - begin_s)
-    worker.loop.run()
-    return worker
-
-
-def wind_down(worker: Worker | None, link: Link) -> None:
-    """What the reason to end still asks for, and the last report."""
-    around = link.around
-    reason = around.ending.reason
-    _log.info("leaving: %s", reason or "no more work")
-    match reason:
-        case Done() | None:
-            if worker is not None:
-                worker.trainer.settle(SETTLE_S)
-                worker.callbacks.end()
-            around.ending.end(Done())
-        case Draining():
-            if worker is not None:
-                worker.loop.leave()
-            if worker is None or worker.trainer.settle(SETTLE_S):
-                around.outbox.give_back(around.outbox.held())
-        case Failed(error):
-            _tell_failure(reason, error, link)
-    if not link.reporter.flush(FLUSH_S):
-        _log.warning("the last report did not get to the master within %g s", FLUSH_S)
-
-
-def _tell_failure(reason: Failed, error: BaseException, link: Link) -> None:
-    """To the log in any case; to the master if it is the user's to mend."""
-    _log_error(error)
-    if isinstance(error, UserError):
-        lease = reason.lease
-        fatal = lease is None or isinstance(error, NonFinite)
-        if isinstance(error, CallbackFailed) and lease is not None and lease.task is Task.TRAINING:
-            lease = None
-        text = f"{error.message}\n{error.hint}".strip()
-        link.around.outbox.fail(
-            Failure(
-                task=lease.task if lease else None,
-                shard=lease.shard.id if lease and lease.shard else None,
-                attempt=lease.attempt if lease else 0,
-                error=text,
-                fatal=fatal,
-            )
-        )
-
-
-def _log_error(error: BaseException) -> None:
-    if isinstance(error, ElasticDLError):
-        _log.error("%s: %s%s", type(error).__name__, error.message, f"\n{error.hint}" if error.hint else "")
-    else:
-        _log.error("%s", "".join(traceback.format_exception(error)).rstrip())
-
-
-def run(ending: Ending) -> None:
-    """All of a worker's life but its end as a process."""
-    environment = Environment.read()
-    importing = _Import(environment.threads)
-    client = MasterClient(environment.master, environment.token, str(environment.name))
-    link = Link.make(environment, client, ending)
-    worker: Worker | None = None
-    try:
-        worker = work(environment, link, importing)
-    except Ended:
-        _log.info("ended before the first step")
-    except Exception as error:  # noqa: BLE001 - the top of the process: it ends the worker visibly
-        ending.fail(error)
-    try:
-        wind_down(worker, link)
-    except UserError as error:  # of `on_train_end`
-        ending.fail(error)
-        wind_down(None, link)
 
 
 def main() -> None:
@@ -250,11 +22,13 @@ def main() -> None:
     ending = Ending()
     drain_on_signal(ending)
     end_by_force(ending)
+    from elasticdl.worker.working import log_error, run
+
     try:
         run(ending)
     except Exception as error:  # noqa: BLE001 - the top of the process: it ends visibly
         if ending.fail(error):
-            _log_error(error)
+            log_error(error)
     leave(ending)
 
 

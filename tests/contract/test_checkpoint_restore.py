@@ -15,7 +15,7 @@ from elasticdl.checkpoint.layout import Manifest, PartFile, part_name
 from elasticdl.checkpoint.part import read_header
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import Corrupted, TransientError, UserError
-from elasticdl.ps.saving import Place, restore, save
+from elasticdl.ps.saving import Place, restore, restore_what_is_whole, save
 from elasticdl.rpc.parameters import Update
 from elasticdl.shard import Applied, ShardId
 from tests.contract.ps_stage import LIMIT_S, TOKEN, Stage, as_ids, rich_spec
@@ -222,6 +222,28 @@ def test_damage_is_found_named_and_the_checkpoint_before_is_used(
     with pytest.raises(Corrupted) as error:
         store.newest(tmp_path / "made")
     assert str(victim) in str(error.value) and str(old) in str(error.value)
+
+
+def test_a_server_that_comes_back_passes_damage_over_and_says_so(
+    open_stage: Callable[..., Stage], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = open_stage(2)
+    train(stage, rich_spec(), 2)
+    old = checkpoint(stage, tmp_path / "made", 1)
+    train(stage, rich_spec(), 1, first=3)
+    new = checkpoint(stage, tmp_path / "made", 2)
+    for directory in (new, old):
+        victim = directory / part_name(1, 2)
+        data = victim.read_bytes()
+        victim.write_bytes(data[:-1] + bytes([data[-1] ^ 4]))
+        back = open_stage(2)
+        assert restore_what_is_whole(back.servers[0], place(back, 0), new) == 3, "its own part is whole"
+        if directory is new:
+            assert restore_what_is_whole(back.servers[1], place(back, 1), new) == 2
+            assert str(victim) in caplog.text
+    with pytest.raises(Corrupted) as error:
+        restore_what_is_whole(back.servers[1], place(back, 1), new)
+    assert str(new) in str(error.value) and str(old) in str(error.value)
 
 
 def test_parts_of_two_checkpoints_are_not_taken_for_one(open_stage: Callable[..., Stage], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from elasticdl.errors import PermanentError, Refused, TransientError, UserError
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.conversation import Drain, Failure, Finished, Progress, Report, Revoke, Servers, Summary, Wait
+from elasticdl.rpc.conversation import Drain, Failure, Finish, Finished, Progress, Report, Revoke, Servers, Summary, Wait
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterStub
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.shard import Applied, ShardId, Task
@@ -309,6 +309,14 @@ def test_orders_reach_a_worker_and_begin_with_the_servers(stage: Stage) -> None:
     assert next(orders) == Revoke("it took too long")
     stage.order(do.PublishServers(("a:1", "")))
     assert next(orders) == Servers(("a:1", ""))
+
+
+def test_a_worker_that_does_not_ask_for_work_yet_is_told_that_there_is_none_any_more(stage: Stage) -> None:
+    """It may be importing TensorFlow: the job's end does not wait for that."""
+    client = stage.worker()
+    stage.order(do.WorkFinished(WORKER))
+    orders = client.orders()
+    assert [next(orders), next(orders)] == [Servers(("", "")), Finish()]
 
 
 def test_a_stream_that_is_opened_anew_takes_over(stage: Stage) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -80,6 +81,22 @@ def test_a_server_that_comes_later_refuses_the_fenced_too(stage: Stage) -> None:
     stage.attach_servers()
     for name in PS:
         stage.servers[name].wait_for_call("Fence")
+
+
+def test_nobody_hears_of_a_server_that_does_not_refuse_the_fenced_yet(stage: Stage) -> None:
+    stage.order(do.FenceWorker(WORKER))
+    stage.core.wait_for(happened.WorkerFenced)
+    address = stage.call(stage._serve(PS[0]))
+    server = stage.servers[PS[0]]
+    server.fail["Fence"] = grpc.StatusCode.UNAVAILABLE
+    attaching = threading.Thread(target=lambda: stage.client("ps-0").attach(address, "127.0.0.1:1", None))
+    attaching.start()
+    server.wait_for_call("Fence", 2)
+    assert not stage.core.of(happened.ProcessAttached)
+    server.fail.clear()
+    assert stage.core.wait_for(happened.ProcessAttached).name == PS[0]
+    attaching.join(20)
+    assert not attaching.is_alive()
 
 
 def test_a_cut_lets_all_servers_reach_the_same_push_and_opens_the_gates(stage: Stage) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from elasticdl.data.base import Metadata
-from elasticdl.errors import TransientError, UserError
+from elasticdl.errors import UserError
 from elasticdl.job import ModelSection
-from elasticdl.model.input import batches
+from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.shard import Task
 
@@ -29,6 +30,15 @@ def optimizer(): return keras.optimizers.SGD(0.1)
 def module_with(tmp_path: Path, feed: str) -> ModelModule:
     (tmp_path / "made.py").write_text(REST + feed)
     return load_module(ModelSection(model_zoo=str(tmp_path), model_def="made"))
+
+
+def batches(windows: Iterable[Any], module: ModelModule, task: Task, metadata: Metadata) -> Iterator[tuple[Any, Any, int]]:
+    """(features, labels, index of the window) of each window of which feed kept something."""
+    feeder = Feeder(module, task, metadata)
+    for index, window in enumerate(windows):
+        made = feeder(window)
+        if made is not None:
+            yield (*made, index)
 
 
 def csv(*rows: tuple[str, ...]) -> np.ndarray:
@@ -139,29 +149,3 @@ def test_a_feed_without_labels_is_refused_in_training(tmp_path: Path) -> None:
     module = module_with(tmp_path, "def feed(dataset, mode, metadata):\n    return dataset\n")
     with pytest.raises(UserError, match=r"made\.py:7: feed gave .* expected \(features, labels\)"):
         list(batches([np.array([1.0])], module, Task.TRAINING, Metadata()))
-
-
-def test_what_the_windows_raise_comes_after_the_batches_before_it(tmp_path: Path) -> None:
-    module = module_with(tmp_path, "def feed(dataset, mode, metadata):\n    return dataset.map(lambda x: (x, x))\n")
-
-    def windows():  # type: ignore[no-untyped-def]
-        yield np.array([1.0])
-        raise TransientError("the master is away")
-
-    stream = batches(windows(), module, Task.TRAINING, Metadata())
-    assert next(stream)[2] == 0
-    with pytest.raises(TransientError, match="away"):
-        next(stream)
-
-
-def test_closing_stops_the_background_thread(tmp_path: Path) -> None:
-    module = module_with(tmp_path, "def feed(dataset, mode, metadata):\n    return dataset.map(lambda x: (x, x))\n")
-
-    def endless():  # type: ignore[no-untyped-def]
-        while True:
-            yield np.array([1.0])
-
-    stream = batches(endless(), module, Task.TRAINING, Metadata())
-    next(stream)
-    stream.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "feed"]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial, partialmethod
 from pathlib import Path
 
 import pytest
@@ -97,6 +101,68 @@ def test_only_the_newest_are_kept_and_zero_keeps_all(tmp_path: Path) -> None:
         every.save(version)
     assert two.names() == ["version-10", "version-11"]
     assert len(every.names()) == 4
+
+
+def test_a_checkpoint_is_not_removed_for_a_later_version_that_was_passed_over(tmp_path: Path) -> None:
+    """A job that went on from version 3, since 5 was damaged, is at 4 when it saves."""
+    bench = Bench(tmp_path, keep_checkpoint_max=1, resume=True)
+    bench.save(3)
+    damaged, _ = bench.save(5)
+    (Path(damaged) / "a.bin").write_bytes(b"cow" * 10)
+    path, _ = bench.save(4, "newest that is whole")
+    assert bench.archive.restore_from == path and Path(path).exists()
+    assert bench.archive.beginning().ledger == "newest that is whole"
+    bench.save(6)
+    assert bench.names() == ["version-6"]
+
+
+def test_a_version_that_is_saved_again_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, resume=True)
+    bench.save(3, "first")
+    path, _ = bench.save(3, "second")
+    assert (bench.names(), bench.archive.beginning().ledger) == (["version-3"], "second")
+    assert bench.archive.restore_from == path
+
+
+def test_a_master_that_dies_while_it_replaces_a_checkpoint_leaves_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last act is each of those on the directories, in turn."""
+    for last in range(1, 4):
+        bench = Bench(tmp_path / str(last), resume=True)
+        bench.save(3, "kept")
+        acts = 0
+
+        def act(real: Callable[..., object], *arguments: object, last: int = last, **options: object) -> object:
+            nonlocal acts
+            acts += 1
+            if acts > last:
+                raise SystemExit
+            return real(*arguments, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "rename", partialmethod(lambda path, target, real: act(real, path, target), real=Path.rename))
+            patched.setattr(shutil, "rmtree", partial(act, shutil.rmtree))
+            with suppress(SystemExit):
+                bench.save(3, "kept")
+        found = store.newest(bench.checkpoints)
+        assert found is not None and found.manifest.ledger == "kept"
+        bench.save(3, "after all")
+        assert (bench.names(), bench.archive.beginning().ledger) == (["version-3"], "after all")
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path, keep_checkpoint_max=1)
+    bench.save(1)
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        path, _ = bench.save(2)
+    assert bench.archive.restore_from == path
+    assert "Read-only file system" in caplog.text
 
 
 def test_a_server_that_fails_leaves_the_earlier_set_and_nothing_half_made(tmp_path: Path) -> None:

@@ -80,6 +80,26 @@ def test_a_running_job_can_be_looked_at_scaled_and_stopped_and_outlives_the_thre
     assert '["scale", 1, 4]' in asked and '["stop", "enough"]' in asked and "twice" not in asked
 
 
+def test_a_job_can_be_looked_at_scaled_and_stopped_at_once(tmp_path: Path) -> None:
+    job = train("drains")
+    assert job.status()["version"] == 7
+    job.stop()
+    job.wait(LIMIT_S)
+    other = elasticdl.train(
+        show=False, model_zoo="zoo", model_def="iris", training_data="a.csv", job_name="drains", job_dir=str(tmp_path / "scaled")
+    )
+    other.scale(2)
+    other.stop()
+    other.wait(LIMIT_S)
+    assert '["scale", 2, 2]' in (tmp_path / "scaled/asked.jsonl").read_text()
+
+
+def test_a_job_that_is_stopped_before_its_master_is_up_ends() -> None:
+    job = train("drains")
+    job.stop("changed my mind")
+    assert job.wait(LIMIT_S).exit_code == 130
+
+
 def test_wrong_flags_and_a_broken_module_raise_and_leave_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="unknown key 'num_worker'") as unknown:
         train("finishes", num_worker=3)

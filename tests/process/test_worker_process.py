@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -59,6 +60,16 @@ def test_a_signal_is_a_reason_to_drain(processes, number):
     assert process.returncode == ExitCode.DRAINED
 
 
+def test_no_thread_is_there_that_a_signal_could_meet_before_signals_are_held():
+    """NumPy starts threads when it is imported, as many as there are cores to use."""
+    program = "import elasticdl.worker.main, os, sys; print(len(os.listdir('/proc/self/task')), 'numpy' in sys.modules)"
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
+    assert done.stdout == "1 False\n"
+
+
 def test_a_main_thread_that_hangs_does_not_outlive_the_limit_of_a_drain(processes):
     process = start(processes, "lock = threading.Lock(); lock.acquire(); lock.acquire()")
     process.send_signal(signal.SIGTERM)
@@ -69,7 +80,9 @@ def test_a_main_thread_that_hangs_does_not_outlive_the_limit_of_a_drain(processe
 
 def test_what_was_printed_is_not_lost_at_the_end(processes):
     process = start(processes, "sys.stdout.write('last words'); ending.fail(ValueError()); leave(ending)")
-    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.wait(LIMIT_S) is not None
+    # Not by `communicate`, which does not give what came together with the first line.
+    output = process.stdout.read() if process.stdout is not None else ""
     assert output == "last words"
     assert process.returncode == ExitCode.JOB_FAILED
 
