@@ -100,6 +100,21 @@ def test_updates_that_a_server_lost_are_counted_and_shown(bench):
     job.lease()
 
 
+def test_updates_that_no_heartbeat_told_of_count_as_lost_too_and_only_once(bench):
+    job = bench(num_ps_pods=2)
+    job.up()
+    lease = job.lease()
+    job.put(e.VersionAdvanced(0, 21))
+    job.progress(0, lease, 1, version=25)
+    job.die(job.ps(0))
+    job.attach(job.ps(0, 1), restored=21)
+    assert job.state.status().updates_lost == 4
+    job.put(e.VersionAdvanced(0, 21))
+    job.die(job.ps(0, 1))
+    job.attach(job.ps(0, 2), restored=21)
+    assert job.state.status().updates_lost == 4
+
+
 def test_leases_stay_valid_while_a_server_is_away(bench):
     job = bench()
     job.up()

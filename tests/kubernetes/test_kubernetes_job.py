@@ -26,11 +26,18 @@ from elasticdl.cluster.plans import MASTER_PORT, Image, Owner, PodPlan
 from elasticdl.cluster.rights import missing
 
 WORKER = '''
-import os, socket
+import os, socket, time
+def greeted(host, until_s=time.monotonic() + 30):
+    # A Service leads nowhere for a moment after it was made.
+    while True:
+        try:
+            with socket.create_connection((host, 50001), 10) as connection: return connection.recv(5) == b"hello"
+        except OSError:
+            if time.monotonic() > until_s: raise
+            time.sleep(0.1)
 assert os.environ["ELASTICDL_TOKEN"] == "opensesame"
 assert not os.path.exists("/var/run/secrets/kubernetes.io/serviceaccount")
-with socket.create_connection(("digits-master", 50001), 30) as by_service: assert by_service.recv(5) == b"hello"
-with socket.create_connection(("master-0.digits", 50001), 30) as by_name: assert by_name.recv(5) == b"hello"
+assert greeted("digits-master") and greeted("master-0.digits")
 print("my address", socket.gethostbyname(socket.gethostname()), os.environ["ELASTICDL_POD_ADDRESS"])
 raise SystemExit(7)
 '''
@@ -54,6 +61,7 @@ async def main():
         if isinstance(event, ProcessExited):
             break
     server.close()
+    await api.close()
     assert event.facts.exit_code == 7, event
 
 asyncio.run(main())

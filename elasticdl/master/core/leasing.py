@@ -133,6 +133,7 @@ class Leasing:
         held = work.find(event.worker, event.applied.shard, event.applied.attempt) if work else None
         if work is None or held is None or work.task is not event.task:
             return 0
+        self._facts.acknowledged_version = max(self._facts.acknowledged_version, event.version)
         gained = work.advance(held, event.applied.offset, event.bad_records)
         if event.bad_records:
             self._facts.check_bad(work.counts[held.piece.epoch], event.bad_examples)

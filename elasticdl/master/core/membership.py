@@ -83,7 +83,8 @@ class Membership:
 
     def _server_back(self, event: ProcessAttached) -> None:
         if event.name.incarnation:
-            known, restored = self._facts.version, event.restored_version or 0
+            known, restored = max(self._facts.version, self._facts.acknowledged_version), event.restored_version or 0
+            self._facts.acknowledged_version = restored
             lost = max(0, known - restored)
             self._facts.updates_lost += lost
             if lost:

@@ -59,6 +59,8 @@ class Facts:
     phase_since_s: float = 0.0
     outcome: Outcome | None = None
     version: int = 0
+    acknowledged_version: int = 0
+    """The newest that a worker was told: each server was there. `version` comes with heartbeats only, thus later."""
     updates_lost: int = 0
     now_s: float = 0.0
     loss: float | None = None

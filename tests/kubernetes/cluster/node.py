@@ -45,6 +45,7 @@ class Node:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
+        private_run()
         network()
         for hierarchy in cgroup_roots():
             (hierarchy / self.cgroup).mkdir(exist_ok=True)
@@ -177,6 +178,11 @@ def cgroup_roots() -> list[Path]:
     if (root / "cgroup.controllers").exists():
         return [root]
     return [path for path in root.iterdir() if (path / "cgroup.procs").exists()]
+
+
+def private_run() -> None:
+    """Sockets, locks and names of network namespaces go to a /run of the cluster's own, and away with it."""
+    run("mount", "-t", "tmpfs", "tmpfs", "/run")
 
 
 def network() -> None:
