@@ -60,6 +60,8 @@ class Lease:
     `shard` is None for SUMMARY and EXPORT. `round` is the evaluation round of EVALUATION and SUMMARY leases and
     `snapshot` the frozen view of the parameters to read (None: the live ones).
     `payload` is JSON: for SUMMARY the merged metric states, see `master/core/evaluation.py`.
+    `era` is how often this worker's leases had been voided before: a revocation voids those of earlier eras, in whatever
+    order lease and revocation reach the worker.
     """
 
     task: Task
@@ -72,6 +74,7 @@ class Lease:
     snapshot: SnapshotId | None = None
     version: int = 0
     payload: str = ""
+    era: int = 0
 
 
 @dataclass(frozen=True, slots=True)

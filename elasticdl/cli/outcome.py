@@ -71,7 +71,7 @@ def outcome_of(directory: JobDirectory, spec: JobSpec, facts: ExitFacts, *, inte
         message = f"the master ended by {_how(facts)} and left no word" + (
             f"; it said last:\n{facts.log_tail}" if facts.log_tail else ""
         )
-        hint = f"its log is {directory.logs / 'master-0.log'}"
+        hint = f"its log is {directory.logs / 'master-0.log'}; {resume_hint(directory, spec)}"
     if interrupted and code != ExitCode.DONE:
         code, message = ExitCode.INTERRUPTED, message if left else "ended at once"
     elif code is None or (code == ExitCode.DONE and not left):

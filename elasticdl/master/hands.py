@@ -90,7 +90,7 @@ class Hands:
                     # It is busy coming up, or going: it need not ask first.
                     self._order(command.worker, Finish())
             case do.RevokeLeases():
-                self._order(command.worker, Revoke(command.reason))
+                self._order(command.worker, Revoke(command.reason, self._desk.leases.revoked(command.worker)))
             case _:
                 raise TypeError(f"nobody knows how to carry out {command}")
 

@@ -1,7 +1,8 @@
 """Long polls for leases: who waits, what was answered, and that no lease is lost between the two.
 
 A worker numbers the answers it wants. A repeat of the last number gets the same answer again: the first one was lost on its
-way. A lease that comes when nobody waits for it any more goes back; one without a shard is kept for its worker.
+way. A lease that comes when nobody waits for it any more goes back; one without a shard is kept for its worker. Leases and
+revocations reach a worker by two ways, in any order: both carry its era.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
@@ -50,6 +51,7 @@ class LeaseDesk:
         """Workers for whom the core was asked and has not answered."""
         self._given: dict[ProcessName, _Given] = {}
         self._kept: dict[ProcessName, Lease] = {}
+        self._eras: dict[ProcessName, int] = {}
 
     async def poll(self, worker: ProcessName, sequence: int, wait_s: float) -> LeaseAnswer:
         """Wait up to `wait_s` for a lease. The caller may be cancelled."""
@@ -76,6 +78,8 @@ class LeaseDesk:
     def answer(self, worker: ProcessName, answer: LeaseAnswer) -> bool:
         """The core's answer to one question on behalf of `worker`, or unasked. False if nobody waits for any."""
         self._asked.discard(worker)
+        if isinstance(answer, Lease):
+            answer = replace(answer, era=self._eras.get(worker, 0))
         poll = self._polls.get(worker)
         if poll is None or poll.answer.done():
             self._return(worker, answer)
@@ -87,6 +91,11 @@ class LeaseDesk:
             poll.answer.set_result(answer)
         return True
 
+    def revoked(self, worker: ProcessName) -> int:
+        """The core voided all leases of `worker`: the era that begins."""
+        era = self._eras[worker] = self._eras.get(worker, 0) + 1
+        return era
+
     def work_appeared(self) -> None:
         """Ask again for everybody who waits."""
         for worker, poll in tuple(self._polls.items()):
@@ -97,6 +106,7 @@ class LeaseDesk:
         """The worker is gone: its leases are the core's business now, a poll of it ends."""
         self._given.pop(worker, None)
         self._kept.pop(worker, None)
+        self._eras.pop(worker, None)
         self._end(worker, f"{worker} was given up")
 
     def waiting(self) -> dict[ProcessName, str]:

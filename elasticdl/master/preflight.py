@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ def run_preflight(spec: JobSpec, timeout_s: float, *, command: Sequence[str] = (
         errors="replace",
     ) as child:
         try:
-            output, complaints = child.communicate(spec.model_dump_json(), timeout=timeout_s)
+            output, complaints = _conversation(child, spec.model_dump_json(), timeout_s)
         except subprocess.TimeoutExpired as expired:
             raise UserError(
                 f"the check of the model and its data was not through after {timeout_s:g} s{_said(_text(expired.stderr))}",
@@ -66,6 +67,23 @@ def run_preflight(spec: JobSpec, timeout_s: float, *, command: Sequence[str] = (
             hint=f"does the module {spec.model.model_def} end the process?",
         )
     return _judged(found)
+
+
+def _conversation(child: subprocess.Popen[str], question: str, timeout_s: float) -> tuple[str, str]:
+    """The child's stdout and stderr when it has ended. Raises TimeoutExpired.
+
+    It wakes twice a second: a Ctrl-C that comes just before a wait begins would be noticed only when the wait ends.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    given: str | None = question
+    while True:
+        left_s = deadline_s - time.monotonic()
+        try:
+            return child.communicate(given, timeout=max(0.0, min(0.5, left_s)))
+        except subprocess.TimeoutExpired:
+            given = None
+            if left_s <= 0.5:
+                raise
 
 
 def save_preflight(path: Path, preflight: Preflight) -> None:

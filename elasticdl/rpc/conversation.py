@@ -110,9 +110,10 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Drop the current leases and ask for new ones."""
+    """Drop the leases of eras before `era` and ask for new ones."""
 
     reason: str
+    era: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ def lease_to_wire(lease: Lease) -> pb.Lease:
         snapshot=_NONE if lease.snapshot is None else lease.snapshot,
         version=lease.version,
         payload=lease.payload,
+        era=lease.era,
     )
 
 
@@ -110,6 +111,7 @@ def lease_from_wire(message: pb.Lease) -> Lease:
         snapshot=None if message.snapshot == _NONE else SnapshotId(_count(message.snapshot, "snapshot")),
         version=_count(message.version, "version"),
         payload=message.payload,
+        era=_count(message.era, "era"),
     )
 
 
@@ -142,8 +144,8 @@ def order_to_wire(order: Order) -> pb.Order:
     match order:
         case Drain(reason):
             return pb.Order(drain=reason)
-        case Revoke(reason):
-            return pb.Order(revoke=reason)
+        case Revoke(reason, era):
+            return pb.Order(revoke=pb.Revoke(reason=reason, era=era))
         case Servers(addresses):
             return pb.Order(servers=pb.Servers(addresses=addresses))
         case Finish():
@@ -151,12 +153,12 @@ def order_to_wire(order: Order) -> pb.Order:
 
 
 def order_from_wire(message: pb.Order) -> Order:
-    """Message -> order. Raises ValueError for an empty one."""
+    """Message -> order. Raises ValueError for an empty one, or nonsense."""
     match message.WhichOneof("order"):
         case "drain":
             return Drain(message.drain)
         case "revoke":
-            return Revoke(message.revoke)
+            return Revoke(message.revoke.reason, _count(message.revoke.era, "era"))
         case "servers":
             return Servers(tuple(message.servers.addresses))
         case "finish":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar, final
 
 T = TypeVar("T")
@@ -50,11 +51,11 @@ class Handoff(Generic[T]):
             self._changed.notify_all()
             return item
 
-    def drop(self) -> list[T]:
-        """Take out what waits, unseen by the receiver."""
+    def drop(self, unwanted: Callable[[T], bool]) -> list[T]:
+        """Take out what waits and is unwanted, unseen by the receiver."""
         with self._changed:
-            dropped = list(self._items)
-            self._items.clear()
+            dropped = [item for item in self._items if unwanted(item)]
+            self._items = deque(item for item in self._items if not unwanted(item))
             self._changed.notify_all()
             return dropped
 

@@ -36,10 +36,9 @@ class LeaseSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lease in hand. It is void once the keeper's era is another one."""
+    """A lease in hand. `LeaseKeeper.is_void` tells whether it still counts."""
 
     lease: Lease
-    era: int
 
 
 @final
@@ -59,8 +58,12 @@ class LeaseKeeper:
 
     @property
     def era(self) -> int:
-        """Grows by 1 each time the master voids all leases."""
+        """Leases of earlier eras are void."""
         return self._era
+
+    def is_void(self, held: Held) -> bool:
+        """The master took this lease back."""
+        return held.lease.era < self._era
 
     def start(self) -> None:
         """Begin to ask for leases."""
@@ -76,17 +79,17 @@ class LeaseKeeper:
             self._ahead.discard(held)
             self._changed.notify_all()
 
-    def revoke(self) -> tuple[Lease, ...]:
-        """All leases in hand are void from now on; gives those that were not done.
+    def revoke(self, era: int) -> tuple[Lease, ...]:
+        """All leases of eras before this one are void from now on; gives those in hand that were not done.
 
-        A lease granted after the master's order but heard of before it is among them: the master takes it back when it
-        sees no progress.
+        One that was granted before the master's order and comes after it is void, too; one that was granted after the
+        order and came before it is not.
         """
         with self._changed:
-            self._era += 1
-            void = self._outbox.held()
-            self._leases.drop()
-            self._ahead.clear()
+            self._era = max(self._era, era)
+            void = tuple(lease for lease in self._outbox.held() if lease.era < self._era)
+            self._leases.drop(self.is_void)
+            self._ahead = {held for held in self._ahead if not self.is_void(held)}
             self._changed.notify_all()
         return void
 
@@ -140,8 +143,10 @@ class LeaseKeeper:
         return False
 
     def _accept(self, lease: Lease) -> None:
+        held = Held(lease)
         with self._changed:
+            if self.is_void(held):
+                return
             self._outbox.hold(lease)
-            held = Held(lease, self._era)
             self._ahead.add(held)
             self._leases.put(held)

@@ -27,11 +27,15 @@ class Loading:
         """Begin to load."""
         threading.Thread(target=self._run, name="loader", daemon=True).start()
 
-    def revoke(self) -> None:
-        """The master voided all leases: drop what is not pushed. A push under way is still told when it is acknowledged."""
-        void = self._around.keeper.revoke()
-        self._batches.drop()
-        for loaded in self.loaded.drop():
+    def revoke(self, era: int) -> None:
+        """The master voided the leases of eras before this one: drop what of them is not pushed.
+
+        A push under way is still told when it is acknowledged.
+        """
+        keeper = self._around.keeper
+        void = keeper.revoke(era)
+        self._batches.drop(lambda batch: keeper.is_void(batch.held))
+        for loaded in self.loaded.drop(lambda loaded: keeper.is_void(loaded.batch.held)):
             self._trainer.drop(loaded)
         self._trainer.after_all(lambda: self._around.outbox.forget(void))
 
@@ -45,7 +49,7 @@ class Loading:
             self.loaded.finish()
 
     def _load(self, batch: Batch) -> None:
-        if batch.held.era != self._around.keeper.era:
+        if self._around.keeper.is_void(batch.held):
             return
         try:
             loaded = self._trainer.load(batch)

@@ -71,7 +71,7 @@ class Loop:
     def _run_one(self, loaded: Loaded) -> None:
         held = loaded.batch.held
         with self._around.ending.failing_for(held.lease), self._around.watch.doing(f"a {held.lease.task} step"):
-            if held.era != self._around.keeper.era:
+            if self._around.keeper.is_void(held):
                 self._trainer.drop(loaded)
                 return
             self._tasks[held.lease.task].run(loaded)

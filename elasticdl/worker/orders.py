@@ -22,20 +22,20 @@ class Orders:
         self._move = move
         self._ending = ending
         self._lock = threading.Lock()
-        self._revoke: Callable[[], None] | None = None
-        self._revoked = False
+        self._revoke: Callable[[int], None] | None = None
+        self._era: int | None = None
 
     def start(self) -> None:
         """Begin to listen."""
         threading.Thread(target=self._run, name="orders", daemon=True).start()
 
-    def revoke_by(self, revoke: Callable[[], None]) -> None:
-        """From now on a revocation is passed on; one that came before there was anything to revoke from is, too."""
+    def revoke_by(self, revoke: Callable[[int], None]) -> None:
+        """From now on the era that a revocation begins is passed on; so is one that came before there was anything to revoke."""
         with self._lock:
             self._revoke = revoke
-            revoked, self._revoked = self._revoked, False
-        if revoked:
-            revoke()
+            era, self._era = self._era, None
+        if era is not None:
+            revoke(era)
 
     def _run(self) -> None:
         try:
@@ -51,9 +51,9 @@ class Orders:
             case Drain(reason):
                 _log.info("the master asks this worker to go: %s", reason)
                 self._ending.end(Draining(reason))
-            case Revoke(reason):
+            case Revoke(reason, era):
                 _log.info("leases are void: %s", reason)
-                self._pass_on_revocation()
+                self._pass_on_revocation(era)
             case Servers(addresses):
                 self._move(addresses)
             case Finish():
@@ -61,9 +61,9 @@ class Orders:
             case _:
                 assert_never(order)
 
-    def _pass_on_revocation(self) -> None:
+    def _pass_on_revocation(self, era: int) -> None:
         with self._lock:
             revoke = self._revoke
-            self._revoked = revoke is None
+            self._era = era if revoke is None else None
         if revoke is not None:
-            revoke()
+            revoke(era)

@@ -104,7 +104,7 @@ class PsTrainer:
         with self._around.gauges.timed("prepare_ms"):
             lookups = self._step.prepare(batch.features, training=training)
         held = batch.held
-        wish = _Wish(lease.snapshot, wanted=lambda: held.era == self._around.keeper.era)
+        wish = _Wish(lease.snapshot, wanted=lambda: not self._around.keeper.is_void(held))
         if not training:
             return Loaded(batch, lookups, self._frozen_pull(lookups.ids, wish))
         with self._around.gauges.timed("staleness_wait_ms"):

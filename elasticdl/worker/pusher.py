@@ -100,7 +100,7 @@ class Pusher:
     def _settle_one(self, trained: Trained) -> None:
         held = trained.loaded.batch.held
         try:
-            if held.era == self._around.keeper.era:
+            if not self._around.keeper.is_void(held):
                 if trained.outcome is not None:
                     self._push(trained, trained.outcome)
                 self._tell(trained)

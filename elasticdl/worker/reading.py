@@ -73,7 +73,7 @@ class ShardReading:
 
     def _read(self, held: Held) -> LoadedShard | None:
         shard = held.lease.shard
-        if shard is None or held.era != self._keeper.era:
+        if shard is None or self._keeper.is_void(held):
             return None
         reader = self._sources.reader(held.lease.task)
         with self._gauges.timed("read_ms"):
@@ -123,7 +123,7 @@ class Feeding:
             # Nothing is left of it, so no window will tell that it is done.
             self.batches.put(Batch(held, end=told))
         for window in loaded.windows(order_of(shard.records, lease.order_seed), lease.offset, self._sources.minibatch_size):
-            if held.era != self._keeper.era:
+            if self._keeper.is_void(held):
                 return
             bad, examples = bad + window.bad, (*examples, *window.bad_examples)[:3]
             with self._gauges.timed("feed_ms"), self._watch.doing("feed"):

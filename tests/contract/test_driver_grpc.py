@@ -306,7 +306,7 @@ def test_orders_reach_a_worker_and_begin_with_the_servers(stage: Stage) -> None:
     stage.order(do.PublishServers(("a:1", "b:2")), do.RevokeLeases(WORKER, "it took too long"))
     orders = client.orders()
     assert next(orders) == Servers(("a:1", "b:2"))
-    assert next(orders) == Revoke("it took too long")
+    assert next(orders) == Revoke("it took too long", 1)
     stage.order(do.PublishServers(("a:1", "")))
     assert next(orders) == Servers(("a:1", ""))
 
@@ -324,7 +324,7 @@ def test_a_stream_that_is_opened_anew_takes_over(stage: Stage) -> None:
     old, new = client.orders(), client.orders()
     assert next(old) == next(new) == Servers(("", ""))
     stage.order(do.RevokeLeases(WORKER, "late"))
-    assert next(new) == Revoke("late")
+    assert next(new) == Revoke("late", 1)
 
 
 def test_a_worker_that_is_stopped_is_told_why(stage: Stage) -> None:

@@ -164,3 +164,11 @@ def test_a_master_that_left_no_word_never_counts_as_done(tmp_path: Path, facts: 
     assert outcome.exit_code == 1
     error = outcome.error()
     assert isinstance(error, PermanentError) and "left no word" in error.message and "master-0.log" in error.hint
+
+
+def test_a_master_that_was_killed_leaves_a_job_that_can_go_on(tmp_path: Path) -> None:
+    directory = JobDirectory(tmp_path)
+    (directory.checkpoints / "version-3").mkdir(parents=True)
+    (directory.checkpoints / "version-3/manifest.json").touch()
+    outcome = outcome_of(directory, job(), ExitFacts(signal=9), interrupted=False)
+    assert outcome.hint.endswith(f"go on with: elasticdl train -f {tmp_path}/job.yaml --job-dir {tmp_path} --resume")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,6 +75,16 @@ async def test_a_repeated_request_gets_the_answer_that_was_lost_on_its_way(bench
     assert await bench.poll(1) == lease(7)
     assert bench.asked == [WORKER]
     assert bench.returned == []
+
+
+@on_loop
+async def test_a_lease_tells_how_often_leases_were_voided_before_it(bench: Bench) -> None:
+    for number in range(3):
+        poll = bench.poll(number + 1)
+        await settle()
+        bench.desk.answer(WORKER, lease(number))
+        assert await poll == replace(lease(number), era=number)
+        assert bench.desk.revoked(WORKER) == number + 1
 
 
 @on_loop

@@ -170,15 +170,15 @@ def test_silence_ends_with_a_word_and_a_pause_of_the_master_is_not_held_against_
 def test_orders_wait_for_a_stream_and_one_that_was_not_taken_is_told_again() -> None:
     async def story() -> None:
         board = OrderBoard(2)
-        board.put(WORKER, Revoke("a"))
+        board.put(WORKER, Revoke("a", 1))
         board.put(WORKER, Finish())
         first = board.stream(WORKER)
         assert await anext(first) == Servers(("", ""))
-        assert await anext(first) == Revoke("a")
+        assert await anext(first) == Revoke("a", 1)
         # The stream breaks before the transport has asked for more.
         second = board.stream(WORKER)
         assert await anext(second) == Servers(("", ""))
-        assert await anext(second) == Revoke("a")
+        assert await anext(second) == Revoke("a", 1)
         assert await anext(second) == Finish()
         board.leave(WORKER)
         assert [order async for order in second] == []

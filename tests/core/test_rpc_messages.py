@@ -86,7 +86,7 @@ def test_an_answer_comes_back_as_it_was(answer: Wait | Finished | Lease) -> None
     assert messages.lease_answer_from_wire(messages.lease_answer_to_wire(answer)) == answer
 
 
-@pytest.mark.parametrize("order", [Drain("scaled down"), Revoke("late"), Servers(("a:1", "", "b:2")), Servers(()), Finish()])
+@pytest.mark.parametrize("order", [Drain("scaled down"), Revoke("late", 3), Servers(("a:1", "", "b:2")), Servers(()), Finish()])
 def test_an_order_comes_back_as_it_was(order: Drain | Revoke | Servers | Finish) -> None:
     assert messages.order_from_wire(messages.order_to_wire(order)) == order
 

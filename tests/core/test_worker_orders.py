@@ -55,17 +55,17 @@ def test_a_refused_stream_ends_the_worker():
 
 
 def test_a_revocation_that_comes_before_there_is_a_pipeline_is_passed_on_later():
-    _, _, orders = follow(Revoke("stopped"), Finish())
-    revoked: list[int] = []
-    orders.revoke_by(lambda: revoked.append(1))
-    orders.revoke_by(lambda: revoked.append(2))
-    assert revoked == [1]
+    _, _, orders = follow(Revoke("stopped", 1), Revoke("again", 2), Finish())
+    first, second = list[int](), list[int]()
+    orders.revoke_by(first.append)
+    orders.revoke_by(second.append)
+    assert (first, second) == ([2], [])
 
 
 def test_a_revocation_reaches_the_pipeline():
     heard, ending = threading.Event(), Ending()
-    orders = Orders(lambda: iter([Revoke("stopped")]), lambda addresses: None, ending)
-    orders.revoke_by(heard.set)
+    orders = Orders(lambda: iter([Revoke("stopped", 1)]), lambda addresses: None, ending)
+    orders.revoke_by(lambda era: heard.set())
     orders.start()
     assert heard.wait(LIMIT_S)
     assert not ending

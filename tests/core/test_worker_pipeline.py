@@ -503,10 +503,10 @@ def test_a_revoked_lease_is_dropped_and_the_next_one_is_trained():
 
     def revoke(features: np.ndarray) -> None:
         if 20 in features:
-            rig.loading.revoke()
+            rig.loading.revoke(1)
             with rig.master.changed:
                 rig.master.open -= 1
-                rig.master.todo.append(training(3, 1))
+                rig.master.todo.append(training(3, 1, era=1))
                 rig.master.changed.notify_all()
             revoked.set()
 
@@ -520,6 +520,32 @@ def test_a_revoked_lease_is_dropped_and_the_next_one_is_trained():
     told = [one.applied for one in rig.master.progress()]
     assert max(one.offset for one in told if one.shard == 0) == 20
     assert not any(one.returned for one in rig.master.progress())
+
+
+def test_a_lease_that_was_granted_after_a_revocation_but_came_before_it_is_worked_on():
+    """The two come to the worker by two ways. The master counts on the new lease: if it were dropped, all would wait for it."""
+    rig = Rig(ScriptedMaster([training(400, 0), training(3, 1, era=1)]), minibatch_size=1)
+
+    def revoke(features: np.ndarray) -> None:
+        if 20 in features:
+            rig.loading.revoke(1)
+            with rig.master.changed:
+                rig.master.open -= 1
+                rig.master.changed.notify_all()
+
+    rig.step.on_train = revoke
+    rig.run()
+    assert {number for number in rig.trained() if number >= 1000} == {1000, 1001, 1002}
+
+
+def test_a_lease_that_was_granted_before_a_revocation_but_comes_after_it_is_void():
+    """The master has given it to another worker: trained here, it would be trained twice."""
+    rig = Rig(ScriptedMaster([training(3, 0), training(3, 1, era=1)]))
+    rig.master.open = 1
+    rig.loading.revoke(1)
+    rig.run()
+    assert rig.trained() == once(training(3, 1))
+    assert {one.applied.shard for one in rig.master.progress()} == {1}
 
 
 def test_evaluation_reads_its_snapshot_and_gets_dense_weights_once():
@@ -575,10 +601,10 @@ def test_a_lost_view_does_not_hold_the_worker_up_once_its_leases_are_void():
         if snapshot is None:
             return pull(ids, dense=dense, timeout_s=timeout_s)
         if rig.around.keeper.era == 0:
-            rig.loading.revoke()
+            rig.loading.revoke(1)
             with rig.master.changed:
                 rig.master.open -= 1
-                rig.master.todo.append(training(4))
+                rig.master.todo.append(training(4, era=1))
         raise TransientError("there is no snapshot 1 here: it was dropped or lost", retry_after_s=0.01)
 
     rig.parameters.pull = lost

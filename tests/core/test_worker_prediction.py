@@ -42,7 +42,7 @@ def surroundings() -> Surroundings:
 def predict(sink: FileSink, around: Surroundings, lease: Lease, until: int, size: int = 3) -> list[tuple[int, bool]]:
     """Batches of an attempt up to record `until`; what was reported, as (offset, done)."""
     around.outbox.hold(lease)
-    held = Held(lease, 0)
+    held = Held(lease)
     for begin in range(lease.offset, until, size):
         end = min(begin + size, lease.shard.records)
         outputs = np.arange(begin, end, dtype=np.float32).reshape(-1, 1)
@@ -112,7 +112,7 @@ def test_other_shards_are_left_alone(tmp_path):
 def test_a_shard_of_which_nothing_is_left_is_done_with_a_file_without_predictions(tmp_path):
     around = surroundings()
     around.outbox.hold(LEASE)
-    FileSink(tmp_path, around).take(Batch(Held(LEASE, 0), 10, 10, bad=10, last=True), None)
+    FileSink(tmp_path, around).take(Batch(Held(LEASE), 10, 10, bad=10, last=True), None)
     (progress,) = around.outbox.take({}).progress
     assert (progress.done, progress.bad_records) == (True, 10)
     (path,) = tmp_path.iterdir()
@@ -136,9 +136,9 @@ def test_a_processor_gets_each_batch_and_its_worker(tmp_path):
     around = surroundings()
     around.outbox.hold(LEASE)
     sink = ProcessorSink(Processor(), str(tmp_path), 7, around)
-    sink.take(Batch(Held(LEASE, 0), 5, 5, last=False, computes=True), np.arange(2))
+    sink.take(Batch(Held(LEASE), 5, 5, last=False, computes=True), np.arange(2))
     assert around.outbox.take({}).progress[0].applied.offset == 5
-    sink.take(Batch(Held(LEASE, 0), 10, 5, bad=5, last=True), None)
+    sink.take(Batch(Held(LEASE), 10, 5, bad=5, last=True), None)
     assert around.outbox.take({}).progress[0].done
     assert Processor.got == [([0, 1], 7)]
 
@@ -149,7 +149,7 @@ def test_an_error_of_the_processor_is_the_users(tmp_path):
             raise KeyError("no such column")
 
     with pytest.raises(UserError, match=r"PredictionOutputsProcessor.process raised KeyError"):
-        ProcessorSink(Processor(), str(tmp_path), 0, surroundings()).take(Batch(Held(LEASE, 0), 5, 5), np.arange(2))
+        ProcessorSink(Processor(), str(tmp_path), 0, surroundings()).take(Batch(Held(LEASE), 5, 5), np.arange(2))
 
 
 def test_outputs_of_any_structure_get_names():
