@@ -1,12 +1,15 @@
-.PHONY: demo test churn check bench fix lock prepare clean cluster
+.PHONY: demo test test-kubernetes churn check bench fix lock prepare clean cluster
 BIN := .venv/bin
 WORKERS ?= 2
 
 demo: prepare  ## Train digits with a worker killed halfway, evaluate, export, load back, predict.
 	$(BIN)/python -m scripts.demo
 
-test: prepare  ## Every test that this machine can run.
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+test: prepare  ## Every test but those on a real Kubernetes.
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --ignore tests/kubernetes $(ARGS)
+
+test-kubernetes: prepare  ## Tests on a real Kubernetes: one made here (Linux, root, Go), or the one that KUBECONFIG names.
+	$(BIN)/python -m pytest tests/kubernetes $(ARGS)
 
 churn: prepare  ## Twenty whole jobs with seeds, a worker killed every few seconds in each.
 	ELASTICDL_CHURN_SEEDS=20 $(BIN)/python -m pytest -s tests/process/test_job_churn.py $(ARGS)

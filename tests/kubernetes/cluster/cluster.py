@@ -29,6 +29,7 @@ class Cluster:
     pid: int
     state: Path
     programs: Path
+    process: subprocess.Popen[str]
 
     @property
     def kubeconfig(self) -> Path:
@@ -45,6 +46,21 @@ class Cluster:
         if done.returncode != 0:
             raise RuntimeError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
+
+    def kill(self, program: str) -> None:
+        """`kill -9` one of the cluster's programs, `kube-apiserver` for one."""
+        self._order(f"kill {program}")
+
+    def start(self, program: str) -> None:
+        """Start a killed program again."""
+        self._order(f"start {program}")
+
+    def _order(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        if (said := _first_line(self.process)) != "DONE":
+            raise RuntimeError(f"{line}: {said}")
 
     def import_image(self, archive: Path, timeout_s: float = 300) -> None:
         """Make the image of an OCI or docker archive known to the node."""
@@ -84,7 +100,7 @@ def running() -> Iterator[Cluster]:
         said = _first_line(process)
         if said != "READY":
             raise RuntimeError(f"the cluster did not start: {said or 'its first process ended'}; see {state}/logs")
-        yield Cluster(_only_child(process.pid), state, programs)
+        yield Cluster(_only_child(process.pid), state, programs, process)
     finally:
         _stop(process)
         _remove_cgroups(name)

@@ -3,7 +3,8 @@
 Run by `cluster.py` under `unshare --mount --pid --net`: whatever happens to this process, the kernel ends every program of
 the cluster and drops its mounts, interfaces and addresses with it. There is no route out of the network namespace.
 
-Says READY on stdout when the node is ready, and ends when its stdin does.
+Says READY on stdout when the node is ready, takes orders on stdin (`kill kubelet`, `start kubelet`; each answered with a
+line), and ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -40,8 +41,11 @@ class Node:
         self.state, self.programs, self.cgroup = state, programs, cgroup
         self.logs = state / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
+        self.commands: dict[str, tuple[object, ...]] = {}
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
+        private_run()
         network()
         for hierarchy in cgroup_roots():
             (hierarchy / self.cgroup).mkdir(exist_ok=True)
@@ -56,9 +60,22 @@ class Node:
         self.name_service()
         self.wait_for("the node to be ready", self.node_is_ready)
 
-    def spawn(self, name: str, *command: object) -> subprocess.Popen[bytes]:
+    def spawn(self, name: str, *command: object) -> None:
+        self.commands[name] = command
         with (self.logs / f"{name}.log").open("ab") as log:
-            return subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            arguments = [str(part) for part in command]
+            self.running[name] = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def order(self, verb: str, name: str) -> None:
+        """Kill a program, or start it again."""
+        match verb:
+            case "kill":
+                self.running[name].kill()
+                self.running[name].wait()
+            case "start":
+                self.spawn(name, *self.commands[name])
+            case _:
+                raise ValueError(f"{verb!r}: expected kill or start")
 
     def program(self, name: str, *flags: str) -> None:
         self.spawn(name, self.programs / name, *flags)
@@ -161,6 +178,11 @@ def cgroup_roots() -> list[Path]:
     if (root / "cgroup.controllers").exists():
         return [root]
     return [path for path in root.iterdir() if (path / "cgroup.procs").exists()]
+
+
+def private_run() -> None:
+    """Sockets, locks and names of network namespaces go to a /run of the cluster's own, and away with it."""
+    run("mount", "-t", "tmpfs", "tmpfs", "/run")
 
 
 def network() -> None:
@@ -305,7 +327,12 @@ def main() -> None:
         print(f"FAILED {error}", flush=True)
         return
     print("READY", flush=True)
-    sys.stdin.read()
+    for line in sys.stdin:
+        try:
+            node.order(*line.split())
+            print("DONE", flush=True)
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            print(f"FAILED {error!r}", flush=True)
 
 
 if __name__ == "__main__":

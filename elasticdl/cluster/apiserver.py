@@ -1,0 +1,187 @@
+"""The one home of the Kubernetes client: requests to an API server as JSON in and JSON out, with errors of our own.
+
+The client gives its configuration (kubeconfig with plugins, a pod's service account, TLS) and its connection pool. Its
+models are not used: to build 500 of them for a list costs the master a second. The server checks spelling instead
+(`fieldValidation=Strict`). Importing this module takes half a second: keep it lazy in the CLI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import aiohttp
+from kubernetes.aio import config as kubernetes_config
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+
+from elasticdl.cluster.plans import Json
+from elasticdl.errors import PermanentError, TransientError
+
+CONNECT_S, CALL_S = 10.0, 30.0
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_MAX_RETRY_AFTER_S = 120.0
+_CONNECTIONS = 64
+_GOODBYE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What an API server said instead of doing it: the HTTP code, its `reason` in one word and its message."""
+
+    code: int
+    reason: str
+    message: str
+
+
+class ApiRefused(PermanentError):
+    """The API server says no. The same request will get the same answer."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(status.message)
+        self.status = status
+
+
+class ApiAway(TransientError):
+    """The API server is not reached, too busy, or broken. `status` is None where nothing was heard from it."""
+
+    def __init__(self, message: str, *, status: Status | None = None, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.status = status
+
+
+@final
+class ApiServer:
+    """Use it from one event loop, and close it there. Make it with `connect`."""
+
+    def __init__(self, configuration: Configuration, namespace: str) -> None:
+        """`namespace`: the one that the configuration names; 'default' where it names none."""
+        self.namespace = namespace
+        configuration.connection_pool_maxsize = _CONNECTIONS
+        self._client = ApiClient(configuration)
+
+    async def close(self) -> None:
+        """Drop all connections."""
+        await self._client.close()
+        # A TLS connection takes a few turns of the loop to end; one that is cut off there is reported as a leak.
+        await asyncio.sleep(_GOODBYE_S)
+
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
+        """Read an object or a list. Raises ApiRefused, ApiAway."""
+        return await self._json("GET", path, query)
+
+    async def create(self, path: str, body: Json) -> Json:
+        """Make an object; unknown fields are refused. Raises ApiRefused, ApiAway."""
+        return await self._json("POST", path, {"fieldValidation": "Strict"}, body)
+
+    async def delete(self, path: str, options: Json | None = None) -> Json:
+        """Delete an object; `options` are DeleteOptions. Raises ApiRefused, ApiAway."""
+        return await self._json("DELETE", path, None, {"apiVersion": "v1", "kind": "DeleteOptions", **(options or {})})
+
+    async def patch(self, path: str, body: Json) -> Json:
+        """Merge `body` into an object. Raises ApiRefused, ApiAway."""
+        return await self._json("PATCH", path, None, body)
+
+    async def text(self, path: str, query: Mapping[str, str] | None = None) -> str:
+        """Read something that is not JSON, a log for one. Raises ApiRefused, ApiAway."""
+        async with self._answer("GET", path, query, None, CALL_S) as answer:
+            return (await answer.read()).decode("utf-8", errors="replace")
+
+    async def lines(self, path: str, query: Mapping[str, str], silence_s: float) -> AsyncGenerator[bytes]:
+        """A stream, line by line, until the server ends it. Raises ApiAway also when nothing came for `silence_s`."""
+        async with self._answer("GET", path, query, None, silence_s, whole=False) as answer:
+            rest = b""
+            async for chunk in answer.content.iter_any():
+                *whole, rest = (rest + chunk).split(b"\n")
+                for line in whole:
+                    yield line
+
+    async def _json(self, method: str, path: str, query: Mapping[str, str] | None, body: Json | None = None) -> Json:
+        async with self._answer(method, path, query, body, CALL_S) as answer:
+            return _object(await answer.read())
+
+    @asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, query: Mapping[str, str] | None, body: Json | None, limit_s: float, *, whole: bool = True
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """`limit_s` is for all of a whole answer, and for each silence within a stream."""
+        limits = aiohttp.ClientTimeout(total=limit_s if whole else None, sock_connect=CONNECT_S, sock_read=limit_s)
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        try:
+            _, url, headers, _, _ = await self._client.param_serialize(
+                method,
+                path,
+                query_params=list((query or {}).items()),
+                header_params={"Accept": "application/json, */*", "Content-Type": kind},
+                auth_settings=["BearerToken"],
+            )
+            answer = (await self._client.rest_client.request(method, url, headers, body, _request_timeout=limits)).response
+            async with answer:
+                if answer.status >= 400:
+                    raise _error(answer.status, await answer.read(), answer.headers.get("Retry-After", ""))
+                yield answer
+        except aiohttp.ConnectionTimeoutError as error:
+            raise ApiAway(f"the API server is not reached within {CONNECT_S:g} s") from error
+        except TimeoutError as error:
+            raise ApiAway(f"the API server said nothing for {limit_s:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ApiAway(f"the API server is not reached: {error}") from error
+        except ValueError as error:
+            raise ApiAway(f"the API server's answer makes no sense: {error}") from error
+
+
+def _object(body: bytes) -> Json:
+    found = json.loads(body)
+    if not isinstance(found, dict):
+        raise ValueError(f"expected an object, got {body[:100]!r}")
+    return found
+
+
+def _error(code: int, body: bytes, retry_after: str) -> ApiRefused | ApiAway:
+    try:
+        said = _object(body)
+    except ValueError:
+        said = {"message": body[:500].decode("utf-8", errors="replace").strip()}
+    status = Status(code, str(said.get("reason") or ""), str(said.get("message") or f"HTTP {code}"))
+    if code not in (408, 429) and code < 500:
+        return ApiRefused(status)
+    seconds = _seconds(retry_after) or _seconds((said.get("details") or {}).get("retryAfterSeconds")) or 1.0
+    return ApiAway(f"the API server answered {code}: {status.message}", status=status, retry_after_s=seconds)
+
+
+def _seconds(text: object) -> float:
+    """A Retry-After in seconds, bounded; 0 where there is none (dates are not sent by API servers)."""
+    return min(float(str(text)), _MAX_RETRY_AFTER_S) if str(text).isdecimal() else 0.0
+
+
+async def connect(context: str = "", kubeconfig: str = "") -> ApiServer:
+    """As this pod's service account within a cluster, else as the kubeconfig says. Raises PermanentError.
+
+    `kubeconfig` (default: KUBECONFIG, else ~/.kube/config) or `context` given: always that.
+    """
+    configuration = Configuration()
+    within = bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and not context and not kubeconfig
+    try:
+        if within:
+            kubernetes_config.load_incluster_config(configuration)
+            return ApiServer(configuration, _own_namespace())
+        loader = await kubernetes_config.load_kube_config(
+            kubeconfig or os.environ.get("KUBECONFIG") or None,
+            context or None,
+            client_configuration=configuration,
+            persist_config=False,
+        )
+    except (kubernetes_config.ConfigException, OSError) as error:
+        raise PermanentError(f"no cluster to talk to: {error}", hint="see `kubectl config get-contexts`") from error
+    chosen: Mapping[str, Any] = loader.current_context["context"]
+    return ApiServer(configuration, chosen.get("namespace") or "default")
+
+
+def _own_namespace() -> str:
+    return (_SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()

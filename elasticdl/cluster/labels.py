@@ -1,0 +1,51 @@
+"""What the objects of a job are called, and by which labels they are found. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from elasticdl.cluster.base import ProcessName, Role
+
+DOMAIN = "elasticdl.org"
+JOB_UID_LABEL = f"{DOMAIN}/job-uid"
+ROLE_LABEL = f"{DOMAIN}/role"
+INDEX_LABEL = f"{DOMAIN}/index"
+INCARNATION_LABEL = f"{DOMAIN}/incarnation"
+MASTER = ProcessName(Role.MASTER, 0)
+
+
+def pod_name(job: str, name: ProcessName) -> str:
+    """`digits-worker-3`, `digits-ps-0-1`: one name for each process that ever was."""
+    return f"{job}-{name.role}-{name.index}" + (f"-{name.incarnation}" if name.incarnation else "")
+
+
+def host_name(job: str, name: ProcessName) -> str:
+    """`ps-0.digits`: how the pods of a job reach a process, whichever incarnation of it is up."""
+    return f"{name.role}-{name.index}.{job}"
+
+
+def secret_name(job: str) -> str:
+    """The Secret with the job's token."""
+    return f"{job}-token"
+
+
+def selector(job: str) -> dict[str, str]:
+    """Labels that the pods of a job share, its master's too."""
+    return {"app.kubernetes.io/name": "elasticdl", "app.kubernetes.io/instance": job}
+
+
+def labels(job: str, name: ProcessName) -> dict[str, str]:
+    """The recommended labels and our own."""
+    return {
+        **selector(job),
+        "app.kubernetes.io/component": str(name.role),
+        "app.kubernetes.io/managed-by": "elasticdl",
+        ROLE_LABEL: str(name.role),
+        INDEX_LABEL: str(name.index),
+        INCARNATION_LABEL: str(name.incarnation),
+    }
+
+
+def parse_labels(found: Mapping[str, str]) -> ProcessName:
+    """The inverse of `labels`. Raises ValueError or KeyError for a pod that is not ours."""
+    return ProcessName(Role(found[ROLE_LABEL]), int(found[INDEX_LABEL]), int(found[INCARNATION_LABEL]))

@@ -1,0 +1,136 @@
+"""What the description of a pod means: does its process run, what does it wait for, how did it end. Pure.
+
+Only the platform's facts are gathered here; `master/core/failures.py` makes one cause of them.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from elasticdl.cluster.base import ExitFacts, ProcessName, ProcessObserved
+from elasticdl.cluster.labels import parse_labels
+from elasticdl.cluster.pod_spec import CONTAINER
+
+Pod: TypeAlias = Mapping[str, Any]
+IMAGE_FAILED = "ImagePullFailed"
+_IMAGE_REASONS = frozenset(("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"))
+_SAYS_NOTHING = frozenset(("Completed", "Error"))
+_ENDED = frozenset(("Succeeded", "Failed"))
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a container does not start. `image`: its image cannot be had, which may last for ever."""
+
+    text: str
+    image: bool = False
+
+
+def uid(pod: Pod) -> str:
+    """What tells a pod from another one that had its name."""
+    return str(pod["metadata"]["uid"])
+
+
+def process_name(pod: Pod) -> ProcessName:
+    """The process that the pod runs. Raises KeyError or ValueError for a pod that is not ours."""
+    return parse_labels(pod["metadata"].get("labels") or {})
+
+
+def has_ended(pod: Pod) -> bool:
+    """Its process has ended, or will never start."""
+    return _status(pod).get("phase") in _ENDED or _terminated(pod) is not None
+
+
+def observed(pod: Pod) -> ProcessObserved:
+    """A live pod, for people and for the core."""
+    running = "running" in _state(pod)
+    waiting_for = "" if running else trouble(pod).text
+    return ProcessObserved(process_name(pod), running, str((pod.get("spec") or {}).get("nodeName") or ""), waiting_for)
+
+
+def trouble(pod: Pod) -> Trouble:
+    """What a pod that does not run yet waits for, in words."""
+    waiting = _state(pod).get("waiting") or {}
+    reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
+    if reason in _IMAGE_REASONS:
+        said = f": {message}" if message else ""
+        return Trouble(f"image {_image(pod)} cannot be pulled ({reason}){said}", image=True)
+    if reason == "CreateContainerConfigError":
+        return Trouble(f"its container cannot be set up: {message}")
+    if reason in ("", "ContainerCreating", "PodInitializing"):
+        return Trouble(_unscheduled(pod) or f"node {pod['spec']['nodeName']} is preparing it")
+    return Trouble(f"{reason}: {message}" if message else reason)
+
+
+def _unscheduled(pod: Pod) -> str:
+    """'' once it has a node."""
+    if (pod.get("spec") or {}).get("nodeName"):
+        return ""
+    for condition in _status(pod).get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return f"no node has room for it: {condition.get('message') or condition.get('reason')}"
+    return "waiting to be placed on a node"
+
+
+def exit_facts(pod: Pod, *, asked: bool) -> ExitFacts:
+    """How the process of a pod ended; also of one that is gone, from what was last known of it."""
+    ended = _terminated(pod) or {}
+    code, killed_by = _code(ended)
+    return ExitFacts(
+        exit_code=code,
+        signal=killed_by,
+        reason=_reason(pod, ended),
+        conditions=tuple(_conditions(pod)),
+        log_tail=str(ended.get("message") or _status(pod).get("message") or ""),
+        asked=asked,
+    )
+
+
+def _code(ended: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Exit code or signal. Container runtimes tell a signal n as code 128 + n."""
+    if ended.get("signal"):
+        return None, int(ended["signal"])
+    code = ended.get("exitCode")
+    # A container that could not be started, or whose end nobody saw, has a code that no process gave.
+    if code is None or ended.get("reason") == "ContainerStatusUnknown":
+        return None, None
+    if code > 128 and code - 128 in {int(known) for known in signal.Signals}:
+        return None, int(code) - 128
+    return int(code), None
+
+
+def _reason(pod: Pod, ended: Mapping[str, Any]) -> str:
+    of_container, of_pod = str(ended.get("reason") or ""), str(_status(pod).get("reason") or "")
+    if of_container == "OOMKilled":
+        return of_container
+    return of_pod or ("" if of_container in _SAYS_NOTHING else of_container)
+
+
+def _conditions(pod: Pod) -> list[str]:
+    return [
+        f"{condition['type']}:{condition.get('reason') or ''}"
+        for condition in _status(pod).get("conditions") or ()
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True"
+    ]
+
+
+def _status(pod: Pod) -> Mapping[str, Any]:
+    return pod.get("status") or {}
+
+
+def _state(pod: Pod) -> Mapping[str, Any]:
+    for container in _status(pod).get("containerStatuses") or ():
+        if container.get("name") == CONTAINER:
+            return container.get("state") or {}
+    return {}
+
+
+def _terminated(pod: Pod) -> Mapping[str, Any] | None:
+    return _state(pod).get("terminated")
+
+
+def _image(pod: Pod) -> str:
+    return str(pod["spec"]["containers"][0].get("image"))

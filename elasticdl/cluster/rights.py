@@ -1,0 +1,67 @@
+"""What a job's master needs to be allowed, and asking the cluster whether it is. docker/rbac.yaml grants exactly this."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+from elasticdl.cluster.apiserver import ApiServer
+
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+Rights: TypeAlias = "tuple[Right, ...]"
+
+
+@final
+@dataclass(frozen=True, slots=True, order=True)
+class Right:
+    """A verb on a resource of an API group; `why` says what it is for."""
+
+    verb: str
+    resource: str
+    why: str
+    group: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}"
+
+
+NEEDED: Rights = (
+    Right("create", "pods", "to start workers and parameter servers"),
+    Right("get", "pods", "to recognise its own pod after a request that was lost half-way"),
+    Right("list", "pods", "to see which of its processes are there"),
+    Right("watch", "pods", "to learn at once how a process ended"),
+    Right("delete", "pods", "to stop processes"),
+    Right("get", "pods/log", "to show what a process said last"),
+    Right("create", "services", "to give its processes names"),
+    Right("get", "services", "to recognise its own ones when it was replaced"),
+    Right("create", "secrets", "to keep the job's token"),
+    Right("create", "networkpolicies", "to let nobody else in", "networking.k8s.io"),
+    Right("get", "networkpolicies", "to recognise its own one when it was replaced", "networking.k8s.io"),
+)
+
+
+async def missing(api: ApiServer, namespace: str, needed: Rights = NEEDED) -> Rights:
+    """Those that we do not have in a namespace. Raises ApiRefused, ApiAway."""
+    answers = await asyncio.gather(*(_allowed(api, namespace, right) for right in needed))
+    return tuple(right for right, allowed in zip(needed, answers, strict=True) if not allowed)
+
+
+def in_words(lacking: Rights, namespace: str) -> str:
+    """One sentence for people; '' if nothing is lacking."""
+    if not lacking:
+        return ""
+    parts = "; ".join(f"{right} ({right.why})" for right in lacking)
+    return f"not allowed in namespace {namespace}: {parts}. docker/rbac.yaml grants what a job needs"
+
+
+async def _allowed(api: ApiServer, namespace: str, right: Right) -> bool:
+    resource, _, part = right.resource.partition("/")
+    attributes = {"namespace": namespace, "verb": right.verb, "group": right.group, "resource": resource, "subresource": part}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    found = await api.create(_REVIEWS, review)
+    return bool((found.get("status") or {}).get("allowed"))

@@ -1,0 +1,98 @@
+"""Creation against an API server that refuses, is busy, or loses its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from elasticdl.clock import SystemClock
+from elasticdl.cluster.base import CreateRefused
+from elasticdl.cluster.creating import Creator
+from elasticdl.cluster.labels import JOB_UID_LABEL
+from tests.contract.api_server import PODS, Server, item, serving, status
+
+pytestmark = pytest.mark.contract
+POD = {"kind": "Pod", "metadata": {"name": "w"}}
+MADE = item("u", 1, "w", **{JOB_UID_LABEL: "mine"})
+FOREIGN = item("v", 1, "w", **{JOB_UID_LABEL: "other"})
+TAKEN = (409, status(409, "AlreadyExists", 'pods "w" already exists'), {})
+
+
+def create(server: Server, times: int = 1) -> list[dict[str, Any]]:
+    async def scenario() -> list[dict[str, Any]]:
+        async with serving(server) as api, asyncio.timeout(20):
+            creator = Creator(api, "mine", SystemClock())
+            return await asyncio.gather(*(creator.create(PODS, POD) for _ in range(times)))
+
+    return asyncio.run(scenario())
+
+
+def test_what_is_there_already_and_ours_is_taken_over() -> None:
+    server = Server()
+    server.posts, server.objects = [TAKEN], {"w": MADE}
+    assert create(server) == [MADE]
+
+
+def test_what_is_there_already_and_somebody_elses_is_refused_for_good() -> None:
+    server = Server()
+    server.posts, server.objects = [TAKEN], {"w": FOREIGN}
+    with pytest.raises(CreateRefused, match="pod w already, and it is not of this job") as refused:
+        create(server)
+    assert not refused.value.retry
+
+
+def test_what_was_there_and_has_gone_meanwhile_is_made_again() -> None:
+    server = Server()
+    server.posts = [TAKEN, (201, MADE, {})]
+    assert create(server) == [MADE]
+
+
+def test_a_conflict_within_the_server_is_tried_again() -> None:
+    server = Server()
+    server.posts = [(409, status(409, "Conflict", "quota was changed by somebody else"), {}), (201, MADE, {})]
+    assert create(server) == [MADE]
+
+
+def test_a_lost_answer_is_found_again() -> None:
+    server = Server()
+    server.posts, server.objects = [(500, status(500, "InternalError", "etcd: leader changed"), {}), TAKEN], {"w": MADE}
+    assert create(server) == [MADE]
+
+
+def test_a_server_that_is_too_busy_gets_the_pause_that_it_asks_for_from_everybody() -> None:
+    server = Server()
+    busy = (429, status(429, "TooManyRequests"), {"Retry-After": "1"})
+    server.posts = [busy, *[(201, MADE, {})] * 6]
+    began_s = time.monotonic()
+
+    async def scenario() -> None:
+        async with serving(server) as api, asyncio.timeout(20):
+            creator = Creator(api, "mine", SystemClock())
+            first = asyncio.ensure_future(creator.create(PODS, POD))
+            while not server.bodies:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            await asyncio.gather(first, *(creator.create(PODS, POD) for _ in range(5)))
+
+    asyncio.run(scenario())
+    assert time.monotonic() - began_s >= 1.0
+    assert len(server.bodies) == 7
+
+
+def test_a_pause_longer_than_a_creation_may_take_is_a_refusal_for_now() -> None:
+    server = Server()
+    server.posts = [(429, status(429, "TooManyRequests", "slow down"), {"Retry-After": "100"})] * 20
+    with pytest.raises(CreateRefused, match="too many requests") as refused:
+        create(server)
+    assert refused.value.retry
+
+
+def test_a_refusal_that_will_stand_is_not_repeated() -> None:
+    server = Server()
+    server.posts = [(403, status(403, "Forbidden", "out of the blue"), {})]
+    with pytest.raises(CreateRefused, match="out of the blue"):
+        create(server)
+    assert len(server.bodies) == 1

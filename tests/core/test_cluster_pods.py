@@ -1,0 +1,238 @@
+"""What pods' descriptions and API servers' sentences mean. Descriptions as real clusters wrote them, cut to what matters."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from elasticdl.clock import ManualClock
+from elasticdl.cluster.base import ExitFacts, ProcessExited, ProcessName, ProcessObserved, Role
+from elasticdl.cluster.board import Board
+from elasticdl.cluster.labels import labels
+from elasticdl.cluster.pod_book import FORCE_AFTER_S, IMAGE_PATIENCE_S, OVERDUE_S, PodBook
+from elasticdl.cluster.pods import exit_facts, has_ended, observed, trouble
+from elasticdl.cluster.refusals import refusal
+
+pytestmark = pytest.mark.core
+W0 = ProcessName(Role.WORKER, 0)
+BACK_OFF = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "r/zoo:1": 401 Unauthorized'}}
+DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+
+
+def pod(state=None, *, uid="u", node="node0", deleted=None, **status) -> dict:
+    metadata = {"uid": uid, "name": "job-worker-0", "labels": labels("job", W0), "resourceVersion": "1"}
+    if deleted is not None:
+        metadata |= {"deletionTimestamp": "2026-11-21T08:23:18Z", "deletionGracePeriodSeconds": deleted}
+    containers = [{"name": "process", "state": state}] if state else []
+    spec = {"containers": [{"name": "process", "image": "r/zoo:1"}], **({"nodeName": node} if node else {})}
+    return {"metadata": metadata, "spec": spec, "status": {"phase": "Pending", "containerStatuses": containers, **status}}
+
+
+def terminated(code: int, reason: str = "Error", message: str = "") -> dict:
+    return {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+
+
+RUNNING = {"running": {"startedAt": "2026-11-21T08:23:15Z"}}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (pod(terminated(0, "Completed")), ExitFacts(exit_code=0)),
+        (pod(terminated(1, message="ValueError: x\n")), ExitFacts(exit_code=1, log_tail="ValueError: x\n")),
+        (pod(terminated(66)), ExitFacts(exit_code=66)),
+        (pod(terminated(137)), ExitFacts(signal=9)),
+        (pod(terminated(143)), ExitFacts(signal=15)),
+        (
+            pod(terminated(128, "StartError", "no such file")),
+            ExitFacts(exit_code=128, reason="StartError", log_tail="no such file"),
+        ),
+        (pod(terminated(255)), ExitFacts(exit_code=255)),
+        (pod(terminated(137, "OOMKilled")), ExitFacts(signal=9, reason="OOMKilled")),
+        (pod(terminated(137, "OOMKilled"), reason="Evicted"), ExitFacts(signal=9, reason="OOMKilled")),
+        (pod(terminated(137, "ContainerStatusUnknown")), ExitFacts(reason="ContainerStatusUnknown")),
+        (pod(phase="Failed", reason="Evicted", message="low on memory"), ExitFacts(reason="Evicted", log_tail="low on memory")),
+        (
+            pod(terminated(143), conditions=[DISRUPTED]),
+            ExitFacts(signal=15, conditions=("DisruptionTarget:PreemptionByScheduler",)),
+        ),
+        (pod(terminated(0, "Completed"), conditions=[DISRUPTED | {"status": "False"}]), ExitFacts(exit_code=0)),
+        (pod(RUNNING), ExitFacts()),
+    ],
+)
+def test_facts_of_an_end_are_the_platforms_own(found: dict, expected: ExitFacts) -> None:
+    assert exit_facts(found, asked=False) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (pod(node=""), "waiting to be placed on a node"),
+        (
+            pod(node="", conditions=[{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}]),
+            "no node has room for it: 0/3 nodes are available",
+        ),
+        (pod(), "node node0 is preparing it"),
+        (pod({"waiting": {"reason": "ContainerCreating"}}), "node node0 is preparing it"),
+        (
+            pod(BACK_OFF),
+            'image r/zoo:1 cannot be pulled (ImagePullBackOff): Back-off pulling image "r/zoo:1": 401 Unauthorized',
+        ),
+        (
+            pod({"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "t" not found'}}),
+            'its container cannot be set up: secret "t" not found',
+        ),
+        (pod({"waiting": {"reason": "Odd"}}), "Odd"),
+    ],
+)
+def test_what_a_pod_waits_for_is_told_in_words(found: dict, words: str) -> None:
+    assert trouble(found).text == words
+    assert observed(found) == ProcessObserved(W0, running=False, where=found["spec"].get("nodeName", ""), waiting_for=words)
+
+
+def test_a_pod_has_ended_with_its_container_or_with_its_phase() -> None:
+    assert [has_ended(each) for each in (pod(), pod(RUNNING), pod(terminated(0)), pod(phase="Failed"))] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+QUOTA = 'pods "w" is forbidden: exceeded quota: team, requested: cpu=2,pods=1, used: cpu=8,pods=4, limited: cpu=8,pods=9'
+SECURITY = 'pods "w" is forbidden: violates PodSecurity "restricted:latest": runAsUser=0 (pod must not set runAsUser=0)'
+RIGHTS = 'pods is forbidden: User "system:serviceaccount:ns:elasticdl" cannot create resource "pods" in API group "" in the namespace "ns"'
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "words", "retry"),
+    [
+        (403, QUOTA, "quota team exhausted: cpu 8 of 8 used, 2 more asked for; pods 4 of 9 used, 1 more asked for", True),
+        (
+            403,
+            'pods "w" is forbidden: failed quota: team: must specify cpu for: process',
+            "quota team wants the pod to say its cpu",
+            False,
+        ),
+        (403, SECURITY, "pod security (restricted:latest) does not allow it: runAsUser=0", False),
+        (403, RIGHTS, "service account elasticdl of namespace ns may not create pods in namespace ns; docker/rbac.yaml", False),
+        (403, 'pods "w" is forbidden: no PriorityClass with name x was found', "no priority class x", False),
+        (403, 'error looking up service account ns/a: serviceaccount "a" not found', "no service account a", False),
+        (403, 'error looking up service account ns/default: serviceaccount "default" not found', "default", True),
+        (403, "forbidden: unable to create new content in namespace ns because it is being terminated", "being deleted", False),
+        (403, "out of the blue", "the cluster forbids it: out of the blue", False),
+        (400, 'admission webhook "v.kyverno" denied the request: no latest tag', "webhook v.kyverno said no: no latest tag", False),
+        (404, 'namespaces "ns" not found', "there is no namespace ns", False),
+        (401, "Unauthorized", "does not know us", True),
+        (422, "Pod is invalid: spec.x: Required", "does not accept the pod: Pod is invalid", False),
+        (429, "too many requests", "429", True),
+        (500, "failed calling webhook", "500", True),
+    ],
+)
+def test_a_refusal_is_told_in_words_and_whether_to_try_again(code: int, message: str, words: str, retry: bool) -> None:
+    told = refusal(code, message)
+    assert words in told.reason
+    assert told.retry is retry
+
+
+class Desk:
+    def __init__(self) -> None:
+        self.board, self.clock = Board(), ManualClock()
+        self.book = PodBook(self.board, self.clock)
+
+
+def test_an_end_is_handed_out_once_however_often_it_is_seen() -> None:
+    desk = Desk()
+    assert desk.book.changed(pod(RUNNING)) is None
+    ended = desk.book.changed(pod(terminated(1)))
+    assert ended is not None and ended.facts().exit_code == 1
+    assert desk.book.changed(pod(terminated(1))) is None
+    assert desk.book.gone(pod(terminated(1))) is None
+
+
+def test_a_pod_that_vanishes_while_it_runs_is_an_end_of_which_nothing_is_known() -> None:
+    desk = Desk()
+    desk.book.changed(pod(RUNNING))
+    ended = desk.book.gone(pod(RUNNING))
+    assert ended is not None and ended.facts() == ExitFacts()
+    assert desk.book.names() == []
+
+
+def test_an_end_asked_for_before_the_pod_was_seen_is_still_ours() -> None:
+    desk = Desk()
+    desk.book.ask(W0, 5)
+    ended = desk.book.changed(pod(terminated(143)))
+    assert ended is not None and ended.facts().asked
+
+
+def test_the_same_news_is_not_told_twice_and_a_running_process_does_not_go_back_to_waiting() -> None:
+    async def scenario() -> list[bool]:
+        desk = Desk()
+        events = desk.board.listen()
+        first = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        for state in (None, None, RUNNING, RUNNING, {"waiting": {"reason": "Odd"}}):
+            desk.book.changed(pod(state))
+        desk.board.close()
+        return [(await first).running] + [event.running async for event in events]
+
+    assert asyncio.run(scenario()) == [False, True]
+
+
+def test_a_pod_of_another_kind_with_our_label_is_left_alone() -> None:
+    desk, stray = Desk(), pod(RUNNING)
+    stray["metadata"]["labels"] = {}
+    assert desk.book.changed(stray) is None and desk.book.names() == []
+
+
+def test_an_image_that_comes_in_time_is_not_given_up() -> None:
+    desk = Desk()
+    desk.book.changed(pod(BACK_OFF))
+    desk.clock.advance(IMAGE_PATIENCE_S)
+    assert desk.book.imageless() == []
+    desk.book.changed(pod())
+    desk.book.changed(pod(BACK_OFF))
+    desk.clock.advance(IMAGE_PATIENCE_S)
+    assert desk.book.imageless() == []
+
+
+def test_an_image_that_does_not_come_is_given_up_once_with_the_registrys_words() -> None:
+    desk = Desk()
+    desk.book.changed(pod(BACK_OFF))
+    desk.clock.advance(IMAGE_PATIENCE_S + 1)
+    (life,) = desk.book.imageless()
+    assert desk.book.imageless() == []
+    ended = desk.book.gone(pod(terminated(137, "ContainerStatusUnknown")))
+    assert ended is life
+    assert (ended.facts().reason, "401 Unauthorized" in ended.facts().log_tail) == ("ImagePullFailed", True)
+
+
+def test_a_pod_that_its_node_does_not_end_is_lost_after_its_grace_and_told_once() -> None:
+    desk = Desk()
+    desk.book.changed(pod(RUNNING, deleted=30))
+    desk.clock.advance(30 + OVERDUE_S)
+    assert desk.book.lost() == []
+    desk.clock.advance(1)
+    assert [life.name for life in desk.book.lost()] == [W0]
+    assert desk.book.lost() == [] and desk.book.gone(pod(terminated(137), deleted=30)) is None
+
+
+@pytest.mark.parametrize(("first_s", "second_s", "forced"), [(600, 0, True), (5, 600, False), (5, 5, False)])
+def test_only_a_shorter_grace_forces_a_pod_off_the_books(first_s: float, second_s: float, forced: bool) -> None:
+    desk = Desk()
+    desk.book.changed(pod(RUNNING))
+    desk.book.ask(W0, first_s)
+    desk.clock.advance(0.5)
+    desk.book.ask(W0, second_s)
+    assert desk.book.overstaying() == []
+    desk.clock.advance(second_s + FORCE_AFTER_S + 0.1)
+    assert bool(desk.book.overstaying()) is forced
+    assert desk.book.overstaying() == []
+
+
+def test_an_event_of_the_past_does_not_bring_an_ended_process_back() -> None:
+    desk = Desk()
+    desk.board.post(ProcessExited(W0, ExitFacts(exit_code=0)))
+    desk.book.changed(pod(RUNNING, uid="another"))
+    assert isinstance(desk.board.newest(W0), ProcessExited)

@@ -1,0 +1,155 @@
+"""The objects of a job, against a file that people have read, and the promises that the file alone does not show."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
+from elasticdl.cluster.labels import MASTER, host_name, labels, parse_labels, pod_name
+from elasticdl.cluster.manifests import job, network_policy, pod, services, token_secret
+from elasticdl.cluster.plans import Identity, Image, JobPlan, Owner, Placement, PodPlan, Resources, Volume
+
+pytestmark = pytest.mark.core
+GOLDEN = Path(__file__).parent / "golden/job_objects.yaml"
+OWNER = Owner("team-a", "digits", "5c1c6d1e-7a3b-4f6e-9a53-0d8a8a1b2c3d")
+DATA = {"persistentVolumeClaim": {"claimName": "data"}}
+WORKERS = PodPlan(
+    Image("registry.local/zoo:7", pull_secrets=("registry",)),
+    Resources({"cpu": "500m", "memory": "1Gi"}, {"cpu": "1500m", "memory": "2Gi"}),
+    Placement("batch-low", {"pool": "spot"}, ({"key": "spot", "operator": "Exists", "effect": "NoSchedule"},)),
+    Identity(group=1000),
+    (Volume("data", DATA, "/data", read_only=True), Volume("data", DATA, "/jobs", sub_path="jobs")),
+    {"TF_ENABLE_ONEDNN_OPTS": "0"},
+    grace_s=45,
+)
+SERVERS = PodPlan(Image("registry.local/zoo:7"), Resources({"memory": "4Gi"}))
+MASTERS = replace(SERVERS, identity=Identity(service_account="elasticdl"), resources=Resources({"cpu": "250m"}))
+WORKER, SERVER = ProcessName(Role.WORKER, 3), ProcessName(Role.PS, 0, 1)
+
+
+def spec(name: ProcessName) -> ProcessSpec:
+    env = {"ELASTICDL_PROCESS": str(name)}
+    return ProcessSpec(name, ("python3", "-m", f"elasticdl.{name.role}.main"), env, {"ELASTICDL_TOKEN": "opensesame"}, cores=2)
+
+
+def worker() -> dict:
+    return pod(OWNER, WORKERS, spec(WORKER))
+
+
+def the_job() -> dict:
+    return job(JobPlan("team-a", "digits", MASTERS), replace(spec(MASTER), secrets={}))
+
+
+def objects() -> list[dict]:
+    everything = [the_job(), worker(), pod(OWNER, SERVERS, spec(SERVER)), *services(OWNER), network_policy(OWNER)]
+    return [*everything, token_secret(OWNER, "opensesame")]
+
+
+def pods() -> list[dict]:
+    return [the_job()["spec"]["template"], worker(), pod(OWNER, SERVERS, spec(SERVER))]
+
+
+def test_the_objects_of_a_job_are_those_that_people_have_read() -> None:
+    text = yaml.safe_dump_all(objects(), sort_keys=True)
+    if os.environ.get("ELASTICDL_WRITE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text(), "if it is meant: ELASTICDL_WRITE_GOLDEN=1, and read the difference"
+
+
+def test_every_object_but_the_job_belongs_to_the_job_without_a_right_on_jobs() -> None:
+    for made in objects()[1:]:
+        (reference,) = made["metadata"]["ownerReferences"]
+        assert (reference["kind"], reference["uid"]) == ("Job", OWNER.uid)
+        assert not reference["blockOwnerDeletion"] and not reference["controller"]
+
+
+def test_every_pod_keeps_the_restricted_standard() -> None:
+    for made in pods():
+        body = made["spec"]
+        (container,) = body["containers"]
+        assert body["securityContext"]["runAsNonRoot"] and body["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        security = container["securityContext"]
+        assert security["capabilities"] == {"drop": ["ALL"]} and security["allowPrivilegeEscalation"] is False
+        assert security["readOnlyRootFilesystem"]
+
+
+def test_only_the_master_may_talk_to_the_api_server() -> None:
+    assert [made["spec"]["automountServiceAccountToken"] for made in pods()] == [True, False, False]
+
+
+def test_a_secret_is_only_in_the_secret() -> None:
+    *others, secret = objects()
+    assert "opensesame" not in yaml.safe_dump_all(others)
+    assert secret["stringData"] == {"ELASTICDL_TOKEN": "opensesame"}
+    (entry,) = [entry for entry in worker()["spec"]["containers"][0]["env"] if entry["name"] == "ELASTICDL_TOKEN"]
+    assert entry["valueFrom"]["secretKeyRef"] == {"name": secret["metadata"]["name"], "key": "ELASTICDL_TOKEN"}
+
+
+def test_a_dollar_is_a_dollar_for_the_process() -> None:
+    made = pod(OWNER, WORKERS, ProcessSpec(WORKER, ("echo", "$(HOME) $$"), {"PRICE": "5$"}))["spec"]["containers"][0]
+    assert made["command"] == ["echo", "$$(HOME) $$$$"]
+    assert {"name": "PRICE", "value": "5$$"} in made["env"]
+
+
+def test_a_name_can_be_read_back_from_its_labels() -> None:
+    for name in (WORKER, SERVER, MASTER):
+        assert parse_labels(labels("digits", name)) == name
+
+
+def test_names_of_incarnations_differ_and_their_host_name_does_not() -> None:
+    first = replace(SERVER, incarnation=0)
+    assert (pod_name("digits", first), pod_name("digits", SERVER)) == ("digits-ps-0", "digits-ps-0-1")
+    assert host_name("digits", first) == host_name("digits", SERVER) == "ps-0.digits"
+
+
+def test_host_name_is_what_the_pod_says_of_itself() -> None:
+    body = worker()["spec"]
+    assert f"{body['hostname']}.{body['subdomain']}" == host_name("digits", WORKER)
+
+
+def test_the_longest_job_name_makes_legal_names_for_all() -> None:
+    owner = replace(OWNER, job="j" * 52)
+    made = [*services(owner), token_secret(owner, ""), pod(owner, WORKERS, spec(ProcessName(Role.WORKER, 99_999)))]
+    assert all(len(each["metadata"]["name"]) <= 253 for each in made)
+    assert all(len(each["metadata"]["name"]) <= 63 for each in made[:2])
+    assert all(len(value) <= 63 for each in made for value in each["metadata"]["labels"].values())
+
+
+def test_threads_follow_the_cores_of_the_plan_and_else_of_the_spec() -> None:
+    def threads(plan: PodPlan) -> str:
+        env = pod(OWNER, plan, spec(WORKER))["spec"]["containers"][0]["env"]
+        return next(entry["value"] for entry in env if entry["name"] == "OMP_NUM_THREADS")
+
+    assert threads(WORKERS) == "2" and threads(SERVERS) == "2"
+    assert threads(replace(SERVERS, resources=Resources({"cpu": "6"}))) == "6"
+
+
+@pytest.mark.parametrize("quantity", ["2 cores", "0", "-1", "1Gi", "nan", ""])
+def test_a_quantity_of_cores_that_is_none_is_refused(quantity: str) -> None:
+    with pytest.raises(ValueError, match="no quantity of cores"):
+        assert Resources(limits={"cpu": quantity or "x"}).cores
+
+
+def test_an_affinity_of_the_users_own_replaces_ours() -> None:
+    mine = {"nodeAffinity": {}}
+    plan = replace(WORKERS, placement=Placement(affinity=mine))
+    assert pod(OWNER, plan, spec(WORKER))["spec"]["affinity"] == mine
+
+
+def test_a_toleration_of_the_users_own_is_not_given_twice() -> None:
+    mine = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 600}
+    given = pod(OWNER, replace(WORKERS, placement=Placement(tolerations=(mine,))), spec(WORKER))["spec"]["tolerations"]
+    assert [each["tolerationSeconds"] for each in given if each["key"] == mine["key"]] == [600]
+
+
+def test_a_master_is_relaunched_for_crashes_and_never_for_its_own_verdict() -> None:
+    body = the_job()["spec"]
+    ignored, final = body["podFailurePolicy"]["rules"]
+    assert (ignored["action"], final["action"]) == ("Ignore", "FailJob")
+    assert {0, 137, 143} & set(final["onExitCodes"]["values"]) == set()
+    assert body["podReplacementPolicy"] == "Failed" and body["completions"] == 1

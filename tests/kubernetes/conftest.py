@@ -1,0 +1,65 @@
+"""One cluster for all tests of a session, a namespace for each test: it enforces the restricted Pod Security standard."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticdl.cluster.plans import Owner
+from tests.kubernetes import image
+from tests.kubernetes import place as places
+from tests.kubernetes.place import Place
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One process of several has the cluster, and all tests that need it."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("kubernetes"))
+
+
+@pytest.fixture(scope="session")
+def whole_cluster() -> Iterator[Place]:
+    if reason := places.why_not():
+        if os.environ.get("CI"):
+            pytest.fail(f"in CI the Kubernetes tests must run, but {reason}")
+        pytest.skip(reason)
+    with places.found() as place:
+        yield place
+
+
+@pytest.fixture
+def place(whole_cluster: Place) -> Iterator[Place]:
+    with whole_cluster.entered():
+        yield whole_cluster
+
+
+@pytest.fixture
+def namespace(place: Place) -> Iterator[str]:
+    name = f"elasticdl-test-{uuid.uuid4().hex[:8]}"
+    place.kubectl("create", "namespace", name)
+    place.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    place.kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "--timeout=30s")
+    yield name
+    place.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def owner(place: Place, namespace: str) -> Owner:
+    return place.owner(namespace)
+
+
+@pytest.fixture(scope="session")
+def elasticdl_image(whole_cluster: Place) -> str:
+    if given := os.environ.get("ELASTICDL_TEST_IMAGE"):
+        return given
+    if whole_cluster.own is None:
+        pytest.skip("a cluster that KUBECONFIG names needs ELASTICDL_TEST_IMAGE, an image that it can pull")
+    whole_cluster.own.import_image(image.build())
+    return image.NAME

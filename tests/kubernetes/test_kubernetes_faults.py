@@ -1,0 +1,296 @@
+"""What a cluster does to pods, done for real, and the facts and words that come of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
+
+import pytest
+
+from elasticdl.cluster.base import CreateRefused, ProcessName, ProcessObserved, ProcessSpec, Role
+from elasticdl.cluster.plans import Identity, Image, Owner, Placement, Resources
+from elasticdl.master.core.failures import Cause, verdict
+from tests.kubernetes.bench import SLEEP, KubernetesBench, bench
+from tests.kubernetes.place import Place
+
+pytestmark = pytest.mark.kubernetes
+LIMIT_S = 200.0
+W0, W1, W2 = (ProcessName(Role.WORKER, index) for index in range(3))
+Scenario: TypeAlias = Callable[[KubernetesBench], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def run(place: Place, owner: Owner) -> Callable[[Scenario], None]:
+    def run_scenario(scenario: Scenario) -> None:
+        async def with_cluster() -> None:
+            async with asyncio.timeout(LIMIT_S), bench(place, owner) as ready:
+                await scenario(ready)
+
+        asyncio.run(with_cluster())
+
+    return run_scenario
+
+
+def apply(place: Place, namespace: str, **body: Any) -> None:
+    metadata = {"name": "test", **({"namespace": namespace} if namespace else {}), **body.pop("metadata", {})}
+    place.kubectl("create", "-f", "-", text=json.dumps({"metadata": metadata, **body}))
+
+
+def test_a_pod_that_somebody_deleted_has_ended_and_we_did_not_ask_for_it(run) -> None:
+    async def scenario(b: KubernetesBench) -> None:
+        await b.start(W0)
+        await asyncio.to_thread(b.place.kubectl, "-n", b.owner.namespace, "delete", "pod", b.pod(W0), "--wait=false")
+        facts = await b.ended(W0)
+        assert (facts.signal, facts.asked) == (15, False)
+
+    run(scenario)
+
+
+def test_a_pod_that_was_forced_away_has_ended_and_nothing_is_known(run) -> None:
+    async def scenario(b: KubernetesBench) -> None:
+        await b.start(W0)
+        await asyncio.to_thread(b.place.kubectl, "-n", b.owner.namespace, "delete", "pod", b.pod(W0), "--force", "--grace-period=0")
+        facts = await b.ended(W0)
+        assert (facts.exit_code, facts.signal, facts.asked) == (None, None, False)
+
+    run(scenario)
+
+
+def test_an_eviction_through_the_api_is_told_as_one(run) -> None:
+    async def scenario(b: KubernetesBench) -> None:
+        await b.start(W0)
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": b.pod(W0), "namespace": b.owner.namespace}}
+        path = f"/api/v1/namespaces/{b.owner.namespace}/pods/{b.pod(W0)}/eviction"
+        await asyncio.to_thread(b.place.kubectl, "create", "--raw", path, "-f", "-", text=json.dumps(eviction))
+        facts = await b.ended(W0)
+        assert facts.conditions == ("DisruptionTarget:EvictionByEvictionAPI",)
+        assert verdict(facts).cause is Cause.EVICTED
+
+    run(scenario)
+
+
+def test_too_much_memory_is_told_by_the_platforms_reason(run) -> None:
+    async def scenario(b: KubernetesBench) -> None:
+        b.change_plan(W0, resources=Resources({"memory": "16Mi"}, {"memory": "16Mi"}))
+        await b.create(W0, "exec tail /dev/zero")
+        facts = await b.ended(W0)
+        assert facts.reason == "OOMKilled"
+        assert verdict(facts).cause is Cause.OUT_OF_MEMORY
+
+    run(scenario)
+
+
+def test_the_last_words_of_a_process_come_with_its_end(run) -> None:
+    async def scenario(b: KubernetesBench) -> None:
+        await b.create(W0, "echo Traceback; echo ValueError: no such thing; exit 1")
+        facts = await b.ended(W0)
+        assert facts.log_tail.splitlines() == ["Traceback", "ValueError: no such thing"]
+
+    run(scenario)
+
+
+def test_last_words_too_long_for_a_status_are_read_from_the_log(run) -> None:
+    async def scenario(b: KubernetesBench) -> None:
+        await b.create(W0, f"echo FIRST; for i in $(seq 50); do echo {'x' * 80} $i; done; exit 1")
+        lines = (await b.ended(W0)).log_tail.splitlines()
+        assert (lines[0], len(lines)) == ("FIRST", 51)
+
+    run(scenario)
+
+
+def test_a_program_that_is_not_there_ends_with_the_platforms_words(run) -> None:
+    async def scenario(b: KubernetesBench) -> None:
+        await b.cluster.create(ProcessSpec(W0, ("/no/such/program",)))
+        facts = await b.ended(W0)
+        assert facts.reason == "StartError"
+        assert "/no/such/program" in facts.log_tail and "no such file" in facts.log_tail
+
+    run(scenario)
+
+
+def test_an_image_that_cannot_be_pulled_is_told_while_waiting_and_given_up_within_a_minute(run) -> None:
+    async def scenario(b: KubernetesBench) -> None:
+        began_s = time.monotonic()
+        b.change_plan(W0, image=Image("registry.invalid/zoo:1"))
+        await b.create(W0, SLEEP)
+        words = await b.waits(W0, "cannot be pulled")
+        assert "registry.invalid/zoo:1" in words
+        facts = await b.ended(W0, 70)
+        assert facts.reason == "ImagePullFailed" and "registry.invalid" in facts.log_tail and not facts.asked
+        assert time.monotonic() - began_s < 60
+
+    run(scenario)
+
+
+def test_a_pod_without_room_says_what_is_lacking_and_is_deleted_without_ever_running(run) -> None:
+    async def scenario(b: KubernetesBench) -> None:
+        b.change_plan(W0, resources=Resources({"cpu": "900"}))
+        await b.create(W0, SLEEP)
+        assert "Insufficient cpu" in await b.waits(W0, "no node has room")
+        await b.cluster.delete(W0, grace_s=5)
+        facts = await b.ended(W0)
+        assert (facts.exit_code, facts.signal, facts.asked) == (None, None, True)
+
+    run(scenario)
+
+
+def test_quota_refuses_in_words_and_there_is_room_again_when_a_process_has_ended(run, place, namespace) -> None:
+    apply(place, namespace, apiVersion="v1", kind="ResourceQuota", spec={"hard": {"pods": "1"}})
+
+    async def scenario(b: KubernetesBench) -> None:
+        await b.start(W0)
+        await _refused(b, W1, retry=True, words=["quota test exhausted", "pods 1 of 1 used, 1 more asked for"])
+        await b.cluster.delete(W0, grace_s=1)
+        await b.ended(W0)
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    return await b.create(W1, SLEEP)
+                except CreateRefused as refused:
+                    assert refused.retry
+                    await asyncio.sleep(0.2)
+
+    run(scenario)
+
+
+def test_what_pod_security_does_not_allow_is_refused_for_good_with_its_words(run) -> None:
+    async def scenario(b: KubernetesBench) -> None:
+        b.change_plan(W0, identity=Identity(user=0))
+        await _refused(b, W0, retry=False, words=["pod security (restricted", "runAsUser=0"])
+
+    run(scenario)
+
+
+def test_a_priority_class_or_service_account_that_is_not_there_is_refused_for_good(run) -> None:
+    async def scenario(b: KubernetesBench) -> None:
+        b.change_plan(W0, placement=Placement("no-such-class"))
+        await _refused(b, W0, retry=False, words=["no priority class no-such-class"])
+        b.change_plan(W0, identity=Identity("nobody", user=1000))
+        await _refused(b, W0, retry=False, words=["no service account nobody"])
+
+    run(scenario)
+
+
+def test_a_pod_of_somebody_else_is_left_alone(run, place, owner) -> None:
+    async def scenario(b: KubernetesBench) -> None:
+        await b.start(W0)
+        other = place.owner(owner.namespace, "other")
+        async with bench(place, Owner(owner.namespace, owner.job, other.uid)) as stranger:
+            await _refused(stranger, W0, retry=False, words=[b.pod(W0), "not of this job"])
+        assert b.starts(W0) == 1
+
+    run(scenario)
+
+
+def test_a_master_that_replaces_another_finds_its_processes_and_their_ends(run, place, owner) -> None:
+    async def scenario(b: KubernetesBench) -> None:
+        await b.start(W0)
+        await b.create(W1, "exit 7")
+        await b.ended(W1)
+        async with bench(place, owner) as successor:
+            seen = await successor.seen(W0)
+            assert isinstance(seen, ProcessObserved) and seen.where
+            assert (await successor.ended(W1)).exit_code == 7
+            await successor.create(W0, SLEEP)
+            assert successor.starts(W0) == 1
+
+    run(scenario)
+
+
+def test_a_preempted_pod_is_told_as_one_and_its_newcomer_waits_in_words(run, place, namespace) -> None:
+    """A pod that asks for most of the node makes room for one of a higher class."""
+    name = f"high-{namespace}"
+    body = {"value": 1000, "preemptionPolicy": "PreemptLowerPriority"}
+    apply(place, "", apiVersion="scheduling.k8s.io/v1", kind="PriorityClass", metadata={"name": name}, **body)
+    try:
+        run(_preemption(name))
+    finally:
+        place.kubectl("delete", "priorityclass", name)
+
+
+def _preemption(priority_class: str) -> Scenario:
+    async def scenario(b: KubernetesBench) -> None:
+        most = Resources({"cpu": "1500m"})
+        b.change_plan(W0, resources=most)
+        await b.start(W0)
+        b.change_plan(W1, resources=most)
+        await b.create(W1, SLEEP)
+        assert "Insufficient cpu" in await b.waits(W1, "no node has room")
+        b.change_plan(W2, resources=most, placement=Placement(priority_class))
+        await b.create(W2, SLEEP)
+        facts = await b.ended(W0)
+        assert facts.conditions == ("DisruptionTarget:PreemptionByScheduler",)
+        assert verdict(facts).cause is Cause.PREEMPTED
+        await b.seen(W2)
+        await b.cluster.delete(W2, grace_s=1)
+        await b.seen(W1)
+
+    return scenario
+
+
+def test_a_node_that_falls_silent_is_told_as_lost_and_comes_back(run, place) -> None:
+    if place.own is None:
+        pytest.skip("only the tests' own cluster may lose its node")
+
+    async def scenario(b: KubernetesBench) -> None:
+        await b.start(W0)
+        place.own.kill("kubelet")
+        try:
+            facts = await b.ended(W0, 150)
+        finally:
+            place.own.start("kubelet")
+        assert facts.reason == "NodeLost"
+        assert verdict(facts).cause is Cause.NODE_LOST
+        await b.start(W1)
+
+    run(scenario)
+
+
+def test_a_kubelet_that_is_restarted_disturbs_nobody(run, place) -> None:
+    if place.own is None:
+        pytest.skip("only the tests' own cluster may restart its kubelet")
+
+    async def scenario(b: KubernetesBench) -> None:
+        await b.create(W0, "sleep 4; exit 5")
+        await b.start(W1)
+        place.own.kill("kubelet")
+        await asyncio.sleep(5)
+        place.own.start("kubelet")
+        assert (await b.ended(W0, 60)).exit_code == 5
+        assert b.starts(W1) == 1 and isinstance(await b.seen(W1), ProcessObserved)
+
+    run(scenario)
+
+
+def test_nothing_is_missed_while_the_api_server_is_away(run, place) -> None:
+    if place.own is None:
+        pytest.skip("only the tests' own cluster may lose its API server")
+
+    async def scenario(b: KubernetesBench) -> None:
+        await b.create(W0, "sleep 6; exit 5")
+        await b.seen(W0)
+        await b.start(W1)
+        place.own.kill("kube-apiserver")
+        creating = asyncio.ensure_future(b.create(W2, SLEEP))
+        began_cpu_s, began_s = time.process_time(), time.monotonic()
+        await asyncio.sleep(8)
+        assert b.cluster.view_age_s > 5
+        assert (time.process_time() - began_cpu_s) / (time.monotonic() - began_s) < 0.05
+        place.own.start("kube-apiserver")
+        assert (await b.ended(W0, 90)).exit_code == 5
+        await creating
+        await b.seen(W2)
+        assert isinstance(await b.seen(W1), ProcessObserved)
+        assert b.starts(W2) == 1
+
+    run(scenario)
+
+
+async def _refused(b: KubernetesBench, name: ProcessName, *, retry: bool, words: list[str]) -> None:
+    with pytest.raises(CreateRefused) as refused:
+        await b.create(name, SLEEP)
+    assert refused.value.retry == retry
+    assert all(part in refused.value.reason for part in words), refused.value.reason

@@ -1,0 +1,102 @@
+"""A Job as it is submitted: its pod, with the rights of docker/rbac.yaml only, makes all the rest. Nothing outlives it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from elasticdl.cluster.base import ProcessSpec
+from elasticdl.cluster.labels import MASTER
+from elasticdl.cluster.manifests import job
+from elasticdl.cluster.plans import Identity, Image, JobPlan, PodPlan
+from tests.kubernetes.place import Place
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
+LIMIT_S = 120.0
+MASTER_PROGRAM = """
+import asyncio, os
+from elasticdl.cluster.apiserver import connect
+from elasticdl.cluster.base import ProcessExited, ProcessName, ProcessSpec, Role
+from elasticdl.cluster.kubernetes import KubernetesCluster
+from elasticdl.cluster.manifests import network_policy, services, token_secret
+from elasticdl.cluster.plans import MASTER_PORT, Image, Owner, PodPlan
+from elasticdl.cluster.rights import missing
+
+WORKER = '''
+import os, socket, time
+def greeted(host, until_s=time.monotonic() + 30):
+    # A Service leads nowhere for a moment after it was made.
+    while True:
+        try:
+            with socket.create_connection((host, 50001), 10) as connection: return connection.recv(5) == b"hello"
+        except OSError:
+            if time.monotonic() > until_s: raise
+            time.sleep(0.1)
+assert os.environ["ELASTICDL_TOKEN"] == "opensesame"
+assert not os.path.exists("/var/run/secrets/kubernetes.io/serviceaccount")
+assert greeted("digits-master") and greeted("master-0.digits")
+print("my address", socket.gethostbyname(socket.gethostname()), os.environ["ELASTICDL_POD_ADDRESS"])
+raise SystemExit(7)
+'''
+
+async def greet(_, writer):
+    writer.write(b"hello")
+    writer.close()
+
+async def main():
+    api = await connect()
+    owner = Owner(os.environ["ELASTICDL_NAMESPACE"], os.environ["ELASTICDL_JOB_NAME"], os.environ["ELASTICDL_JOB_UID"])
+    assert api.namespace == owner.namespace and await missing(api, owner.namespace) == ()
+    assert not os.path.exists(os.environ["ELASTICDL_TOKEN_FILE"])
+    cluster = KubernetesCluster(api, owner, lambda _: PodPlan(Image(os.environ["IMAGE"])))
+    await cluster.furnish([token_secret(owner, "opensesame"), *services(owner), network_policy(owner)])
+    server = await asyncio.start_server(greet, "0.0.0.0", MASTER_PORT)
+    worker = ProcessName(Role.WORKER, 0)
+    await cluster.create(ProcessSpec(worker, ("python3", "-c", WORKER), secrets={"ELASTICDL_TOKEN": "opensesame"}))
+    async for event in cluster.observe():
+        print(event, flush=True)
+        if isinstance(event, ProcessExited):
+            break
+    server.close()
+    await api.close()
+    assert event.facts.exit_code == 7, event
+
+asyncio.run(main())
+"""
+
+
+def test_a_submitted_job_makes_its_processes_and_takes_all_of_them_with_it(
+    place: Place, namespace: str, elasticdl_image: str
+) -> None:
+    rbac = (Path(__file__).parents[2] / "docker/rbac.yaml").read_text()
+    place.kubectl("-n", namespace, "create", "-f", "-", text=rbac)
+    plan = PodPlan(Image(elasticdl_image), identity=Identity("elasticdl"))
+    spec = ProcessSpec(MASTER, ("python3", "-c", MASTER_PROGRAM), env={"IMAGE": elasticdl_image})
+    place.kubectl(
+        "create", "--validate=strict", "-f", "-", text=json.dumps(job(JobPlan(namespace, "digits", plan, relaunches=0), spec))
+    )
+    ended = _ended(place, namespace)
+    said = place.kubectl("-n", namespace, "logs", "job/digits")
+    assert ended == "Complete", said
+    mine = ["pods,services,secrets,networkpolicies", "-n", namespace, "-l", "app.kubernetes.io/instance=digits"]
+    kinds = sorted(item["kind"] for item in place.read(*mine)["items"])
+    assert kinds == ["NetworkPolicy", "Pod", "Pod", "Secret", "Service", "Service"]
+    place.kubectl("-n", namespace, "delete", "job", "digits")
+    place.kubectl("-n", namespace, "wait", "--for=delete", *mine[:1], *mine[3:], f"--timeout={LIMIT_S:.0f}s")
+    assert place.read(*mine)["items"] == []
+
+
+def _ended(place: Place, namespace: str) -> str:
+    """The condition that a Job ends with."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline_s:
+        conditions = place.read("job", "digits", "-n", namespace).get("status", {}).get("conditions") or ()
+        for condition in conditions:
+            if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
+                return condition["type"]
+        time.sleep(0.5)
+    pods = place.kubectl("-n", namespace, "describe", "pods")
+    raise AssertionError(f"the job did not end in {LIMIT_S:g} s:\n{pods}")

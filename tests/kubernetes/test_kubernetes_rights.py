@@ -1,0 +1,119 @@
+"""docker/rbac.yaml is enough, and nothing in it is too much."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from elasticdl.cluster import rights
+from elasticdl.cluster.apiserver import ApiServer
+from elasticdl.cluster.base import CreateRefused, ProcessExited, ProcessName, ProcessSpec, Role
+from elasticdl.cluster.kubernetes import KubernetesCluster
+from elasticdl.cluster.manifests import network_policy, services, token_secret
+from elasticdl.cluster.plans import Owner
+from tests.kubernetes.bench import plan
+from tests.kubernetes.place import Place
+
+pytestmark = pytest.mark.kubernetes
+RBAC = list(yaml.safe_load_all((Path(__file__).parents[2] / "docker/rbac.yaml").read_text()))
+GRANTED = [
+    (verb, resource, group)
+    for rule in RBAC[1]["rules"]
+    for group in rule["apiGroups"]
+    for resource in rule["resources"]
+    for verb in rule["verbs"]
+]
+W0 = ProcessName(Role.WORKER, 0)
+
+
+@pytest.fixture
+def account(place: Place, namespace: str, tmp_path: Path) -> Path:
+    """A kubeconfig of the service account of docker/rbac.yaml."""
+    place.kubectl("-n", namespace, "create", "-f", "-", text=yaml.safe_dump_all(RBAC))
+    token = place.kubectl("-n", namespace, "create", "token", "elasticdl").strip()
+    config = json.loads(place.kubectl("config", "view", "--raw", "--minify", "-o", "json"))
+    config["users"][0]["user"] = {"token": token}
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return path
+
+
+@asynccontextmanager
+async def connected(place: Place, kubeconfig: Path) -> AsyncIterator[ApiServer]:
+    api = await place.connect(kubeconfig)
+    try:
+        yield api
+    finally:
+        await api.close()
+
+
+def take_away(place: Place, namespace: str, verb: str, resource: str) -> None:
+    role = copy.deepcopy(RBAC[1])
+    for rule in role["rules"]:
+        if resource in rule["resources"]:
+            rule["verbs"] = [kept for kept in rule["verbs"] if kept != verb]
+    role["rules"] = [rule for rule in role["rules"] if rule["verbs"]]
+    place.kubectl("-n", namespace, "replace", "-f", "-", text=yaml.safe_dump(role))
+
+
+def test_a_job_can_do_all_it_needs_with_these_rights(place: Place, owner: Owner, account: Path) -> None:
+    async def life() -> tuple[rights.Rights, Any]:
+        async with connected(place, account) as api:
+            lacking = await rights.missing(api, owner.namespace)
+            cluster = KubernetesCluster(api, owner, lambda _: plan(place))
+            await cluster.furnish([*services(owner), network_policy(owner), token_secret(owner, "opensesame")])
+            # A master that was replaced finds the token in its pod and makes the rest again.
+            await cluster.furnish([*services(owner), network_policy(owner)])
+            words = f"for i in $(seq 60); do echo {'x' * 80}; done; test $ELASTICDL_TOKEN = opensesame && exit 9"
+            await cluster.create(ProcessSpec(W0, ("/bin/sh", "-c", words), secrets={"ELASTICDL_TOKEN": "opensesame"}))
+            async for event in cluster.observe():
+                if isinstance(event, ProcessExited):
+                    break
+            await cluster.close()
+            return lacking, event
+
+    lacking, event = asyncio.run(life())
+    assert lacking == ()
+    assert event.facts.exit_code == 9 and len(event.facts.log_tail.splitlines()) == 60
+
+
+@pytest.mark.parametrize(("verb", "resource", "group"), GRANTED, ids=[f"{verb}-{resource}" for verb, resource, _ in GRANTED])
+def test_a_right_that_is_missing_is_named(place, namespace, account, verb: str, resource: str, group: str) -> None:
+    take_away(place, namespace, verb, resource)
+
+    async def ask() -> rights.Rights:
+        async with connected(place, account) as api, asyncio.timeout(30):
+            # The API server hears of a changed role a moment later.
+            while not (lacking := await rights.missing(api, namespace)):
+                await asyncio.sleep(0.05)
+            return lacking
+
+    (lacking,) = asyncio.run(ask())
+    assert (lacking.verb, lacking.resource, lacking.group) == (verb, resource, group)
+    assert f"{verb} {resource}" in rights.in_words((lacking,), namespace)
+
+
+def test_a_pod_that_may_not_be_made_is_refused_for_good_and_names_the_right(place, owner, account) -> None:
+    take_away(place, owner.namespace, "create", "pods")
+
+    async def create() -> None:
+        async with connected(place, account) as api:
+            while not await rights.missing(api, owner.namespace):
+                await asyncio.sleep(0.05)
+            cluster = KubernetesCluster(api, owner, lambda _: plan(place))
+            try:
+                await cluster.create(ProcessSpec(W0, ("/bin/sh",)))
+            finally:
+                await cluster.close()
+
+    with pytest.raises(CreateRefused, match=f"elasticdl of namespace {owner.namespace} may not create pods") as refused:
+        asyncio.run(create())
+    assert not refused.value.retry
