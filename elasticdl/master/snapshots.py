@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 _GATE_S = 10.0
+# From the first call on, gates are closed for so long at least.
+_SURE_S = _GATE_S
 _CUT_S = 5.0
 _UNGATE_S = 2.0
 _DROP_S = 5.0
@@ -70,7 +72,7 @@ class Snapshots:
                 gates = await _all([server.control.gate(timeout_s=_GATE_S) for server in servers])
                 until = highest(gates)
                 cut = agreed(await _all([server.control.cut(snapshot, until, timeout_s=_CUT_S) for server in servers]))
-                if now_s() - closed_s >= _GATE_S:
+                if now_s() - closed_s >= _SURE_S:
                     # This process stood still meanwhile. Reports of later pushes may have been handled before the cut is.
                     raise TransientError(f"the cut took {now_s() - closed_s:.0f} s: the gates may have opened by themselves")
                 yield cut

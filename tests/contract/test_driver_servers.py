@@ -120,7 +120,7 @@ def test_a_cut_lets_all_servers_reach_the_same_push_and_opens_the_gates(stage: S
 
 def test_a_cut_whose_gates_may_have_opened_since_is_none(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """A master that was stopped for a while may have heard of later pushes before the answers to its cut."""
-    monkeypatch.setattr(snapshots, "_GATE_S", 0.0)
+    monkeypatch.setattr(snapshots, "_SURE_S", 0.0)
     stage.attach_servers()
     stage.order(do.TakeSnapshot(SnapshotId(6), do.Purpose.CHECKPOINT))
     failed = stage.core.wait_for(happened.SnapshotFailed)
