@@ -94,7 +94,7 @@ def assemble(assignment: Assignment, parameters: Parameters, around: Surrounding
     trainer = PsTrainer(step, parameters, around, bounds)
 
     def refresh(lease: Lease) -> None:
-        served.set_dense(trainer.dense(lease.snapshot))
+        served.set_dense(trainer.dense_of(lease))
 
     training = spec.action is Action.TRAIN
     occasion = Occasion(served.model, module.zoo, around.outbox, refresh, bool(spec.data.validation_data), training)

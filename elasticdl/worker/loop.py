@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, final
 
 from elasticdl.shard import Task
 from elasticdl.worker.handoff import Ended
 from elasticdl.worker.loading import Loading
+from elasticdl.worker.patience import Unwanted
 from elasticdl.worker.surroundings import Surroundings
 from elasticdl.worker.trainer import Loaded, Trainer
 
@@ -74,6 +76,8 @@ class Loop:
             if self._around.keeper.is_void(held):
                 self._trainer.drop(loaded)
                 return
-            self._tasks[held.lease.task].run(loaded)
+            # A task that asks servers for more may learn only then that its lease is void.
+            with suppress(Unwanted):
+                self._tasks[held.lease.task].run(loaded)
         if loaded.batch.last:
             self._around.keeper.worked_through(held)

@@ -15,9 +15,10 @@ import numpy as np
 
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.rpc.parameters import Float32s, Int64s, Parameters, Pulled
-from elasticdl.shard import SnapshotId, Task
+from elasticdl.shard import Lease, SnapshotId, Task
 from elasticdl.worker.ending import NonFinite
 from elasticdl.worker.inflight import InFlight
+from elasticdl.worker.leases import Held
 from elasticdl.worker.pusher import Pusher, Trained
 from elasticdl.worker.surroundings import Surroundings
 from elasticdl.worker.trainer import Batch, Loaded
@@ -147,10 +148,12 @@ class PsTrainer:
 
     def dense(self, snapshot: SnapshotId | None) -> Float32s:
         """All dense weights: float32[trainable_size + additive_size]. Raises as `load`."""
-        nothing = tuple(np.empty(0, dtype=np.int64) for _ in range(self._tables))
-        pulled = self._pull(nothing, _Wish(snapshot))
-        assert pulled.dense is not None
-        return pulled.dense
+        return self._dense(_Wish(snapshot))
+
+    def dense_of(self, lease: Lease) -> Float32s:
+        """The same as this lease reads them. Raises Unwanted when it became void: its view may be gone."""
+        held = Held(lease)
+        return self._dense(_Wish(lease.snapshot, wanted=lambda: not self._around.keeper.is_void(held)))
 
     def rows(self, table: int, snapshot: SnapshotId | None) -> tuple[Int64s, Float32s]:
         """All rows of a table: ids int64[n] ascending, weights float32[n, dim]. Raises as `load`."""
@@ -160,6 +163,12 @@ class PsTrainer:
 
         with self._one_pull:
             return self._around.patience.call(attempt, "read all rows")
+
+    def _dense(self, wish: _Wish) -> Float32s:
+        nothing = tuple(np.empty(0, dtype=np.int64) for _ in range(self._tables))
+        pulled = self._pull(nothing, wish)
+        assert pulled.dense is not None
+        return pulled.dense
 
     def _reloaded(self, loaded: Loaded) -> Loaded:
         """The same batch with parameters that have all of this worker's earlier updates, and others' newer ones."""

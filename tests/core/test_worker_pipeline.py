@@ -239,12 +239,12 @@ class Rig:
         feeding = Feeding(reading, sources, self.around)
         self.loading = Loading(feeding, self.trainer, self.around)
         self.training = TrainingOnly(self.trainer)
-        tasks = {
+        self.tasks = {
             Task.TRAINING: self.training,
             Task.EVALUATION: EvaluationTask(self.step, self.around),
             Task.SUMMARY: SummaryTask(self.step, NoCallbacks(), self.outbox),
         }
-        self.loop = Loop(self.loading, self.trainer, tasks, self.around)
+        self.loop = Loop(self.loading, self.trainer, self.tasks, self.around)
         self.reporter = Reporter(self.outbox, self.gauges, self.master, 0.1, self.ending)
         self.stages = (keeper, reading, feeding, self.loading)
 
@@ -611,3 +611,31 @@ def test_a_lost_view_does_not_hold_the_worker_up_once_its_leases_are_void():
     rig.run()
     assert rig.trained() == once(training(4))
     assert "waiting_for_servers_s" not in rig.gauges._levels
+
+
+def test_callbacks_of_a_round_whose_view_is_lost_do_not_hold_the_worker_up():
+    """They look at the weights of the round's version. The round is begun anew, and other work goes on meanwhile."""
+    summary = Lease(Task.SUMMARY, None, 1, round=3, snapshot=SnapshotId(1), payload='{"round": 3, "metrics": {}}')
+    rig = Rig(ScriptedMaster([summary]))
+    rig.master.open = 2
+    pull = rig.parameters.pull
+
+    def lost(ids, *, dense=True, snapshot=None, timeout_s) -> Pulled:
+        if snapshot is None or rig.around.keeper.era:
+            return pull(ids, dense=dense, timeout_s=timeout_s)
+        rig.loading.revoke(1)
+        with rig.master.changed:
+            rig.master.open -= 1
+            rig.master.todo.append(training(4, era=1))
+        raise TransientError("there is no snapshot 1 here: it was dropped or lost", retry_after_s=0.01)
+
+    class LooksAtWeights:
+        def tested(self, lease, values) -> bool:
+            rig.trainer.dense_of(lease)
+            return False
+
+    rig.tasks[Task.SUMMARY] = SummaryTask(rig.step, LooksAtWeights(), rig.outbox)
+    rig.parameters.pull = lost
+    rig.run()
+    assert rig.trained() == once(training(4))
+    assert not any(report.summaries for report in rig.master.reports)
