@@ -26,11 +26,15 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Where a job begins: `restore_from` is a checkpoint's directory, '' for none; `ledger` is '' for a fresh one."""
+    """Where a job begins: `restore_from` is a checkpoint's directory, '' for none; `ledger` is '' for a fresh one.
+
+    `passed_over`: why newer checkpoints were not used.
+    """
 
     restore_from: str = ""
     ledger: str = ""
     version: int = 0
+    passed_over: tuple[str, ...] = ()
 
 
 @final
@@ -51,8 +55,8 @@ class Archive:
             return self._resumed()
         if self._spec.checkpoint_dir_for_init:
             found = store.require(Path(self._spec.checkpoint_dir_for_init).resolve())
-            _warn(found)
-            return Beginning(str(found.directory))
+            _LOG.info("beginning with the parameters of %s", found.directory)
+            return Beginning(str(found.directory), passed_over=found.rejected)
         return Beginning()
 
     async def save(self, command: SaveSnapshot, snapshots: Snapshots) -> tuple[str, int]:
@@ -88,10 +92,10 @@ class Archive:
                 f"--resume, but there is no checkpoint in {self._checkpoints}",
                 hint="start afresh without --resume, and with --checkpoint-steps to have checkpoints",
             )
-        _warn(found)
         if not found.manifest.ledger:
             raise UserError(f"{found.directory} has no data ledger to resume", hint="use --checkpoint-dir-for-init instead")
-        return Beginning(str(found.directory), found.manifest.ledger, found.manifest.version)
+        _LOG.info("going on from %s", found.directory)
+        return Beginning(str(found.directory), found.manifest.ledger, found.manifest.version, found.rejected)
 
 
 def manifest_of(command: SaveSnapshot, saved: Sequence[ServerSaved]) -> Manifest:
@@ -111,9 +115,3 @@ def manifest_of(command: SaveSnapshot, saved: Sequence[ServerSaved]) -> Manifest
         )
     except ValidationError as error:
         raise Corrupted(f"the servers described their parts in a way that makes no manifest: {error}") from error
-
-
-def _warn(found: store.Found) -> None:
-    for reason in found.rejected:
-        _LOG.warning("a newer checkpoint is passed over: %s", reason)
-    _LOG.info("beginning with the checkpoint %s", found.directory)

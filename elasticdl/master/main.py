@@ -171,7 +171,13 @@ class Master:
     def _started(self) -> JobStarted:
         found, beginning = self._plan.preflight, self._plan.beginning
         return JobStarted(
-            self.inbox.at_s(), found.training, found.validation, found.prediction, beginning.ledger, beginning.version
+            self.inbox.at_s(),
+            found.training,
+            found.validation,
+            found.prediction,
+            beginning.ledger,
+            beginning.version,
+            beginning.passed_over,
         )
 
     def _tell_address(self, address: str) -> None:

@@ -9,6 +9,7 @@ from elasticdl.errors import ExitCode
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.orders import ImpossibleTransition
+from elasticdl.shard import Source
 
 pytestmark = pytest.mark.core
 
@@ -113,6 +114,24 @@ def test_updates_that_no_heartbeat_told_of_count_as_lost_too_and_only_once(bench
     job.die(job.ps(0, 1))
     job.attach(job.ps(0, 2), restored=21)
     assert job.state.status().updates_lost == 4
+
+
+def test_damaged_checkpoints_that_were_passed_over_are_said_to_people(bench):
+    job = bench(num_ps_pods=2, checkpoint_steps=100)
+    job.put(e.JobStarted(0, (Source("a", 30),), version=7, passed_over=("version-9/server-0-of-2.bin has 3 bytes",)))
+    assert job.said("passed over: version-9/server-0-of-2.bin has 3 bytes")
+
+
+def test_a_server_that_passed_the_newest_checkpoint_over_is_known_by_its_version(bench):
+    job = bench(num_ps_pods=1, checkpoint_steps=10)
+    job.up()
+    for version in (10, 20):
+        taken = job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, version)))[0].snapshot
+        job.put(e.SnapshotCut(0, taken, version, {}))
+        job.put(e.SnapshotSaved(0, taken, version, f"version-{version}", 1))
+    job.die(job.ps(0))
+    job.attach(job.ps(0, 1), restored=10)
+    assert job.said("10 updates of its part are lost; the checkpoint of version 20 was damaged, says its log")
 
 
 def test_leases_stay_valid_while_a_server_is_away(bench):

@@ -23,13 +23,17 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class JobStarted(Event):
-    """The data was counted and the job may begin. `ledger` resumes an earlier one (JSON), '' starts afresh."""
+    """The data was counted and the job may begin. `ledger` resumes an earlier one (JSON), '' starts afresh.
+
+    `passed_over` says why newer checkpoints than the one that the job begins with were not used.
+    """
 
     training: tuple[Source, ...] = ()
     validation: tuple[Source, ...] = ()
     prediction: tuple[Source, ...] = ()
     ledger: str = ""
     version: int = 0
+    passed_over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,9 @@ class Membership:
             self._facts.updates_lost += lost
             if lost:
                 text = f"{event.name} came back with version {restored}: {lost} updates of its part are lost"
+                newest = max((saved.version for saved in self._checkpointing.saved), default=0)
+                if restored < newest:
+                    text += f"; the checkpoint of version {newest} was damaged, says its log"
                 self._facts.orders.announce("server", text, process=event.name, level="warning", details={"updates_lost": lost})
         if not self._facts.servers_away():
             self.forgive()

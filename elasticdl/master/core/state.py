@@ -186,6 +186,8 @@ class JobState:
     def _start(self, event: events.JobStarted) -> None:
         if self._facts.phase is not Phase.STARTING:
             return
+        for reason in event.passed_over:
+            self._facts.orders.announce("checkpoint", f"a newer checkpoint is passed over: {reason}", level="warning")
         self._facts.validation = event.validation
         self._facts.version = event.version
         self._checkpointing.start(event.version)
