@@ -19,6 +19,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
+# A shell starts what runs in the background with SIGINT ignored, and children inherit that: Ctrl-C would not be tested.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @dataclass
 class Job:
