@@ -1,1 +1,1 @@
-"""TODO."""
+"""Where processes run: one protocol, and the places that implement it."""
