@@ -29,6 +29,26 @@ class Strategy(StrEnum):
     """How workers keep one model."""
 
     PARAMETER_SERVER = "ParameterServerStrategy"
+    """Asynchronous: workers pull weights from parameter servers and push gradients."""
+    ALLREDUCE = "AllreduceStrategy"
+    """Synchronous: every worker has all weights, and gradients are averaged over a ring of workers."""
+
+
+class GlobalBatch(StrEnum):
+    """What `--minibatch-size` means on a ring."""
+
+    FIXED = "fixed"
+    """The records of a step of the whole ring: members share them, however many there are."""
+    SCALED = "scaled"
+    """The records of a step of each member."""
+
+
+class RateScaling(StrEnum):
+    """How the learning rate follows the records of a step, relative to `--minibatch-size`."""
+
+    NONE = "none"
+    LINEAR = "linear"
+    SQRT = "sqrt"
 
 
 class Shuffle(StrEnum):
@@ -144,6 +164,12 @@ class TrainingSection(_Section):
     embedding_threshold_bytes: int = Field(
         default=2 << 20, ge=0, description="keras.layers.Embedding layers of at least this size live on the servers by row."
     )
+    global_batch: GlobalBatch = Field(
+        default=GlobalBatch.FIXED, description="AllReduce: --minibatch-size is that of the whole ring, or of each member (scaled)."
+    )
+    lr_scaling: RateScaling = Field(
+        default=RateScaling.NONE, description="AllReduce, scaled: how the learning rate grows with the members: none, linear, sqrt."
+    )
     max_nonfinite_steps: int = Field(default=3, ge=1, description="Steps in a row with NaN or Inf before the job fails.")
     max_failed_shards: int = Field(default=0, ge=0, description="Shards that may be given up after three failures each.")
 
@@ -166,7 +192,7 @@ class ClusterSection(_Section):
     num_workers: Annotated[WorkerRange, BeforeValidator(WorkerRange.parse)] = Field(
         default=WorkerRange(low=1, high=1), description="Workers, as N or MIN:MAX."
     )
-    num_ps_pods: int = Field(default=1, ge=1, description="Parameter servers.")
+    num_ps_pods: int = Field(default=1, ge=0, description="Parameter servers; none with AllreduceStrategy.")
     max_relaunches: int = Field(default=3, ge=0, description="Failures by the user's own code to retry before the job fails.")
     envs: Annotated[Mapping[str, str], BeforeValidator(parse_envs)] = Field(
         default_factory=dict, description="`KEY=value;…` for the environment of workers and servers."
@@ -191,6 +217,8 @@ class JobSpec(_Section):
         """From flat names, kebab or snake case. Raises SpecError that names the flag, the value and what is expected."""
         refuse_unknown(flags)
         given = {key.replace("-", "_"): value for key, value in flags.items()}
+        if given.get("distribution_strategy") == Strategy.ALLREDUCE:
+            given.setdefault("num_ps_pods", 0)
         nested = {
             section: {name: given[name] for name in model.model_fields if name in given} for section, model in SECTIONS.items()
         }
@@ -218,6 +246,7 @@ class JobSpec(_Section):
             )
         if self.action is Action.PREDICT and not self.checkpoint.output:
             raise SpecError("--output is missing", hint="`elasticdl predict` writes the predictions there")
+        self._check_strategy()
         if self.cluster.job_name and not JOB_NAME.fullmatch(self.cluster.job_name):
             raise SpecError(
                 f"--job-name {self.cluster.job_name!r} is not usable",
@@ -227,6 +256,26 @@ class JobSpec(_Section):
             raise SpecError(
                 "--evaluation-steps or --evaluation-seconds without --validation-data", hint="name the data to evaluate on"
             )
+
+    def _check_strategy(self) -> None:
+        training, servers = self.training, self.cluster.num_ps_pods
+        ring = training.distribution_strategy is Strategy.ALLREDUCE
+        if ring and servers:
+            raise SpecError(
+                f"--num-ps-pods {servers} with --distribution-strategy {Strategy.ALLREDUCE}",
+                hint="leave it out: on a ring every worker has all weights, there are no parameter servers",
+            )
+        if not ring and not servers:
+            raise SpecError(
+                "--num-ps-pods 0", hint=f"give at least one, or train without any: --distribution-strategy {Strategy.ALLREDUCE}"
+            )
+        if training.lr_scaling is not RateScaling.NONE and training.global_batch is not GlobalBatch.SCALED:
+            raise SpecError(
+                f"--lr-scaling {training.lr_scaling} with --global-batch {training.global_batch}",
+                hint="a step has the same number of records whatever the number of workers; add --global-batch scaled",
+            )
+        if not ring and training.global_batch is not GlobalBatch.FIXED:
+            raise SpecError("--global-batch scaled is of a ring", hint=f"add --distribution-strategy {Strategy.ALLREDUCE}")
 
 
 SECTIONS: Mapping[str, type[_Section]] = {

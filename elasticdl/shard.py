@@ -62,6 +62,7 @@ class Lease:
     `payload` is JSON: for SUMMARY the merged metric states, see `master/core/evaluation.py`.
     `era` is how often this worker's leases had been voided before: a revocation voids those of earlier eras, in whatever
     order lease and revocation reach the worker.
+    `limit` is the offset up to which to work (0: to the shard's end): leases of a ring end where a checkpoint is due.
     """
 
     task: Task
@@ -75,6 +76,12 @@ class Lease:
     version: int = 0
     payload: str = ""
     era: int = 0
+    limit: int = 0
+
+    @property
+    def end(self) -> int:
+        """The offset at which this lease ends."""
+        return self.limit or (self.shard.records if self.shard else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +91,30 @@ class Applied:
     shard: ShardId
     attempt: int
     offset: int
+
+
+class Mark(StrEnum):
+    """What an item of the ring is, other than training."""
+
+    NONE = ""
+    """It is a lease to train on."""
+    PAUSE = "pause"
+    """Stand still: confirm the last step, then ask for the next item and for work on the weights as they are."""
+    CHECKPOINT = "checkpoint"
+    """Rank 0 keeps a copy of the weights as they are here, and all go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingItem:
+    """One of the ring's sequence, numbered from 1: the same for every member, whenever it asks.
+
+    `batch`: records of one step of the whole ring. `rate_scale`: what the learning rate is multiplied with. `lease` is None
+    for a mark, `snapshot` is set for a checkpoint.
+    """
+
+    number: int
+    lease: Lease | None
+    batch: int = 0
+    rate_scale: float = 1.0
+    mark: Mark = Mark.NONE
+    snapshot: SnapshotId | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from elasticdl.job import JobSpec
-from elasticdl.shard import Applied, Lease, ShardId, Task
+from elasticdl.shard import Applied, Lease, RingItem, ShardId, SnapshotId, Task
 
 MetricState: TypeAlias = tuple[tuple[float, ...], ...]
 """The state of one metric: its variables, each flattened."""
@@ -43,7 +43,7 @@ class Finished:
     """There will be no more leases: the worker ends by itself with exit code 0."""
 
 
-LeaseAnswer: TypeAlias = Lease | Wait | Finished
+LeaseAnswer: TypeAlias = Lease | RingItem | Wait | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,49 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class RingWord:
+    """Where a worker stands with the ring; in each of its reports once it is warm. 0: no generation yet.
+
+    `entered`: newest generation that it is in, with the elected weights. `broken`: newest that it failed in or could not
+    enter, `problem` says why. `leaving`: it drains and wants a generation without itself.
+    """
+
+    ready: bool = False
+    entered: int = 0
+    broken: int = 0
+    leaving: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RingCut:
+    """Rank 0 keeps a copy of the weights, at a checkpoint mark. Told no later than progress with any later item."""
+
+    snapshot: SnapshotId
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file of a checkpoint: name within its directory, size, checksum (`crc32c:` and 8 hex digits)."""
+
+    name: str
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class RingSaved:
+    """A copy was written, or `problem` says why not. `parameters` is a ParametersSpec as JSON."""
+
+    snapshot: SnapshotId
+    files: tuple[WrittenFile, ...] = ()
+    parameters: str = ""
+    rows: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Progress and heartbeat in one. An empty one is a plain heartbeat.
 
@@ -99,6 +142,9 @@ class Report:
     stop_asked: str = ""
     version: int = 0
     gauges: Mapping[str, float] = field(default_factory=dict)
+    ring: RingWord | None = None
+    ring_cuts: tuple[RingCut, ...] = ()
+    ring_saves: tuple[RingSaved, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,4 +174,37 @@ class Finish:
     """The job is over: leave with exit code 0."""
 
 
-Order: TypeAlias = Drain | Revoke | Servers | Finish
+@dataclass(frozen=True, slots=True)
+class RingForm:
+    """A generation of the ring: `members` by rank. Who was in the one before and is not named is out of the ring.
+
+    All take the weights of the member with the most steps among the ranks `holders`. No holders: rank 0 restores
+    `restore_from`, or begins afresh if that is ''. Items below `first_number` are void. The rendezvous is served on `port`
+    of the master's host, below the secret path `scope` ('' for a ring of one).
+    """
+
+    generation: int
+    members: tuple[str, ...]
+    holders: tuple[int, ...]
+    first_number: int
+    restore_from: str = ""
+    port: int = 0
+    scope: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RingSave:
+    """Write the copy kept for `snapshot` below `directory`, off the step path; answered by RingSaved."""
+
+    snapshot: SnapshotId
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class RingDrop:
+    """Forget the copy kept for `snapshot`."""
+
+    snapshot: SnapshotId
+
+
+Order: TypeAlias = Drain | Revoke | Servers | Finish | RingForm | RingSave | RingDrop

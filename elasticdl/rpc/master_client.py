@@ -77,8 +77,18 @@ class MasterClient:
 
         One caller at a time (others queue). An answer lost on its way is given again to the retry, so no lease is lost.
         """
+        return self._next(pb.LeaseRequest(), wait_s)
+
+    def request_item(self, number: int, wait_s: float, *, at_mark: bool = False) -> LeaseAnswer:
+        """Ask for the ring's item of that number (from 1); blocks for up to `wait_s` while there is none.
+
+        `at_mark`: this worker stands still with the ring before that item, so a lease for it alone may be the answer, too.
+        """
+        return self._next(pb.LeaseRequest(ring_number=number, at_mark=at_mark), wait_s)
+
+    def _next(self, request: pb.LeaseRequest, wait_s: float) -> LeaseAnswer:
         with self._lease_lock:
-            request = pb.LeaseRequest(wait_s=wait_s, sequence=self._leases + 1)
+            request.wait_s, request.sequence = wait_s, self._leases + 1
             reply = self._call(self._stub.RequestLease, request, "lease", attempt_s=wait_s + _LONG_POLL_SLACK_S)
             self._leases += 1
         try:

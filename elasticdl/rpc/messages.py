@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc import ring_messages as ring
 from elasticdl.rpc.conversation import (
     Drain,
     Failure,
@@ -19,11 +20,14 @@ from elasticdl.rpc.conversation import (
     Progress,
     Report,
     Revoke,
+    RingDrop,
+    RingForm,
+    RingSave,
     Servers,
     Summary,
     Wait,
 )
-from elasticdl.shard import Applied, Lease, Shard, ShardId, SnapshotId, Task
+from elasticdl.shard import Applied, Lease, Mark, RingItem, Shard, ShardId, SnapshotId, Task
 
 _NONE = -1
 _MAX_PARTS = 10_000
@@ -90,6 +94,7 @@ def lease_to_wire(lease: Lease) -> pb.Lease:
         version=lease.version,
         payload=lease.payload,
         era=lease.era,
+        limit=lease.limit,
     )
 
 
@@ -112,6 +117,32 @@ def lease_from_wire(message: pb.Lease) -> Lease:
         version=_count(message.version, "version"),
         payload=message.payload,
         era=_count(message.era, "era"),
+        limit=_count(message.limit, "limit"),
+    )
+
+
+def _item_to_wire(item: RingItem) -> pb.RingItem:
+    return pb.RingItem(
+        number=item.number,
+        lease=lease_to_wire(item.lease) if item.lease is not None else None,
+        batch=item.batch,
+        rate_scale=item.rate_scale,
+        mark=item.mark,
+        snapshot=_NONE if item.snapshot is None else item.snapshot,
+    )
+
+
+def _item_from_wire(message: pb.RingItem) -> RingItem:
+    mark = Mark(message.mark)
+    if (mark is Mark.NONE) != message.HasField("lease") or (mark is Mark.NONE and message.batch < 1):
+        raise ValueError(f"item {message.number} of the ring has mark {message.mark!r}, batch {message.batch} and the wrong lease")
+    return RingItem(
+        number=_count(message.number, "number"),
+        lease=lease_from_wire(message.lease) if message.HasField("lease") else None,
+        batch=_count(message.batch, "batch"),
+        rate_scale=message.rate_scale,
+        mark=mark,
+        snapshot=None if message.snapshot == _NONE else SnapshotId(_count(message.snapshot, "snapshot")),
     )
 
 
@@ -120,6 +151,8 @@ def lease_answer_to_wire(answer: LeaseAnswer) -> pb.LeaseReply:
     match answer:
         case Lease():
             return pb.LeaseReply(lease=lease_to_wire(answer))
+        case RingItem():
+            return pb.LeaseReply(item=_item_to_wire(answer))
         case Wait(reason):
             return pb.LeaseReply(wait_reason=reason)
         case Finished():
@@ -131,6 +164,8 @@ def lease_answer_from_wire(message: pb.LeaseReply) -> LeaseAnswer:
     match message.WhichOneof("answer"):
         case "lease":
             return lease_from_wire(message.lease)
+        case "item":
+            return _item_from_wire(message.item)
         case "wait_reason":
             return Wait(message.wait_reason)
         case "finished":
@@ -150,6 +185,12 @@ def order_to_wire(order: Order) -> pb.Order:
             return pb.Order(servers=pb.Servers(addresses=addresses))
         case Finish():
             return pb.Order(finish=pb.Done())
+        case RingForm():
+            return pb.Order(ring_form=ring.form_to_wire(order))
+        case RingSave(snapshot, directory):
+            return pb.Order(ring_save=pb.RingSave(snapshot=snapshot, directory=directory))
+        case RingDrop(snapshot):
+            return pb.Order(ring_drop=snapshot)
 
 
 def order_from_wire(message: pb.Order) -> Order:
@@ -163,6 +204,12 @@ def order_from_wire(message: pb.Order) -> Order:
             return Servers(tuple(message.servers.addresses))
         case "finish":
             return Finish()
+        case "ring_form":
+            return ring.form_from_wire(message.ring_form)
+        case "ring_save":
+            return ring.save_from_wire(message.ring_save)
+        case "ring_drop":
+            return RingDrop(SnapshotId(_count(message.ring_drop, "snapshot")))
         case _:
             raise ValueError("an empty order")
 
@@ -241,12 +288,16 @@ def report_to_wire(report: Report, sequence: int) -> pb.ReportRequest:
         version=report.version,
         gauges=report.gauges,
         sequence=sequence,
+        ring=ring.word_to_wire(report.ring) if report.ring is not None else None,
+        ring_cuts=[ring.cut_to_wire(cut) for cut in report.ring_cuts],
+        ring_saves=[ring.saved_to_wire(saved) for saved in report.ring_saves],
     )
 
 
 def report_from_wire(message: pb.ReportRequest) -> Report:
     """Message -> report. Gauges that are not finite are left out: JSON has no word for them. Raises ValueError."""
     parts = len(message.progress) + len(message.summaries) + len(message.failures)
+    parts += len(message.ring_cuts) + len(message.ring_saves)
     if parts > _MAX_PARTS:
         raise ValueError(f"a report of {parts} parts, expected at most {_MAX_PARTS}")
     return Report(
@@ -257,6 +308,9 @@ def report_from_wire(message: pb.ReportRequest) -> Report:
         stop_asked=_text(message.stop_asked),
         version=_count(message.version, "version"),
         gauges={name: value for name, value in _numbers(message.gauges, "gauges").items() if math.isfinite(value)},
+        ring=ring.word_from_wire(message.ring) if message.HasField("ring") else None,
+        ring_cuts=tuple(ring.cut_from_wire(cut) for cut in message.ring_cuts),
+        ring_saves=tuple(ring.saved_from_wire(saved) for saved in message.ring_saves),
     )
 
 

@@ -1,0 +1,107 @@
+"""The ring's part of the conversation on the wire: protobuf messages to frozen values and back. Nonsense raises ValueError."""
+
+from __future__ import annotations
+
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.conversation import RingCut, RingForm, RingSave, RingSaved, RingWord, WrittenFile
+from elasticdl.shard import SnapshotId
+
+_MAX_MEMBERS = 10_000
+_MAX_FILES = 10_000
+_MAX_TEXT_CHARS = 16_000
+
+
+def _count(value: int, what: str) -> int:
+    if value < 0:
+        raise ValueError(f"{what} is {value}, expected 0 or more")
+    return value
+
+
+def word_to_wire(word: RingWord) -> pb.RingWord:
+    """RingWord -> message."""
+    return pb.RingWord(
+        ready=word.ready,
+        entered=word.entered,
+        broken=word.broken,
+        leaving=word.leaving,
+        problem=word.problem[:_MAX_TEXT_CHARS],
+    )
+
+
+def word_from_wire(message: pb.RingWord) -> RingWord:
+    """Message -> RingWord. Raises ValueError."""
+    return RingWord(
+        message.ready,
+        _count(message.entered, "entered"),
+        _count(message.broken, "broken"),
+        message.leaving,
+        message.problem[:_MAX_TEXT_CHARS],
+    )
+
+
+def cut_to_wire(cut: RingCut) -> pb.RingCut:
+    """RingCut -> message."""
+    return pb.RingCut(snapshot=cut.snapshot, version=cut.version)
+
+
+def cut_from_wire(message: pb.RingCut) -> RingCut:
+    """Message -> RingCut. Raises ValueError."""
+    return RingCut(SnapshotId(_count(message.snapshot, "snapshot")), _count(message.version, "version"))
+
+
+def saved_to_wire(saved: RingSaved) -> pb.RingSaved:
+    """RingSaved -> message."""
+    return pb.RingSaved(
+        snapshot=saved.snapshot,
+        files=[pb.SavedFile(name=one.name, bytes=one.bytes, checksum=one.checksum) for one in saved.files],
+        parameters=saved.parameters,
+        rows=saved.rows,
+        problem=saved.problem[:_MAX_TEXT_CHARS],
+    )
+
+
+def saved_from_wire(message: pb.RingSaved) -> RingSaved:
+    """Message -> RingSaved. What a checkpoint makes of the names is checked with its manifest. Raises ValueError."""
+    if len(message.files) > _MAX_FILES:
+        raise ValueError(f"a checkpoint of {len(message.files)} files, expected at most {_MAX_FILES}")
+    return RingSaved(
+        snapshot=SnapshotId(_count(message.snapshot, "snapshot")),
+        files=tuple(WrittenFile(one.name, _count(one.bytes, "bytes"), one.checksum) for one in message.files),
+        parameters=message.parameters,
+        rows=_count(message.rows, "rows"),
+        problem=message.problem[:_MAX_TEXT_CHARS],
+    )
+
+
+def form_to_wire(form: RingForm) -> pb.RingForm:
+    """RingForm -> message."""
+    return pb.RingForm(
+        generation=form.generation,
+        members=form.members,
+        holders=form.holders,
+        first_number=form.first_number,
+        restore_from=form.restore_from,
+        port=form.port,
+        scope=form.scope,
+    )
+
+
+def form_from_wire(message: pb.RingForm) -> RingForm:
+    """Message -> RingForm. Raises ValueError."""
+    members, holders = tuple(message.members), tuple(message.holders)
+    if not 1 <= len(members) <= _MAX_MEMBERS or not all(0 <= rank < len(members) for rank in holders):
+        raise ValueError(f"a ring of {len(members)} members that take the weights of one of the ranks {list(holders)}")
+    return RingForm(
+        generation=_count(message.generation, "generation"),
+        members=members,
+        holders=holders,
+        first_number=_count(message.first_number, "first_number"),
+        restore_from=message.restore_from,
+        port=_count(message.port, "port"),
+        scope=message.scope,
+    )
+
+
+def save_from_wire(message: pb.RingSave) -> RingSave:
+    """Message -> RingSave. Raises ValueError."""
+    return RingSave(SnapshotId(_count(message.snapshot, "snapshot")), message.directory)
