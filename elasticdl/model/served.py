@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras.src.utils.naming import reset_uids
 
 from elasticdl.embedding.spec import DenseSpec, ParametersSpec, TableSpec
 from elasticdl.errors import UserError
 from elasticdl.job import Scalar
 from elasticdl.model import serving
+from elasticdl.model.building import (
+    Variable,
+    changing,
+    check_model,
+    check_params,
+    optimizer_params,
+    trainable,
+)
 from elasticdl.model.initializers import initializer_spec
 from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import Optimizer, optimizer_spec
-from elasticdl.model.structure import Structure, input_specs
-from elasticdl.model.usercode import missing, place, taken, user_code
+from elasticdl.model.structure import Structure
+from elasticdl.model.usercode import place, taken, user_code
 from elasticdl.rpc.parameters import Float32s
-
-Variable: TypeAlias = Any
-"""A `keras.Variable` (the package has no types)."""
-
-
-class NeedsFeatures(UserError):
-    """The model has no inputs before it is called: build it again, with the features of a first batch."""
 
 
 @final
@@ -68,16 +66,16 @@ class ServedModel:
             NeedsFeatures: the model has no inputs before it is called (subclassed ones), and `features` is None.
             UserError: names what cannot be honoured (optimizer, initializer, constraint, ...) and where.
         """
-        _check_params(module, params)
+        check_params(module, params)
         reset_uids()  # names of layers, and so of tables and variables, must not depend on what was built before
         keras.utils.set_random_seed(seed % 2**32)
         with user_code("optimizer", module.zoo):
-            optimizer = module.optimizer(**_optimizer_params(module, params))
+            optimizer = module.optimizer(**optimizer_params(module, params))
         rule = optimizer_spec(optimizer, place(module.optimizer))
         with serving.building(threshold_bytes) as built, user_code("custom_model", module.zoo):
             model = module.custom_model(**taken(module.custom_model, params))
-            _check_model(model, module)
-            inputs = _built(model, features, module)
+            check_model(model, module)
+            inputs = built(model, features, module)
         names = _unique([layer.path or layer.name for layer in built.layers])
         tables = tuple(
             TableSpec(
@@ -89,8 +87,8 @@ class ServedModel:
             for name, layer in zip(names, built.layers, strict=True)
         )
         with user_code("custom_model", module.zoo):
-            additive = _changing(model, inputs)
-        variables = tuple(_trainable(model)) + additive
+            additive = changing(model, inputs)
+        variables = tuple(trainable(model)) + additive
         _check_frozen(built.layers, rule.weight_decay)
         parameters = ParametersSpec(optimizer=rule, dense=_dense_specs(variables, len(additive)), tables=tables)
         return cls(model, parameters, optimizer, tuple(built.layers), variables, inputs)
@@ -106,90 +104,6 @@ class ServedModel:
         for variable, spec in zip(self.variables, self.parameters.dense, strict=True):
             begin, end = end, end + spec.size
             variable.assign(flat[begin:end].reshape(spec.shape))
-
-
-def _check_params(module: ModelModule, params: Mapping[str, Scalar]) -> None:
-    both = {**taken(module.custom_model, params), **_optimizer_params(module, params)}
-    unknown = [name for name in params if name not in both]
-    if unknown:
-        raise UserError(
-            f"--model-params {unknown[0]}={params[unknown[0]]!r}: neither custom_model ({place(module.custom_model)}) "
-            f"nor optimizer ({place(module.optimizer)}) takes it"
-        )
-    for function, given in (
-        (module.custom_model, taken(module.custom_model, params)),
-        (module.optimizer, _optimizer_params(module, params)),
-    ):
-        if problem := missing(function, given):
-            raise UserError(f"{place(function)}: {getattr(function, '__name__', function)}: {problem}", hint="see --model-params")
-
-
-def _optimizer_params(module: ModelModule, params: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Only what it names: `**params` of an optimizer function is not for the model's parameters."""
-    named = inspect.signature(module.optimizer).parameters
-    return {name: value for name, value in params.items() if name in named}
-
-
-def _check_model(model: object, module: ModelModule) -> None:
-    where = place(module.custom_model)
-    if not isinstance(model, keras.Model):
-        raise UserError(f"{where}: custom_model returned {type(model).__name__}, expected a keras.Model")
-    for method in ("train_step", "test_step", "compute_loss"):
-        if getattr(type(model), method) is not getattr(keras.Model, method):
-            raise UserError(
-                f"{place(getattr(type(model), method))}: {type(model).__name__} overrides {method}, which would not run here",
-                hint="put it into loss(labels, predictions) and call()",
-            )
-
-
-def _built(model: keras.Model, features: Structure | None, module: ModelModule) -> Structure:
-    """Give the model its variables; returns its inputs as specs."""
-    if getattr(model, "inputs", None):
-        return input_specs(model.inputs[0] if isinstance(model, keras.Sequential) else model.input)
-    if features is None:
-        raise NeedsFeatures(
-            f"{place(module.custom_model)}: {type(model).__name__} has no inputs before it is called", hint="give it a first batch"
-        )
-    specs = input_specs(features)
-    with warnings.catch_warnings():
-        # Of a call() that raises, Keras first says that it cannot build the model, then lets it raise: that is what counts.
-        warnings.filterwarnings("ignore", message="Layer .* looks like it has unbuilt state")
-        model(tf.nest.map_structure(_symbolic, specs))
-    return specs
-
-
-def _symbolic(spec: tf.TypeSpec) -> keras.KerasTensor:
-    return keras.Input(
-        spec.shape[1:],
-        dtype=spec.dtype.name,
-        sparse=isinstance(spec, tf.SparseTensorSpec),
-        ragged=isinstance(spec, tf.RaggedTensorSpec),
-    )
-
-
-def _changing(model: keras.Model, inputs: Structure) -> tuple[Variable, ...]:
-    """Non-trainable float variables that a training step changes: averages, which workers add to.
-
-    The others are frozen weights and statistics of preprocessing layers: every worker's own `custom_model` makes them alike.
-    """
-    candidates = [one for one in model.non_trainable_variables if one.dtype.startswith(("float", "bfloat"))]
-    if not candidates:
-        return ()
-    changed: list[Variable] = []
-
-    def call(*flat: Any) -> None:  # noqa: ANN401 - symbolic tensors
-        features = tf.nest.pack_sequence_as(inputs, flat, expand_composites=True)
-        with keras.StatelessScope() as scope:
-            model(features, training=True)
-        changed.extend(one for one in candidates if scope.get_current_value(one) is not None)
-
-    flat_specs = tf.nest.flatten(inputs, expand_composites=True)
-    tf.function(call, input_signature=flat_specs, autograph=False).get_concrete_function()
-    return tuple(changed)
-
-
-def _trainable(model: keras.Model) -> list[Variable]:
-    return list({id(one): one for one in model.trainable_variables}.values())
 
 
 def _dense_specs(variables: Sequence[Variable], additive: int) -> tuple[DenseSpec, ...]:

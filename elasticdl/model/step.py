@@ -19,7 +19,7 @@ from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import learning_rate
 from elasticdl.model.served import ServedModel
 from elasticdl.model.serving import Tensor
-from elasticdl.model.structure import Structure, input_specs
+from elasticdl.model.structure import Structure, fits, input_specs, relaxed
 from elasticdl.model.tracing import Batches, Function, Tracer
 from elasticdl.model.usercode import user_code
 from elasticdl.rpc.parameters import Float32s, Pulled
@@ -147,14 +147,14 @@ class CompiledStep:
     def _for(self, features: Structure, flat: Sequence[Tensor]) -> _Compiled:
         """What was compiled for batches like this one. A dimension other than the first that changes becomes unknown."""
         for compiled in self._compiled:
-            if _fits(compiled.specs, features, flat):
+            if fits(compiled.specs, features, flat):
                 return compiled
         with self._tracing:
             specs = input_specs(features)
             for compiled in self._compiled:
-                if _fits(compiled.specs, features, flat):
+                if fits(compiled.specs, features, flat):
                     return compiled
-                specs = _relaxed(compiled.specs, specs)
+                specs = relaxed(compiled.specs, specs)
             self._compiled.append(_Compiled(specs))
             return self._compiled[-1]
 
@@ -171,9 +171,9 @@ class CompiledStep:
         training = kind == "train"
         plan = self._ids(compiled, training)[1]
         made = compiled.functions.get(kind)
-        if made is None or not _fits(made[0], labels, tf.nest.flatten(labels, expand_composites=True)):
+        if made is None or not fits(made[0], labels, tf.nest.flatten(labels, expand_composites=True)):
             with self._tracing:
-                specs = input_specs(labels) if made is None else _relaxed(made[0], input_specs(labels))
+                specs = input_specs(labels) if made is None else relaxed(made[0], input_specs(labels))
                 if kind != "predict":
                     self._labels = specs
                 tracer = Tracer(self._served, self._module, self._metrics, Batches(compiled.specs, specs, plan.sites))
@@ -246,26 +246,6 @@ def _flat(structure: Structure) -> list[Tensor]:
 def _array(tensor: Tensor) -> Float32s:
     """A view of the tensor's memory, which it keeps alive; read-only."""
     return np.asarray(memoryview(tensor)) if tensor.dtype != tf.string else tensor.numpy()
-
-
-def _fits(specs: Structure, features: Structure, flat: Sequence[Tensor]) -> bool:
-    try:
-        tf.nest.assert_same_structure(specs, features, expand_composites=True)
-    except (ValueError, TypeError):
-        return False
-    leaves = tf.nest.flatten(specs, expand_composites=True)
-    return len(leaves) == len(flat) and all(
-        spec.dtype == tensor.dtype and spec.shape.is_compatible_with(tensor.shape)
-        for spec, tensor in zip(leaves, flat, strict=True)
-    )
-
-
-def _relaxed(old: Structure, new: Structure) -> Structure:
-    """Specs that both fit, where structure and types allow; else the new ones."""
-    try:
-        return tf.nest.map_structure(lambda a, b: a.most_specific_common_supertype([b]) or b, old, new)
-    except (ValueError, TypeError):
-        return new
 
 
 def _finite(outcome: StepOutcome) -> bool:

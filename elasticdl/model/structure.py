@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -14,6 +15,27 @@ Structure: TypeAlias = Any
 def input_specs(features: Structure) -> Structure:
     """Type specs of a batch (tensors, arrays, specs or Keras inputs), its first axis unknown."""
     return tf.nest.map_structure(_spec, features)
+
+
+def fits(specs: Structure, features: Structure, flat: Sequence[Any]) -> bool:
+    """Whether a batch, whose leaves are the tensors `flat`, looks like `specs`."""
+    try:
+        tf.nest.assert_same_structure(specs, features, expand_composites=True)
+    except (ValueError, TypeError):
+        return False
+    leaves = tf.nest.flatten(specs, expand_composites=True)
+    return len(leaves) == len(flat) and all(
+        spec.dtype == tensor.dtype and spec.shape.is_compatible_with(tensor.shape)
+        for spec, tensor in zip(leaves, flat, strict=True)
+    )
+
+
+def relaxed(old: Structure, new: Structure) -> Structure:
+    """Specs that both fit, where structure and types allow; else the new ones."""
+    try:
+        return tf.nest.map_structure(lambda a, b: a.most_specific_common_supertype([b]) or b, old, new)
+    except (ValueError, TypeError):
+        return new
 
 
 def _spec(leaf: Any) -> tf.TypeSpec:  # noqa: ANN401

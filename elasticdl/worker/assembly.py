@@ -13,10 +13,11 @@ from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Reader
 from elasticdl.errors import PermanentError
 from elasticdl.job import Action, JobSpec
+from elasticdl.model.building import NeedsFeatures
 from elasticdl.model.export import export
 from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule, load_module
-from elasticdl.model.served import NeedsFeatures, ServedModel
+from elasticdl.model.served import ServedModel
 from elasticdl.model.step import CompiledStep
 from elasticdl.model.usercode import user_code
 from elasticdl.rpc.parameters import Parameters

@@ -14,8 +14,9 @@ from elasticdl.embedding.initializers import initial_weights
 from elasticdl.embedding.spec import InitializerKind, OptimizerKind
 from elasticdl.errors import UserError
 from elasticdl.job import ModelSection
+from elasticdl.model.building import NeedsFeatures
 from elasticdl.model.module import ModelModule, load_module
-from elasticdl.model.served import NeedsFeatures, ServedModel
+from elasticdl.model.served import ServedModel
 from elasticdl.model.step import CompiledStep, Lookups
 from elasticdl.rpc.parameters import Pulled
 

@@ -1,0 +1,84 @@
+"""A model of which every member of a ring has all of it, and all that has to be equal on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import keras
+from keras.src.random.seed_generator import global_seed_generator
+from keras.src.utils.naming import reset_uids
+
+from elasticdl.errors import UserError
+from elasticdl.job import Scalar
+from elasticdl.model.building import Variable, built, changing, check_model, check_params, optimizer_params, trainable
+from elasticdl.model.module import ModelModule
+from elasticdl.model.optimizers import Optimizer
+from elasticdl.model.structure import Structure
+from elasticdl.model.usercode import place, taken, user_code
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RingModel:
+    """The model, built, of any float types and with any Keras optimizer. Embeddings are ordinary variables here.
+
+    `averaged` are non-trainable float variables that a training step changes, such as moving averages; `seeds` the states of
+    random generators. `inputs` are `tf.TensorSpec`s, first axis unknown, in the structure in which features come.
+    """
+
+    module: ModelModule
+    model: keras.Model
+    optimizer: Optimizer
+    inputs: Structure
+    trainable: tuple[Variable, ...]
+    averaged: tuple[Variable, ...]
+    seeds: tuple[Variable, ...]
+
+    @classmethod
+    def build(cls, module: ModelModule, params: Mapping[str, Scalar], *, seed: int, features: Structure | None = None) -> RingModel:
+        """Make the model and its optimizer. Same seed, same initial values. Raises as `ServedModel.build`."""
+        check_params(module, params)
+        reset_uids()  # names of layers, and so of variables, must not depend on what was built before
+        keras.utils.set_random_seed(seed % 2**32)
+        with user_code("optimizer", module.zoo):
+            optimizer = module.optimizer(**optimizer_params(module, params))
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
+            raise UserError(
+                f"{place(module.optimizer)}: optimizer() returned {type(optimizer).__name__}, expected a Keras optimizer"
+            )
+        with user_code("custom_model", module.zoo):
+            model = module.custom_model(**taken(module.custom_model, params))
+            check_model(model, module)
+            inputs = built(model, features, module)
+            averaged = changing(model, inputs)
+            variables = tuple(trainable(model))
+            optimizer.build(list(variables))
+        return cls(module, model, optimizer, inputs, variables, averaged, _seeds(model))
+
+    def state(self) -> dict[str, Variable]:
+        """Every variable that must be equal on all members, by a name of its own, in an order that is the same everywhere."""
+        named: dict[str, Variable] = {}
+        seen: set[int] = set()
+        parts = (("model", self.model.variables), ("optimizer", self.optimizer.variables), ("random", self.seeds))
+        for part, variables in parts:
+            for variable in variables:
+                if id(variable) not in seen:
+                    seen.add(id(variable))
+                    named[_unused(f"{part}/{variable.path}", named)] = variable
+        return named
+
+
+def _seeds(model: keras.Model) -> tuple[Variable, ...]:
+    found = [one for one in model.variables if one.path.endswith("seed_generator_state")]
+    return (*found, global_seed_generator().state)
+
+
+def _unused(name: str, taken_names: Mapping[str, Variable]) -> str:
+    number = 1
+    unused = name
+    while unused in taken_names:
+        number += 1
+        unused = f"{name}#{number}"
+    return unused

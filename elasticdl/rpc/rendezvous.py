@@ -1,0 +1,158 @@
+"""Where the members of a ring find one another: the key-value store over HTTP that Horovod's Gloo asks, made fast.
+
+Horovod opens a connection for each PUT, GET and DELETE of `/SECTION/KEY`, and asks again after 10 ms for a key that is not there
+yet. Here a GET **waits** until its key is there, so nothing is polled, and a member that is early may wait as long as it likes.
+
+Each generation of the ring has a *scope* that cannot be guessed; it stands before the section (members are given
+`HOST:PORT/SCOPE` as the address, Horovod adds its port once more). So members of different generations never meet, and strangers
+cannot join. A scope that is withdrawn answers 410 to everything, also to those who wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias, final
+
+_PATH: Final = re.compile(rb"/([a-z0-9-]{1,80})(?::\d{1,5})?(/[\w.-]{1,200}/[\w.-]{1,100})")
+_HEAD_BYTES: Final = 4096
+_VALUE_BYTES: Final = 1 << 20
+"""A member's value has one address of about 150 bytes for each other member."""
+
+_REASONS: Final = {200: b"OK", 400: b"Bad Request", 410: b"Gone"}
+
+
+def new_scope(generation: int) -> str:
+    """A name for the scope of this generation that nobody can guess."""
+    return f"g{generation}-{secrets.token_hex(12)}"
+
+
+@dataclass(slots=True)
+class _Scope:
+    values: dict[bytes, bytes] = field(default_factory=dict)
+    waiting: dict[bytes, list[_Connection]] = field(default_factory=dict)
+
+
+@final
+class Rendezvous:
+    """Belongs to one asyncio loop. One of them serves all generations of a job's ring, one after the other."""
+
+    def __init__(self) -> None:
+        self._scopes: dict[bytes, _Scope] = {}
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str = "", port: int = 0) -> int:
+        """Listen; the port. Raises OSError if that is not possible."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Connection(self._answer, self._leave), host or None, port, backlog=1024)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def open(self, scope: str) -> None:
+        """Serve this scope from now on, until it is withdrawn."""
+        self._scopes.setdefault(scope.encode(), _Scope())
+
+    def withdraw(self, scope: str) -> None:
+        """This generation will never be complete, or was superseded: tell everybody who asks, and who waits, at once."""
+        found = self._scopes.pop(scope.encode(), None)
+        for connection in [one for waiting in found.waiting.values() for one in waiting] if found else ():
+            connection.reply(410)
+
+    async def close(self) -> None:
+        """Stop listening, and withdraw every scope."""
+        for scope in list(self._scopes):
+            self.withdraw(scope.decode())
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    def _answer(self, connection: _Connection, method: bytes, path: bytes, value: bytes) -> None:
+        found = _PATH.fullmatch(path)
+        if found is None or method not in (b"GET", b"PUT", b"DELETE"):
+            connection.reply(400)
+            return
+        scope, key = self._scopes.get(found[1]), found[2]
+        if scope is None:
+            connection.reply(410)
+        elif method == b"PUT":
+            scope.values[key] = value
+            connection.reply(200)
+            for waiting in scope.waiting.pop(key, ()):
+                waiting.reply(200, value)
+        elif method == b"DELETE":
+            # A member says that it needs no more of this section; others may, so values stay as long as their scope.
+            connection.reply(200)
+        elif key in scope.values:
+            connection.reply(200, scope.values[key])
+        else:
+            connection.waits_for = (found[1], key)
+            scope.waiting.setdefault(key, []).append(connection)
+
+    def _leave(self, connection: _Connection) -> None:
+        name, key = connection.waits_for
+        scope = self._scopes.get(name)
+        if scope is not None and connection in scope.waiting.get(key, ()):
+            scope.waiting[key].remove(connection)
+
+
+_Answer: TypeAlias = "Callable[[_Connection, bytes, bytes, bytes], None]"
+_Leave: TypeAlias = "Callable[[_Connection], None]"
+
+
+@final
+class _Connection(asyncio.Protocol):
+    """One request, one reply, and the end: as Horovod's client has it."""
+
+    def __init__(self, answer: _Answer, leave: _Leave) -> None:
+        self._answer = answer
+        self._leave = leave
+        self._received = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._asked = False
+        self.waits_for = (b"", b"")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._leave(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._asked:
+            return
+        self._received += data
+        head, end, rest = self._received.partition(b"\r\n\r\n")
+        if not end:
+            if len(self._received) > _HEAD_BYTES:
+                self.reply(400)
+            return
+        first, *headers = bytes(head).split(b"\r\n")
+        length = _content_length(headers)
+        parts = first.split(b" ")
+        if length is None or len(parts) != 3:
+            self.reply(400)
+        elif len(rest) >= length:
+            self._asked = True
+            self._answer(self, parts[0], parts[1], bytes(rest[:length]))
+
+    def reply(self, status: int, value: bytes = b"") -> None:
+        """Answer and close; nothing if the other side is gone."""
+        self._asked = True
+        if self._transport is not None:
+            reason = _REASONS[status]
+            self._transport.write(b"HTTP/1.1 %d %s\r\nContent-Length: %d\r\n\r\n%s" % (status, reason, len(value), value))
+            self._transport.close()
+
+
+def _content_length(headers: list[bytes]) -> int | None:
+    """0 where it is not told, None where it is nonsense."""
+    for header in headers:
+        name, _, value = header.partition(b":")
+        if name.strip().lower() == b"content-length":
+            text = value.strip()
+            return int(text) if text.isdigit() and len(text) < 8 and int(text) <= _VALUE_BYTES else None
+    return 0

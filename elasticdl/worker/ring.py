@@ -1,0 +1,185 @@
+"""The ring: what members reduce, gather and hand over among themselves, and the one place that knows Horovod.
+
+A ring lives from `enter` to `leave`; whatever goes wrong in between, on any member, is one exception here: `RingBroken`.
+Horovod's background thread sees a closed connection at once, and silence after `SILENCE_S`; it then fails every operation that
+is under way, in every member that is left. A member whose step merely takes long is not silent: that thread keeps talking.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias, final
+
+import tensorflow as tf
+
+from elasticdl.errors import PermanentError, TransientError
+
+_log = logging.getLogger(__name__)
+
+Tensor: TypeAlias = Any
+"""A TensorFlow tensor (the package has no types)."""
+
+SILENCE_S: Final = 5
+"""A member that says nothing for so long is lost."""
+
+_OURS: Final = "elasticdl_ring_"
+
+
+class RingBroken(TransientError):
+    """A member is gone, or the ring could not be formed: leave it, and wait for the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process stands in one generation. `rendezvous` is HOST:PORT/SCOPE, '' for a ring of one."""
+
+    generation: int
+    rank: int
+    size: int
+    rendezvous: str = ""
+
+
+class Ring(Protocol):
+    """One thread at a time, except that `reduced` and `gathered` are called while a function is traced.
+
+    Every method after `enter` must be called by all members, in the same order; all raise RingBroken.
+    """
+
+    def enter(self, place: Place) -> None:
+        """Meet the other members; blocks until all are there, or the rendezvous is withdrawn."""
+
+    def leave(self) -> None:
+        """Close every connection; nothing if there is none. Never raises."""
+
+    def reduced(self, name: str, tensor: Tensor) -> Tensor:
+        """In a graph: the sum over all members, bit for bit the same on all."""
+
+    def gathered(self, name: str, tensor: Tensor) -> Tensor:
+        """In a graph: all members' rows in the order of their ranks."""
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Calls of compiled functions that reduce go in here: a broken ring raises RingBroken, all else is unchanged."""
+        yield
+
+
+@final
+class HorovodRing:
+    """The `Ring` of Horovod with Gloo. There is one per process: Horovod's state is global."""
+
+    def __init__(self, *, master_host: str = "127.0.0.1", silence_s: int = SILENCE_S) -> None:
+        """`master_host` tells by which network the members reach one another. Raises PermanentError without Horovod."""
+        # What Horovod reads at each init, and never changes.
+        os.environ.update(_settings(silence_s, interface_to(master_host)))
+        self._horovod = _imported()
+        self._inside = False
+
+    def enter(self, place: Place) -> None:
+        self.leave()
+        os.environ.update(_environment(place))
+        try:
+            self._horovod.init()
+        except (ValueError, RuntimeError) as error:
+            self._horovod.shutdown()
+            raise RingBroken(f"generation {place.generation} of the ring could not be entered: {error}") from error
+        self._inside = True
+
+    def leave(self) -> None:
+        if self._inside:
+            self._inside = False
+            self._horovod.shutdown()
+
+    def reduced(self, name: str, tensor: Tensor) -> Tensor:
+        return self._horovod.allreduce(tensor, op=self._horovod.Sum, name=_OURS + name, ignore_name_scope=True)
+
+    def gathered(self, name: str, tensor: Tensor) -> Tensor:
+        made = self._horovod.allgather(tensor, name=_OURS + name, ignore_name_scope=True)
+        made.set_shape([None, *tensor.shape[1:]])
+        return made
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.OpError as error:
+            if _OURS not in error.message and "orovod" not in error.message:
+                raise
+            raise RingBroken(_first_line(error.message)) from error
+
+
+def interface_to(host: str) -> str:
+    """The name of the network interface by which this machine reaches `host`; '' if that cannot be told."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing
+            address = probe.getsockname()[0]
+            for _, name in socket.if_nameindex():
+                if _address_of(name, probe) == address:
+                    return name
+    except OSError:
+        return ""
+    return ""
+
+
+def _address_of(interface: str, probe: socket.socket) -> str:
+    get_address = 0x8915  # SIOCGIFADDR
+    try:
+        answer = fcntl.ioctl(probe.fileno(), get_address, struct.pack("256s", interface.encode()[:15]))
+    except OSError:  # it has none
+        return ""
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _settings(silence_s: int, interface: str) -> dict[str, str]:
+    found = {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(silence_s),
+        # Ours, see scripts/horovod.patch: nothing is done while nothing is to be done, and an operation is begun when it comes.
+        "HOROVOD_IDLE_CYCLE_TIME": "20",
+        # Long steps are told by the worker's own watch.
+        "HOROVOD_STALL_CHECK_DISABLE": "1",
+        "HOROVOD_LOG_LEVEL": "fatal",
+    }
+    if interface:
+        found["HOROVOD_GLOO_IFACE"] = interface
+    return {name: value for name, value in found.items() if name not in os.environ}
+
+
+def _environment(place: Place) -> Mapping[str, str]:
+    """Members of one rank each per node, as Horovod sees it: it then makes no further connections between them."""
+    address, _, rest = place.rendezvous.partition(":")
+    port, _, scope = rest.partition("/")
+    return {
+        "HOROVOD_RANK": str(place.rank),
+        "HOROVOD_SIZE": str(place.size),
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "1",
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+        # Horovod makes http://ADDR:PORT/SECTION/KEY of it, so what is before the first slash is where it connects to.
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{address}:{port}/{scope}" if scope else address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": port or "0",
+    }
+
+
+def _imported() -> Any:  # noqa: ANN401 - the package has no types
+    try:
+        import horovod.tensorflow
+    except ImportError as error:
+        raise PermanentError(
+            f"AllreduceStrategy needs Horovod, which cannot be imported: {error}",
+            hint="run `make horovod` (or scripts/horovod PYTHON): it builds Horovod for this TensorFlow and installs it, once, in about 3 minutes",
+        ) from error
+    return horovod.tensorflow
+
+
+def _first_line(message: str) -> str:
+    return message.strip().splitlines()[0][:300] if message.strip() else "no reason was given"
