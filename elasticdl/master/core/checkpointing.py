@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, final
 
 from elasticdl.job import Action
@@ -28,6 +28,7 @@ class Saving:
     version: int
     since_s: float
     final: bool
+    ledger: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class Saved:
     path: str
     bytes: int
     at_s: float
+    ledger: str = ""
+    """What a ring goes back to when all of its members are lost. Only the newest has it."""
 
 
 @final
@@ -96,13 +99,36 @@ class Checkpointing:
         """The last checkpoint is on disk, or it was tried often enough."""
         return self._final_done or (not self.under_way and self._failures >= _FINAL_TRIES)
 
-    def decide(self) -> None:
-        """Order a checkpoint if one is due and can be taken now."""
-        possible = self._facts.phase in (Phase.WORKING, Phase.EVALUATING, Phase.CHECKPOINTING) and self._facts.work is not None
+    @property
+    def anchor(self) -> int:
+        """The newest version that was counted from."""
+        return self._anchor_version
+
+    def possible(self) -> bool:
+        """Whether a checkpoint could be taken now."""
+        phase = self._facts.phase in (Phase.WORKING, Phase.EVALUATING, Phase.CHECKPOINTING) and self._facts.work is not None
         free = self._snapshots.cutting is None and not self.under_way and self._facts.now_s >= self._retry_at_s
-        if self.wanted and possible and free and not self._facts.servers_away():
-            self._cut = self._snapshots.take(Purpose.CHECKPOINT)
-            self._cut_is_final = self._facts.phase is Phase.CHECKPOINTING
+        return phase and free and not self._facts.servers_away()
+
+    def decide(self) -> None:
+        """Order a checkpoint if one is due and can be taken now. A ring asks for its marks itself."""
+        if self.wanted and not self._facts.on_ring and self.possible():
+            self._begin()
+
+    def mark(self, version: int) -> SnapshotId:
+        """A ring will make the next checkpoint at that version. Only if it is `possible`."""
+        self._anchor_version = max(self._anchor_version, version)
+        return self._begin()
+
+    def rolled_back(self, version: int) -> None:
+        """The job went back to an earlier version: whatever was saved of later ones is not what there is."""
+        self._anchor_version = version
+        self._final_done = False
+
+    def _begin(self) -> SnapshotId:
+        self._cut = self._snapshots.take(Purpose.CHECKPOINT)
+        self._cut_is_final = self._facts.phase is Phase.CHECKPOINTING
+        return self._cut
 
     def version_changed(self) -> None:
         """The servers are at another version."""
@@ -119,17 +145,21 @@ class Checkpointing:
         final_wanted = self._facts.phase is Phase.CHECKPOINTING and not self._cut_is_final
         self._cut, self.wanted = None, self.wanted if final_wanted else ""
         self._anchor_version = max(self._anchor_version, version)
-        self.saving = Saving(snapshot, version, self._facts.now_s, self._cut_is_final)
-        self._facts.orders.give(SaveSnapshot(snapshot, version, self._ledger_at(applied)))
+        ledger = self._ledger_at(applied)
+        self.saving = Saving(snapshot, version, self._facts.now_s, self._cut_is_final, ledger)
+        self._facts.orders.give(SaveSnapshot(snapshot, version, ledger))
 
     def completed(self, event: SnapshotSaved) -> None:
         """A checkpoint is on disk, be it one that was given up as too slow."""
+        ledger = ""
         if self.saving is not None and self.saving.id == event.snapshot:
+            ledger = self.saving.ledger
             self._final_done = self.saving.final
             self.saving = None
             self._failures = 0
         if all(saved.path != event.path for saved in self.saved):
-            self.saved.append(Saved(event.version, event.path, event.bytes, event.at_s))
+            self.saved = [replace(saved, ledger="") for saved in self.saved] if ledger else self.saved
+            self.saved.append(Saved(event.version, event.path, event.bytes, event.at_s, ledger))
             keep = self._facts.spec.checkpoint.keep_checkpoint_max
             del self.saved[: len(self.saved) - keep if keep else 0]
         self._facts.orders.give(DropSnapshot(event.snapshot))

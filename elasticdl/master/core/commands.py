@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import ExitCode
-from elasticdl.shard import Lease, SnapshotId
+from elasticdl.shard import Lease, RingItem, SnapshotId
 
 
 class Purpose(StrEnum):
@@ -48,6 +48,14 @@ class GrantLease(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class GrantItem(Command):
+    """Answer a LeaseRequested of a ring's member; every member gets the same for the same number."""
+
+    worker: ProcessName
+    item: RingItem
+
+
+@dataclass(frozen=True, slots=True)
 class NoLeaseNow(Command):
     """Answer a LeaseRequested: nothing at the moment (`reason` in words); the driver asks again when work appears."""
 
@@ -82,6 +90,28 @@ class PublishServers(Command):
     """Tell every worker the bulk addresses of the servers, in index order ('' where one is away)."""
 
     addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishRing(Command):
+    """Tell the members of a new generation, by rank, and those of the one before: all enter it, or know that they are out.
+
+    They take the weights of the member with the most steps among the ranks `holders`. With none, rank 0 restores
+    `restore_from`, '' being what the job began with. Items of the ring below `first_number` are void.
+    """
+
+    generation: int
+    members: tuple[ProcessName, ...]
+    holders: tuple[int, ...]
+    first_number: int
+    restore_from: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAgain(Command):
+    """Send a Tick after this time, sooner than the next regular one may come."""
+
+    after_s: float
 
 
 @dataclass(frozen=True, slots=True)

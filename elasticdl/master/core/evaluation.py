@@ -7,6 +7,7 @@ The payload of the SUMMARY lease is JSON: `{"round", "version", "epoch", "metric
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import final
@@ -77,6 +78,8 @@ class Evaluation:
         self._anchor_s = 0.0
         self._failures = 0
         self._retry_at_s = 0.0
+        self.ring_stands: Callable[[], bool] = lambda: False
+        """On a ring: whether it stands still, so that all weights are the same."""
 
     def start(self, version: int) -> None:
         """Count versions and seconds from here."""
@@ -95,8 +98,11 @@ class Evaluation:
         final = self._facts.phase is Phase.EVALUATING and not self.final_done
         if not final and not self._due():
             return
-        if self._facts.spec.action is Action.EVALUATE:
+        if self._facts.spec.action is Action.EVALUATE or self._facts.on_ring:
+            if self._facts.on_ring and not self.ring_stands():
+                return
             self._open(final, None)
+            self._anchor_version = self._facts.version
             self._begin_leasing(self._facts.version)
         elif self._snapshots.cutting is None:
             self._open(final, self._snapshots.take(Purpose.EVALUATION))
@@ -104,7 +110,13 @@ class Evaluation:
     def _due(self) -> bool:
         if self._facts.phase is not Phase.WORKING or not self._facts.validation or self._facts.work is None:
             return False
-        training, version = self._facts.spec.training, self._facts.version
+        return self.due_at(self._facts.version)
+
+    def due_at(self, version: int) -> bool:
+        """Whether one is due when training has come to that version."""
+        if not self._facts.validation:
+            return False
+        training = self._facts.spec.training
         steps = training.evaluation_steps
         by_steps = steps > 0 and version // steps > self._anchor_version // steps
         by_time = 0 < training.evaluation_seconds <= self._facts.now_s - self._anchor_s and version > self._anchor_version

@@ -96,9 +96,15 @@ class ProcessSilent(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequested(Event):
-    """A worker has room for one more lease. Answered by GrantLease, NoLeaseNow or WorkFinished."""
+    """A worker has room for one more lease. Answered by GrantLease, GrantItem, NoLeaseNow or WorkFinished.
+
+    `ring_number`: it wants that item of the ring (0: any lease for itself). `at_mark`: it stands still with the ring before
+    that item, so a lease for itself will do, too.
+    """
 
     worker: ProcessName
+    ring_number: int = 0
+    at_mark: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,29 @@ class ProgressReported(Event):
     bad_examples: tuple[str, ...] = ()
     done: bool = False
     metrics: dict[str, tuple[Numbers, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RingTold(Event):
+    """A worker said where it stands with the ring; told with every report of one that is warm.
+
+    `ready`: warm, in no generation. `entered`, `broken`: the newest generation that it is in, and that it fell out of.
+    `leaving`: it drains. `problem`: why a generation broke.
+    """
+
+    worker: ProcessName
+    ready: bool
+    entered: int = 0
+    broken: int = 0
+    leaving: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLost(Event):
+    """The open call of a process ended without our doing: the process may be dead, which the cluster tells later."""
+
+    name: ProcessName
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
 
 from elasticdl.cluster.base import Role
@@ -21,6 +22,7 @@ from elasticdl.shard import Task
 _END_LIMIT_S = 30.0
 _SERVERS_LIMIT_S = 15.0
 _NO_SERVERS_LIMIT_S = 30.0
+_HALT_LIMIT_S = 30.0
 
 
 @final
@@ -38,6 +40,8 @@ class Flow:
         self._exported = False
         self._ending = False
         self._servers_stopped = False
+        self.ring_idle: Callable[[], bool] = lambda: True
+        """On a ring: whether nothing is in its hands."""
 
     def begin(self) -> None:
         """The data was counted."""
@@ -50,6 +54,14 @@ class Flow:
         records, shards, epochs = work.plan.records, work.plan.shards, work.plan.epochs
         text = f"{records} records in {shards} shards" + (f", {epochs} epochs" if action is Action.TRAIN else "")
         self._facts.enter(Phase.WORKING, f"{'training' if action is Action.TRAIN else 'prediction'} begins: {text}")
+
+    def work_again(self, why: str) -> None:
+        """Work that was done is not any more: its results are gone."""
+        facts = self._facts
+        if facts.phase in (Phase.EVALUATING, Phase.CHECKPOINTING, Phase.EXPORTING) and facts.outcome is None:
+            self._evaluation.final_done = self._exported = False
+            facts.export = None
+            facts.enter(Phase.WORKING, why)
 
     def exported(self, event: ExportFinished) -> None:
         """A worker wrote the export."""
@@ -64,6 +76,11 @@ class Flow:
         resume = "go on with the same command and --resume" if self._facts.spec.action is Action.TRAIN else ""
         self._facts.outcome = Outcome(ExitCode.INTERRUPTED, f"stopped: {event.reason}", resume)
         self._evaluation.abandon()
+        if self._facts.on_ring and not hurry and self._facts.work is not None:
+            # The weights live in the workers: they stop where they are and stay for the last checkpoint.
+            self._leasing.halt_ring(f"the job is stopped: {event.reason}")
+            self._facts.enter(Phase.DRAINING, f"the job is stopped: {event.reason}; the ring stops at the step that it is at")
+            return
         grace_s = 0.0 if hurry else DRAIN_GRACE_S
         for process in list(self._facts.processes.workers()):
             if process.live or (hurry and process.life is Life.STOPPING):
@@ -122,24 +139,29 @@ class Flow:
 
     def _after_draining(self) -> None:
         work = self._facts.work
-        if any(True for _ in self._facts.processes.workers()) or (work is not None and work.held):
+        if self._facts.on_ring:
+            if not self.ring_idle() and self._facts.now_s - self._facts.phase_since_s < _HALT_LIMIT_S:
+                return
+        elif any(True for _ in self._facts.processes.workers()) or (work is not None and work.held):
             return
         if self._facts.spec.action is Action.TRAIN and work is not None and (work.totals().trained or self._facts.version):
             self._checkpointing.begin_final()
-            self._facts.enter(Phase.CHECKPOINTING, "workers are gone; the last checkpoint is taken")
+            text = "the ring stands" if self._facts.on_ring else "workers are gone"
+            self._facts.enter(Phase.CHECKPOINTING, f"{text}; the last checkpoint is taken")
         else:
             self._end("")
 
     def _after_checkpoint(self) -> None:
         facts, checkpointing = self._facts, self._checkpointing
         # Servers that are away hold the last checkpoint up only for a while, if the job was stopped.
+        away = facts.servers_away() or facts.on_ring
         hopeless = (
-            bool(facts.servers_away()) and facts.now_s - facts.phase_since_s > _NO_SERVERS_LIMIT_S and facts.outcome is not None
+            bool(away) and facts.now_s - facts.phase_since_s > _NO_SERVERS_LIMIT_S and facts.outcome is not None
         )
         if not checkpointing.final_over and not hopeless:
             return
         if not checkpointing.final_saved:
-            problem = checkpointing.last_problem or facts.servers_away()
+            problem = checkpointing.last_problem or facts.servers_away() or "the members of the ring are gone or do not answer"
             facts.orders.announce("checkpoint", f"there is no last checkpoint: {problem}", level="error")
             if facts.outcome is not None:
                 message = f"{facts.outcome.message}; the last checkpoint could not be taken: {problem}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
@@ -33,6 +34,9 @@ class Leasing:
         self._settlement = settlement
         self.pace = Pace()
         self._loss_told_s: float | None = None
+        self.ring_progressed: Callable[[ProgressReported], int] = lambda event: 0
+        self.halt_ring: Callable[[str], None] = lambda why: None
+        """Both are the ring's, where there is one."""
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -74,9 +78,23 @@ class Leasing:
             or self.idle_reason()
         )
 
+    def apart(self, event: LeaseRequested) -> bool:
+        """Give a worker whose ring stands still a lease for itself, if there is one."""
+        process = self._facts.worker(event.worker)
+        if process is None or self.leases_of(event.worker) >= LEASES_PER_WORKER:
+            return False
+        lease = self._evaluation.lease(event.worker) or self._export_lease(event.worker)
+        if lease is None:
+            return False
+        process.revoked = False
+        if self.leases_of(event.worker) == 1:
+            process.busy_since_s = event.at_s
+        self._facts.orders.give(GrantLease(event.worker, lease))
+        return True
+
     def _work_lease(self, worker: ProcessName) -> Lease | None:
         work = self._facts.work
-        if work is None or self._facts.phase is not Phase.WORKING:
+        if work is None or self._facts.phase is not Phase.WORKING or self._facts.on_ring:
             return None
         held = work.take(worker, self._facts.now_s)
         return work.lease(held) if held else None
@@ -119,14 +137,19 @@ class Leasing:
         process = self._facts.worker(event.worker)
         if process is None:
             return
-        gained = self._evaluation.progressed(event) if event.task is Task.EVALUATION else self._progressed_work(event)
+        on_ring = self._facts.on_ring and event.task is Task.TRAINING
+        if on_ring:
+            gained = self.ring_progressed(event)
+        else:
+            gained = self._evaluation.progressed(event) if event.task is Task.EVALUATION else self._progressed_work(event)
         if gained:
             self.pace.saw(event.task, event.at_s - process.busy_since_s, gained)
             self._facts.budgets.progressed()
             process.done_records += gained
             process.failure_reported = False
             process.busy_since_s = event.at_s
-            self._tell_loss(event)
+            if not on_ring:
+                self._tell_loss(event)
 
     def _progressed_work(self, event: ProgressReported) -> int:
         work = self._facts.work
@@ -237,6 +260,9 @@ class Leasing:
             return
         self._facts.orders.announce("job", f"training ends early: {why}")
         work.stop()
+        if self._facts.on_ring:
+            self.halt_ring("training ends early")
+            return
         for name in dict.fromkeys(held.worker for held in work.held.values() if held.stage is Stage.LEASED):
             self.revoke(name, "training ends early")
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import ExitCode
-from elasticdl.job import JobSpec
+from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.master.core.errands import Errand
 from elasticdl.master.core.failures import Budgets
 from elasticdl.master.core.orders import Orders
@@ -73,6 +73,12 @@ class Facts:
     @property
     def servers(self) -> int:
         return self.spec.cluster.num_ps_pods
+
+    @property
+    def on_ring(self) -> bool:
+        """Workers train on a ring: there are no servers, and the weights live in the workers."""
+        training = self.spec.training.distribution_strategy is Strategy.ALLREDUCE
+        return training and self.spec.action is Action.TRAIN
 
     def worker(self, name: ProcessName) -> Process | None:
         """A worker whose word counts; None if it is unknown, ended or given up."""

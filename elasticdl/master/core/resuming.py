@@ -25,13 +25,24 @@ class Resumed:
     rounds_used: int
 
 
-def ledger_json(ledger: Ledger, ids: Ids, applied: Mapping[str, Applied], *, workers_used: int = 0, rounds_used: int = 0) -> str:
+def ledger_json(
+    ledger: Ledger,
+    ids: Ids,
+    applied: Mapping[str, Applied],
+    *,
+    ring_at: Mapping[ShardId, int] | None = None,
+    workers_used: int = 0,
+    rounds_used: int = 0,
+) -> str:
     """The ledger with every holding at where `applied` (worker's name -> its last push within the cut) says.
+
+    `ring_at`: how far each shard is that a ring holds; None if none does.
 
     The ledger itself is not changed. Holdings become pieces with their next attempt: their workers are gone by then.
     """
     counts = [replace(count) for count in ledger.counts]
-    pieces = [*_held_pieces(ledger, counts, applied), *ledger.returned]
+    held = _ring_pieces(ledger, counts, ring_at) if ring_at is not None else _held_pieces(ledger, counts, applied)
+    pieces = [*held, *ledger.returned]
     return json.dumps(
         {
             "format": _FORMAT,
@@ -49,6 +60,7 @@ def ledger_json(ledger: Ledger, ids: Ids, applied: Mapping[str, Applied], *, wor
             "done_shards": ledger.done_shards + sum(not piece.rest for piece in pieces),
             "workers_used": workers_used,
             "rounds_used": rounds_used,
+            "repeated_before": {str(epoch): count for epoch, count in ledger.repeated_before.items()},
         }
     )
 
@@ -57,11 +69,16 @@ def _held_pieces(ledger: Ledger, counts: list[Count], applied: Mapping[str, Appl
     workers = dict.fromkeys(held.worker for held in ledger.held.values())
     for worker in workers:
         mine = ledger.held_by(worker)
-        yield from _at_cut(mine, counts, applied.get(str(worker)))
+        yield from _at_cut(mine, counts, [offset for offset, _ in reached(mine, [applied.get(str(worker))])])
 
 
-def _at_cut(mine: list[Held], counts: list[Count], told: Applied | None) -> Iterable[Piece]:
-    for held, (offset, _) in zip(mine, reached(mine, [told]), strict=True):
+def _ring_pieces(ledger: Ledger, counts: list[Count], ring_at: Mapping[ShardId, int]) -> Iterable[Piece]:
+    mine = list(ledger.held.values())
+    return _at_cut(mine, counts, [max(held.offset, ring_at.get(held.piece.shard.id, 0)) for held in mine])
+
+
+def _at_cut(mine: list[Held], counts: list[Count], offsets: list[int]) -> Iterable[Piece]:
+    for held, offset in zip(mine, offsets, strict=True):
         piece, count = held.piece, counts[held.piece.epoch]
         count.trained += offset - piece.offset
         count.unfinished -= offset == piece.shard.records
@@ -105,6 +122,7 @@ def _rebuild(plain: dict[str, Any], training: tuple[Source, ...], epochs: int, i
     ledger.parked.extend(_piece(plan, entry) for entry in plain["parked"])
     ledger.done_shards = plain["done_shards"]
     ledger.stopped = plain["stopped"]
+    ledger.repeated_before = {int(epoch): count for epoch, count in plain.get("repeated_before", {}).items()}
     return Resumed(ledger, plain["workers_used"], plain["rounds_used"])
 
 

@@ -45,12 +45,14 @@ class Scaling:
             case Phase.WORKING | Phase.EVALUATING | Phase.EXPORTING:
                 return min(self.high, max(1, self._work_items()))
             case Phase.CHECKPOINTING if self._facts.outcome is None:
-                return min(self.high, 1) if self._facts.spec.checkpoint.output else 0
+                return min(self.high, 1) if self._facts.spec.checkpoint.output or self._facts.on_ring else 0
             case _:
                 return 0
 
     def _work_items(self) -> int:
         """Shards to be had, and one for each worker that holds any: what a dead one holds comes back."""
+        if self._facts.on_ring and self._facts.phase is Phase.WORKING:
+            return self.high
         current = self._evaluation.round
         work = self._facts.work if self._facts.phase is Phase.WORKING else None
         ledgers = [ledger for ledger in (work, current.ledger if current else None) if ledger is not None]

@@ -39,7 +39,7 @@ class Settlement:
         held = work.held_by(process.name) if work else []
         if work is None or not process.attached:
             return False
-        if self._facts.spec.action is not Action.TRAIN:
+        if self._facts.spec.action is not Action.TRAIN or self._facts.on_ring:
             self._settle(process.name, blame, told=())
             return bool(held) and blame is not None
         for one in held:

@@ -117,6 +117,8 @@ class Ledger:
         self._order: list[int] = []
         self._cursor = 0
         self._first_id = 0
+        self.repeated_before: dict[int, int] = {}
+        """Records by epoch that were trained, and then lost with all that had the weights, before that epoch began (again)."""
 
     # -- what there is ------------------------------------------------------------------------------------------------
 
@@ -205,10 +207,24 @@ class Ledger:
         return Piece(number, self.plan.shard(number, ShardId(self._first_id + number)), self.epoch)
 
     def _open_epoch(self) -> None:
-        self.counts.append(Count(len(self.counts), self.plan.records, self.plan.shards))
+        repeated = self.repeated_before.pop(len(self.counts), 0)
+        self.counts.append(Count(len(self.counts), self.plan.records, self.plan.shards, repeated=repeated))
         self._order = self.plan.order(self.epoch)
         self._cursor = 0
         self._first_id = self._ids.reserve(self.plan.shards)
+
+    def replaces(self, lost: Ledger) -> int:
+        """This ledger, of an earlier time, takes the place of one whose weights were lost; returns the records trained in vain."""
+        vain = 0
+        for epoch, count in enumerate(lost.counts):
+            mine = self.counts[epoch] if epoch < len(self.counts) else None
+            again = max(0, count.trained - mine.trained) if mine else count.trained
+            vain += again
+            if mine is not None:
+                mine.repeated = count.repeated + again
+            else:
+                self.repeated_before[epoch] = count.repeated + again
+        return vain
 
     def reopen(self, counts: Iterable[Count], cursor: int, first_id: int) -> None:
         """Go on where an earlier job stood. Only before anything was taken."""

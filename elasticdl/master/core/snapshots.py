@@ -37,11 +37,12 @@ class Snapshots:
         self.cutting: Cutting | None = None
 
     def take(self, purpose: Purpose) -> SnapshotId:
-        """Order a cut. Only while `cutting` is None."""
+        """Order a cut. Only while `cutting` is None. A ring makes it where its sequence of items says so: no order."""
         snapshot = SnapshotId(self._next)
         self._next += 1
         self.cutting = Cutting(snapshot, purpose, self._facts.now_s)
-        self._facts.orders.give(TakeSnapshot(snapshot, purpose))
+        if not self._facts.on_ring:
+            self._facts.orders.give(TakeSnapshot(snapshot, purpose))
         return snapshot
 
     def answered(self, snapshot: SnapshotId) -> Purpose | None:

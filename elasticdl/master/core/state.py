@@ -13,7 +13,7 @@ from elasticdl.errors import UserError
 from elasticdl.job import Action, JobSpec, Shuffle
 from elasticdl.master.core import events, view
 from elasticdl.master.core.checkpointing import Checkpointing
-from elasticdl.master.core.commands import Command, DropSnapshot, Purpose
+from elasticdl.master.core.commands import Command, DropSnapshot, GrantItem, NoLeaseNow, Purpose
 from elasticdl.master.core.cutting import Plan, shard_records
 from elasticdl.master.core.evaluation import Evaluation
 from elasticdl.master.core.failures import Budgets
@@ -22,13 +22,16 @@ from elasticdl.master.core.leasing import Leasing
 from elasticdl.master.core.membership import Membership
 from elasticdl.master.core.orders import ImpossibleTransition
 from elasticdl.master.core.parts import Facts, Phase
+from elasticdl.master.core.processes import Life
 from elasticdl.master.core.resuming import ledger_json, resume
+from elasticdl.master.core.ring_membership import RingMembership
+from elasticdl.master.core.ring_work import RingWork
 from elasticdl.master.core.scaling import Scaling
 from elasticdl.master.core.settlement import Settlement
 from elasticdl.master.core.shards import Ledger
 from elasticdl.master.core.snapshots import Snapshots
 from elasticdl.master.core.status import JobStatus
-from elasticdl.shard import Applied, SnapshotId, Source, Task
+from elasticdl.shard import Applied, ShardId, SnapshotId, Source, Task
 
 _CUT_LIMIT_S = 120.0
 _STALL_S = 5.0
@@ -40,6 +43,7 @@ class JobState:
     """One job. A Tick that leads to no command changes nothing that later decisions depend on."""
 
     def __init__(self, spec: JobSpec) -> None:
+        self._cut_at: dict[ShardId, int] = {}
         self._facts = Facts(spec, budgets=Budgets(spec.cluster.max_relaunches))
         self._snapshots = Snapshots(self._facts)
         self._evaluation = Evaluation(self._facts, self._snapshots)
@@ -48,8 +52,21 @@ class JobState:
         self._settlement = Settlement(self._facts)
         self._leasing = Leasing(self._facts, self._evaluation, self._settlement)
         self._membership = Membership(self._facts, self._leasing, self._scaling, self._evaluation, self._checkpointing)
+        self._ring_work = RingWork(self._facts, self._evaluation, self._checkpointing, self._snapshots)
+        self._ring = RingMembership(self._facts, self._scaling, self._ring_work)
         self._flow = Flow(self._facts, self._scaling, self._leasing, self._evaluation, self._checkpointing)
+        self._join_ring()
         self._story: deque[events.Event] = deque(maxlen=_STORY)
+
+    def _join_ring(self) -> None:
+        """Let those parts ask the ring that must know of it, where there is one."""
+        if not self._facts.on_ring:
+            return
+        self._ring_work.restore = self._restore
+        self._evaluation.ring_stands = lambda: self._ring_work.standing
+        self._leasing.ring_progressed = self._ring_work.progressed
+        self._leasing.halt_ring = self._ring_work.halt
+        self._flow.ring_idle = lambda: self._ring_work.idle
 
     # -- for readers --------------------------------------------------------------------------------------------------
 
@@ -82,6 +99,7 @@ class JobState:
             work,
             self._facts.ids,
             applied,
+            ring_at=self._cut_at if self._facts.on_ring else None,
             workers_used=self._facts.processes.next_worker,
             rounds_used=self._evaluation.rounds,
         )
@@ -110,7 +128,7 @@ class JobState:
             case events.LeaseRequested():
                 # Decisions that are due come first: they may make the work that is asked for.
                 self._decide()
-                self._leasing.requested(event)
+                self._requested(event)
             case events.Tick():
                 self._tick(event)
             case events.VersionAdvanced():
@@ -154,6 +172,10 @@ class JobState:
                 self._checkpointing.completed(event)
             case events.SnapshotFailed():
                 self._snapshot_failed(event.snapshot, event.reason)
+            case events.RingTold():
+                self._ring.told(event)
+            case events.ConnectionLost():
+                self._ring.lost_connection(event)
             case events.CheckpointRequested():
                 self._checkpointing.asked()
             case events.StopRequested():
@@ -166,6 +188,8 @@ class JobState:
         self._evaluation.decide()
         self._checkpointing.decide()
         self._scaling.decide()
+        if self._facts.on_ring:
+            self._ring.decide()
         self._membership.publish()
 
     def _tick(self, event: events.Tick) -> None:
@@ -177,7 +201,7 @@ class JobState:
         self._leasing.tick()
         self._settlement.tick()
         self._checkpointing.tick()
-        cutting = self._snapshots.cutting
+        cutting = self._snapshots.cutting if not self._facts.on_ring else None
         if cutting is not None and self._facts.now_s - cutting.since_s > _CUT_LIMIT_S:
             self._snapshot_failed(cutting.id, f"no answer from the servers within {_CUT_LIMIT_S:.0f} s")
 
@@ -192,6 +216,7 @@ class JobState:
         self._facts.version = event.version
         self._checkpointing.start(event.version)
         self._evaluation.start(event.version)
+        self._ring_work.begun_with, self._ring_work.begun_version = event.ledger, event.version
         try:
             self._facts.work = self._ledger(event)
         except UserError as error:
@@ -219,6 +244,37 @@ class JobState:
         size = shard_records(data, sum(source.records for source in sources), workers)
         return Plan(sources, size, epochs, shuffle, data.seed)
 
+    # -- the ring -----------------------------------------------------------------------------------------------------
+
+    def _requested(self, event: events.LeaseRequested) -> None:
+        process = self._facts.worker(event.worker)
+        ready = process is not None and process.life is Life.READY and self._facts.phase not in (Phase.ENDING, Phase.ENDED)
+        if not self._facts.on_ring or not ready:
+            self._leasing.requested(event)
+        elif event.worker not in self._ring.members:
+            self._facts.orders.give(NoLeaseNow(event.worker, f"not in the ring: {self._ring.reason}"))
+        elif not (event.at_mark and self._ring_work.standing and self._leasing.apart(event)):
+            item = self._ring_work.item(event.ring_number)
+            if item is not None:
+                self._facts.orders.give(GrantItem(event.worker, item))
+            else:
+                reason = self._ring_work.halting or self._leasing.idle_reason()
+                self._facts.orders.give(NoLeaseNow(event.worker, f"the ring waits: {reason}"))
+
+    def _restore(self, ledger: str) -> int:
+        """The ledger of a checkpoint ('' for none) in the place of the present one; returns the records trained in vain."""
+        facts, before = self._facts, self._facts.work
+        assert before is not None
+        if ledger:
+            again = resume(ledger, before.plan.sources, facts.spec.data.num_epochs, facts.ids).ledger
+        else:
+            again = Ledger(before.plan, facts.ids, task=Task.TRAINING)
+        vain = again.replaces(before)
+        facts.work = again
+        if not again.finished:
+            self._flow.work_again("the weights were lost: training goes on")
+        return vain
+
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
     def _at_version(self, version: int) -> None:
@@ -235,6 +291,7 @@ class JobState:
     def _cut(self, event: events.SnapshotCut) -> None:
         match self._snapshots.answered(event.snapshot):
             case Purpose.CHECKPOINT:
+                self._cut_at = self._ring_work.offsets_at(event.snapshot)
                 self._checkpointing.cut(event.snapshot, event.version, event.applied)
             case Purpose.EVALUATION:
                 self._evaluation.cut(event.snapshot, event.version)

@@ -1,0 +1,154 @@
+"""Keeps the ring in step with what workers and the cluster tell, and publishes its generations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.master.core import ring
+from elasticdl.master.core.commands import LookAgain, PublishRing
+from elasticdl.master.core.events import ConnectionLost, RingTold
+from elasticdl.master.core.parts import Facts, Phase
+from elasticdl.master.core.processes import Life, Process
+from elasticdl.master.core.ring_work import RingWork
+from elasticdl.master.core.scaling import Scaling
+
+_WORKING = (Phase.WORKING, Phase.EVALUATING, Phase.DRAINING, Phase.CHECKPOINTING, Phase.EXPORTING)
+
+
+@dataclass(slots=True)
+class _Word:
+    """What a worker said last. `free_since_s`: since when it is warm and in no generation."""
+
+    heard_s: float
+    entered: int = 0
+    broken: int = 0
+    free_since_s: float | None = None
+    leaving: bool = False
+    cut_off: bool = False
+
+
+@final
+class RingMembership:
+    """`present` is the newest generation, `formed` the newest that all of its members entered."""
+
+    def __init__(self, facts: Facts, scaling: Scaling, work: RingWork) -> None:
+        self._facts = facts
+        self._scaling = scaling
+        self._work = work
+        self._words: dict[ProcessName, _Word] = {}
+        self._holders: set[ProcessName] = set()
+        """Who has the weights that the ring has come to."""
+        self._begun = False
+        self._looking_s: float | None = None
+        self.present: ring.Generation | None = None
+        self.formed = 0
+        self.reason = "no worker is ready yet"
+        self.problem = ""
+
+    @property
+    def members(self) -> tuple[ProcessName, ...]:
+        """Of the newest generation, by rank."""
+        return self.present.members if self.present else ()
+
+    def told(self, event: RingTold) -> None:
+        """A worker says where it stands."""
+        process = self._facts.worker(event.worker)
+        if process is None:
+            return
+        word = self._words.setdefault(event.worker, _Word(event.at_s))
+        free = event.ready or event.broken >= max(event.entered, 1)
+        if not free:
+            word.free_since_s = None
+        elif word.free_since_s is None or event.broken > word.broken:
+            word.free_since_s = event.at_s
+        if event.broken > word.broken and event.problem:
+            self.problem = event.problem
+        word.heard_s, word.cut_off, word.leaving = event.at_s, False, event.leaving
+        word.entered, word.broken = max(word.entered, event.entered), max(word.broken, event.broken)
+        self._entered(event)
+
+    def lost_connection(self, event: ConnectionLost) -> None:
+        """A worker's order stream broke: it may well be dead. The next thing that it says proves that it is not."""
+        word = self._words.get(event.name)
+        if word is not None:
+            word.cut_off = True
+
+    def _entered(self, event: RingTold) -> None:
+        present = self.present
+        if present is None or event.entered != present.number or event.worker not in present.members:
+            return
+        self._holders.add(event.worker)
+        if self.formed < present.number and all(self._words[name].entered >= present.number for name in present.members):
+            self.formed = present.number
+            took_s = event.at_s - present.since_s
+            text = f"generation {present.number} of the ring is complete after {took_s * 1000:.0f} ms: {self._listed()}"
+            self._facts.orders.announce("ring", text, details={"generation": present.number, "seconds": round(took_s, 4)})
+            self._work.formed(len(present.members))
+
+    def decide(self) -> None:
+        """Publish another generation if one is due."""
+        if self._facts.phase not in _WORKING:
+            return
+        workers = [standing for process in self._facts.processes.workers() if (standing := self._standing(process)) is not None]
+        wanted = ring.Wanted(self._scaling.low, self._scaling.high, self._coming(), self._anew())
+        decision = ring.decide(self._facts.now_s, self.present, workers, wanted)
+        self.reason = decision.reason
+        if decision.look_again_s is not None and decision.look_again_s != self._looking_s:
+            self._looking_s = decision.look_again_s
+            self._facts.orders.give(LookAgain(max(0.0, decision.look_again_s - self._facts.now_s)))
+        if decision.generation > (self.present.number if self.present else 0):
+            self._publish(decision)
+
+    def _anew(self) -> str:
+        """Why a new generation is due though the members are what they are to be."""
+        return "" if self._work.halt_published else self._work.halting
+
+    def _publish(self, decision: ring.Decision) -> None:
+        for name in self.members:
+            word = self._words.get(name)
+            if name not in decision.members and word is not None:
+                # It is out: what counts is what it says when it has learned of that.
+                word.free_since_s = None
+        self._holders.intersection_update(decision.members)
+        restore_from = ""
+        if not self._holders and self._begun:
+            restore_from = self._work.roll_back(f"all members that had the weights are gone ({decision.reason})")
+        self._begun = True
+        self.present = ring.Generation(decision.generation, decision.members, self._facts.now_s)
+        holders = tuple(rank for rank, name in enumerate(decision.members) if name in self._holders)
+        self._work.halt_published = bool(self._work.halting)
+        self._facts.orders.give(
+            PublishRing(decision.generation, decision.members, holders, self._work.first_number, restore_from)
+        )
+        text = f"generation {decision.generation} of the ring: {self._listed()} ({decision.reason})"
+        problem, self.problem = self.problem, ""
+        self._facts.orders.announce("ring", f"{text}: {problem}" if problem else text)
+
+    def _standing(self, process: Process) -> ring.Standing | None:
+        """None for a worker that is not there yet, or not any more."""
+        word = self._words.get(process.name)
+        if word is None or process.life not in (Life.READY, Life.STOPPING):
+            return None
+        return ring.Standing(
+            process.name,
+            word.heard_s,
+            word.entered,
+            word.broken,
+            word.free_since_s,
+            word.leaving or process.life is Life.STOPPING,
+            word.cut_off,
+            process.name in self._holders,
+        )
+
+    def _coming(self) -> int:
+        """Workers that are expected to become ready."""
+        found = 0
+        for process in self._facts.processes.live_workers():
+            word = self._words.get(process.name)
+            found += process.life is not Life.REFUSED and (word is None or (word.free_since_s is None and not word.entered))
+        return found
+
+    def _listed(self) -> str:
+        return ", ".join(map(str, self.members))
