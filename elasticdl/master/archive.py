@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Protocol, final
 
 from pydantic import ValidationError
 
@@ -18,8 +18,8 @@ from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
 from elasticdl.job import JobSpec
 from elasticdl.master.core.commands import SaveSnapshot
-from elasticdl.master.snapshots import Snapshots
 from elasticdl.rpc.ps_control import ServerSaved
+from elasticdl.shard import SnapshotId
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,6 +35,13 @@ class Beginning:
     ledger: str = ""
     version: int = 0
     passed_over: tuple[str, ...] = ()
+
+
+class Saver(Protocol):
+    """Writes what a cut froze: the servers, or the worker of a ring that has the copy."""
+
+    async def save(self, snapshot: SnapshotId, directory: str) -> tuple[ServerSaved, ...]:
+        """Every part of a view, below `directory`. Raises ElasticDLError."""
 
 
 @final
@@ -59,7 +66,7 @@ class Archive:
             return Beginning(str(found.directory), passed_over=found.rejected)
         return Beginning()
 
-    async def save(self, command: SaveSnapshot, snapshots: Snapshots) -> tuple[str, int]:
+    async def save(self, command: SaveSnapshot, snapshots: Saver) -> tuple[str, int]:
         """Have every server write its part, add the manifest, remove what is too old. The earlier ones stay on failure.
 
         Raises ElasticDLError.

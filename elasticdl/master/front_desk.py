@@ -12,16 +12,24 @@ from typing import final
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import Refused
 from elasticdl.master.attendance import Attendance
-from elasticdl.master.core.events import LeaseRequested, LeaseReturned, ProcessAttached, ProcessSilent, VersionAdvanced
+from elasticdl.master.core.events import (
+    ConnectionLost,
+    LeaseRequested,
+    LeaseReturned,
+    ProcessAttached,
+    ProcessSilent,
+    VersionAdvanced,
+)
 from elasticdl.master.fencing import Fences
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.lease_desk import LeaseDesk
 from elasticdl.master.order_board import OrderBoard
 from elasticdl.master.reports import events_of
+from elasticdl.master.ring_desk import RingDesk
 from elasticdl.master.server_roster import Server, ServerRoster
 from elasticdl.master.throughput import Throughput
-from elasticdl.rpc.conversation import LeaseAnswer, Order, Report
-from elasticdl.shard import Applied, Lease, Task
+from elasticdl.rpc.conversation import LeaseAnswer, Order, Report, Wait
+from elasticdl.shard import Applied, Lease, RingItem, Task
 
 SILENCE_S = 10.0
 
@@ -44,6 +52,11 @@ class FrontDesk:
         self.orders = OrderBoard(roster.number)
         self.leases = LeaseDesk(self._ask, self._give_back)
         self.throughput = Throughput(task)
+        self.ring: RingDesk | None = None
+        """Set before the first process is there, if the job is on a ring."""
+        self._items: dict[ProcessName, tuple[int, bool]] = {}
+        """Which item of the ring each worker wants, and whether it stands at a mark before it."""
+        self.orders.broke = self._hung_up
 
     # -- what processes say -------------------------------------------------------------------------------------------
 
@@ -74,9 +87,12 @@ class FrontDesk:
         else:
             await self._inbox.post(event)
 
-    async def poll(self, worker: ProcessName, sequence: int, wait_s: float) -> LeaseAnswer:
-        """Wait up to `wait_s` for a lease."""
+    async def poll(
+        self, worker: ProcessName, sequence: int, wait_s: float, *, ring_number: int = 0, at_mark: bool = False
+    ) -> LeaseAnswer:
+        """Wait up to `wait_s` for a lease, or for an item of the ring."""
         self.attendance.heard(worker)
+        self._items[worker] = (ring_number, at_mark)
         return await self.leases.poll(worker, sequence, wait_s)
 
     async def report(self, name: ProcessName, report: Report, sequence: int) -> None:
@@ -95,6 +111,7 @@ class FrontDesk:
         at_s = self._inbox.at_s()
         for progress in report.progress:
             self.throughput.reported(name, progress, at_s)
+        self._ring_reported(name, report)
         handled = [self._inbox.post(event) for event in events_of(name, report, at_s)]
         if handled:
             # Handled in order: the last is the last.
@@ -113,6 +130,9 @@ class FrontDesk:
         self.leases.leave(name)
         self.orders.leave(name)
         self.throughput.leave(name)
+        self._items.pop(name, None)
+        if self.ring is not None:
+            self.ring.leave(name)
         if name.role is Role.PS:
             self._inbox.spawn(f"hanging up on {name}", self._roster.leave(name))
 
@@ -149,7 +169,30 @@ class FrontDesk:
             self._inbox.post(VersionAdvanced(self._inbox.at_s(), self._version))
 
     def _ask(self, worker: ProcessName) -> None:
-        self._inbox.post(LeaseRequested(self._inbox.at_s(), worker))
+        number, at_mark = self._items.get(worker, (0, False))
+        self._inbox.post(LeaseRequested(self._inbox.at_s(), worker, number, at_mark))
+
+    def give_item(self, worker: ProcessName, item: RingItem) -> None:
+        """The core's answer to a member of the ring."""
+        if self._items.get(worker, (0, False))[0] == item.number:
+            self.throughput.given(item)
+            self.leases.answer(worker, item)
+        else:
+            # It was asked for before the worker changed its mind.
+            self.leases.answer(worker, Wait("another item is wanted now"))
+            self.leases.work_appeared()
+
+    def _ring_reported(self, name: ProcessName, report: Report) -> None:
+        if self.ring is not None:
+            for cut in report.ring_cuts:
+                self.ring.cut(name, cut.snapshot)
+            for saved in report.ring_saves:
+                self.ring.saved(saved)
+
+    def _hung_up(self, name: ProcessName) -> None:
+        """The order stream of a process broke. Killed processes are heard of in this way before any other."""
+        if self.ring is not None and name in self.attendance:
+            self._inbox.post(ConnectionLost(self._inbox.at_s(), name))
 
     def _give_back(self, worker: ProcessName, lease: Lease) -> None:
         """A lease of a shard that reached nobody."""

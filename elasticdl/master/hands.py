@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import asdict, dataclass
 from typing import Protocol, final
 
 from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessName, Role
 from elasticdl.errors import ElasticDLError
+from elasticdl.master.archive import Saver
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.fencing import Fences
@@ -28,7 +30,7 @@ NEVER_STARTED = ExitFacts(reason="NeverStarted", asked=True)
 class Archive(Protocol):
     """Checkpoints on disk."""
 
-    async def save(self, command: do.SaveSnapshot, snapshots: Snapshots) -> tuple[str, int]:
+    async def save(self, command: do.SaveSnapshot, snapshots: Saver) -> tuple[str, int]:
         """Write a cut view as a complete checkpoint; its directory and size in bytes. Raises ElasticDLError."""
 
 
@@ -64,6 +66,11 @@ class Hands:
                 self._stop(command)
             case do.FenceWorker():
                 self._inbox.spawn(f"fence of {command.worker}", self._fence(command.worker))
+            case do.PublishRing():
+                assert self._desk.ring is not None
+                self._desk.ring.publish(command)
+            case do.LookAgain(after_s):
+                self._inbox.spawn("a look at the ring", self._look_again(after_s))
             case do.PublishServers():
                 self._desk.orders.publish(command.addresses)
             case do.TakeSnapshot() | do.SaveSnapshot() | do.DropSnapshot():
@@ -83,6 +90,8 @@ class Hands:
             case do.GrantLease():
                 self._desk.throughput.granted(command.lease)
                 self._desk.leases.answer(command.worker, command.lease)
+            case do.GrantItem():
+                self._desk.give_item(command.worker, command.item)
             case do.NoLeaseNow():
                 self._desk.leases.answer(command.worker, Wait(command.reason))
             case do.WorkFinished():
@@ -100,6 +109,8 @@ class Hands:
                 self._inbox.spawn(f"cut of view {command.snapshot}", self._cut(command.snapshot))
             case do.SaveSnapshot():
                 self._inbox.spawn(f"save of view {command.snapshot}", self._save(command))
+            case do.DropSnapshot(snapshot) if self._desk.ring is not None:
+                self._desk.ring.drop(snapshot)
             case do.DropSnapshot():
                 self._inbox.spawn(f"drop of view {command.snapshot}", self._means.snapshots.drop(command.snapshot))
 
@@ -119,6 +130,10 @@ class Hands:
             self._order(command.name, Drain(command.reason))
         self._inbox.spawn(f"stop of {command.name}", self._means.launcher.stop(command.name, command.grace_s))
 
+    async def _look_again(self, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        self._inbox.post(happened.Tick(self._inbox.at_s()))
+
     async def _fence(self, worker: ProcessName) -> None:
         self._desk.leave(worker, "was fenced")
         applied = await self._means.fences.fence(str(worker))
@@ -134,7 +149,7 @@ class Hands:
 
     async def _save(self, command: do.SaveSnapshot) -> None:
         try:
-            path, size_bytes = await self._means.archive.save(command, self._means.snapshots)
+            path, size_bytes = await self._means.archive.save(command, self._desk.ring or self._means.snapshots)
         except ElasticDLError as error:
             self._inbox.post(happened.SnapshotFailed(self._inbox.at_s(), command.snapshot, error.message))
         else:

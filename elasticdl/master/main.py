@@ -22,7 +22,7 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.cluster.leash import die_with_parent
 from elasticdl.cluster.local import LocalCluster, usable_cores
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, UserError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.master.archive import Archive, Beginning
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.core.events import JobStarted, StopRequested
@@ -37,6 +37,7 @@ from elasticdl.master.journal import JournalFile
 from elasticdl.master.launching import Launcher
 from elasticdl.master.placing import Placing
 from elasticdl.master.preflight import Preflight, load_preflight, run_preflight, save_preflight
+from elasticdl.master.ring_desk import RingDesk
 from elasticdl.master.server_roster import ServerRoster
 from elasticdl.master.servicer import MasterServer, MasterService, Welcome
 from elasticdl.master.snapshots import Snapshots
@@ -57,6 +58,7 @@ class Environment:
     token: str = field(repr=False)
     host: str
     port: int
+    rendezvous_port: int = 0
 
     @classmethod
     def read(cls) -> Environment:
@@ -67,6 +69,7 @@ class Environment:
                 os.environ.pop("ELASTICDL_TOKEN"),
                 os.environ.get("ELASTICDL_BIND_HOST", "127.0.0.1"),
                 int(os.environ.get("ELASTICDL_PORT", "0")),
+                int(os.environ.get("ELASTICDL_RENDEZVOUS_PORT", "0")),
             )
         except (KeyError, ValueError) as error:
             raise PermanentError(
@@ -124,6 +127,8 @@ class Master:
         )
         self._fences = Fences(self._roster)
         self._desk = FrontDesk(self.inbox, self._roster, self._fences, _MAIN_TASK[spec.action], self.core.may_attach)
+        if spec.training.distribution_strategy is Strategy.ALLREDUCE:
+            self._desk.ring = RingDesk(self._desk.orders, plan.beginning.restore_from)
         self._archive = Archive(spec, directory.checkpoints)
         self._archive.restore_from = plan.beginning.restore_from
         welcome = Welcome(plan.epoch, spec.model_dump_json(), lambda: self._archive.restore_from)
@@ -150,6 +155,8 @@ class Master:
         journal = JournalFile(directory.journal)
         try:
             self._tell_address(address)
+            if self._desk.ring is not None:
+                await self._desk.ring.start(environment.host, environment.rendezvous_port)
             placing = Placing(self._plan.spec, str(directory.path), address, environment.token, cores)
             means = Means(Launcher(cluster, placing), self._fences, Snapshots(self._roster), self._archive, *self._lines)
             driver = Driver(self.core, journal, self.inbox, self._desk, Hands(self.inbox, self._desk, means))
@@ -161,6 +168,8 @@ class Master:
             raise
         finally:
             await cluster.close()
+            if self._desk.ring is not None:
+                await self._desk.ring.close()
             await self._roster.close()
             await self._server.close()
             journal.close()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
-from elasticdl.rpc.conversation import Order, Servers
+from elasticdl.rpc.conversation import Order, RingForm, Servers
 
 
 @final
@@ -20,6 +20,9 @@ class OrderBoard:
         self._servers = Servers(("",) * servers)
         self._waiting: dict[ProcessName, deque[Order]] = {}
         self._wake: dict[ProcessName, asyncio.Event] = {}
+        self._forms: dict[ProcessName, RingForm] = {}
+        self.broke: Callable[[ProcessName], None] = lambda name: None
+        """Told when a stream ends without our doing."""
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -39,12 +42,29 @@ class OrderBoard:
         if wake is not None:
             wake.set()
 
+    def form(self, name: ProcessName, form: RingForm) -> None:
+        """Tell one process the newest generation of the ring; again with each stream that it opens."""
+        if name in self._wake:
+            self.put(name, form)
+        self._forms[name] = form
+
     async def stream(self, name: ProcessName) -> AsyncIterator[Order]:
         """The servers' addresses, then every order as it comes, until `leave` or a newer stream."""
         self._end_stream(name)
         wake = self._wake[name] = asyncio.Event()
         waiting = self._waiting.setdefault(name, deque())
+        try:
+            async for order in self._orders(name, wake, waiting):
+                yield order
+        finally:
+            if self._wake.get(name) is wake:
+                self.broke(name)
+
+    async def _orders(self, name: ProcessName, wake: asyncio.Event, waiting: deque[Order]) -> AsyncIterator[Order]:
         yield self._servers
+        if name in self._forms:
+            # What waits may have an older one, or the same: a worker takes each once, and none that is older.
+            yield self._forms[name]
         while self._wake.get(name) is wake:
             wake.clear()
             while waiting and self._wake.get(name) is wake:
@@ -59,6 +79,7 @@ class OrderBoard:
     def leave(self, name: ProcessName) -> None:
         """The process is gone."""
         self._waiting.pop(name, None)
+        self._forms.pop(name, None)
         self._end_stream(name)
 
     def _end_stream(self, name: ProcessName) -> None:

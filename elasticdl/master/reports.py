@@ -10,6 +10,8 @@ from elasticdl.master.core.events import (
     ExportFinished,
     LeaseReturned,
     ProgressReported,
+    RingTold,
+    SnapshotCut,
     StopAsked,
     SummaryReported,
     TaskFailed,
@@ -18,7 +20,11 @@ from elasticdl.rpc.conversation import Progress, Report
 
 
 def events_of(worker: ProcessName, report: Report, at_s: float) -> Iterator[Event]:
-    """Progress first: what was done counts, whatever went wrong afterwards."""
+    """Copies of weights before progress that is beyond them; then progress: what was done counts, whatever went wrong
+    afterwards. Where a worker stands with the ring comes last: what it was handed over there is told before.
+    """
+    for cut in report.ring_cuts:
+        yield SnapshotCut(at_s, cut.snapshot, cut.version, {})
     for progress in report.progress:
         yield _progressed(worker, progress, at_s)
         if progress.returned:
@@ -31,6 +37,9 @@ def events_of(worker: ProcessName, report: Report, at_s: float) -> Iterator[Even
         yield ExportFinished(at_s, worker, report.exported)
     if report.stop_asked:
         yield StopAsked(at_s, worker, report.stop_asked)
+    if report.ring is not None:
+        word = report.ring
+        yield RingTold(at_s, worker, word.ready, word.entered, word.broken, word.leaving, word.problem)
 
 
 def _progressed(worker: ProcessName, progress: Progress, at_s: float) -> ProgressReported:

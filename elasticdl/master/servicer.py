@@ -101,7 +101,10 @@ class MasterService(MasterServicer):
         name = _name(context)
         if name.role is not Role.WORKER or not request.wait_s >= 0:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{name} asks for a lease within {request.wait_s} s")
-        answer = await self._desk.poll(name, request.sequence, min(request.wait_s, _LONGEST_POLL_S))
+        wait_s, number = min(request.wait_s, _LONGEST_POLL_S), request.ring_number
+        if number < 0:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{name} asks for item {number} of the ring")
+        answer = await self._desk.poll(name, request.sequence, wait_s, ring_number=number, at_mark=request.at_mark)
         return messages.lease_answer_to_wire(answer)
 
     async def Report(self, request: pb.ReportRequest, context: AsyncContext) -> pb.ReportReply:

@@ -8,7 +8,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.rpc.conversation import Progress
-from elasticdl.shard import Lease, ShardId, Task
+from elasticdl.shard import Lease, RingItem, ShardId, Task
 
 _WINDOW_S = 20.0
 _FINEST_S = 0.5
@@ -42,6 +42,7 @@ class Throughput:
     def __init__(self, task: Task) -> None:
         self._task = task
         self._offsets: dict[tuple[ShardId, int], int] = {}
+        self._ring_number = 0
         self._total: _Window | None = None
         self._workers: dict[ProcessName, _Window] = {}
 
@@ -49,6 +50,13 @@ class Throughput:
         """A lease begins at its offset."""
         if lease.task is self._task and lease.shard is not None:
             self._offsets[lease.shard.id, lease.attempt] = lease.offset
+
+    def given(self, item: RingItem) -> None:
+        """An item of the ring, given to one member after the other: the first of them counts."""
+        lease = item.lease
+        if item.number > self._ring_number and lease is not None and lease.shard is not None:
+            self._ring_number = item.number
+            self._offsets.setdefault((lease.shard.id, lease.attempt), lease.offset)
 
     def reported(self, worker: ProcessName, progress: Progress, at_s: float) -> None:
         """A worker got on. Repeats and reports of leases that were not granted here count nothing."""

@@ -122,6 +122,7 @@ class RingSaved:
     """A copy was written, or `problem` says why not. `parameters` is a ParametersSpec as JSON."""
 
     snapshot: SnapshotId
+    version: int = 0
     files: tuple[WrittenFile, ...] = ()
     parameters: str = ""
     rows: int = 0

@@ -53,6 +53,7 @@ def saved_to_wire(saved: RingSaved) -> pb.RingSaved:
     """RingSaved -> message."""
     return pb.RingSaved(
         snapshot=saved.snapshot,
+        version=saved.version,
         files=[pb.SavedFile(name=one.name, bytes=one.bytes, checksum=one.checksum) for one in saved.files],
         parameters=saved.parameters,
         rows=saved.rows,
@@ -66,6 +67,7 @@ def saved_from_wire(message: pb.RingSaved) -> RingSaved:
         raise ValueError(f"a checkpoint of {len(message.files)} files, expected at most {_MAX_FILES}")
     return RingSaved(
         snapshot=SnapshotId(_count(message.snapshot, "snapshot")),
+        version=_count(message.version, "version"),
         files=tuple(WrittenFile(one.name, _count(one.bytes, "bytes"), one.checksum) for one in message.files),
         parameters=message.parameters,
         rows=_count(message.rows, "rows"),

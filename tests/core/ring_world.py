@@ -297,7 +297,9 @@ class RingWorld:
     def enter(self, torn: int = 99) -> None:
         """The members of the newest generation meet; `torn`: only so many get the weights before it breaks."""
         members = self.members(self.ring.generation) if self.ring else None
-        if members is None or any(one.silent or one.form is not self.ring or one.entered >= self.ring.generation for one in members):
+        if members is None or any(
+            one.silent or one.form is not self.ring or one.entered >= self.ring.generation for one in members
+        ):
             return
         holders = [members[rank].weights for rank in self.ring.holders]
         if holders:

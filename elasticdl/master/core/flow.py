@@ -155,9 +155,7 @@ class Flow:
         facts, checkpointing = self._facts, self._checkpointing
         # Servers that are away hold the last checkpoint up only for a while, if the job was stopped.
         away = facts.servers_away() or facts.on_ring
-        hopeless = (
-            bool(away) and facts.now_s - facts.phase_since_s > _NO_SERVERS_LIMIT_S and facts.outcome is not None
-        )
+        hopeless = bool(away) and facts.now_s - facts.phase_since_s > _NO_SERVERS_LIMIT_S and facts.outcome is not None
         if not checkpointing.final_over and not hopeless:
             return
         if not checkpointing.final_saved:

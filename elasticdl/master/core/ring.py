@@ -178,9 +178,7 @@ def _take_over(present: Generation, leavers: list[Standing], joiners: list[Stand
     return _stay(present, f"{_names(joiners)} take over when the members are in", None)
 
 
-def _next(
-    present: Generation, survivors: Sequence[ProcessName], joiners: Sequence[Standing], wanted: Wanted, why: str
-) -> Decision:
+def _next(present: Generation, survivors: Sequence[ProcessName], joiners: Sequence[Standing], wanted: Wanted, why: str) -> Decision:
     members = (*survivors, *(worker.name for worker in joiners))[: max(wanted.high, 1)]
     return Decision(members, present.number + 1, why)
 

@@ -119,9 +119,7 @@ class RingMembership:
         self.present = ring.Generation(decision.generation, decision.members, self._facts.now_s)
         holders = tuple(rank for rank, name in enumerate(decision.members) if name in self._holders)
         self._work.halt_published = bool(self._work.halting)
-        self._facts.orders.give(
-            PublishRing(decision.generation, decision.members, holders, self._work.first_number, restore_from)
-        )
+        self._facts.orders.give(PublishRing(decision.generation, decision.members, holders, self._work.first_number, restore_from))
         text = f"generation {decision.generation} of the ring: {self._listed()} ({decision.reason})"
         problem, self.problem = self.problem, ""
         self._facts.orders.announce("ring", f"{text}: {problem}" if problem else text)

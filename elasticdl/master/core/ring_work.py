@@ -231,7 +231,12 @@ class RingWork:
         if self._loss_told_s is None or event.at_s - self._loss_told_s >= _LOSS_EVERY_S:
             self._loss_told_s = event.at_s
             batch, scale = self._batch()
-            values = {"loss": event.loss, "global_batch": float(batch), "learning_rate_scale": scale, "workers": float(self.members)}
+            values = {
+                "loss": event.loss,
+                "global_batch": float(batch),
+                "learning_rate_scale": scale,
+                "workers": float(self.members),
+            }
             self._facts.orders.give(RecordMetrics("training", event.version, work.totals().trained, values))
 
     # -- changes ------------------------------------------------------------------------------------------------------
