@@ -194,6 +194,16 @@ class RingWorld:
             self.put(e.ConnectionLost(0, worker.name))
             self.pending.append(e.ProcessEnded(0, worker.name, KILLED))
 
+    def kill_quietly(self, name: ProcessName) -> None:
+        """Nobody was told yet."""
+        del self.workers[name]
+
+    def say_broken(self, name: ProcessName) -> None:
+        """A step broke for that member, and it tells."""
+        self.broke(self.workers[name])
+        while self.workers[name].reports:
+            self.put(self.workers[name].reports.popleft())
+
     # -- what a worker does by itself
 
     def act(self, worker: Worker) -> None:
@@ -404,19 +414,23 @@ class RingWorld:
                 self.put(e.ProcessSilent(0, worker.name, 10.0))
         self.put(e.Tick(0))
 
+    def turn(self) -> None:
+        """Everybody does a little, and nothing goes wrong."""
+        while self.pending:
+            self.deliver()
+        for worker in list(self.workers.values()):
+            for _ in range(3):
+                self.act(worker)
+        self.enter()
+        self.step()
+        self.tick(0.1)
+
     def run_out(self) -> None:
         """Nothing goes wrong any more: the job must end by itself."""
         for _ in range(4000):
             if self.finish:
                 return
-            while self.pending:
-                self.deliver()
-            for worker in list(self.workers.values()):
-                for _ in range(3):
-                    self.act(worker)
-            self.enter()
-            self.step()
-            self.tick(0.1)
+            self.turn()
         raise AssertionError(f"the job does not end: {self.state.status()}")
 
     def check_truth(self) -> None:

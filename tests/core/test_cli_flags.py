@@ -26,6 +26,8 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "data_reader_params": ("sep=|", {"sep": "|"}),
     "shuffle": ("shards", "shards"),
     "distribution_strategy": ("ParameterServerStrategy", "ParameterServerStrategy"),
+    "global_batch": ("fixed", "fixed"),
+    "lr_scaling": ("none", "none"),
     "seed": ("7", 7),
     "max_staleness": ("3", 3),
     "num_workers": ("1:3", "1:3"),

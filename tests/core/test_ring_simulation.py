@@ -6,10 +6,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from tests.core.ring_world import TRAIN, VALIDATION, RingWorld, make_spec
 
 from elasticdl.errors import ExitCode
+from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
+from tests.core.ring_world import KILLED, TRAIN, VALIDATION, RingWorld, make_spec
 
 pytestmark = pytest.mark.core
 
@@ -26,3 +27,262 @@ def test_a_job_on_a_ring_trains_every_record_once_and_needs_no_server():
     assert world.finish.exit_code is ExitCode.DONE
     assert world.rolled_back == 0
     world.check_truth()
+
+
+def test_members_come_in_at_once_when_all_are_warm_and_the_oldest_keeps_rank_0():
+    world = started(num_workers=3)
+    grow(world)
+    assert [str(name) for name in world.ring.members] == ["worker-0", "worker-1", "worker-2"]
+    world.kill(world.workers[world.ring.members[1]])
+    grow(world)
+    assert [str(name) for name in world.ring.members] == ["worker-0", "worker-2", "worker-3"]
+    world.run_out()
+    world.check_truth()
+
+
+def test_a_killed_member_is_replaced_by_a_generation_in_the_same_event():
+    world = started(num_workers=3)
+    grow(world)
+    generation = world.ring.generation
+    gone = world.ring.members[0]
+    commands = []
+    world.kill_quietly(gone)
+    commands = world.put(e.ProcessEnded(0, gone, KILLED))
+    published = [command for command in commands if isinstance(command, c.PublishRing)]
+    assert [ring.generation for ring in published] == [generation + 1]
+    assert gone not in published[0].members
+    assert published[0].holders == (0, 1)
+
+
+def test_a_broken_ring_goes_on_without_the_one_whose_connection_broke_before_its_exit_is_seen():
+    world = started(num_workers=3)
+    grow(world)
+    gone, generation = world.ring.members[1], world.ring.generation
+    world.kill(world.workers[gone], tell=False)
+    assert world.ring.generation == generation, "nobody has said that anything is wrong yet"
+    world.say_broken(world.ring.members[0])
+    assert world.ring.generation == generation + 1
+    assert gone not in world.ring.members
+    world.run_out()
+    world.check_truth()
+
+
+def test_a_stopped_member_is_cut_out_when_it_was_not_heard_of_for_three_seconds_and_comes_back_as_a_joiner():
+    world = started(num_workers=3)
+    grow(world)
+    stopped = world.workers[world.ring.members[2]]
+    stopped.silent = True
+    world.tick(2.5)
+    world.step()
+    drain_reports(world)
+    assert stopped.name in world.ring.members, "it may only be slow"
+    world.tick(0.6)
+    assert stopped.name not in world.ring.members
+    grow(world, ticks=0)
+    stopped.silent = False
+    world.run_out()
+    assert stopped.entered > 1, "it was let in again"
+    world.check_truth()
+
+
+def test_a_member_in_a_long_step_is_not_cut_out_while_it_is_heard_of():
+    world = started(num_workers=2)
+    grow(world)
+    first, second = world.ring.members
+    generation = world.ring.generation
+    for _ in range(20):
+        world.t += 1.0
+        for name in (first, second):
+            world.workers[name].heard_s = world.t
+            word = world.workers[name].word()
+            world.put(word)
+        world.put(e.Tick(0))
+    assert world.ring.generation == generation
+    world.say_broken(first)
+    assert world.ring.generation == generation, "the other may be the one that is gone"
+    world.t += 1.0
+    world.put(world.workers[second].word())
+    assert world.ring.generation == generation + 1
+    assert world.ring.members == (first, second)
+
+
+def test_a_job_whose_members_all_die_goes_back_to_its_newest_checkpoint_and_says_what_it_cost():
+    world = started(num_workers=2, checkpoint_steps=4, evaluation_steps=0)
+    while not world.saved:
+        world.turn()
+    for _ in range(3):
+        world.turn()
+    trained, kept = world.newest.version, max(weights.version for weights in world.saved.values())
+    assert trained > kept
+    for worker in list(world.workers.values()):
+        world.kill(worker)
+    world.run_out()
+    assert world.rolled_back == 1
+    world.check_truth()
+    repeated = world.state.receipt()["total"]["repeated"]
+    assert 0 < repeated <= (trained - kept) * 8
+
+
+def test_a_job_whose_members_all_die_without_a_checkpoint_begins_anew_and_says_so():
+    world = started(num_workers=2)
+    while world.state.receipt()["total"]["trained"] < 20:
+        world.turn()
+    trained = world.state.receipt()["total"]["trained"]
+    for worker in list(world.workers.values()):
+        world.kill(worker)
+    world.run_out()
+    world.check_truth()
+    assert world.state.receipt()["total"]["repeated"] == trained
+
+
+def test_evaluation_rounds_come_at_exactly_the_steps_that_were_asked_for():
+    world = started(num_workers=3, evaluation_steps=5)
+    world.run_out()
+    steps = 2 * (9 + 5)
+    assert sorted(set(world.rounds)) == [*range(5, steps + 1, 5), steps]
+
+
+def test_a_job_that_is_stopped_keeps_a_checkpoint_of_the_step_that_it_was_at():
+    world = started(num_workers=2)
+    while world.newest.version < 6:
+        world.turn()
+    world.put(e.StopRequested(0, "enough"))
+    world.run_out()
+    assert world.finish.exit_code is ExitCode.INTERRUPTED
+    assert len(world.saved) == 1
+    (weights,) = world.saved.values()
+    assert weights.version == world.newest.version
+    assert world.state.receipt()["total"]["trained"] == sum(weights.records().values())
+
+
+def test_a_callback_that_ends_training_ends_it_at_the_next_steps():
+    world = started(num_workers=2)
+    while world.newest.version < 6:
+        world.turn()
+    world.put(e.StopAsked(0, world.ring.members[0], "enough"))
+    at = world.newest.version
+    world.run_out()
+    assert world.finish.exit_code is ExitCode.DONE
+    assert at <= world.newest.version <= at + 4
+    total = world.state.receipt()["total"]
+    assert total["trained"] == total["expected"] == sum(world.newest.records().values())
+    assert total["lost"] == total["repeated"] == 0
+
+
+def test_all_members_that_are_asked_to_go_hand_their_weights_to_those_who_come():
+    world = started(num_workers="1:2")
+    grow(world)
+    while world.newest.version < 6:
+        world.turn()
+    for worker in list(world.workers.values()):
+        worker.drain = True
+        world.put(worker.word())
+    leaving = set(world.workers)
+    world.put(e.ScaleRequested(0, 1, 4))
+    world.run_out()
+    assert world.rolled_back == 0
+    assert not leaving & set(world.ring.members)
+    world.check_truth()
+
+
+def grow(world: RingWorld, ticks: int = 30) -> None:
+    """Let the ring come to all workers that there are to be, without a step."""
+    for _ in range(max(ticks, 1)):
+        while world.pending:
+            world.deliver()
+        for worker in list(world.workers.values()):
+            if worker.orders or worker.reports:
+                world.act(worker)
+        world.enter()
+        if ticks:
+            world.tick(0.1)
+
+
+def drain_reports(world: RingWorld) -> None:
+    for worker in list(world.workers.values()):
+        while worker.reports and not worker.silent:
+            world.put(worker.reports.popleft())
+
+
+class Ring(RuleBasedStateMachine):
+    """Anything may happen at any moment; whatever did, the job ends with every record trained once in the weights."""
+
+    @initialize(
+        workers=st.sampled_from(["1", "3", "1:3", "2:4"]),
+        every=st.sampled_from([0, 5]),
+        checkpoint=st.sampled_from([0, 4]),
+        output=st.sampled_from(["", "out"]),
+        mode=st.sampled_from([{}, {"global_batch": "scaled", "lr_scaling": "linear"}]),
+    )
+    def begin(self, workers, every, checkpoint, output, mode):
+        flags = {"num_workers": workers, "evaluation_steps": every, "checkpoint_steps": checkpoint, "output": output}
+        self.world = started(max_relaunches=0, **flags, **mode)
+
+    @rule(times=st.integers(1, 12))
+    def turns(self, times):
+        for _ in range(times):
+            self.world.turn()
+
+    @rule(times=st.integers(1, 4))
+    def deliver(self, times):
+        for _ in range(times):
+            self.world.deliver()
+
+    @rule(who=st.integers(0, 5), times=st.integers(1, 6))
+    def act(self, who, times):
+        for _ in range(times):
+            if worker := self.world.worker(who):
+                self.world.act(worker)
+
+    @rule(times=st.integers(1, 4), only=st.sampled_from([0, 1, 2, 99, 99, 99]))
+    def step(self, times, only):
+        for _ in range(times):
+            self.world.step(only)
+
+    @rule(torn=st.sampled_from([0, 1, 2, 99]))
+    def enter(self, torn):
+        self.world.enter(torn)
+
+    @rule(who=st.integers(0, 5), tell=st.booleans(), step=st.sampled_from([-1, 0, 1, 2]))
+    def kill(self, who, tell, step):
+        worker = self.world.worker(who)
+        if worker is not None:
+            if step >= 0:
+                self.world.step(step)
+            if worker.name in self.world.workers:
+                self.world.kill(worker, tell=tell)
+
+    @rule(who=st.integers(0, 5))
+    def stop_or_go_on(self, who):
+        if worker := self.world.worker(who):
+            worker.silent = not worker.silent
+
+    @rule(who=st.integers(0, 5))
+    def drain(self, who):
+        if worker := self.world.worker(who):
+            worker.drain = True
+            self.world.put(worker.word())
+
+    @rule(low=st.integers(1, 3), more=st.integers(0, 2))
+    def scale(self, low, more):
+        self.world.put(e.ScaleRequested(0, low, low + more))
+
+    @rule()
+    def ask_for_a_checkpoint(self):
+        self.world.put(e.CheckpointRequested(0))
+
+    @rule(seconds=st.sampled_from([0.05, 0.5, 2.0, 4.0]))
+    def tick(self, seconds):
+        self.world.tick(seconds)
+
+    def teardown(self):
+        if hasattr(self, "world"):
+            for worker in self.world.workers.values():
+                worker.silent = False
+            self.world.run_out()
+            assert self.world.finish.exit_code is ExitCode.DONE
+            self.world.check_truth()
+
+
+Ring.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+TestAnyScript = Ring.TestCase

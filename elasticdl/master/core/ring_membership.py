@@ -38,7 +38,7 @@ class RingMembership:
         self._scaling = scaling
         self._work = work
         self._words: dict[ProcessName, _Word] = {}
-        self._holders: set[ProcessName] = set()
+        self._holders: dict[ProcessName, None] = {}
         """Who has the weights that the ring has come to."""
         self._begun = False
         self._looking_s: float | None = None
@@ -79,7 +79,7 @@ class RingMembership:
         present = self.present
         if present is None or event.entered != present.number or event.worker not in present.members:
             return
-        self._holders.add(event.worker)
+        self._holders[event.worker] = None
         if self.formed < present.number and all(self._words[name].entered >= present.number for name in present.members):
             self.formed = present.number
             took_s = event.at_s - present.since_s
@@ -111,7 +111,7 @@ class RingMembership:
             if name not in decision.members and word is not None:
                 # It is out: what counts is what it says when it has learned of that.
                 word.free_since_s = None
-        self._holders.intersection_update(decision.members)
+        self._holders = {name: None for name in self._holders if name in decision.members}
         restore_from = ""
         if not self._holders and self._begun:
             restore_from = self._work.roll_back(f"all members that had the weights are gone ({decision.reason})")
