@@ -124,6 +124,9 @@ class RingWorld:
             case c.WorkFinished(name):
                 if name in self.workers:
                     self.workers[name].finished = True
+            case c.RevokeLeases(name):
+                if name in self.workers:
+                    self.workers[name].leases.clear()
             case c.PublishRing():
                 self.publish(command)
             case c.LookAgain(after_s):
@@ -146,7 +149,8 @@ class RingWorld:
             if name in self.workers:
                 self.workers[name].orders.append(ring)
             else:
-                assert name not in ring.members, f"{name} of {ring} is dead"
+                unseen = any(isinstance(event, e.ProcessEnded) and event.name == name for event in self.pending)
+                assert unseen or name not in ring.members, f"{name} of {ring} is dead"
 
     def save(self, snapshot: int, version: int, ledger: str) -> None:
         found = self.copies.pop(snapshot, None)
@@ -248,7 +252,11 @@ class RingWorld:
         number = worker.weights.number
         item = worker.items.get(number)
         if item is None:
-            self.put(e.LeaseRequested(0, worker.name, number, number - 1 in worker.marks))
+            self.put(e.LeaseRequested(0, worker.name, number, False))
+        elif number in worker.marks and number + 1 in worker.items:
+            worker.weights = worker.weights.at(number + 1)
+        elif number in worker.marks:
+            self.put(e.LeaseRequested(0, worker.name, number + 1, True))
         elif item.mark is not Mark.NONE and number not in worker.marks:
             self.reach_mark(worker, item)
 
@@ -266,7 +274,6 @@ class RingWorld:
             self.confirm(members[0])
             for one in members:
                 one.marks.add(item.number)
-                one.weights = one.weights.at(item.number + 1)
 
     def work(self, worker: Worker) -> None:
         lease = worker.leases.popleft()
@@ -427,7 +434,7 @@ class RingWorld:
 
     def run_out(self) -> None:
         """Nothing goes wrong any more: the job must end by itself."""
-        for _ in range(4000):
+        for _ in range(1000):
             if self.finish:
                 return
             self.turn()

@@ -71,6 +71,7 @@ def test_a_stopped_member_is_cut_out_when_it_was_not_heard_of_for_three_seconds_
     world = started(num_workers=3)
     grow(world)
     stopped = world.workers[world.ring.members[2]]
+    world.put(stopped.word())
     stopped.silent = True
     world.tick(2.5)
     world.step()

@@ -81,23 +81,23 @@ def decide(now_s: float, present: Generation | None, workers: Sequence[Standing]
         return _first(now_s, present, workers, wanted)
     survivors, why, look_again_s = _survivors(now_s, present, known)
     joiners = _joiners(present, workers)
+    # Who leaves and is still in takes nobody's place: it only hands its weights over.
+    room = max(0, wanted.high - sum(not known[name].leaving for name in survivors))
+    joining = joiners[:room]
     if not survivors:
-        leavers = [known[name] for name in present.members if name in known and known[name].leaving and not known[name].cut_off]
-        return _take_over(present, leavers, joiners, wanted)
-    if why:
-        return _next(present, survivors, joiners, wanted, why)
-    if wanted.anew:
-        return _next(present, survivors, joiners, wanted, wanted.anew)
+        return _first(now_s, present, [worker for worker in workers if worker.name not in present.members], wanted)
+    if why or wanted.anew:
+        return _next(present, survivors, joining, why or wanted.anew)
     entered = all(known[name].entered >= present.number for name in present.members)
-    room = wanted.high - len(survivors)
-    if not joiners or room <= 0:
+    if not joining:
         return _stay(present, "complete" if entered else "its members are entering it", look_again_s)
     if not entered:
-        return _stay(present, f"{_names(joiners)} may join when all members are in", look_again_s)
-    at_s = _settled_s(joiners, wanted, enough=len(joiners) >= room)
+        return _stay(present, f"{_names(joining)} may join when all members are in", look_again_s)
+    urgent = any(known[name].leaving for name in survivors)
+    at_s = now_s if urgent else _settled_s(joiners, wanted, enough=len(joiners) >= room)
     if now_s < at_s:
-        return _stay(present, f"{_names(joiners)} may join; others may be about to", at_s)
-    return _next(present, survivors, joiners, wanted, f"{_names(joiners[:room])} joined")
+        return _stay(present, f"{_names(joining)} may join; others may be about to", at_s)
+    return _next(present, survivors, joining, f"{_names(joining)} {'take over' if urgent else 'joined'}")
 
 
 def _first(now_s: float, present: Generation | None, workers: Sequence[Standing], wanted: Wanted) -> Decision:
@@ -121,16 +121,20 @@ def _first(now_s: float, present: Generation | None, workers: Sequence[Standing]
 def _survivors(
     now_s: float, present: Generation, known: dict[ProcessName, Standing]
 ) -> tuple[tuple[ProcessName, ...], str, float | None]:
-    """Members that stay, by rank; why a new generation is due without regard to joiners; when to look again."""
+    """Members that stay, by rank; why a new generation is due without regard to joiners; when to look again.
+
+    One that leaves stays as long as nobody else has the weights.
+    """
     here = [known[name] for name in present.members if name in known]
+    spare = any(worker.holds_state and not worker.leaving for worker in here) or not any(worker.holds_state for worker in here)
     reasons, look_again_s = [], None
     gone = [name for name in present.members if name not in known]
     if gone:
         reasons.append(f"{_listed(gone)} ended")
-    leaving = [worker for worker in here if worker.leaving]
+    leaving = [worker for worker in here if worker.leaving and spare]
     if leaving:
-        reasons.append(f"{_names(leaving)} leaves")
-    staying = [worker for worker in here if not worker.leaving]
+        reasons.append(f"{_names(leaving)} {'leaves' if len(leaving) == 1 else 'leave'}")
+    staying = [worker for worker in here if worker not in leaving]
     broken = [worker for worker in staying if worker.broken >= present.number]
     awaited = [worker for worker in staying if worker.broken < present.number and (broken or worker.entered < present.number)]
     if broken or len(awaited) < len(staying):
@@ -144,7 +148,12 @@ def _survivors(
             reasons.append(f"{_names(lost)} {'is' if len(lost) == 1 else 'are'} not heard of")
         if unsure:
             look_again_s = min(worker.heard_s for worker in unsure) + UNHEARD_S
-    if broken and not reasons:
+    if reasons:
+        # A new generation comes anyway: whoever may be dead is not in it, if that costs no weights.
+        sure = [worker for worker in staying if not worker.cut_off]
+        if any(worker.holds_state for worker in sure) or not any(worker.holds_state for worker in staying):
+            staying = sure
+    elif broken:
         reasons, look_again_s = _broken(now_s, present, broken, awaited, look_again_s)
     return tuple(worker.name for worker in staying), "; ".join(reasons), look_again_s
 
@@ -168,19 +177,8 @@ def _joiners(present: Generation, workers: Sequence[Standing]) -> list[Standing]
     )
 
 
-def _take_over(present: Generation, leavers: list[Standing], joiners: list[Standing], wanted: Wanted) -> Decision:
-    """Nobody stays. Who leaves is a member of one generation more, so that joiners get the weights; it can wait a little."""
-    if not joiners:
-        return _stay(present, "all members are leaving, and nobody is there to take over", None)
-    if not any(worker.entered < present.number for worker in leavers):
-        members = tuple(worker.name for worker in (*leavers, *joiners[: wanted.high]))
-        return Decision(members, present.number + 1, f"{_names(joiners[: wanted.high])} take over")
-    return _stay(present, f"{_names(joiners)} take over when the members are in", None)
-
-
-def _next(present: Generation, survivors: Sequence[ProcessName], joiners: Sequence[Standing], wanted: Wanted, why: str) -> Decision:
-    members = (*survivors, *(worker.name for worker in joiners))[: max(wanted.high, 1)]
-    return Decision(members, present.number + 1, why)
+def _next(present: Generation, survivors: Sequence[ProcessName], joining: Sequence[Standing], why: str) -> Decision:
+    return Decision((*survivors, *(worker.name for worker in joining)), present.number + 1, why)
 
 
 def _stay(present: Generation, reason: str, look_again_s: float | None) -> Decision:

@@ -9,6 +9,7 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.master.core import ring
 from elasticdl.master.core.commands import LookAgain, PublishRing
 from elasticdl.master.core.events import ConnectionLost, RingTold
+from elasticdl.master.core.leasing import Leasing
 from elasticdl.master.core.parts import Facts, Phase
 from elasticdl.master.core.processes import Life, Process
 from elasticdl.master.core.ring_work import RingWork
@@ -33,8 +34,9 @@ class _Word:
 class RingMembership:
     """`present` is the newest generation, `formed` the newest that all of its members entered."""
 
-    def __init__(self, facts: Facts, scaling: Scaling, work: RingWork) -> None:
+    def __init__(self, facts: Facts, scaling: Scaling, leasing: Leasing, work: RingWork) -> None:
         self._facts = facts
+        self._leasing = leasing
         self._scaling = scaling
         self._work = work
         self._words: dict[ProcessName, _Word] = {}
@@ -111,6 +113,8 @@ class RingMembership:
             if name not in decision.members and word is not None:
                 # It is out: what counts is what it says when it has learned of that.
                 word.free_since_s = None
+                # Its weights are not the ring's any more: what it was to do with them goes to others.
+                self._leasing.revoke(name, "the ring went on without it")
         self._holders = {name: None for name in self._holders if name in decision.members}
         restore_from = ""
         if not self._holders and self._begun:

@@ -53,7 +53,7 @@ class JobState:
         self._leasing = Leasing(self._facts, self._evaluation, self._settlement)
         self._membership = Membership(self._facts, self._leasing, self._scaling, self._evaluation, self._checkpointing)
         self._ring_work = RingWork(self._facts, self._evaluation, self._checkpointing, self._snapshots)
-        self._ring = RingMembership(self._facts, self._scaling, self._ring_work)
+        self._ring = RingMembership(self._facts, self._scaling, self._leasing, self._ring_work)
         self._flow = Flow(self._facts, self._scaling, self._leasing, self._evaluation, self._checkpointing)
         self._join_ring()
         self._story: deque[events.Event] = deque(maxlen=_STORY)
