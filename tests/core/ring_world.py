@@ -66,6 +66,7 @@ class Worker:
     silent: bool = False
     drain: bool = False
     finished: bool = False
+    drains_s: float = 0.0
     heard_s: float = 0.0
     marks: set[int] = field(default_factory=set)
 
@@ -86,6 +87,8 @@ class RingWorld:
         self.finish: c.FinishJob | None = None
         self.ring: c.PublishRing | None = None
         self.generations: list[int] = []
+        self.held_by: tuple[ProcessName, ...] = ()
+        """Who was in the last generation that anybody entered."""
         self.saved: dict[str, Weights] = {}
         self.copies: dict[int, tuple[Worker, Weights]] = {}
         self.rolled_back = 0
@@ -145,6 +148,8 @@ class RingWorld:
         before, self.ring = self.ring, ring
         if not ring.holders and before is not None:
             self.rolled_back += 1
+            well = [one for name in self.held_by if (one := self.workers.get(name)) and not one.silent and not one.drain]
+            assert not well, f"weights of {[str(one.name) for one in well]} are thrown away"
         for name in dict.fromkeys((*(before.members if before else ()), *ring.members)):
             if name in self.workers:
                 self.workers[name].orders.append(ring)
@@ -179,7 +184,7 @@ class RingWorld:
     def stop(self, name: ProcessName, grace_s: float) -> None:
         worker = self.workers.get(name)
         if worker is not None and grace_s > 0 and not worker.silent:
-            worker.drain = True
+            self.drain(worker)
         else:
             self.workers.pop(name, None)
             self.pending.append(e.ProcessEnded(0, name, ExitFacts(signal=9, asked=True)))
@@ -208,6 +213,12 @@ class RingWorld:
         while self.workers[name].reports:
             self.put(self.workers[name].reports.popleft())
 
+    def drain(self, worker: Worker) -> None:
+        """It is asked to go: it stays as long as the ring needs it, but not for ever."""
+        if not worker.drain:
+            worker.drain, worker.drains_s = True, self.t
+            worker.reports.append(worker.word())
+
     # -- what a worker does by itself
 
     def act(self, worker: Worker) -> None:
@@ -220,7 +231,7 @@ class RingWorld:
             self.put(worker.reports.popleft())
         elif worker.inside and worker.leases:
             self.work(worker)
-        elif worker.drain and not (self.ring and worker.name in self.ring.members):
+        elif worker.drain and (not self.ring or worker.name not in self.ring.members or self.t > worker.drains_s + 4.5):
             self.leave(worker)
         elif worker.finished:
             del self.workers[worker.name]
@@ -333,6 +344,7 @@ class RingWorld:
             if rank < torn:
                 one.weights = elected
                 one.entered = one.inside = self.ring.generation
+                self.held_by = self.ring.members if torn >= len(members) else self.held_by
             else:
                 one.broken = self.ring.generation
         if torn >= len(members) and holders:

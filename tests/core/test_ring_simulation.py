@@ -176,8 +176,7 @@ def test_all_members_that_are_asked_to_go_hand_their_weights_to_those_who_come()
     while world.newest.version < 6:
         world.turn()
     for worker in list(world.workers.values()):
-        worker.drain = True
-        world.put(worker.word())
+        world.drain(worker)
     leaving = set(world.workers)
     world.put(e.ScaleRequested(0, 1, 4))
     world.run_out()
@@ -261,8 +260,7 @@ class Ring(RuleBasedStateMachine):
     @rule(who=st.integers(0, 5))
     def drain(self, who):
         if worker := self.world.worker(who):
-            worker.drain = True
-            self.world.put(worker.word())
+            self.world.drain(worker)
 
     @rule(low=st.integers(1, 3), more=st.integers(0, 2))
     def scale(self, low, more):

@@ -15,6 +15,7 @@ from elasticdl.master.core.processes import Life, Process
 from elasticdl.master.core.ring_work import RingWork
 from elasticdl.master.core.scaling import Scaling
 
+_LEAVE_LIMIT_S = 60.0
 _WORKING = (Phase.WORKING, Phase.EVALUATING, Phase.DRAINING, Phase.CHECKPOINTING, Phase.EXPORTING)
 
 
@@ -69,6 +70,10 @@ class RingMembership:
             self.problem = event.problem
         word.heard_s, word.cut_off, word.leaving = event.at_s, False, event.leaving
         word.entered, word.broken = max(word.entered, event.entered), max(word.broken, event.broken)
+        if event.leaving and process.life is Life.READY:
+            text = f"{event.worker} is draining: the ring goes on without it"
+            process.enter(Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + _LEAVE_LIMIT_S)
+            self._facts.orders.announce("process", text, process=event.worker)
         self._entered(event)
 
     def lost_connection(self, event: ConnectionLost) -> None:

@@ -224,6 +224,18 @@ class RingWork:
                 return
             passed = passed or item.snapshot == cutting.id
 
+    def _doubtful_cut(self) -> None:
+        """The ring has come to a checkpoint mark, and another generation: whoever was to make the copy may be gone."""
+        cutting = self._snapshots.cutting
+        if cutting is None:
+            return
+        for item in self._items:
+            if item.steps_left:
+                return
+            if item.snapshot == cutting.id:
+                self._fail_cut("the ring was formed anew just there")
+                return
+
     def _tell_loss(self, event: ProgressReported, work: Ledger) -> None:
         if event.loss is None:
             return
@@ -244,6 +256,7 @@ class RingWork:
     def formed(self, members: int) -> None:
         """All members of a generation are in, with weights that are booked: what was void is void now."""
         self.members = members
+        self._doubtful_cut()
         if self.halting and self.halt_published:
             self.halting = ""
             self._drop_items()
