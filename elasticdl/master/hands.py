@@ -69,6 +69,9 @@ class Hands:
             case do.PublishRing():
                 assert self._desk.ring is not None
                 self._desk.ring.publish(command)
+            case do.WithdrawRing():
+                assert self._desk.ring is not None
+                self._desk.ring.withdraw()
             case do.LookAgain(after_s):
                 self._inbox.spawn("a look at the ring", self._look_again(after_s))
             case do.PublishServers():

@@ -42,8 +42,7 @@ class RingDesk:
 
     def publish(self, command: PublishRing) -> None:
         """Tell a generation to its members, and to those of the one before that are not in it; that one is over."""
-        if self._scope:
-            self._rendezvous.withdraw(self._scope)
+        self.withdraw()
         self._scope = new_scope(command.generation) if len(command.members) > 1 else ""
         if self._scope:
             self._rendezvous.open(self._scope)
@@ -59,6 +58,12 @@ class RingDesk:
         for name in dict.fromkeys((*self._members, *command.members)):
             self._orders.form(name, form)
         self._members = command.members
+
+    def withdraw(self) -> None:
+        """The newest generation will not be complete, or is over: who waits in it is told so."""
+        if self._scope:
+            self._rendezvous.withdraw(self._scope)
+            self._scope = ""
 
     def cut(self, worker: ProcessName, snapshot: SnapshotId) -> None:
         """That worker keeps a copy for `snapshot`."""

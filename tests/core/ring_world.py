@@ -87,6 +87,7 @@ class RingWorld:
         self.finish: c.FinishJob | None = None
         self.ring: c.PublishRing | None = None
         self.generations: list[int] = []
+        self.repeated = 0
         self.held_by: tuple[ProcessName, ...] = ()
         """Who was in the last generation that anybody entered."""
         self.saved: dict[str, Weights] = {}
@@ -132,6 +133,11 @@ class RingWorld:
                     self.workers[name].leases.clear()
             case c.PublishRing():
                 self.publish(command)
+            case c.WithdrawRing(generation):
+                for worker in self.workers.values():
+                    if worker.form is not None and worker.form.generation == generation and worker.inside != generation:
+                        worker.broken = generation
+                        worker.reports.append(worker.word())
             case c.LookAgain(after_s):
                 self.alarms.append(self.t + after_s)
             case c.SaveSnapshot(snapshot, version, ledger):
@@ -149,7 +155,8 @@ class RingWorld:
         if not ring.holders and before is not None:
             self.rolled_back += 1
             well = [one for name in self.held_by if (one := self.workers.get(name)) and not one.silent and not one.drain]
-            assert not well, f"weights of {[str(one.name) for one in well]} are thrown away"
+            repeated, self.repeated = self.repeated, self.state.receipt()["total"]["repeated"]
+            assert not well or repeated == self.repeated, f"weights of {[str(one.name) for one in well]} are thrown away"
         for name in dict.fromkeys((*(before.members if before else ()), *ring.members)):
             if name in self.workers:
                 self.workers[name].orders.append(ring)
@@ -419,6 +426,12 @@ class RingWorld:
     # -- time
 
     def tick(self, seconds: float) -> None:
+        while seconds > 0.5:
+            self._tick(0.5)
+            seconds -= 0.5
+        self._tick(seconds)
+
+    def _tick(self, seconds: float) -> None:
         until = self.t + seconds
         for alarm in sorted(alarm for alarm in self.alarms if alarm <= until):
             self.t = max(self.t, alarm)

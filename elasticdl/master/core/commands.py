@@ -108,6 +108,13 @@ class PublishRing(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class WithdrawRing(Command):
+    """End the rendezvous of a generation: those who wait in it learn at once that it will not be complete."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class LookAgain(Command):
     """Send a Tick after this time, sooner than the next regular one may come."""
 

@@ -7,7 +7,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.master.core import ring
-from elasticdl.master.core.commands import LookAgain, PublishRing
+from elasticdl.master.core.commands import LookAgain, PublishRing, WithdrawRing
 from elasticdl.master.core.events import ConnectionLost, RingTold
 from elasticdl.master.core.leasing import Leasing
 from elasticdl.master.core.parts import Facts, Phase
@@ -16,6 +16,7 @@ from elasticdl.master.core.ring_work import RingWork
 from elasticdl.master.core.scaling import Scaling
 
 _LEAVE_LIMIT_S = 60.0
+_DOUBT_S = 3.0
 _WORKING = (Phase.WORKING, Phase.EVALUATING, Phase.DRAINING, Phase.CHECKPOINTING, Phase.EXPORTING)
 
 
@@ -45,6 +46,8 @@ class RingMembership:
         """Who has the weights that the ring has come to."""
         self._begun = False
         self._looking_s: float | None = None
+        self._withdrawn = 0
+        self._withdrawn_s = 0.0
         self.present: ring.Generation | None = None
         self.formed = 0
         self.reason = "no worker is ready yet"
@@ -105,8 +108,29 @@ class RingMembership:
         if decision.look_again_s is not None and decision.look_again_s != self._looking_s:
             self._looking_s = decision.look_again_s
             self._facts.orders.give(LookAgain(max(0.0, decision.look_again_s - self._facts.now_s)))
-        if decision.generation > (self.present.number if self.present else 0):
+        if decision.generation > (self.present.number if self.present else 0) and not self._in_doubt(decision):
             self._publish(decision)
+
+    def _in_doubt(self, decision: ring.Decision) -> bool:
+        """Nobody is known to have the weights, but members of the present generation may have got them a moment ago.
+
+        Nothing more can come of that generation: as soon as it is withdrawn, they say how far they came.
+        """
+        present, now_s = self.present, self._facts.now_s
+        if present is None or not self._begun or any(name in self._holders for name in decision.members):
+            return False
+        unsure = [name for name in decision.members if name in present.members and not self._has_said(name, present.number)]
+        if not unsure:
+            return False
+        if self._withdrawn != present.number:
+            self._withdrawn, self._withdrawn_s = present.number, now_s
+            self._facts.orders.give(WithdrawRing(present.number), LookAgain(_DOUBT_S))
+        self.reason = f"{', '.join(map(str, unsure))} may have the weights; asking"
+        return now_s - self._withdrawn_s < _DOUBT_S
+
+    def _has_said(self, name: ProcessName, generation: int) -> bool:
+        word = self._words[name]
+        return word.entered >= generation or word.broken >= generation or word.cut_off
 
     def _anew(self) -> str:
         """Why a new generation is due though the members are what they are to be."""

@@ -282,9 +282,10 @@ class RingWork:
         self._facts.version = self._facts.acknowledged_version = version
         self._checkpointing.rolled_back(version)
         self._evaluation.version_changed()
-        where = path or "the beginning"
-        text = f"{why}: training goes on from {where}, version {version}; {repeated} records are trained again"
-        self._facts.orders.announce("ring", text, level="warning", details={"repeated": repeated, "version": version})
+        if repeated:
+            where = path or "the beginning"
+            text = f"{why}: training goes on from {where}, version {version}; {repeated} records are trained again"
+            self._facts.orders.announce("ring", text, level="warning", details={"repeated": repeated, "version": version})
         return path
 
     def _drop_items(self) -> None:
