@@ -283,5 +283,5 @@ class Ring(RuleBasedStateMachine):
             self.world.check_truth()
 
 
-Ring.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+Ring.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
 TestAnyScript = Ring.TestCase

@@ -14,6 +14,7 @@ from elasticdl.master.core.parts import Facts, Phase
 from elasticdl.master.core.processes import Life, Process
 from elasticdl.master.core.ring_work import RingWork
 from elasticdl.master.core.scaling import Scaling
+from elasticdl.master.core.status import RingStatus
 
 _LEAVE_LIMIT_S = 60.0
 _DOUBT_S = 3.0
@@ -57,6 +58,11 @@ class RingMembership:
     def members(self) -> tuple[ProcessName, ...]:
         """Of the newest generation, by rank."""
         return self.present.members if self.present else ()
+
+    def status(self) -> RingStatus:
+        """For people."""
+        number = self.present.number if self.present else 0
+        return RingStatus(number, self.formed, tuple(map(str, self.members)), self.reason)
 
     def told(self, event: RingTold) -> None:
         """A worker says where it stands."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, final
 
 from elasticdl.cluster.base import ProcessName
@@ -77,7 +78,8 @@ class JobState:
 
     def status(self) -> JobStatus:
         """The job as it is now."""
-        return view.status(self._facts, self._scaling, self._leasing, self._evaluation, self._checkpointing)
+        found = view.status(self._facts, self._scaling, self._leasing, self._evaluation, self._checkpointing)
+        return replace(found, ring=self._ring.status()) if self._facts.on_ring else found
 
     def receipt(self) -> dict[str, Any]:
         """Records by epoch and in total: expected, trained, repeated, bad, lost."""

@@ -56,6 +56,16 @@ class CheckpointStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class RingStatus:
+    """The ring. `formed` is the newest generation that all of its members entered; `reason` says why it is as it is."""
+
+    generation: int
+    formed: int
+    members: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RecordCounts:
     """Records of all epochs of the job. `records_per_s` is filled in by whoever watches over time."""
 
@@ -104,6 +114,8 @@ class JobStatus:
     receipt: dict[str, Any]
     outcome: str = ""
     exit_code: int | None = None
+    ring: RingStatus | None = None
+    """None where workers train through parameter servers."""
 
     def to_json(self) -> str:
         """All of it. Not-a-number and infinite losses are written as Python does (`NaN`, `Infinity`)."""

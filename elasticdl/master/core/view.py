@@ -177,7 +177,7 @@ def _waiting(facts: Facts, leasing: Leasing, evaluation: Evaluation, checkpointi
             reasons.append(f"{process.name} is {process.life}" + (f": {process.message}" if process.message else ""))
     if facts.phase in (Phase.ENDING, Phase.ENDED):
         return reasons
-    for process in facts.processes.live_workers():
+    for process in facts.processes.live_workers() if not facts.on_ring else ():
         if process.life is Life.READY and not leasing.leases_of(process.name):
             away = facts.servers_away()
             reasons.append(f"{process.name} has no work: {f'waiting for {away}' if away else leasing.idle_reason()}")

@@ -1,0 +1,171 @@
+"""Who is in the ring: the decision with plain values."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.master.core.ring import QUORUM_S, SETTLE_S, UNHEARD_S, Generation, Standing, Wanted, decide
+
+pytestmark = pytest.mark.core
+
+
+def name(index: int) -> ProcessName:
+    return ProcessName(Role.WORKER, index)
+
+
+def member(index: int, generation: int = 1, **more) -> Standing:
+    return Standing(name(index), more.pop("heard_s", 100.0), entered=generation, holds_state=True, **more)
+
+
+def joiner(index: int, since_s: float = 100.0, **more) -> Standing:
+    return Standing(name(index), 100.0, free_since_s=since_s, **more)
+
+
+ONE_TO_FOUR = Wanted(1, 4, coming=0)
+PAIR = Generation(1, (name(0), name(1)), 50.0)
+
+
+def test_nobody_ready_is_no_ring():
+    decision = decide(0.0, None, [], ONE_TO_FOUR)
+    assert decision.members == ()
+    assert decision.generation == 0
+
+
+def test_all_that_are_wanted_begin_at_once():
+    decision = decide(100.0, None, [joiner(0), joiner(1)], Wanted(2, 2, coming=3))
+    assert decision.members == (name(0), name(1))
+    assert decision.generation == 1
+
+
+def test_fewer_than_the_fewest_wait_for_those_who_are_coming_but_not_for_ever():
+    wanted = Wanted(3, 4, coming=2)
+    early = decide(101.0, None, [joiner(0)], wanted)
+    assert early.members == ()
+    assert early.look_again_s == 100.0 + QUORUM_S
+    assert "waiting for the others" in early.reason
+    late = decide(100.0 + QUORUM_S, None, [joiner(0)], wanted)
+    assert late.members == (name(0),)
+    assert "though 3 are wanted" in late.reason
+
+
+def test_fewer_than_the_fewest_begin_at_once_when_nobody_else_is_coming():
+    assert decide(100.0, None, [joiner(0)], Wanted(3, 4, coming=0)).members == (name(0),)
+
+
+def test_joiners_that_come_together_join_together():
+    workers = [member(0), member(1), joiner(2, 100.0)]
+    wanted = Wanted(1, 4, coming=1)
+    decision = decide(100.1, PAIR, workers, wanted)
+    assert decision.generation == 1
+    assert decision.look_again_s == 100.0 + SETTLE_S
+    decision = decide(100.2, PAIR, [*workers, joiner(3, 100.2)], Wanted(1, 4, coming=0))
+    assert decision.members == (name(0), name(1), name(2), name(3))
+    assert decision.generation == 2
+
+
+def test_a_joiner_waits_until_the_generation_before_is_complete():
+    workers = [member(0), member(1, generation=0, free_since_s=99.0), joiner(2)]
+    assert decide(100.5, PAIR, workers, ONE_TO_FOUR).generation == 1
+
+
+def test_no_more_than_the_most_are_let_in():
+    workers = [member(0), member(1), joiner(2), joiner(3)]
+    assert decide(101.0, PAIR, workers, Wanted(1, 3, coming=0)).members == (name(0), name(1), name(2))
+
+
+def test_a_loss_waits_for_nobody():
+    decision = decide(100.0, PAIR, [member(1)], Wanted(2, 4, coming=2))
+    assert decision.members == (name(1),)
+    assert decision.generation == 2
+    assert "worker-0 ended" in decision.reason
+
+
+def test_a_member_that_says_it_broke_and_the_one_that_is_heard_of_afterwards_go_on_together():
+    broken = member(0, broken=1, free_since_s=100.0)
+    assert decide(100.5, PAIR, [broken, member(1, heard_s=99.0)], ONE_TO_FOUR).generation == 1
+    again = decide(100.5, PAIR, [broken, member(1, heard_s=100.4)], ONE_TO_FOUR)
+    assert again.members == PAIR.members
+    assert again.generation == 2
+
+
+def test_a_member_that_is_not_heard_of_is_left_out_after_its_time():
+    broken = member(0, broken=1, free_since_s=100.0)
+    quiet = member(1, heard_s=98.0)
+    early = decide(100.5, PAIR, [broken, quiet], ONE_TO_FOUR)
+    assert early.generation == 1
+    assert early.look_again_s == 98.0 + UNHEARD_S
+    assert decide(98.0 + UNHEARD_S, PAIR, [broken, quiet], ONE_TO_FOUR).members == (name(0),)
+
+
+def test_a_member_whose_connection_broke_is_left_out_at_once():
+    broken = member(0, broken=1, free_since_s=100.0)
+    assert decide(100.0, PAIR, [broken, member(1, cut_off=True)], ONE_TO_FOUR).members == (name(0),)
+
+
+def test_the_last_that_has_the_weights_is_never_left_out_for_silence():
+    waiting = Standing(name(0), 100.0, free_since_s=90.0)
+    quiet = member(1, generation=1, heard_s=50.0)
+    decision = decide(100.0, Generation(2, (name(1), name(0)), 95.0), [waiting, quiet], ONE_TO_FOUR)
+    assert name(1) in decision.members
+
+
+def test_one_that_leaves_stays_until_somebody_else_has_the_weights():
+    only = Generation(1, (name(0),), 50.0)
+    leaver = member(0, leaving=True)
+    assert decide(100.0, only, [leaver], Wanted(1, 1, coming=1)).generation == 1
+    taking = decide(100.0, only, [leaver, joiner(1)], Wanted(1, 1, coming=0))
+    assert taking.members == (name(0), name(1))
+    second = Generation(2, taking.members, 100.0)
+    both = [member(0, generation=2, leaving=True), member(1, generation=2)]
+    assert decide(100.1, second, both, Wanted(1, 1, coming=0)).members == (name(1),)
+
+
+@st.composite
+def anything(draw):
+    workers = []
+    for index in range(draw(st.integers(0, 5))):
+        free = draw(st.none() | st.floats(0, 100))
+        workers.append(
+            Standing(
+                name(index),
+                draw(st.floats(0, 100)),
+                draw(st.integers(0, 3)),
+                draw(st.integers(0, 3)),
+                free,
+                draw(st.booleans()),
+                draw(st.booleans()),
+                draw(st.booleans()),
+            )
+        )
+    members = draw(st.lists(st.integers(0, 5), unique=True, min_size=1, max_size=4))
+    present = draw(st.none() | st.just(Generation(draw(st.integers(1, 3)), tuple(map(name, members)), 0.0)))
+    low = draw(st.integers(1, 3))
+    return draw(st.floats(100, 200)), present, workers, Wanted(low, low + draw(st.integers(0, 2)), draw(st.integers(0, 3)))
+
+
+@given(anything())
+def test_whatever_is_known_members_live_generations_grow_and_order_is_kept(case):
+    now_s, present, workers, wanted = case
+    decision = decide(now_s, present, workers, wanted)
+    before = present.number if present else 0
+    assert decision.generation in (before, before + 1)
+    assert decision.reason
+    if decision.look_again_s is not None and decision.generation == before:
+        assert decision.look_again_s > now_s
+    if decision.generation == before:
+        return
+    assert decision.members
+    known = {worker.name: worker for worker in workers}
+    assert set(decision.members) <= known.keys()
+    assert len(set(decision.members)) == len(decision.members)
+    old = [member for member in (present.members if present else ()) if member in decision.members]
+    assert list(decision.members[: len(old)]) == old
+    new = decision.members[len(old) :]
+    assert all(known[one].free_since_s is not None and not known[one].leaving for one in new)
+    assert not new or sum(not known[one].leaving for one in decision.members) <= wanted.high
+    holders = [worker for worker in workers if worker.holds_state and present and worker.name in present.members]
+    if holders:
+        assert any(known[one].holds_state for one in decision.members)

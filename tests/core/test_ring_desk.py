@@ -1,0 +1,180 @@
+"""What the master tells workers of the ring, and what becomes of copies of weights."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.errors import TransientError
+from elasticdl.master.core.commands import PublishRing
+from elasticdl.master.core.events import ProgressReported, RingTold, SnapshotCut
+from elasticdl.master.order_board import OrderBoard
+from elasticdl.master.reports import events_of
+from elasticdl.master.ring_desk import RingDesk
+from elasticdl.rpc import messages
+from elasticdl.rpc.conversation import (
+    Order,
+    Progress,
+    Report,
+    RingCut,
+    RingDrop,
+    RingForm,
+    RingSave,
+    RingSaved,
+    RingWord,
+    Servers,
+    WrittenFile,
+)
+from elasticdl.shard import Applied, Lease, Mark, RingItem, Shard, ShardId, SnapshotId, Task
+
+pytestmark = pytest.mark.core
+
+FIRST, SECOND, THIRD = (ProcessName(Role.WORKER, index) for index in range(3))
+
+
+async def taken(board: OrderBoard, name: ProcessName, count: int) -> list[Order]:
+    """The next orders of a new stream."""
+    found = []
+    async for order in board.stream(name):
+        found.append(order)
+        if len(found) == count:
+            break
+    return found
+
+
+def test_a_generation_is_told_to_its_members_and_to_those_who_are_out_and_again_at_every_new_stream():
+    async def scene():
+        board = OrderBoard(0)
+        desk = RingDesk(board, "old/version-7")
+        port = await desk.start("127.0.0.1")
+        desk.publish(PublishRing(1, (FIRST, SECOND), (), 1))
+        desk.publish(PublishRing(2, (SECOND, THIRD), (0,), 1))
+        for name in (FIRST, SECOND, THIRD):
+            for _ in range(2):
+                servers, form = await taken(board, name, 2)
+                assert servers == Servers(())
+                assert isinstance(form, RingForm)
+                assert form.generation == 2
+                assert form.members == ("worker-1", "worker-2")
+                assert form.port == port
+                assert form.restore_from == ""
+        desk.publish(PublishRing(3, (SECOND,), (), 1))
+        alone = (await taken(board, SECOND, 2))[1]
+        assert alone.scope == ""
+        assert alone.restore_from == "old/version-7"
+        desk.publish(PublishRing(4, (SECOND,), (), 9, "new/version-9"))
+        assert (await taken(board, SECOND, 2))[1].restore_from == "new/version-9"
+        await desk.close()
+
+    asyncio.run(scene())
+
+
+def test_each_generation_has_a_rendezvous_of_its_own_that_ends_with_the_next():
+    async def get(port: int, scope: str) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET /{scope}:0/global_/0 HTTP/1.1\r\n\r\n".encode())
+        status = await reader.readline()
+        writer.close()
+        return status
+
+    async def scene():
+        board = OrderBoard(0)
+        desk = RingDesk(board, "")
+        await desk.start("127.0.0.1")
+        desk.publish(PublishRing(1, (FIRST, SECOND), (), 1))
+        first = (await taken(board, FIRST, 2))[1]
+        waiting = asyncio.ensure_future(get(first.port, first.scope))
+        await asyncio.sleep(0)
+        desk.publish(PublishRing(2, (FIRST, SECOND), (0, 1), 1))
+        async with asyncio.timeout(5):
+            assert b" 410 " in await waiting
+        second = (await taken(board, FIRST, 2))[1]
+        assert second.scope != first.scope
+        await desk.close()
+
+    asyncio.run(scene())
+
+
+def test_a_copy_of_the_weights_is_saved_by_whoever_made_it():
+    async def scene():
+        board = OrderBoard(0)
+        desk = RingDesk(board, "")
+        desk.cut(FIRST, SnapshotId(4))
+        saving = asyncio.ensure_future(desk.save(SnapshotId(4), "there"))
+        assert (await taken(board, FIRST, 2))[1] == RingSave(SnapshotId(4), "there")
+        desk.saved(RingSaved(SnapshotId(4), 12, (WrittenFile("a", 3, "crc32c:00000000"),), "{}", 5))
+        (saved,) = await saving
+        assert (saved.version, saved.rows, saved.parameters, saved.files[0].name) == (12, 5, "{}", "a")
+        desk.drop(SnapshotId(4))
+        assert RingDrop(SnapshotId(4)) in await taken(board, FIRST, 2)
+
+    asyncio.run(scene())
+
+
+def test_a_copy_that_went_with_its_worker_is_a_checkpoint_that_failed():
+    async def scene():
+        desk = RingDesk(OrderBoard(0), "")
+        desk.cut(FIRST, SnapshotId(4))
+        saving = asyncio.ensure_future(desk.save(SnapshotId(4), "there"))
+        await asyncio.sleep(0)
+        desk.leave(FIRST)
+        with pytest.raises(TransientError, match="worker-0: it is gone"):
+            await saving
+        with pytest.raises(TransientError, match="nobody has a copy"):
+            await desk.save(SnapshotId(4), "there")
+
+    asyncio.run(scene())
+
+
+def test_what_was_cut_and_trained_is_told_before_where_the_worker_stands():
+    applied = Applied(ShardId(1), 0, 8)
+    report = Report(
+        progress=(Progress(Task.TRAINING, applied, version=3),),
+        ring=RingWord(entered=2),
+        ring_cuts=(RingCut(SnapshotId(5), 3),),
+    )
+    assert [type(event) for event in events_of(FIRST, report, 1.0)] == [SnapshotCut, ProgressReported, RingTold]
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        Report(ring=RingWord(True, 3, 4, True, "a peer closed the connection")),
+        Report(ring_cuts=(RingCut(SnapshotId(0), 0),)),
+        Report(ring_saves=(RingSaved(SnapshotId(2), 7, (WrittenFile("a.bin", 10, "crc32c:0a0b0c0d"),), "{}", 3, "no"),)),
+    ],
+)
+def test_reports_of_a_ring_survive_the_wire(report: Report):
+    assert messages.report_from_wire(messages.report_to_wire(report, 1)) == report
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        RingForm(3, ("worker-0", "worker-2"), (1,), 7, "", 4711, "g3-abc"),
+        RingForm(1, ("worker-0",), (), 1, "c/version-3"),
+        RingSave(SnapshotId(0), "d"),
+        RingDrop(SnapshotId(0)),
+    ],
+)
+def test_orders_of_a_ring_survive_the_wire(order: Order):
+    assert messages.order_from_wire(messages.order_to_wire(order)) == order
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        RingItem(1, Lease(Task.TRAINING, Shard(ShardId(3), "a", 0, 9), 0, order_seed=5, limit=8), 4, 2.0),
+        RingItem(2, None, mark=Mark.PAUSE),
+        RingItem(3, None, mark=Mark.CHECKPOINT, snapshot=SnapshotId(0)),
+    ],
+)
+def test_items_of_a_ring_survive_the_wire(item: RingItem):
+    assert messages.lease_answer_from_wire(messages.lease_answer_to_wire(item)) == item
+
+
+def test_a_form_that_names_a_holder_beyond_its_members_is_nonsense():
+    with pytest.raises(ValueError, match="takes? the weights"):
+        messages.order_from_wire(messages.order_to_wire(RingForm(3, ("worker-0",), (1,), 7)))
