@@ -147,7 +147,7 @@ class RingStep:
         variables = [one.value for one in self._model.trainable]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
-            with keras.StatelessScope(self._random(control), collect_losses=True) as scope:
+            with keras.StatelessScope([*self._random(control), *self._regularised()], collect_losses=True) as scope:
                 outputs = self._model.model(features, training=True)
                 losses = list(self._model.model.losses)
             value, examples = self._mean_loss(labels, outputs)
@@ -173,6 +173,11 @@ class RingStep:
             offset = tf.stack([control[0] * _RANK_STRIDE, control[1] * _CALLS_PER_STEP])
             mapping.append((seed, seed.value + tf.cast(offset, seed.value.dtype)))
         return mapping
+
+    def _regularised(self) -> list[tuple[Any, Tensor]]:
+        """Keras looks regularised weights up in the scope; the others are read where they are used, as slices where possible."""
+        regularised = [one for one in self._model.trainable if one.regularizer is not None]
+        return [(one, tf.convert_to_tensor(one.value)) for one in regularised]
 
     def _difference(self, scope: keras.StatelessScope, variable: Any) -> Tensor:  # noqa: ANN401 - a Keras variable
         new = scope.get_current_value(variable)

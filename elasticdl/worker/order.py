@@ -76,12 +76,20 @@ class LoadedShard:
         examples = list(self.bad_examples)
         for start in range(begin, len(order), size):
             end = min(start + size, len(order))
-            chosen = self.record_of[order[start:end]]
-            good = chosen[chosen != BAD]
-            bad = end - start - len(good)
+            records, bad = self.entries(order, start, end)
             told = tuple(examples[:bad])
             del examples[:bad]
-            yield Window(_taken(self.records, good), start, end, bad, told)
+            yield Window(records, start, end, bad, told)
+
+    def entries(self, order: Positions, begin: int, end: int) -> tuple[Records, int]:
+        """The good records among entries [begin, end) of `order`, and how many of these are bad."""
+        chosen = self.record_of[order[begin:end]]
+        good = chosen[chosen != BAD]
+        return _taken(self.records, good), end - begin - len(good)
+
+    def bad_among(self, order: Positions, begin: int, end: int) -> int:
+        """How many of entries [begin, end) of `order` are bad."""
+        return int(np.count_nonzero(self.record_of[order[begin:end]] == BAD))
 
 
 def order_of(records: int, order_seed: int | None) -> Positions:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
-from elasticdl.rpc.conversation import Failure, MetricState, Progress, Report, Summary
+from elasticdl.rpc.conversation import Failure, MetricState, Progress, Report, RingCut, RingSaved, RingWord, Summary
 from elasticdl.shard import Applied, Lease, Shard, ShardId
 
 LeaseKey: TypeAlias = tuple[ShardId, int]
@@ -85,6 +85,9 @@ class Outbox:
         self._failures: list[Failure] = []
         self._exported = ""
         self._stop_asked = ""
+        self._word: RingWord | None = None
+        self._cuts: list[RingCut] = []
+        self._saves: list[RingSaved] = []
         self.urgent = threading.Event()
 
     def hold(self, lease: Lease) -> None:
@@ -153,6 +156,24 @@ class Outbox:
             self._stop_asked = reason
         self.urgent.set()
 
+    def say(self, word: RingWord) -> None:
+        """Where this worker stands with the ring; told in each report from now on."""
+        with self._lock:
+            self._word = word
+        self.urgent.set()
+
+    def cut(self, cut: RingCut) -> None:
+        """A copy of the weights is kept."""
+        with self._lock:
+            self._cuts.append(cut)
+        self.urgent.set()
+
+    def saved(self, saved: RingSaved) -> None:
+        """A copy was written, or could not be."""
+        with self._lock:
+            self._saves.append(saved)
+        self.urgent.set()
+
     def take(self, gauges: Mapping[str, float]) -> Report:
         """All that waits, as one report. Empty but for the gauges if nothing does."""
         with self._lock:
@@ -164,7 +185,11 @@ class Outbox:
                 exported=self._exported,
                 stop_asked=self._stop_asked,
                 gauges=gauges,
+                ring=self._word,
+                ring_cuts=tuple(self._cuts),
+                ring_saves=tuple(self._saves),
             )
+            self._cuts, self._saves = [], []
             self._held = {key: held for key, held in self._held.items() if not held.done and not held.closed}
             self._summaries, self._failures, self._exported, self._stop_asked = [], [], "", ""
             return report

@@ -35,6 +35,15 @@ class Exchange:
         with self._ring.guarded():
             self._give(tf.constant(giving))
 
+    def copied(self) -> list[NDArray[Any]]:
+        """The values of all variables: copies."""
+        return [np.array(one.numpy()) for chunk in self._chunks for one in chunk]
+
+    def load(self, values: Sequence[NDArray[Any]]) -> None:
+        """Set all variables to what `copied` gave."""
+        for one, value in zip([one for chunk in self._chunks for one in chunk], values, strict=True):
+            one.assign(value)
+
     def _gathered(self, numbers: Tensor) -> Tensor:
         return self._ring.gathered(f"numbers.{numbers.shape[1]}", numbers)
 

@@ -16,7 +16,12 @@ _SHARDS_TRIED = 8
 
 
 def first_features(sources: Sources, task: Task) -> Structure:
-    """Features of the first records from which `feed` makes any. Nothing is counted as read.
+    """Features of the first batch, see there."""
+    return first_batch(sources, task)[0]
+
+
+def first_batch(sources: Sources, task: Task) -> tuple[Structure, Structure]:
+    """(features, labels) of the first records from which `feed` makes any. Nothing is counted as read.
 
     Raises UserError if there are none in the first few minibatches.
     """
@@ -31,5 +36,5 @@ def first_features(sources: Sources, task: Task) -> Structure:
         for window in LoadedShard.read(shard, reader.read(shard)).windows(order_of(shard.records, None), 0, shard.records):
             made = feed(window.records) if window.good else None
             if made is not None:
-                return made[0]
+                return made
     raise UserError(f"`feed` made nothing of the first records of {source.name}", hint="check what it filters")

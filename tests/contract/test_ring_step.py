@@ -1,0 +1,197 @@
+"""A step of several members gives what one process gives on the whole minibatch, for every division of it."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from elasticdl.model.module import ModelModule
+from elasticdl.model.ring_model import RingModel
+from elasticdl.model.ring_step import RingStep
+from elasticdl.worker.ring_reading import slice_of
+
+pytestmark = pytest.mark.contract
+
+IDS = 11
+
+
+class Others:
+    """A ring whose other members have been asked before: what they bring is in variables. Keeps what this member brings."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, tf.Variable] = {}
+        self.after: dict[str, tf.Variable] = {}
+        self.mine: dict[str, tf.Variable] = {}
+
+    def reduced(self, name, tensor):
+        self._make(name, tensor, np.zeros(tensor.shape, tensor.dtype.as_numpy_dtype), tensor.shape)
+        self.mine[name].assign(tensor)
+        return self.before[name] + tensor + self.after[name]
+
+    def gathered(self, name, tensor):
+        self._make(name, tensor, np.zeros([0, *tensor.shape[1:]], tensor.dtype.as_numpy_dtype), [None, *tensor.shape[1:]])
+        self.mine[name].assign(tensor)
+        return tf.concat([self.before[name], tensor, self.after[name]], 0)
+
+    def _make(self, name, tensor, value, shape) -> None:
+        if name not in self.mine:
+            with tf.init_scope():
+                for place in (self.before, self.after, self.mine):
+                    place[name] = tf.Variable(value, shape=shape, trainable=False)
+
+
+def module_of(loss, optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9), build=None) -> ModelModule:
+    return ModelModule("m.py", ".", build or model, loss, optimizer, feed_batch=lambda *_: None)
+
+
+def model() -> keras.Model:
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    numbers = keras.Input((2,), dtype="float64", name="numbers")
+    rows = keras.layers.Embedding(IDS, 4, dtype="float64")(ids)
+    flat = keras.layers.Concatenate(dtype="float64")([keras.layers.Flatten(dtype="float64")(rows), numbers])
+    hidden = keras.layers.Dense(5, activation="tanh", dtype="float64", kernel_regularizer=keras.regularizers.L2(0.01))(flat)
+    return keras.Model({"ids": ids, "numbers": numbers}, keras.layers.Dense(1, dtype="float64")(hidden))
+
+
+def mean_loss(labels, predictions):
+    return tf.reduce_mean(tf.square(labels - predictions[:, 0]))
+
+
+def loss_per_example(labels, predictions):
+    return tf.square(labels - predictions[:, 0])
+
+
+def batch(count: int, seed: int = 0):
+    random = np.random.default_rng(seed)
+    features = {"ids": random.integers(0, IDS, (count, 3)), "numbers": random.normal(size=(count, 2))}
+    return features, random.normal(size=count)
+
+
+def part_of(whole, rank: int, size: int):
+    count = len(whole[1])
+    begin, end = slice_of(0, count, rank, size)
+    if begin == end:
+        return None
+    return tf.nest.map_structure(lambda one: one[begin:end], whole)
+
+
+class Member:
+    def __init__(self, module: ModelModule) -> None:
+        self.others = Others()
+        self.model = RingModel.build(module, {}, seed=5)
+        self.step = RingStep(self.model, self.others)
+        self.run(batch(4, seed=9))  # compiled, as a joiner is
+        self.reset(self.values)
+
+    values: list
+
+    def run(self, part, rank=0, iteration=0):
+        if not hasattr(self, "values"):
+            self.values = [one.numpy() for one in self.model.state().values()]
+        return self.step.train(part, rank=rank, iteration=iteration)
+
+    def reset(self, values) -> None:
+        for one, value in zip(self.model.state().values(), values, strict=True):
+            one.assign(value)
+
+    def state(self):
+        return [one.numpy() for one in self.model.state().values()]
+
+
+def step_of_all(members: list[Member], whole, iteration: int):
+    """First each alone, to learn what it brings; then all, each with what the others bring."""
+    for rank, member in enumerate(members):
+        kept = member.state()
+        for place in (member.others.before, member.others.after):
+            for name in place:
+                place[name].assign(tf.zeros_like(place[name]) if place[name].shape.is_fully_defined() else place[name][:0])
+        member.run(part_of(whole, rank, len(members)), rank, iteration)
+        member.reset(kept)
+    brought = [{name: one.numpy() for name, one in member.others.mine.items()} for member in members]
+    outcomes = []
+    for rank, member in enumerate(members):
+        for name in member.others.mine:
+            for place, others in ((member.others.before, brought[:rank]), (member.others.after, brought[rank + 1 :])):
+                if place[name].shape.is_fully_defined():
+                    place[name].assign(sum((one[name] for one in others), np.zeros(place[name].shape)))
+                else:
+                    place[name].assign(np.concatenate([brought[0][name][:0], *(one[name] for one in others)]))
+        outcomes.append(member.run(part_of(whole, rank, len(members)), rank, iteration))
+    return outcomes
+
+
+@pytest.mark.parametrize("loss", [mean_loss, loss_per_example])
+@pytest.mark.parametrize(("size", "count"), [(2, 8), (3, 7), (4, 3)])
+def test_members_with_parts_of_any_size_do_what_one_process_does_on_the_whole(loss, size, count) -> None:
+    module = module_of(loss)
+    alone, members = Member(module), [Member(module) for _ in range(size)]
+    for iteration in range(3):
+        whole = batch(count, seed=iteration)
+        expected = alone.run(whole, 0, iteration)
+        for outcome in step_of_all(members, whole, iteration):
+            assert outcome.examples == expected.examples == count
+            assert outcome.loss == pytest.approx(expected.loss, rel=1e-12)
+        for member in members:
+            for name, mine, theirs in zip(member.model.state(), member.state(), alone.state(), strict=True):
+                np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-13, err_msg=name)
+
+
+def test_an_optimizer_that_looks_at_whole_rows_sees_each_id_once() -> None:
+    module = module_of(mean_loss, lambda: keras.optimizers.Adagrad(0.1))
+    alone, members = Member(module), [Member(module) for _ in range(2)]
+    whole = batch(6)
+    alone.run(whole)
+    step_of_all(members, whole, 0)
+    for mine, theirs in zip(members[1].state(), alone.state(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-13)
+
+
+def test_a_step_that_is_not_finite_is_not_applied_and_names_where() -> None:
+    member = Member(module_of(mean_loss))
+    before = member.state()
+    features, labels = batch(4)
+    labels[2] = np.nan
+    outcome = member.run((features, labels))
+    assert not outcome.applied and outcome.nonfinite.startswith("loss, ")
+    for name, now, then in zip(member.model.state(), member.state(), before, strict=True):
+        np.testing.assert_array_equal(now, then, err_msg=name)
+
+
+def test_a_ring_of_which_nobody_has_examples_applies_nothing() -> None:
+    member = Member(module_of(mean_loss))
+    before = member.state()
+    outcome = member.run(None)
+    assert (outcome.examples, outcome.applied) == (0, False)
+    for now, then in zip(member.state(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+def noisy() -> keras.Model:
+    layers = keras.layers
+    parts = [keras.Input((2,), dtype="float64"), layers.Dense(64, dtype="float64"), layers.Dropout(0.5, dtype="float64")]
+    return keras.Sequential([*parts, layers.BatchNormalization(dtype="float64"), layers.Dense(1, dtype="float64")])
+
+
+def test_members_drop_out_differently_and_yet_stay_alike() -> None:
+    members = [Member2(noisy) for _ in range(2)]
+    features = np.random.default_rng(0).normal(size=(4, 2))
+    same_part = np.concatenate([features, features]), np.zeros(8)
+    step_of_all(members, same_part, 3)
+    first, second = (member.others.mine["float64.0"].numpy() for member in members)
+    assert not np.array_equal(first, second)
+    for mine, theirs in zip(members[0].state(), members[1].state(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12)
+    assert not np.array_equal(members[0].model.averaged[0].numpy(), np.zeros(64))
+
+
+class Member2(Member):
+    """Of a model with one array of features."""
+
+    def __init__(self, build) -> None:
+        self.others = Others()
+        self.model = RingModel.build(module_of(mean_loss, build=build), {}, seed=5)
+        self.step = RingStep(self.model, self.others)
+        self.run((np.ones((4, 2)), np.zeros(4)))
+        self.reset(self.values)

@@ -1,0 +1,159 @@
+"""One member of a ring, for tests: the worker's own loop on records in memory, told of forms on stdin, telling on stdout.
+
+python ring_member.py NAME '{"delay_s": 0.0, "records": 96, ...}'
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from elasticdl.clock import SystemClock
+from elasticdl.data.base import Block, Metadata
+from elasticdl.job import ModelSection
+from elasticdl.model.input import Feeder
+from elasticdl.model.module import load_module
+from elasticdl.model.ring_model import RingModel
+from elasticdl.model.ring_step import RingStep
+from elasticdl.rpc.conversation import Finished, RingForm
+from elasticdl.shard import Lease, RingItem, Shard, ShardId, Source, Task
+from elasticdl.worker.ending import Ending
+from elasticdl.worker.gauges import Gauges
+from elasticdl.worker.handoff import Ended
+from elasticdl.worker.leases import LeaseKeeper
+from elasticdl.worker.outbox import Outbox
+from elasticdl.worker.patience import Patience
+from elasticdl.worker.reading import Sources
+from elasticdl.worker.ring import HorovodRing
+from elasticdl.worker.ring_forms import Forms
+from elasticdl.worker.ring_reading import RingReading
+from elasticdl.worker.ring_state import Exchange
+from elasticdl.worker.ring_trainer import Parts, RingTrainer
+from elasticdl.worker.sampling import first_batch
+from elasticdl.worker.surroundings import Surroundings
+from elasticdl.worker.watch import Watch
+
+ZOO = Path(__file__).parent / "ring_zoo"
+_tell_lock = threading.Lock()
+
+
+def tell(**what: object) -> None:
+    with _tell_lock:
+        print(json.dumps(what), flush=True)
+
+
+class MemoryReader:
+    """Five numbers a record, always the same ones."""
+
+    metadata = Metadata(())
+
+    def __init__(self, records: int) -> None:
+        self._rows = np.random.default_rng(1).normal(size=(records, 5))
+
+    def sources(self) -> tuple[Source, ...]:
+        return (Source("memory", len(self._rows)),)
+
+    def read(self, shard: Shard):
+        yield Block(self._rows[shard.begin : shard.end], shard.records)
+
+    def close(self) -> None: ...
+
+
+class Items:
+    """Two shards an epoch, in a seeded order of records, and pauses between epochs."""
+
+    def __init__(self, setting: dict) -> None:
+        self._setting = setting
+
+    def request_item(self, number: int, at_mark: bool, wait_s: float):
+        records, epochs, batch = (self._setting[name] for name in ("records", "epochs", "batch"))
+        if number > 3 * epochs:
+            return Finished()
+        epoch, place = divmod(number - 1, 3)
+        if place == 2:
+            return RingItem(number, None, mark="pause")
+        half = records // 2
+        shard = Shard(ShardId(place), "memory", place * half, half if place == 0 else records)
+        return RingItem(number, Lease(Task.TRAINING, shard, epoch, epoch=epoch, order_seed=7 * number), batch=batch)
+
+
+class Telling:
+    """Tells of each step as it is done."""
+
+    def __init__(self, delay_s: float) -> None:
+        self._delay_s = delay_s
+
+    def before_step(self, item: RingItem) -> None:
+        threading.Event().wait(self._delay_s)
+
+    def after_step(self, loss: float | None, version: int) -> None:
+        tell(step=version, loss=loss, time=time.monotonic())
+
+    def rate(self, version: int, scale: float) -> None: ...
+
+    def at_mark(self, item: RingItem, version: int, stop) -> bool:
+        return not stop()
+
+    def restore(self, directory: str) -> int:
+        return 0
+
+
+def report(outbox: Outbox, ending: Ending) -> None:
+    while True:
+        outbox.urgent.wait(0.2)
+        made = outbox.take({})
+        for one in made.progress:
+            tell(shard=one.applied.shard, attempt=one.applied.attempt, offset=one.applied.offset, version=one.version)
+        word = made.ring
+        if word is not None:
+            tell(ready=word.ready, entered=word.entered, broken=word.broken, leaving=word.leaving, problem=word.problem)
+
+
+def main(name: str, setting: dict) -> None:
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(3)
+    module = load_module(ModelSection(model_zoo=str(ZOO), model_def=setting["model"]))
+    reader = MemoryReader(setting["records"])
+    feeder = Feeder(module, Task.TRAINING, reader.metadata)
+    sources = Sources(lambda task: reader, lambda task: feeder, setting["batch"])
+    model = RingModel.build(module, {}, seed=3)
+    ending, outbox, clock = Ending(), Outbox(), SystemClock()
+    gauges = Gauges(clock)
+    around = Surroundings(LeaseKeeper(None, outbox, ending), outbox, gauges, Patience(ending, gauges, clock), Watch(clock), ending)
+    ring = HorovodRing()
+    exchange = Exchange(ring, list(model.state().values()))
+    reading, forms = RingReading(Items(setting), sources, ending), Forms(ending)
+    parts = Parts(ring, exchange, RingStep(model, ring), reading, Telling(setting["delay_s"]))
+    trainer = RingTrainer(name, "127.0.0.1", parts, around, forms)
+    trainer.warm_up(first_batch(sources, Task.TRAINING))
+    reading.start()
+
+    def hear() -> None:
+        for line in sys.stdin:
+            form = json.loads(line)
+            forms.put(RingForm(**{**form, "members": tuple(form["members"]), "holders": tuple(form["holders"])}))
+
+    for run in (hear, lambda: report(outbox, ending)):
+        threading.Thread(target=run, daemon=True).start()
+    try:
+        trainer.run()
+    except Ended:
+        tell(failed=str(ending.reason), error=repr(getattr(ending.reason, "error", "")))
+        os._exit(1)
+    threading.Event().wait(0.3)
+    digest = hashlib.sha256(b"".join(value.tobytes() for value in exchange.copied())).hexdigest()
+    tell(end=trainer.version, digest=digest)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))

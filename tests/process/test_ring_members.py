@@ -1,0 +1,134 @@
+"""Rings of real processes: whoever is killed and whoever joins, the model goes the way it would have gone undisturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.process.ring_stage import RingStage
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: run `make horovod`"),
+]
+
+STEPS = 24
+"""Of 2 epochs with 96 records in 2 shards, by 8."""
+
+
+def run(tmp_path: Path, play: Callable[[RingStage], Awaitable[None]], **setting: object) -> RingStage:
+    stage = RingStage(tmp_path, **setting)
+
+    async def main() -> None:
+        async with stage:
+            await play(stage)
+
+    asyncio.run(main())
+    return stage
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> dict[int, float]:
+    """Losses of a ring of one."""
+
+    async def play(stage: RingStage) -> None:
+        await stage.form([await stage.spawn()])
+        await stage.ends()
+
+    stage = run(tmp_path_factory.mktemp("undisturbed"), play)
+    return {version: losses.pop() for version, losses in stage.losses().items()}
+
+
+def check(stage: RingStage, ends: list[dict], undisturbed: dict[int, float]) -> None:
+    assert {one["end"] for one in ends} == {STEPS}
+    assert len({one["digest"] for one in ends}) == 1, "the members' weights differ"
+    assert stage.offsets() == {(shard, epoch): 48 for shard in (0, 1) for epoch in (0, 1)}
+    seen = stage.losses()
+    assert seen.keys() == set(range(1, STEPS + 1))
+    for version, losses in seen.items():
+        for loss in losses:
+            assert loss == pytest.approx(undisturbed[version], rel=1e-9), f"version {version}"
+
+
+def test_three_members_do_what_one_does(tmp_path, undisturbed) -> None:
+    ends: list[dict] = []
+
+    async def play(stage: RingStage) -> None:
+        await stage.form(list(await asyncio.gather(*(stage.spawn() for _ in range(3)))))
+        ends.extend(await stage.ends())
+
+    check(run(tmp_path, play), ends, undisturbed)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_ring_goes_on_without_a_killed_member(tmp_path, undisturbed, victim) -> None:
+    ends: list[dict] = []
+
+    async def play(stage: RingStage) -> None:
+        members = list(await asyncio.gather(*(stage.spawn() for _ in range(3))))
+        await stage.form(members)
+        await members[victim].step(5)
+        stage.kill(members.pop(victim))
+        await stage.form(members)
+        ends.extend(await stage.ends())
+
+    check(run(tmp_path, play, delay_s=0.05), ends, undisturbed)
+
+
+def test_a_member_joins_and_gets_the_state_of_those_who_are_there(tmp_path, undisturbed) -> None:
+    ends: list[dict] = []
+
+    async def play(stage: RingStage) -> None:
+        members = list(await asyncio.gather(*(stage.spawn() for _ in range(2))))
+        await stage.form(members[:1])
+        await members[0].step(5)
+        await stage.form([members[1], members[0]])
+        ends.extend(await stage.ends())
+
+    check(run(tmp_path, play, delay_s=0.05), ends, undisturbed)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_any_script_of_kills_and_joins_ends_with_equal_weights(tmp_path, undisturbed, seed) -> None:
+    """Kills hit one, several, rank 0, and rings that are only being formed; joins come at the same time."""
+    ends: list[dict] = []
+    choice = random.Random(seed)
+
+    async def play(stage: RingStage) -> None:
+        waiting = list(await asyncio.gather(*(stage.spawn() for _ in range(4))))
+        members = [waiting.pop() for _ in range(2)]
+        await stage.form(members)
+        for version in sorted(choice.sample(range(2, STEPS - 6), 4)):
+            await members[0].step(version)
+            if len(members) > 1 and choice.random() < 0.6:
+                stage.kill(members.pop(choice.randrange(len(members))))
+            if waiting and choice.random() < 0.7:
+                members = [*members]
+                members.insert(choice.randrange(len(members) + 1), waiting.pop())
+            await stage.form(members)
+        ends.extend(await stage.ends())
+
+    check(run(tmp_path, play, delay_s=0.05), ends, undisturbed)
+
+
+def test_a_ring_that_loses_a_member_while_it_forms_is_formed_anew(tmp_path, undisturbed) -> None:
+    ends: list[dict] = []
+
+    async def play(stage: RingStage) -> None:
+        members = list(await asyncio.gather(*(stage.spawn() for _ in range(3))))
+        await stage.form(members[:2])
+        await members[0].step(4)
+        stage.kill(members[2], with_signal=signal.SIGSTOP)
+        await stage.form(members, wait=False)  # the third will never come
+        await members[0].until(lambda one: one.get("step", 0) >= 5 or one.get("entered", 0) > 0)
+        stage.kill(members.pop())
+        await stage.form(members)
+        ends.extend(await stage.ends())
+
+    check(run(tmp_path, play, delay_s=0.05), ends, undisturbed)
