@@ -33,6 +33,7 @@ VERBS = {
     "scale": _Verb("jobs", "Ask for another range of workers."),
     "checkpoint": _Verb("jobs", "Ask for a checkpoint now."),
     "stop": _Verb("jobs", "Stop a job in order: nothing is lost that a resume needs."),
+    "zoo": _Verb("zoo", "Make an image of a model zoo: init, build, push."),
 }
 
 
