@@ -503,6 +503,8 @@ def test_a_revoked_lease_is_dropped_and_the_next_one_is_trained():
 
     def revoke(features: np.ndarray) -> None:
         if 20 in features:
+            # Else the push of record 19 might still wait, and would be dropped with the lease.
+            assert rig.trainer.settle(LIMIT_S)
             rig.loading.revoke(1)
             with rig.master.changed:
                 rig.master.open -= 1
