@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import aiohttp
 from kubernetes.aio import config as kubernetes_config
@@ -29,6 +29,8 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MAX_RETRY_AFTER_S = 120.0
 _CONNECTIONS = 64
 _GOODBYE_S = 0.1
+_PING_S, _CLOSE_S = 10.0, 1.0
+Socket: TypeAlias = aiohttp.ClientWebSocketResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,9 @@ class ApiServer:
         """Read an object or a list. Raises ApiRefused, ApiAway."""
         return await self._json("GET", path, query)
 
-    async def create(self, path: str, body: Json) -> Json:
-        """Make an object; unknown fields are refused. Raises ApiRefused, ApiAway."""
-        return await self._json("POST", path, {"fieldValidation": "Strict"}, body)
+    async def create(self, path: str, body: Json, *, dry_run: bool = False) -> Json:
+        """Make an object, or only ask whether it could be made; unknown fields are refused. Raises ApiRefused, ApiAway."""
+        return await self._json("POST", path, {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}, body)
 
     async def delete(self, path: str, options: Json | None = None) -> Json:
         """Delete an object; `options` are DeleteOptions. Raises ApiRefused, ApiAway."""
@@ -101,6 +103,39 @@ class ApiServer:
                 *whole, rest = (rest + chunk).split(b"\n")
                 for line in whole:
                     yield line
+
+    async def chunks(self, path: str, query: Mapping[str, str], silence_s: float) -> AsyncGenerator[bytes]:
+        """A stream as it comes, until the server ends it. Raises ApiRefused, ApiAway (also after `silence_s` without a byte)."""
+        async with self._answer("GET", path, query, None, silence_s, whole=False) as answer:
+            async for chunk in answer.content.iter_any():
+                yield chunk
+
+    @asynccontextmanager
+    async def socket(self, path: str, query: Mapping[str, str], protocol: str) -> AsyncGenerator[Socket]:
+        """A WebSocket; a peer that answers no ping for a few seconds ends it. Raises ApiRefused, ApiAway: not reached, or no."""
+        rest, configuration = self._client.rest_client, self._client.configuration
+        _, url, headers, _, _ = await self._client.param_serialize(
+            "GET", path, query_params=list(query.items()), header_params={}, auth_settings=["BearerToken"]
+        )
+        if rest.pool_manager is None:
+            rest.pool_manager = rest._create_pool_manager()
+        options: dict[str, Any] = {"proxy": rest.proxy, "proxy_headers": rest.proxy_headers, "heartbeat": _PING_S}
+        options["timeout"] = aiohttp.ClientWSTimeout(ws_close=_CLOSE_S)
+        if configuration.tls_server_name:
+            options["server_hostname"] = configuration.tls_server_name
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                opened = await rest.pool_manager.ws_connect(url, protocols=(protocol,), headers=headers, max_msg_size=0, **options)
+        except aiohttp.WSServerHandshakeError as error:
+            raise _error(error.status, b"", "") from error
+        except TimeoutError as error:
+            raise ApiAway(f"the API server is not reached within {CONNECT_S:g} s") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise ApiAway(f"the API server is not reached: {error}") from error
+        try:
+            yield opened
+        finally:
+            await opened.close()
 
     async def _json(self, method: str, path: str, query: Mapping[str, str] | None, body: Json | None = None) -> Json:
         async with self._answer(method, path, query, body, CALL_S) as answer:

@@ -289,7 +289,7 @@ def test_the_other_verbs_talk_to_a_running_job_and_to_one_that_has_ended(elastic
     assert elasticdl.asked("drains") == [["scale", 1, 4], ["checkpoint"], ["stop", "enough"]]
     assert elasticdl.end(process)[0] == 130
     code, output, _ = elasticdl.run("status", "drains")
-    assert code == 0 and "ends with exit code 130: stopped: by the test" in output
+    assert code == 0 and "ended with exit code 130: stopped: by the test" in output
     assert elasticdl.run("stop", "drains", "--yes")[0] == 0
     code, _, errors = elasticdl.run("scale", "drains", "--num-workers", "2")
     assert code == 4 and "does not run" in errors

@@ -1,0 +1,83 @@
+"""Looks at a job until it has ended, whoever started it and wherever it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from elasticdl.cli.documents import Format, render
+from elasticdl.cli.found import FoundJob, Report
+from elasticdl.cli.outcome import Outcome, summary
+from elasticdl.cli.progress import ends
+from elasticdl.cli.telling import tell
+from elasticdl.cli.view import View
+from elasticdl.errors import ExitCode, TransientError
+
+LOOK_EVERY_S = 1.0
+AWAY_S = 300.0
+"""How long we go on while nothing can be learned of the job. The job itself does not mind."""
+
+
+def wait(job: FoundJob, view: View, timeout_s: float | None = None) -> Outcome:
+    """How it ended. Blocks until it has, showing nothing but what is wrong with looking.
+
+    Raises TransientError with exit code 124 after `timeout_s`, and TransientError when nothing was learned for five minutes.
+    """
+    return _until_ended(job, view, timeout_s, show=False)
+
+
+def watch(job: FoundJob, view: View, timeout_s: float | None = None) -> Outcome:
+    """The same, showing how the job is doing. The job goes on if this is interrupted."""
+    return _until_ended(job, view, timeout_s, show=True)
+
+
+def _until_ended(job: FoundJob, view: View, timeout_s: float | None, *, show: bool) -> Outcome:
+    begin_s = heard_s = time.monotonic()
+    before: Mapping[str, Any] | None = None
+    said = ""
+    while True:
+        try:
+            outcome = job.outcome()
+            if show and (report := _reported(job, outcome)) is not None:
+                view.show(report.status, ends(before, report.status))
+                before = report.status
+            if outcome is not None:
+                return outcome
+            heard_s, said = time.monotonic(), ""
+        except TransientError as error:
+            if time.monotonic() - heard_s > AWAY_S:
+                words = f"nothing was heard of job {job.name} for {AWAY_S:g} s: {error.message}"
+                raise TransientError(words, hint="it may well go on: look again later") from error
+            if not said:
+                view.say(f"{error.message}; looking again")
+            said = error.message
+        left_s = float("inf") if timeout_s is None else begin_s + timeout_s - time.monotonic()
+        if left_s <= 0:
+            raise timed_out(job, timeout_s or 0.0)
+        time.sleep(min(LOOK_EVERY_S, left_s))
+
+
+def _reported(job: FoundJob, outcome: Outcome | None) -> Report | None:
+    """None where the end is all that there is to show."""
+    return job.report() if outcome is None else None
+
+
+def timed_out(job: FoundJob, timeout_s: float) -> TransientError:
+    """The error of a wait that was too short."""
+    error = TransientError(f"job {job.name} has not ended after {timeout_s:g} s", hint="it goes on; wait longer, or stop it")
+    error.exit_code = ExitCode.TIMED_OUT
+    return error
+
+
+def tell_end(outcome: Outcome, form: Format) -> None:
+    """Results on stdout; what went wrong, and what to do, on stderr."""
+    if outcome.exit_code != ExitCode.DONE:
+        title = "Stopped" if outcome.exit_code == ExitCode.INTERRUPTED else "Error"
+        tell(f"{title}: {outcome.message}")
+        if outcome.hint:
+            tell(f"Hint: {outcome.hint}")
+    text = "\n".join(summary(outcome)) + "\n" if form is Format.TABLE else render(outcome.as_dict(), form)
+    click.echo(text, nl=False)
