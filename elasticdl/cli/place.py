@@ -24,7 +24,7 @@ _DATA = ("training_data", "validation_data", "prediction_data")
 
 def settle(spec: JobSpec, wall_s: float | None = None) -> JobSpec:
     """The job with a name and a directory, and with paths that mean the same from any directory."""
-    name = spec.cluster.job_name or _name(spec.model.model_def, time.time() if wall_s is None else wall_s)
+    name = spec.cluster.job_name or name_for(spec.model.model_def, time.time() if wall_s is None else wall_s)
     directory = Path(spec.cluster.job_dir or JOBS / name)
     absolute = {"job_name": name, "job_dir": _absolute(directory), "model_zoo": _absolute(spec.model.model_zoo)}
     for key in ("checkpoint_dir_for_init", "output"):
@@ -101,19 +101,10 @@ def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None
     # Left by the run before this one; whoever reads it now would take it for ours.
     directory.status.unlink(missing_ok=True)
     save_preflight(directory.preflight, preflight)
-    defaults = _defaults()
-    told = {key: value for key, value in spec.flags().items() if value != defaults.get(key) and key != "resume"}
+    told = {key: value for key, value in spec.told().items() if key != "resume"}
     # Only for the owner: --envs may hold somebody's keys.
     write_whole(directory.path / "job.yaml", f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(told)}", mode=0o600)
     write_whole(directory.spec, spec.model_dump_json(indent=2) + "\n", mode=0o600)
-
-
-def _defaults() -> dict[str, object]:
-    from elasticdl.job import SECTIONS
-
-    fields = {name: field for model in SECTIONS.values() for name, field in model.model_fields.items()}
-    found = {name: field.get_default(call_default_factory=True) for name, field in fields.items() if not field.is_required()}
-    return {**found, "num_workers": str(found["num_workers"])}
 
 
 def _make(path: Path) -> list[Path]:
@@ -153,7 +144,8 @@ def _lock(path: Path) -> int:
     return lock
 
 
-def _name(model_def: str, wall_s: float) -> str:
+def name_for(model_def: str, wall_s: float) -> str:
+    """For a job without a name: from its model and the time."""
     stem = re.sub(r"[^a-z0-9]+", "-", model_def.lower()).strip("-")[:30].strip("-")
     if not stem[:1].isalpha():
         stem = f"job-{stem}".rstrip("-")
