@@ -188,7 +188,7 @@ class KubernetesCluster:
         """What no event tells: that something has been lasting for too long."""
         while True:
             await asyncio.sleep(_TEND_S)
-            for life in self._book.imageless():
+            for life in self._book.hopeless():
                 self._spawn(self._delete_life(life, 1))
             for life in self._book.overstaying():
                 self._spawn(self._delete_life(life, 0))

@@ -57,6 +57,7 @@ class Leasing:
                 give(NoLeaseNow(name, answer))
                 return
             process.revoked = False
+            process.leased = True
             if self.leases_of(name) == 1:
                 process.busy_since_s = event.at_s
             give(GrantLease(name, answer))
