@@ -54,11 +54,12 @@ def status(sought: Sought, form: str, watch: bool) -> None:
 def wait(sought: Sought, timeout_s: float | None, form: str) -> int:
     """Wait until a job has ended. The exit code is the job's."""
     from elasticdl.cli import watching
+    from elasticdl.cli.ending import tell_end
     from elasticdl.cli.view import LineView
 
     with found(sought) as job:
         outcome = watching.wait(job, LineView(sys.stderr), timeout_s)
-    watching.tell_end(outcome, Format(form))
+    tell_end(outcome, Format(form))
     return outcome.exit_code
 
 

@@ -6,13 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import click
-
-from elasticdl.cli.documents import Format, render
 from elasticdl.cli.found import FoundJob, Report
-from elasticdl.cli.outcome import Outcome, summary
+from elasticdl.cli.outcome import Outcome
 from elasticdl.cli.progress import ends
-from elasticdl.cli.telling import tell
 from elasticdl.cli.view import View
 from elasticdl.errors import ExitCode, TransientError
 
@@ -70,14 +66,3 @@ def timed_out(job: FoundJob, timeout_s: float) -> TransientError:
     error = TransientError(f"job {job.name} has not ended after {timeout_s:g} s", hint="it goes on; wait longer, or stop it")
     error.exit_code = ExitCode.TIMED_OUT
     return error
-
-
-def tell_end(outcome: Outcome, form: Format) -> None:
-    """Results on stdout; what went wrong, and what to do, on stderr."""
-    if outcome.exit_code != ExitCode.DONE:
-        title = "Stopped" if outcome.exit_code == ExitCode.INTERRUPTED else "Error"
-        tell(f"{title}: {outcome.message}")
-        if outcome.hint:
-            tell(f"Hint: {outcome.hint}")
-    text = "\n".join(summary(outcome)) + "\n" if form is Format.TABLE else render(outcome.as_dict(), form)
-    click.echo(text, nl=False)

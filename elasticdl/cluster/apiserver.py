@@ -22,7 +22,7 @@ from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
 from elasticdl.cluster.plans import Json
-from elasticdl.errors import PermanentError, TransientError
+from elasticdl.errors import ExitCode, PermanentError, TransientError
 
 CONNECT_S, CALL_S = 10.0, 30.0
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -44,6 +44,8 @@ class Status:
 
 class ApiRefused(PermanentError):
     """The API server says no. The same request will get the same answer."""
+
+    exit_code = ExitCode.CLUSTER_REFUSED
 
     def __init__(self, status: Status) -> None:
         super().__init__(status.message)
