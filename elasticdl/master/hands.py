@@ -106,7 +106,7 @@ class Hands:
     async def _start(self, command: do.StartProcess) -> None:
         name = command.name
         try:
-            started = await self._means.launcher.start(name, command.delay_s)
+            started = await self._means.launcher.start(name, command.delay_s, command.memory_bytes)
         except CreateRefused as refused:
             self._inbox.post(happened.CreateFailed(self._inbox.at_s(), name, refused.reason, refused.retry))
             return

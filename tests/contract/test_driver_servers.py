@@ -56,7 +56,7 @@ def test_a_server_that_does_not_answer_is_asked_until_it_does(stage: Stage) -> N
     assert len(stage.core.wait_for(happened.WorkerFenced).applied) == 2
 
 
-def test_a_server_that_ended_is_left_out_of_a_fence(stage: Stage) -> None:
+def test_of_a_server_that_ended_nothing_is_known_in_a_fence(stage: Stage) -> None:
     stage.attach_servers()
     stage.order(do.StartProcess(PS[0]))
     stage.core.wait_for(happened.ProcessSeen)
@@ -65,7 +65,7 @@ def test_a_server_that_ended_is_left_out_of_a_fence(stage: Stage) -> None:
     stage.order(do.FenceWorker(WORKER))
     server.wait_for_call("Fence")
     stage._loop.call_soon_threadsafe(stage.cluster.kill, PS[0])
-    assert stage.core.wait_for(happened.WorkerFenced).applied == (Applied(ShardId(4), 0, 70),)
+    assert stage.core.wait_for(happened.WorkerFenced).applied == (None, Applied(ShardId(4), 0, 70))
 
 
 def test_a_worker_that_was_fenced_is_refused_by_the_master(stage: Stage) -> None:

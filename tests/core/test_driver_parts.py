@@ -161,7 +161,17 @@ def test_silence_ends_with_a_word_and_a_pause_of_the_master_is_not_held_against_
     for _ in range(4):
         dict(book.pass_time(2.0))
     book.heard(WORKER)
-    assert dict(book.pass_time(3600.0)) == {WORKER: 2.0, OTHER: 10.0}
+    assert dict(book.pass_time(3600.0)) == {WORKER: 0.5, OTHER: 8.5}
+    for _ in range(3):
+        # A master that gets a tick every four seconds only: whoever reports in between is never silent for long.
+        assert dict(book.pass_time(4.0))[OTHER] < 10.5
+    assert dict(book.pass_time(1.0)) == {WORKER: 3.0, OTHER: 11.0}
+    assert (book.peak_bytes(WORKER), book.peak_bytes(ProcessName(Role.WORKER, 9))) == (None, None)
+    present = book.heard(WORKER)
+    assert present is not None
+    for rss_bytes in (5.0, 9.0, 7.0):
+        present.told({"rss_bytes": rss_bytes})
+    assert book.peak_bytes(WORKER) == 9
 
 
 # -- orders -----------------------------------------------------------------------------------------------------------

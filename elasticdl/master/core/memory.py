@@ -20,9 +20,7 @@ class MemoryPolicy:
 
 def policies(spec: JobSpec) -> dict[Role, MemoryPolicy]:
     """Of each role whose memory is limited: where nothing limits it, more would not help."""
-    found: dict[Role, MemoryPolicy] = {}
-    if not hasattr(spec, "kubernetes"):
-        return found
+    found = {}
     for role in (Role.WORKER, Role.PS):
         first, limit = spec.kubernetes.memory_limit_bytes(role), spec.kubernetes.oom_limit_bytes(role)
         if first is not None and limit is not None:
