@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 import aiohttp
+import yaml
 from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
@@ -29,6 +30,8 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MAX_RETRY_AFTER_S = 120.0
 _CONNECTIONS = 64
 _GOODBYE_S = 0.1
+_GARBLED = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError)
+"""What the client raises on a kubeconfig that is none."""
 _PING_S, _CLOSE_S = 10.0, 1.0
 Socket: TypeAlias = aiohttp.ClientWebSocketResponse
 
@@ -214,8 +217,9 @@ async def connect(context: str = "", kubeconfig: str = "") -> ApiServer:
             client_configuration=configuration,
             persist_config=False,
         )
-    except (kubernetes_config.ConfigException, OSError) as error:
-        raise PermanentError(f"no cluster to talk to: {error}", hint="see `kubectl config get-contexts`") from error
+    except (kubernetes_config.ConfigException, OSError, *_GARBLED) as error:
+        words = " ".join(str(error).split())
+        raise PermanentError(f"no cluster to talk to: {words}", hint="see `kubectl config get-contexts`") from error
     chosen: Mapping[str, Any] = loader.current_context["context"]
     return ApiServer(configuration, chosen.get("namespace") or "default")
 
