@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import final
@@ -15,7 +18,7 @@ from typing import final
 from elasticdl.cli.telling import tell
 from elasticdl.errors import PermanentError, SpecError
 
-ASK_LIMIT_S = 15.0
+ASK_LIMIT_S, END_GRACE_S = 15.0, 10.0
 LAST_LINES = 15
 IMAGE_NAME = re.compile(r"[A-Za-z0-9][\w.:/@-]*")
 
@@ -101,26 +104,49 @@ def why_not(builder: Builder) -> str:
 def carry_out(command: Sequence[str], what: str, limit_s: float) -> None:
     """Run a builder, passing on what it says. Raises PermanentError with its last lines if it fails or takes longer than `limit_s`."""
     last: deque[str] = deque(maxlen=LAST_LINES)
-    late = threading.Event()
+    # A session of its own: what the builder has started ends with it.
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
     ) as process:
-        timer = threading.Timer(limit_s, lambda: (late.set(), process.kill()))
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            _end(process)
+
+        timer = threading.Timer(limit_s, give_up)
         timer.start()
         try:
             assert process.stdout is not None
             for line in process.stdout:
                 tell(line.rstrip())
                 last.append(line.rstrip())
+        except KeyboardInterrupt:
+            _end(process)
+            raise
         finally:
             timer.cancel()
             timer.join()
-    if process.returncode == 0:
-        return
-    how = f"took longer than {limit_s:g} s" if late.is_set() else f"ended with exit code {process.returncode}"
-    raise PermanentError(
-        f"{what} failed: `{command[0]} {command[1]}` {how}; it said last:\n" + "\n".join(f"  {line}" for line in last)
-    )
+    if process.returncode != 0:
+        how = f"took longer than {limit_s:g} s" if late.is_set() else f"ended with exit code {process.returncode}"
+        said = "\n".join(f"  {line}" for line in last)
+        raise PermanentError(f"{what} failed: `{command[0]} {command[1]}` {how}; it said last:\n{said}")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """SIGTERM, so that containers of a build are removed, and SIGKILL for whatever of the session is left."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_GRACE_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _ask(command: Sequence[str]) -> str:
