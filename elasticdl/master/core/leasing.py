@@ -96,6 +96,8 @@ class Leasing:
             return "the data is being counted"
         if current is not None and current.stage is RoundStage.CUTTING:
             return "waiting for the frozen view of an evaluation"
+        if current is not None and current.stage is RoundStage.SUMMARISING and (name := self._evaluation.summary_waits_for()):
+            return f"{name} is to sum up evaluation round {current.number}: its callbacks know the rounds before"
         if current is not None:
             return f"evaluation round {current.number} is {current.stage}; all of it is leased"
         if work is not None and work.held and self._facts.phase is Phase.WORKING:

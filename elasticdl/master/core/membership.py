@@ -36,6 +36,7 @@ class Membership:
         self._evaluation = evaluation
         self._checkpointing = checkpointing
         self._published: tuple[str, ...] = ("",) * facts.servers
+        self._begun = False
 
     # -- coming up ----------------------------------------------------------------------------------------------------
 
@@ -97,7 +98,18 @@ class Membership:
                     text += f"; the checkpoint of version {newest} was damaged, says its log"
                 self._facts.orders.announce("server", text, process=event.name, level="warning", details={"updates_lost": lost})
         if not self._facts.servers_away():
+            self._all_there()
             self.forgive()
+
+    def _all_there(self) -> None:
+        """Every server is up. For the first time: the parameters that the job begins with have the version that was restored."""
+        if self._begun:
+            return
+        self._begun = True
+        if self.least_version() > self._facts.version:
+            self._facts.version = self.least_version()
+            self._checkpointing.start(self._facts.version)
+            self._evaluation.start(self._facts.version)
 
     def forgive(self) -> None:
         """Nobody could make progress meanwhile: the clocks of workers start again."""
