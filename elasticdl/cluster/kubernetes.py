@@ -129,6 +129,14 @@ class KubernetesCluster:
         except TimeoutError:
             left = ", ".join(map(str, self._book.names())) or "what it may have"
             _LOG.error("the cluster did not end %s within %g s; it goes with job %s", left, CLOSE_LIMIT_S, self._owner.job)
+        await self._rest()
+
+    async def leave(self) -> None:
+        """Stop watching and leave every process as it is: another master takes over. The cluster cannot be used afterwards."""
+        self._closed = True
+        await self._rest()
+
+    async def _rest(self) -> None:
         tasks = [*self._standing, *self._beside]
         for task in tasks:
             task.cancel()
