@@ -491,7 +491,7 @@ def test_a_step_that_took_unusually_long_is_computed_again_on_newer_parameters()
 
     def train(features: np.ndarray) -> None:
         computed.append(int(features[0]))
-        if computed in ([0], [0, 0, 4, 8, 12]):
+        if computed[-1] in (0, 12) and computed.count(computed[-1]) == 1:
             with rig.parameters.lock:
                 rig.parameters.version += 100
             clock.advance(1.5)
@@ -499,7 +499,7 @@ def test_a_step_that_took_unusually_long_is_computed_again_on_newer_parameters()
     rig.step.on_train = train
     rig.run()
     assert rig.trained() == once(training(40))
-    assert computed[:6] == [0, 0, 4, 8, 12, 12]
+    assert (computed.count(0), computed.count(12), computed.count(24)) == (2, 2, 1)
     # The batch after a late one may have been asked for before or after the pause: what counts is what it was pushed with.
     assert all(update.versions[0] >= 100 * (1 + (update.applied.offset > 12)) for update in rig.parameters.updates)
 
