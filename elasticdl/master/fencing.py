@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import final
 
 from elasticdl.errors import ElasticDLError
@@ -48,7 +47,5 @@ class Fences:
                 return await server.control.fence(worker, timeout_s=_ATTEMPT_S)
             except ElasticDLError as error:
                 _LOG.warning("fence of %s at %s, attempt %d: %s", worker, server.name, attempt, error)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(delay_s(attempt)):
-                    await server.gone.wait()
+            await server.gone_within(delay_s(attempt))
         return None

@@ -129,7 +129,8 @@ class Hands:
             async with self._means.snapshots.cut(snapshot) as cut:
                 await self._inbox.post(happened.SnapshotCut(self._inbox.at_s(), snapshot, cut.version, dict(cut.applied)))
         except ElasticDLError as error:
-            await self._means.snapshots.drop(snapshot)
+            # What some servers froze is dropped beside: the job does not wait for that.
+            self._snapshot(do.DropSnapshot(snapshot))
             self._inbox.post(happened.SnapshotFailed(self._inbox.at_s(), snapshot, error.message))
 
     async def _save(self, command: do.SaveSnapshot) -> None:
