@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from elasticdl.cli.directory_job import no_such_job
 from elasticdl.cli.found import Kind, LogEntry, LogWish, Place, Report, blank_status
 from elasticdl.cli.outcome import Outcome
-from elasticdl.errors import PermanentError, Refused, TransientError
+from elasticdl.errors import ElasticDLError, Refused, TransientError, UserError
 from elasticdl.rpc.master_client import MasterClient
 
 if TYPE_CHECKING:
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CALL_S = 8.0
 """A call through the API server: a new connection to the pod takes a second where the cluster is busy."""
+_GREETING_S = 4.0
+_PATIENCE_S, _AGAIN_S = 10.0, 0.5
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A connection to a master."""
+
+    tunnel: Tunnel
+    client: MasterClient
 
 
 @final
@@ -39,8 +51,7 @@ class ClusterJob:
         self._jobs = Jobs(line.api, self.place.namespace)
         self._uid = ""
         self._lock = threading.Lock()
-        self._tunnel: Tunnel | None = None
-        self._client: MasterClient | None = None
+        self._way: _Way | None = None
 
     def facts(self) -> JobFacts:
         """The Job and its pods. Raises an error with exit code 4 if there is none, or another one has its name by now."""
@@ -64,7 +75,9 @@ class ClusterJob:
             return self._report(facts, _status_of_pods(facts, f"waiting: {facts.waits_for}"))
         try:
             status = blank_status("") | self._call(lambda master: master.status())
-        except (TransientError, PermanentError) as error:
+        except TransientError as error:
+            return self._report(facts, _status_of_pods(facts, f"its master does not answer (it may be starting): {error.message}"))
+        except ElasticDLError as error:
             return self._report(facts, _status_of_pods(facts, f"its master cannot be asked: {error.message}"))
         return self._report(facts, status)
 
@@ -81,8 +94,17 @@ class ClusterJob:
         if facts.waits_for:
             self.delete(facts)
             return f"job {self.name} is deleted with all that is its own; it had no master to stop it in order ({facts.waits_for})"
-        self._call(lambda master: master.stop(reason))
+        try:
+            self._call(lambda master: master.stop(reason), _PATIENCE_S)
+        except TransientError as error:
+            hint = f"its master may be starting: try again; `elasticdl stop {self.name} --now` ends it without a last checkpoint"
+            raise TransientError(error.message, hint=hint) from error
         return "asked to stop; it ends when its workers have drained"
+
+    def end(self) -> str:
+        """See FoundJob."""
+        self.delete()
+        return f"job {self.name} is deleted with all that is its own"
 
     def delete(self, facts: JobFacts | None = None) -> None:
         """Delete the Job and all that is its own, now."""
@@ -91,12 +113,12 @@ class ClusterJob:
     def scale(self, low: int, high: int) -> None:
         """See FoundJob."""
         self._running()
-        self._call(lambda master: master.scale(low, high))
+        self._call(lambda master: master.scale(low, high), _PATIENCE_S)
 
     def checkpoint(self) -> None:
         """See FoundJob."""
         self._running()
-        self._call(lambda master: master.checkpoint())
+        self._call(lambda master: master.checkpoint(), _PATIENCE_S)
 
     def logs(self) -> list[LogEntry]:
         """See FoundJob."""
@@ -117,15 +139,13 @@ class ClusterJob:
         yield from self._line.each(reading(self._line.api, pod, wish.lines))
 
     def close(self) -> None:
-        """See FoundJob."""
+        """See FoundJob. It may be used again."""
         with self._lock:
-            client, tunnel = self._client, self._tunnel
-            self._client = self._tunnel = None
-        if client is not None:
-            client.close()
-        if tunnel is not None:
+            way, self._way = self._way, None
+        if way is not None:
+            way.client.close()
             with suppress(TransientError):
-                self._line.run(tunnel.close())
+                self._line.run(way.tunnel.close())
 
     def _running(self) -> None:
         facts = self.facts()
@@ -134,33 +154,44 @@ class ClusterJob:
         if facts.waits_for:
             raise TransientError(f"job {self.name} in {self.place} cannot be told: {facts.waits_for}", hint="try again later")
 
-    def _call(self, what: Callable[[MasterClient], T]) -> T:
-        """Ask the master. Raises ElasticDLError; why the way to it is barred, where that is known."""
-        client, tunnel = self._connected()
+    def _call(self, what: Callable[[MasterClient], T], patience_s: float = 0.0) -> T:
+        """Ask the master; for up to `patience_s` again while it is starting. Raises ElasticDLError: what bars the way to it."""
+        end_s = time.monotonic() + patience_s
+        while True:
+            try:
+                return self._asked(what)
+            except TransientError:
+                if time.monotonic() + _AGAIN_S > end_s:
+                    raise
+            time.sleep(_AGAIN_S)
+
+    def _asked(self, what: Callable[[MasterClient], T]) -> T:
+        way = self._connected()
         try:
-            return what(client)
+            return what(way.client)
         except TransientError as error:
-            if not tunnel.problem:
-                raise
-            raise TransientError(f"the master of job {self.name} is not reached: {tunnel.problem}") from error
+            # Seen anew the next time, which tells at once why it is barred.
+            self.close()
+            problem = way.tunnel.problem or error.message
+            raise TransientError(f"the master of job {self.name} is not reached: {problem}") from error
         except Refused as error:
             # Its token is the Secret's: another one means that the Secret was read too early.
             self.close()
             raise TransientError(f"the master of job {self.name} does not know us: {error.message}") from error
 
-    def _connected(self) -> tuple[MasterClient, Tunnel]:
+    def _connected(self) -> _Way:
         from elasticdl.cluster.plans import MASTER_PORT
         from elasticdl.cluster.tunnel import Tunnel
 
         with self._lock:
-            if self._client is None or self._tunnel is None:
+            if self._way is None:
                 token = self._line.run(self._jobs.token(self.facts()))
                 if not token:
                     raise TransientError(f"the master of job {self.name} is starting: it has not made its token yet")
-                self._tunnel = Tunnel(self._line.api, self.place.namespace, self._master_pod, MASTER_PORT)
-                address = self._line.run(self._tunnel.open())
-                self._client = MasterClient(address, token, "cli", away_s=self._call_s)
-            return self._client, self._tunnel
+                tunnel = Tunnel(self._line.api, self.place.namespace, self._master_pod, MASTER_PORT)
+                address = self._line.run(tunnel.open(_GREETING_S))
+                self._way = _Way(tunnel, MasterClient(address, token, "cli", away_s=self._call_s))
+            return self._way
 
     async def _master_pod(self) -> str:
         found = await self._jobs.one(self.name)
@@ -194,8 +225,14 @@ def outcome_of_ended(ended: Ended) -> Outcome:
 def _status_of_pods(facts: JobFacts, message: str, ended: Ended | None = None) -> dict[str, Any]:
     """What can be told without the master."""
     from elasticdl.cli.pod_rows import rows
+    from elasticdl.cluster.planning import spec_of
 
     known: dict[str, Any] = {"processes": rows(facts), "waiting": [facts.waits_for] if facts.waits_for else []}
+    with suppress(UserError):
+        spec = spec_of(dict(facts.job))
+        workers = spec.cluster.num_workers
+        scale = {"low": workers.low, "high": workers.high, "requested": 0, "observed": 0}
+        known |= {"action": str(spec.action), "epochs": spec.data.num_epochs, "scale": scale}
     if ended is not None:
         total = dict(ended.receipt)
         known |= {"metrics": dict(ended.metrics), "loss": ended.loss, "phase": "ended", "receipt": {"epochs": [], "total": total}}

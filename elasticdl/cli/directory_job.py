@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, final
 
@@ -25,6 +26,8 @@ _BLOCK_BYTES = 1 << 16
 _STARTS_WITHIN_S = 60.0
 """A job whose master was not heard of for so long after it was made has none."""
 _LAST_WORD_WITHIN_S = 2.0
+_BETWEEN_SIGNALS_S = 0.3
+"""Two at once would be one."""
 
 
 def no_such_job(message: str, hint: str) -> PermanentError:
@@ -75,6 +78,18 @@ class DirectoryJob:
         with self._master() as master:
             master.stop(reason)
         return "asked to stop; it ends when its workers have drained"
+
+    def end(self) -> str:
+        """See FoundJob. A master ends everything at the second signal."""
+        where = read_object(self.directory.master)
+        pid = int(where.get("pid", 0))
+        if not where or not _lives(pid):
+            raise no_such_job(f"the job in {self.directory.path} does not run", "there is nothing to end")
+        for pause_s in (_BETWEEN_SIGNALS_S, 0.0):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            time.sleep(pause_s)
+        return "ending at once, without a last checkpoint"
 
     def scale(self, low: int, high: int) -> None:
         """See FoundJob."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, final
 
@@ -94,6 +94,9 @@ class FoundJob(Protocol):
     def stop(self, reason: str) -> str:
         """Have it end in order; what happens now, in words."""
 
+    def end(self) -> str:
+        """End it at once, without a last checkpoint; what happens now, in words."""
+
     def scale(self, low: int, high: int) -> None:
         """Ask for another range of workers."""
 
@@ -148,5 +151,5 @@ class Sought:
     job_dir: str = ""
     namespace: str = ""
     kube_context: str = ""
-    places: tuple[str, ...] = field(default=())
+    places: tuple[str, ...] = ()
     """Where it was looked for already."""

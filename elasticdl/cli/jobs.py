@@ -91,8 +91,9 @@ def checkpoint(sought: Sought) -> None:
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
 @click.option("--reason", default="`elasticdl stop`", show_default=True, help="Shown in the job's events.")
+@click.option("--now", is_flag=True, help="End it at once, without a last checkpoint; works without its master, too.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def stop(sought: Sought, reason: str, yes: bool) -> int:
+def stop(sought: Sought, reason: str, now: bool, yes: bool) -> int:
     """Stop a job in order: workers give their work back and a last checkpoint is taken.
 
     A job on a cluster whose master does not run (not yet, or for good) is deleted.
@@ -106,7 +107,7 @@ def stop(sought: Sought, reason: str, yes: bool) -> int:
             if not sys.stdin.isatty():
                 raise click.UsageError(f"This stops {where}: say --yes.")
             click.confirm(f"Stop {where}?", abort=True, err=True)
-        click.echo(job.stop(reason), err=True)
+        click.echo(job.end() if now else job.stop(reason), err=True)
     return ExitCode.DONE
 
 
@@ -147,10 +148,10 @@ def _is_over(job: FoundJob) -> bool:
 def lines(report: Report) -> list[str]:
     """A status in lines: the job, its processes, what it waits for."""
     status: Mapping[str, Any] = report.status
-    shown = [progress.plain(progress.head(status))]
+    over = report.state in ("done", "failed", "stopped")
+    shown = [progress.plain(progress.head({**status, "message": report.state} if over else status))]
     if report.exit_code is not None:
-        verb = "ended" if report.state in ("done", "failed", "stopped") else "ends"
-        shown.append(f"{verb} with exit code {report.exit_code}: {progress.plain(report.outcome)}")
+        shown.append(f"{'ended' if over else 'ends'} with exit code {report.exit_code}: {progress.plain(report.outcome)}")
     if report.hint:
         shown.append(f"hint: {progress.plain(report.hint)}")
     rows = [

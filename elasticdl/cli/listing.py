@@ -31,11 +31,12 @@ _CALL_S = 4.0
 @FORMAT_OPTION
 def list_(namespace: str, kube_context: str, everywhere: bool, form: str) -> None:
     """List the jobs in ./jobs and those of the current kube context; with --namespace, --kube-context or -A only the latter."""
+    looked = [] if namespace or kube_context or everywhere else [f"./{JOBS}"]
     only_cluster = bool(namespace or kube_context or everywhere)
     reports = [] if only_cluster else _local()
     if only_cluster or not no_cluster():
         try:
-            reports += _on_cluster(namespace, kube_context, everywhere=everywhere)
+            reports += _on_cluster(namespace, kube_context, looked, everywhere=everywhere)
         except ElasticDLError as error:
             if only_cluster:
                 raise
@@ -44,7 +45,7 @@ def list_(namespace: str, kube_context: str, everywhere: bool, form: str) -> Non
         click.echo(render([report.as_row() for report in reports], Format(form)), nl=False)
         return
     if not reports:
-        tell("there are no jobs" + ("" if only_cluster else f" in ./{JOBS}, nor on a cluster that is set up here"))
+        tell(f"there are no jobs in {' or '.join(looked)}")
         return
     for line in progress.table([("JOB", "WHERE", "STATE", "PROGRESS", "AGE", "WHAT"), *map(_row, reports)]):
         click.echo(line)
@@ -66,12 +67,14 @@ def _local() -> list[Report]:
     return sorted(found, key=lambda report: report.age_s)
 
 
-def _on_cluster(namespace: str, context: str, *, everywhere: bool) -> list[Report]:
+def _on_cluster(namespace: str, context: str, looked: list[str], *, everywhere: bool) -> list[Report]:
+    """Adds to `looked` where it was looked."""
     from elasticdl.cli.cluster_job import ClusterJob
     from elasticdl.cli.line import ClusterLine
     from elasticdl.cluster.jobs import Jobs
 
     with ClusterLine(namespace, context) as line:
+        looked.append("any namespace" if everywhere else f"namespace {line.namespace}")
         found = line.run(Jobs(line.api, line.namespace).all(everywhere=everywhere))
         jobs = [ClusterJob(line, facts.name, namespace=facts.namespace, call_s=_CALL_S) for facts in found]
         if not jobs:

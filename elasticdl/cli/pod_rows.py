@@ -8,8 +8,9 @@ from typing import Any
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.cluster.job_facts import JobFacts, wall_s
+from elasticdl.cluster.outcome import read_outcome
 from elasticdl.cluster.pods import exit_facts, has_ended, observed
-from elasticdl.master.core.failures import verdict
+from elasticdl.master.core.failures import Cause, verdict
 from elasticdl.master.core.status import ProcessStatus
 
 
@@ -24,6 +25,10 @@ def _row(facts: JobFacts, name: ProcessName, pod: Mapping[str, Any]) -> ProcessS
     if not has_ended(pod):
         state = "running" if seen.running else "pending"
         return ProcessStatus(str(name), str(name.role), state, began_s, began_s, seen.where, message=seen.waiting_for)
+    said = read_outcome(pod)
+    if said is not None:
+        message = said.message.partition("\n")[0]
+        return ProcessStatus(str(name), str(name.role), "ended", began_s, began_s, seen.where, str(Cause.FINISHED), message)
     end = exit_facts(pod, asked=False)
     told = verdict(end, finished=end.exit_code == 0)
     return ProcessStatus(str(name), str(name.role), "ended", began_s, began_s, seen.where, str(told.cause), told.text)

@@ -8,7 +8,7 @@ as gRPC does by itself; `problem` says why the last one did.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from typing import TypeAlias, final
 
@@ -41,12 +41,16 @@ class Tunnel:
         self.problem = ""
         """Why the last connection was not made or broke, in words; '' when it was made, and ended in order if it ended."""
 
-    async def open(self) -> str:
-        """See that the pod is reached, and begin to listen; the address, `127.0.0.1:4711`. Raises ElasticDLError, OSError."""
+    async def open(self, greeting_s: float = 0.0) -> str:
+        """See that the pod is reached, and begin to listen; the address, `127.0.0.1:4711`. Raises ElasticDLError, OSError.
+
+        `greeting_s` above 0: the pod has to say something within that time without being asked, as a gRPC server does.
+        """
         pod = await self._pod_of()
         try:
-            async with self._api.socket(self._path(pod), self._query, PROTOCOL):
-                pass
+            async with self._api.socket(self._path(pod), self._query, PROTOCOL) as socket:
+                if greeting_s:
+                    await self._greeted(socket, pod, greeting_s)
         except ApiRefused as refused:
             raise self._not_connected(refused, pod) from refused
         self._server = await asyncio.start_server(self._accept, LOOPBACK, 0)
@@ -105,6 +109,17 @@ class Tunnel:
             case code:
                 return TransientError(f"the API server will not connect us to pod {pod}: HTTP {code}")
 
+    async def _greeted(self, socket: Socket, pod: str, limit_s: float) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                async for channel, content in _messages(socket):
+                    if channel == _DATA:
+                        return
+                    raise TransientError(self._in_words(content.decode("utf-8", errors="replace"), pod))
+        except TimeoutError as error:
+            raise TransientError(f"pod {pod} says nothing at port {self._port}") from error
+        raise TransientError(f"the connection to pod {pod} broke")
+
     def _in_words(self, said: str, pod: str) -> str:
         if "connection refused" in said:
             return f"nothing listens at port {self._port} of pod {pod}"
@@ -130,18 +145,23 @@ async def _send(reader: asyncio.StreamReader, socket: Socket) -> str:
 
 
 async def _receive(socket: Socket, writer: asyncio.StreamWriter) -> str:
-    introduced: set[int] = set()
     said = b""
-    async for message in socket:
-        if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
-            continue
-        channel, content = message.data[0], message.data[1:]
-        if channel not in introduced:
-            introduced.add(channel)
-        elif channel == _DATA:
+    async for channel, content in _messages(socket):
+        if channel == _DATA:
             writer.write(content)
             await writer.drain()
         elif channel == _ERROR:
             said += content
     broke = socket.exception()
     return said.decode("utf-8", errors="replace") or ("" if broke is None else f"{broke or type(broke).__name__}")
+
+
+async def _messages(socket: Socket) -> AsyncGenerator[tuple[int, bytes]]:
+    """(channel, content), without the first one of each channel."""
+    introduced: set[int] = set()
+    async for message in socket:
+        if message.type is aiohttp.WSMsgType.BINARY and message.data:
+            channel = message.data[0]
+            if channel in introduced:
+                yield channel, message.data[1:]
+            introduced.add(channel)

@@ -181,6 +181,32 @@ def test_a_connection_that_breaks_ends_on_our_side_too_and_the_next_one_may_work
     run(scenario)
 
 
+async def greets(socket: web.WebSocketResponse) -> None:
+    await socket.send_bytes(b"\0hello")
+    await echo(socket)
+
+
+@pytest.mark.parametrize(
+    ("behave", "words"),
+    [
+        (echo, "pod master says nothing at port 50001"),
+        (nobody_listens, "nothing listens at port 50001 of pod master"),
+        (greets, ""),
+    ],
+    ids=["silent", "nobody", "greets"],
+)
+def test_whether_somebody_listens_is_learned_before_anybody_connects(behave: Pod, words: str) -> None:
+    async def scenario() -> None:
+        async with tunnel(Pods(behave)) as made:
+            if not words:
+                assert await made.open(greeting_s=10.0)
+                return
+            with pytest.raises(TransientError, match=words):
+                await made.open(greeting_s=0.2)
+
+    run(scenario)
+
+
 def test_an_api_server_that_goes_away_is_told_and_nothing_is_left_open() -> None:
     async def scenario() -> None:
         pods = Pods(echo)
