@@ -23,6 +23,7 @@ _LOG = logging.getLogger(__name__)
 LIMIT_S = 60.0
 """For all of it, with an API server that is away for a moment."""
 SUBMISSION = f"{DOMAIN}/submission"
+_FEW = 3
 _SUBMITTING: rights.Rights = (rights.Right("create", "jobs", "to submit the job", "batch"),)
 
 
@@ -47,6 +48,8 @@ async def submit(api: ApiServer, spec: JobSpec, namespace: str) -> Submitted:
         lacking = await _heard(lambda: rights.missing(api, namespace, _SUBMITTING), limit)
         if lacking:
             raise refused(f"you may not create jobs in namespace {namespace}", "whoever runs the cluster can grant it")
+        # Whether the name is free and the namespace is there, before anything that those would only obscure.
+        await _heard(lambda: _create(api, namespace, made, dry_run=True), limit)
         await _refuse_powerless_master(api, spec, namespace, limit)
         warnings = await _heard(lambda: rehearsal(api, spec, namespace), limit)
         job = await _heard(lambda: _create(api, namespace, made), limit)
@@ -78,17 +81,18 @@ async def _refuse_powerless_master(api: ApiServer, spec: JobSpec, namespace: str
     account = spec.kubernetes.service_account or "default"
     lacking = await _heard(lambda: rights.missing_of(api, namespace, account), limit)
     if lacking:
-        parts = "; ".join(f"{right} ({right.why})" for right in lacking)
+        few = len(lacking) <= _FEW
+        parts = "; ".join(f"{right} ({right.why})" if few else str(right) for right in lacking)
         raise refused(
             f"the job's master would run as service account {account} of namespace {namespace}, which may not {parts}",
             f"kubectl -n {namespace} apply -f docker/rbac.yaml, or name another --service-account",
         )
 
 
-async def _create(api: ApiServer, namespace: str, made: Json) -> Json:
+async def _create(api: ApiServer, namespace: str, made: Json, *, dry_run: bool = False) -> Json:
     path, name = f"/apis/batch/v1/namespaces/{namespace}/jobs", made["metadata"]["name"]
     try:
-        return await api.create(path, made)
+        return await api.create(path, made, dry_run=dry_run)
     except ApiRefused as found:
         if found.status.reason != "AlreadyExists":
             raise refused(refusal(found.status.code, found.message).reason, "") from found
