@@ -54,7 +54,7 @@ class Placement:
             return ""
         placed = sum(process.life in (Life.STARTING, Life.READY) for process in processes)
         (reason, _), *others = waiting.most_common()
-        more = f" (and {len(others)} other reasons)" if others else ""
+        more = f" (and {len(others)} other reason{'s' * (len(others) > 1)})" if others else ""
         short = role is Role.WORKER and placed < self._scaling.low < len(processes)
         least = f", fewer than the {self._scaling.low} that are wanted at least" if short else ""
         return f"{placed} of {len(processes)} {_NAMES[role]} placed{least}; {reason}{more}"
