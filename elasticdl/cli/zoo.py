@@ -44,7 +44,7 @@ def zoo() -> None:
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--base-image", default=BASE_IMAGE, show_default=True, help="ElasticDL's own image, which it is built upon.")
 def init(folder: Path, base_image: str) -> None:
-    """Write a Dockerfile, a requirements.txt and, where there is none yet, a model module into DIR."""
+    """Write a Dockerfile, a requirements.txt and, where there is none yet, a model module with data into DIR."""
     texts = {
         "Dockerfile": zoo_template.DOCKERFILE.replace("@BASE_IMAGE@", builders.usable_name(base_image)).replace("@FOLDER@", FOLDER),
         "requirements.txt": zoo_template.REQUIREMENTS,
@@ -55,7 +55,7 @@ def init(folder: Path, base_image: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not any(folder.glob("*.py")):
-            texts["example.py"] = zoo_template.MODULE
+            texts |= {"example.py": zoo_template.MODULE, "example.csv": zoo_template.example_data()}
         for name, text in texts.items():
             if not (folder / name).exists():
                 (folder / name).write_text(text, encoding="utf-8")

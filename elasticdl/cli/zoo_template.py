@@ -4,8 +4,8 @@ from __future__ import annotations
 
 MODULE = '''"""A model module: fill in the functions, as one fills in map and reduce.
 
-Try it on this machine:  elasticdl train --model-zoo . --model-def example --training-data data.csv
-where data.csv has a first line `x,y,label` and the columns that it names.
+Try it on this machine:  elasticdl train --model-zoo . --model-def example --training-data example.csv --num-epochs 40
+and in the image that `elasticdl zoo build` makes:  --model-zoo /model_zoo --training-data /model_zoo/example.csv
 """
 
 import keras
@@ -77,3 +77,9 @@ Dockerfile
 **/__pycache__
 jobs
 """
+
+
+def example_data() -> str:
+    """A CSV file for the module: points, and whether they are in a circle."""
+    points = [(x / 10 - 1, y / 10 - 1) for x in range(21) for y in range(21)]
+    return "x,y,label\n" + "".join(f"{x:.1f},{y:.1f},{int(x * x + y * y < 0.6)}\n" for x, y in points)

@@ -38,7 +38,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 def test_a_new_zoo_has_a_dockerfile_on_the_base_image_requirements_and_a_module(tmp_path, capsys) -> None:
     code, out, _ = run(capsys, "init", tmp_path / "zoo", "--base-image", "registry.example.com/elasticdl:7")
     names = sorted(Path(line).name for line in out.splitlines())
-    assert (code, names) == (0, [".dockerignore", "Dockerfile", "example.py", "requirements.txt"])
+    assert (code, names) == (0, [".dockerignore", "Dockerfile", "example.csv", "example.py", "requirements.txt"])
     text = (tmp_path / "zoo/Dockerfile").read_text()
     assert "ARG BASE_IMAGE=registry.example.com/elasticdl:7\nFROM ${BASE_IMAGE}" in text
     assert text.index("USER root") < text.index("RUN ") < text.index("USER 1000:1000") < text.index("COPY . /model_zoo")
