@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,20 @@ def test_a_cell_that_feed_cannot_take_is_left_out_and_counted_within_the_limit(s
     assert code == 0, output
     total = job.receipt()["total"]
     assert (total["expected"], total["bad"], total["lost"]) == (200, 1, 0), total
+
+
+def test_a_file_that_changes_between_its_count_and_the_first_look_at_it_ends_the_job(start_job, zoo, iris_csv):
+    path = iris_csv()
+    job = start_job(model_zoo=zoo(GOOD), training_data=path, **CELLS)
+    deadline = time.monotonic() + 90
+    while not (job.directory / "job.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)  # written after the check; workers take seconds to import what they need
+    os.utime(path, (0, 0))
+    code, output = job.finish()
+    assert code == 1
+    (told,) = [line for line in output.splitlines() if line.startswith("Error: ")]
+    assert f"{path} changed since its records were counted: it has " in told, output
+    assert "not at" in told and "written at 1970-01-01" in told, output
 
 
 def test_what_the_check_only_warns_of_is_told(start_job, zoo, tmp_path):
