@@ -15,7 +15,7 @@ from typing import Annotated, Any, Self, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from elasticdl.errors import SpecError
-from elasticdl.kubernetes_section import KubernetesSection
+from elasticdl.kubernetes_section import ZOO_OF_IMAGES, KubernetesSection
 
 
 class Action(StrEnum):
@@ -115,7 +115,7 @@ Params: TypeAlias = Annotated[Mapping[str, Scalar], BeforeValidator(parse_params
 class ModelSection(_Section):
     """Which model."""
 
-    model_zoo: str = Field(description="Directory of model modules.")
+    model_zoo: str = Field(description="Directory of model modules; on a cluster by default /model_zoo of the image.")
     model_def: str = Field(description="Module, or module.function, that makes the model: `iris` or `mnist.cnn.Model`.")
     model_params: Params = Field(default_factory=dict, description="`key=value;…` for custom_model; typed, not evaluated.")
 
@@ -193,6 +193,8 @@ class JobSpec(_Section):
         """From flat names, kebab or snake case. Raises SpecError that names the flag, the value and what is expected."""
         refuse_unknown(flags)
         given = {key.replace("-", "_"): value for key, value in flags.items()}
+        if given.get("image_name"):
+            given.setdefault("model_zoo", ZOO_OF_IMAGES)
         nested = {
             section: {name: given[name] for name in model.model_fields if name in given} for section, model in SECTIONS.items()
         }

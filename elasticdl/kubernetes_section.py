@@ -17,6 +17,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from elasticdl.errors import SpecError
 
+ZOO_OF_IMAGES = "/model_zoo"
+"""Where `elasticdl zoo build` puts the modules."""
 _QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i))?")
 _CORES = re.compile(r"\d+\.?\d*[num]?")
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}

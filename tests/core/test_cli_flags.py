@@ -81,6 +81,12 @@ def test_a_flag_of_a_cluster_says_so_where_there_is_none(name: str, capsys: pyte
     assert f"{flag(name)} without --image-name" in capsys.readouterr().err
 
 
+def test_the_model_zoo_of_a_cluster_is_that_of_its_image_unless_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--image-name", "i", "--model-def", "m", "--training-data", "t", "--dry-run", "-o", "json"]) == 0
+    assert spec_of(json.loads(capsys.readouterr().out)).model.model_zoo == "/model_zoo"
+    assert spec_of(dry_run(capsys, "--image-name", "i")).model.model_zoo == "zoo"
+
+
 def test_volumes_add_up_in_the_form_that_elasticdl_had_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     volumes = [
         "claim_name=c1,mount_path=/data;host_path=/x,mount_path=/y",
