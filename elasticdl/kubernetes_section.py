@@ -185,7 +185,7 @@ class KubernetesSection(BaseModel):
     ps_resource_request: Resource = Field(default_factory=dict, description="The same for each parameter server.")
     ps_resource_limit: Resource = Field(default_factory=dict, description="The same for each parameter server.")
     master_pod_priority: str = Field(default="", description="Priority class of the master.")
-    worker_pod_priority: str = Field(default="", description="Priority class of workers.")
+    worker_pod_priority: str = Field(default="", description="Priority class of workers; `{rung}` in it: their rung, from 1.")
     ps_pod_priority: str = Field(default="", description="Priority class of parameter servers.")
     node_selector: Pairs = Field(default_factory=dict, description="`key=value,…` that nodes must have.")
     tolerations: Annotated[tuple[Mapping[str, Any], ...], BeforeValidator(lambda v: _no_nothing(parse_json(v)))] = Field(

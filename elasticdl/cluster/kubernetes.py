@@ -78,6 +78,10 @@ class KubernetesCluster:
         """Seconds since the API server was last heard: how old the view of the pods may be."""
         return self._reflector.age_s
 
+    def has_ended(self, name: ProcessName) -> bool:
+        """A process was there and has ended."""
+        return isinstance(self._board.newest(name), ProcessExited)
+
     async def create(self, spec: ProcessSpec) -> None:
         """Make a pod. A name that was started before is left as it is, ended or not. Raises CreateRefused."""
         if self._closed:
@@ -100,7 +104,7 @@ class KubernetesCluster:
         Where a shorter grace is asked for later, the end is told in time, but the process may live on for the first grace: nodes
         do not shorten it. Whoever works with its state must have fenced it.
         """
-        if isinstance(self._board.newest(name), ProcessExited):
+        if self.has_ended(name):
             return
         self._watch()
         self._book.ask(name, grace_s)

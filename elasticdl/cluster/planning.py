@@ -10,6 +10,7 @@ from elasticdl.cluster.labels import MASTER
 from elasticdl.cluster.manifests import job, pod
 from elasticdl.cluster.plans import Identity, Image, JobPlan, Json, Owner, Placement, PodPlan, Resources, Volume
 from elasticdl.cluster.pod_spec import CONTAINER
+from elasticdl.cluster.rungs import PLACEHOLDER
 from elasticdl.errors import SpecError, UserError
 from elasticdl.job import JobSpec
 from elasticdl.kubernetes_section import Mount
@@ -22,14 +23,19 @@ LONGEST_SPEC_BYTES = 96 << 10
 """The kernel gives a process no variable of more than 128 KiB."""
 
 
-def pod_plan(spec: JobSpec, role: Role) -> PodPlan:
-    """All that the pods of a role have in common."""
+def pod_plan(spec: JobSpec, role: Role, rung: int = 1) -> PodPlan:
+    """All that the pods of a role have in common, and their rung of the priority ladder where the job asks for one."""
     asked = spec.kubernetes
     mounts = tuple(_volumes(asked.volume))
     return PodPlan(
         Image(asked.image_name, str(asked.image_pull_policy), asked.image_pull_secrets),
         Resources(getattr(asked, f"{role}_resource_request"), getattr(asked, f"{role}_resource_limit")),
-        Placement(getattr(asked, f"{role}_pod_priority"), asked.node_selector, asked.tolerations, asked.affinity),
+        Placement(
+            getattr(asked, f"{role}_pod_priority").replace(PLACEHOLDER, str(rung)),
+            asked.node_selector,
+            asked.tolerations,
+            asked.affinity,
+        ),
         Identity(
             asked.service_account if role is Role.MASTER else "",
             asked.run_as_user or None,

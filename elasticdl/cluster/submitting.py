@@ -44,6 +44,13 @@ async def submit(api: ApiServer, spec: JobSpec, namespace: str) -> Submitted:
     """
     made = job_object(spec, namespace)
     made["metadata"]["annotations"] = {SUBMISSION: uuid.uuid4().hex}
+    try:
+        return await _submitted(api, spec, namespace, made)
+    except TimeoutError as error:
+        raise ApiAway(f"the API server did not answer all that was asked within {LIMIT_S:g} s") from error
+
+
+async def _submitted(api: ApiServer, spec: JobSpec, namespace: str, made: Json) -> Submitted:
     async with asyncio.timeout(LIMIT_S) as limit:
         lacking = await _heard(lambda: rights.missing(api, namespace, _SUBMITTING), limit)
         if lacking:

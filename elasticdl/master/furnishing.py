@@ -29,7 +29,7 @@ LIMIT_S = 180.0
 """For all of it, with an API server that is away for a while. Then the pod is started again."""
 _FORCE_AFTER_S = 5.0
 _LOOK_EVERY_S = 0.5
-_SECRET_AGAIN_S = 2.0
+_SECRET_AGAIN_S = 1.0
 
 
 @final

@@ -21,6 +21,7 @@ from elasticdl.cluster.manifests import master_address
 from elasticdl.cluster.outcome import Ended, outcome_text
 from elasticdl.cluster.planning import SPEC_VARIABLE, pod_plan
 from elasticdl.cluster.plans import MASTER_PORT, Owner
+from elasticdl.cluster.rungs import Rungs
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError
 from elasticdl.job import Action, JobSpec
 from elasticdl.master.core.parts import Limits
@@ -85,7 +86,8 @@ class Pod:
     async def cluster(self, farewell: Farewell) -> AsyncIterator[Cluster]:
         api = await connect()
         spec = self._told.spec
-        cluster = KubernetesCluster(api, self._told.owner, lambda name: pod_plan(spec, name.role))
+        cluster = KubernetesCluster(api, self._told.owner, lambda name: pod_plan(spec, name.role, rungs.of(name)))
+        rungs = Rungs(cluster.has_ended)
         try:
             yield cluster
         finally:

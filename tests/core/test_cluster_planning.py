@@ -15,6 +15,7 @@ from elasticdl.cluster.manifests import pod
 from elasticdl.cluster.outcome import LIMIT_BYTES, Ended, outcome_text, read_outcome
 from elasticdl.cluster.planning import job_object, pod_objects, pod_plan, spec_of
 from elasticdl.cluster.plans import Owner
+from elasticdl.cluster.rungs import Rungs
 from elasticdl.errors import SpecError, UserError
 from elasticdl.job import Action, JobSpec
 from elasticdl.kubernetes_section import KubernetesSection, quantity, quantity_bytes
@@ -193,6 +194,19 @@ def test_a_process_may_grow_to_what_the_user_said_and_else_to_twice_its_first_li
     assert (twice.memory_limit_bytes("worker"), twice.oom_limit_bytes("worker")) == (3 << 30, 6 << 30)
     assert twice.oom_limit_bytes("ps") is None
     assert job(ps_resource_limit="memory=3Gi", oom_memory_limit="1Gi").kubernetes.oom_limit_bytes("ps") == 3 << 30
+
+
+def test_workers_stand_on_the_lowest_free_rungs_and_keep_them() -> None:
+    ended: set[ProcessName] = set()
+    rungs = Rungs(ended.__contains__)
+    workers = [ProcessName(Role.WORKER, index) for index in range(40)]
+    assert [rungs.of(worker) for worker in workers[:3]] == [1, 2, 3]
+    ended.add(workers[1])
+    assert [rungs.of(worker) for worker in (workers[3], workers[2], workers[4])] == [2, 3, 4]
+    assert rungs.of(ProcessName(Role.PS, 0)) == 1
+    assert [rungs.of(worker) for worker in workers[5:]][-3:] == [32, 32, 32]
+    spec = job(worker_pod_priority="elasticdl-rung-{rung}")
+    assert pod_plan(spec, Role.WORKER, 7).placement.priority_class == "elasticdl-rung-7"
 
 
 def test_only_what_differs_is_told_of_a_job() -> None:
