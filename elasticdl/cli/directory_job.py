@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, final
+from typing import IO, TYPE_CHECKING, Any, final
 
 from elasticdl.cli.following import Tail
 from elasticdl.cli.found import Kind, LogEntry, LogWish, Place, Report, blank_status
@@ -18,7 +18,9 @@ from elasticdl.cli.outcome import Outcome, read_object
 from elasticdl.cli.place import has_checkpoint
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 from elasticdl.master.files import JobDirectory
-from elasticdl.rpc.master_client import MasterClient
+
+if TYPE_CHECKING:
+    from elasticdl.rpc.master_client import MasterClient
 
 CALL_S = 5.0
 _LOOK_EVERY_S = 0.25
@@ -187,6 +189,8 @@ class DirectoryJob:
     @contextmanager
     def _master(self) -> Iterator[MasterClient]:
         """A connection to the job's master. Raises an error with exit code 4 if the job does not run, TransientError."""
+        from elasticdl.rpc.master_client import MasterClient  # gRPC: not for `--help`
+
         where = read_object(self.directory.master)
         if not where:
             hint = f"see `elasticdl status --job-dir {self.directory.path}`"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,9 @@ from elasticdl.cli import progress
 from elasticdl.cli.documents import Format, render
 from elasticdl.cli.finding import RULE, found, job_argument
 from elasticdl.cli.found import FoundJob, Report, Sought
-from elasticdl.errors import ElasticDLError, ExitCode, SpecError
+from elasticdl.cli.telling import tell
+from elasticdl.cli.watching import ENDS
+from elasticdl.errors import ExitCode, SpecError
 from elasticdl.job import WorkerRange
 
 SETTINGS: dict[str, Any] = {
@@ -112,8 +113,9 @@ def stop(sought: Sought, reason: str, now: bool, yes: bool) -> int:
 
 
 def _watch(job: FoundJob, form: Format) -> None:
+    from elasticdl.cli import watching
+
     if form is Format.TABLE:
-        from elasticdl.cli import watching
         from elasticdl.cli.view import view_for
 
         view = view_for()
@@ -124,31 +126,19 @@ def _watch(job: FoundJob, form: Format) -> None:
         for line in lines(job.report()):
             click.echo(line)
         return
-    while True:
-        report = job.report()
-        if form is Format.JSON:
-            click.echo(json.dumps(report.as_dict(), ensure_ascii=False))
-        else:
-            click.echo("---\n" + render(report.as_dict(), form), nl=False)
+
+    def show(report: Report) -> None:
+        found = report.as_dict()
+        click.echo(json.dumps(found, ensure_ascii=False) if form is Format.JSON else f"---\n{render(found, form)}".rstrip())
         sys.stdout.flush()
-        if _is_over(job):
-            return
-        time.sleep(1.0)
 
-
-def _is_over(job: FoundJob) -> bool:
-    try:
-        return job.outcome() is not None
-    except ElasticDLError as error:
-        if error.exit_code is ExitCode.NO_SUCH_JOB:
-            return True
-        raise
+    watching.follow(job, show, tell)
 
 
 def lines(report: Report) -> list[str]:
     """A status in lines: the job, its processes, what it waits for."""
     status: Mapping[str, Any] = report.status
-    over = report.state in ("done", "failed", "stopped")
+    over = report.state in ENDS
     shown = [progress.plain(progress.head({**status, "message": report.state} if over else status))]
     if report.exit_code is not None:
         shown.append(f"{'ended' if over else 'ends'} with exit code {report.exit_code}: {progress.plain(report.outcome)}")
