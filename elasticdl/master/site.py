@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Protocol, final
 
 from elasticdl.cluster.base import Cluster
-from elasticdl.cluster.local import LocalCluster, usable_cores
+from elasticdl.cluster.local import LocalCluster
+from elasticdl.cluster.machine import usable_cores
 from elasticdl.cluster.outcome import Ended
 from elasticdl.errors import ExitCode, PermanentError
 from elasticdl.job import JobSpec
