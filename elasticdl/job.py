@@ -227,6 +227,11 @@ class JobSpec(_Section):
         """Its processes are pods of a cluster."""
         return bool(self.kubernetes.image_name)
 
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """There is a place that all processes see."""
+        return not self.on_kubernetes or self.kubernetes.keeps(self.cluster.job_dir)
+
     def check(self) -> None:
         """What one field alone cannot show. Raises SpecError."""
         needed = {Action.TRAIN: "training_data", Action.EVALUATE: "validation_data", Action.PREDICT: "prediction_data"}

@@ -165,7 +165,7 @@ class Master:
     async def leave(self, running: asyncio.Future[FinishJob]) -> None:
         """Go, so that the next master can go on: with a checkpoint, if that can be had in time. A job that is about to end may."""
         spec = self._plan.spec
-        kept = spec.action is Action.TRAIN and spec.kubernetes.keeps(spec.cluster.job_dir)
+        kept = spec.action is Action.TRAIN and spec.keeps_checkpoints
         await checkpoint_in_time(self.core, self.inbox, running, lambda: kept and bool(self._roster.attached()))
         self.leave_now(running)
 

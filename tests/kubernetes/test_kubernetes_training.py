@@ -157,6 +157,21 @@ def test_iris_trains_to_its_end_and_leaves_its_export_on_the_volume(ground: Grou
     assert ground.objects() == before
 
 
+def test_a_model_that_was_trained_there_is_evaluated_and_predicts_there(ground: Ground) -> None:
+    flags = ground.flags("trained", model_def="iris", training_data=iris(ground, 10), checkpoint_steps=50)
+    code, _, errors = ground.run("train", *flags, "--num-epochs", 4)
+    assert code == 0, errors
+    trained = ("--checkpoint-dir-for-init", "/data/trained/checkpoints")
+    flags = ground.flags("evaluated", model_def="iris", validation_data="/data/test.csv")
+    code, output, errors = ground.run("evaluate", *flags, *trained, "-o", "json")
+    assert code == 0 and json.loads(output)["metrics"]["accuracy"] > 0.9, errors
+    flags = ground.flags("predicted", model_def="iris", prediction_data="/data/test.csv", output="/data/predictions")
+    code, output, errors = ground.run("predict", *flags, *trained, "-o", "json")
+    assert code == 0, errors
+    assert json.loads(output)["receipt"]["total"] == {"expected": 30, "trained": 30, "repeated": 0, "bad": 0, "lost": 0}
+    assert list((ground.folder / "predictions").iterdir())
+
+
 def test_what_a_dry_run_prints_trains_digits_when_kubectl_creates_it(ground: Ground) -> None:
     make_data.digits(ground.folder, 0)
     flags = ground.flags("digits", model_def="digits", training_data="/data/train.npz", validation_data="/data/test.npz")
