@@ -25,6 +25,8 @@ T = TypeVar("T")
 CALL_S = 8.0
 """A call through the API server: a new connection to the pod takes a second where the cluster is busy."""
 _GREETING_S = 4.0
+_CHECKING = "its master is checking the model and the data"
+"""It listens when it has: a master that runs and does not listen is doing that."""
 _PATIENCE_S, _AGAIN_S = 10.0, 0.5
 
 
@@ -67,6 +69,8 @@ class ClusterJob:
 
     def report(self) -> Report:
         """See FoundJob."""
+        from elasticdl.cluster.tunnel import NobodyListens
+
         facts = self.facts()
         ended = facts.ended
         if ended is not None:
@@ -75,8 +79,10 @@ class ClusterJob:
             return self._report(facts, _status_of_pods(facts, f"waiting: {facts.waits_for}"))
         try:
             status = blank_status("") | self._call(lambda master: master.status())
+        except NobodyListens:
+            return self._report(facts, _status_of_pods(facts, _CHECKING))
         except TransientError as error:
-            return self._report(facts, _status_of_pods(facts, f"its master does not answer (it may be starting): {error.message}"))
+            return self._report(facts, _status_of_pods(facts, f"its master does not answer: {error.message}"))
         except ElasticDLError as error:
             return self._report(facts, _status_of_pods(facts, f"its master cannot be asked: {error.message}"))
         return self._report(facts, status)

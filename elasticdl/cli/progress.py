@@ -106,7 +106,9 @@ def head(status: Status) -> str:
     remaining = eta_s(status)
     if remaining is not None:
         parts.append(f"ETA {duration(remaining)}")
-    parts += [f"version {status['version']}", f"{ready}/{len(workers)} workers", *measures(status)]
+    if status["version"] or workers:
+        parts += [f"version {status['version']}", f"{ready}/{len(workers)} workers"]
+    parts += measures(status)
     return ", ".join(parts)
 
 

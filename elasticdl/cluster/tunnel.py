@@ -20,8 +20,14 @@ from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, Transient
 PROTOCOL = "v4.channel.k8s.io"
 LOOPBACK = "127.0.0.1"
 _DATA, _ERROR = 0, 1
+_REFUSED = "connection refused"
 _PIECE_BYTES = 64 << 10
 PodOf: TypeAlias = Callable[[], Awaitable[str]]
+
+
+@final
+class NobodyListens(TransientError):
+    """The pod is reached, and its port is not open yet, or not any more."""
 
 
 @final
@@ -115,13 +121,14 @@ class Tunnel:
                 async for channel, content in _messages(socket):
                     if channel == _DATA:
                         return
-                    raise TransientError(self._in_words(content.decode("utf-8", errors="replace"), pod))
+                    said = content.decode("utf-8", errors="replace")
+                    raise (NobodyListens if _REFUSED in said else TransientError)(self._in_words(said, pod))
         except TimeoutError as error:
             raise TransientError(f"pod {pod} says nothing at port {self._port}") from error
         raise TransientError(f"the connection to pod {pod} broke")
 
     def _in_words(self, said: str, pod: str) -> str:
-        if "connection refused" in said:
+        if _REFUSED in said:
             return f"nothing listens at port {self._port} of pod {pod}"
         return f"the connection to pod {pod} broke: {said}" if said else ""
 

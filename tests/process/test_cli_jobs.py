@@ -321,9 +321,9 @@ def test_jobs_are_listed_with_their_progress_and_waited_for(elasticdl: Commands)
     assert (first["state"], first["version"], first["exit_code"]) == ("running", 7, None)
     assert elasticdl.run("stop", "drains", "--yes")[0] == 0
     assert elasticdl.end(process)[0] == elasticdl.end(waiting)[0] == 130
-    code, output, _ = elasticdl.end(watching)
-    last = json.loads(output.splitlines()[-1])
-    assert code == 0 and (last["state"], last["exit_code"], set(last)) == ("stopped", 130, set(first))
+    *_, line = watching.stdout
+    last = json.loads(line)
+    assert watching.wait(LIMIT_S) == 0 and (last["state"], last["exit_code"], set(last)) == ("stopped", 130, set(first))
 
 
 def test_stop_now_ends_a_master_that_heeds_no_stop(elasticdl: Commands) -> None:
