@@ -16,7 +16,7 @@ from elasticdl.cluster.refusals import refusal
 
 _LOG = logging.getLogger(__name__)
 LIMIT_S = 30.0
-_IN_FLIGHT = 32
+IN_FLIGHT = 32
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.2, 5.0
 
 
@@ -28,7 +28,7 @@ class Creator:
         self._api = api
         self._job_uid = job_uid
         self._clock = clock
-        self._in_flight = asyncio.Semaphore(_IN_FLIGHT)
+        self._in_flight = asyncio.Semaphore(IN_FLIGHT)
         self._held_until_s = 0.0
 
     async def create(self, path: str, body: Json) -> Json:

@@ -50,6 +50,19 @@ def _first_process(name: str) -> int:
     return found[0]
 
 
+def _elsewhere() -> list[str]:
+    """What kubelets, containerd and CNI plugins write where nobody told them to."""
+    places = (
+        "/var/log/pods",
+        "/var/log/containers",
+        "/var/lib/cni/results",
+        "/var/lib/cni/networks",
+        "/var/lib/kubelet",
+        "/run/netns",
+    )
+    return sorted(str(path) for place in places if Path(place).is_dir() for path in Path(place).iterdir())
+
+
 def _kinds(name: str) -> set[str]:
     return {line.split()[0] for line in leftovers.found(name)}
 
@@ -74,6 +87,7 @@ def test_a_stopped_cluster_leaves_nothing_and_a_start_removes_what_a_killed_one_
         pytest.skip("the cluster that KUBECONFIG names is not ours to kill")
     if reason := places.why_not():
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    before = _elsewhere()
     name = request.getfixturevalue("killed")
     _until("the kernel ends its processes", lambda: not leftovers.processes(name))
     assert _kinds(name) == {"cgroup", "folder"}
@@ -85,3 +99,4 @@ def test_a_stopped_cluster_leaves_nothing_and_a_start_removes_what_a_killed_one_
         # A second start leaves alone what has an owner.
         assert place.own.state.name not in leftovers.clean_up()
     assert leftovers.found(place.own.state.name) == []
+    assert _elsewhere() == before
