@@ -5,11 +5,14 @@ WORKERS ?= 2
 demo: prepare  ## Train digits with a worker killed halfway, evaluate, export, load back, predict.
 	$(BIN)/python -m scripts.demo
 
-test: prepare  ## Every test but those on a real Kubernetes.
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --ignore tests/kubernetes $(ARGS)
+test: prepare  ## Every test; those on a real Kubernetes last and where they can run, so that they disturb no other. With ARGS (for pytest) without them.
+	@status=0; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --ignore tests/kubernetes $(ARGS) || status=$$?; \
+	[ -n "$(ARGS)" ] || scripts/test-kubernetes $(WORKERS) || status=$$?; \
+	exit $$status
 
 test-kubernetes: prepare  ## Tests on a real Kubernetes: one made here (Linux, root, Go), or the one that KUBECONFIG names.
-	$(BIN)/python -m pytest tests/kubernetes $(ARGS)
+	@scripts/test-kubernetes $(WORKERS) $(ARGS)
 
 churn: prepare  ## Twenty whole jobs with seeds, a worker killed every few seconds in each.
 	ELASTICDL_CHURN_SEEDS=20 $(BIN)/python -m pytest -s tests/process/test_job_churn.py $(ARGS)
@@ -28,7 +31,7 @@ fix: prepare  ## Format and mend what can be mended by itself.
 	$(BIN)/ruff check --fix .
 
 cluster: prepare  ## A real Kubernetes in namespaces of its own, until Ctrl-C (Linux, root, Go).
-	$(BIN)/python tests/kubernetes/cluster/cluster.py
+	$(BIN)/python -m tests.kubernetes.cluster.cluster
 
 prepare:
 	@scripts/prepare

@@ -160,8 +160,11 @@ class Server:
         """version, step_base, workers, rows, trainable, additive, slots, spec."""
 
     def drop(self, snapshot: int) -> None: ...
-    def save(self, snapshot: int, path: str, header: str) -> tuple[int, int]:
-        """Write a view to a file, durably; (bytes, CRC-32C). Raises OSError."""
+    def save(self, snapshot: int, path: str, header: str) -> tuple[int, int, tuple[int, int, float] | None]:
+        """Write a view to a file, durably; (bytes, CRC-32C, None). Raises OSError.
+
+        At the first weight that is NaN or infinite it stops and tells which: (table, id), or (-1, index in the dense vector), and its value.
+        """
 
     def begin_restore(self, spec: ParametersSpec) -> None: ...
     def restore_dense(self, path: str, offset: int, section: int, at: int, count: int) -> None:

@@ -28,6 +28,9 @@ class ExitCode(IntEnum):
     USER_ERROR = 64
     FENCED = 65
     DRAINED = 66
+    """Of a master in a pod: it was told to leave, and is to be started again."""
+    UNAVAILABLE = 69
+    """Of a master in a pod: what it needs is away; it is to be started again."""
     TIMED_OUT = 124
     INTERRUPTED = 130
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Self, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from elasticdl.errors import SpecError
+from elasticdl.kubernetes_section import ZOO_OF_IMAGES, KubernetesSection
 
 
 class Action(StrEnum):
@@ -134,7 +135,7 @@ Params: TypeAlias = Annotated[Mapping[str, Scalar], BeforeValidator(parse_params
 class ModelSection(_Section):
     """Which model."""
 
-    model_zoo: str = Field(description="Directory of model modules.")
+    model_zoo: str = Field(description="Directory of model modules; on a cluster by default /model_zoo of the image.")
     model_def: str = Field(description="Module, or module.function, that makes the model: `iris` or `mnist.cnn.Model`.")
     model_params: Params = Field(default_factory=dict, description="`key=value;…` for custom_model; typed, not evaluated.")
 
@@ -195,7 +196,7 @@ class ClusterSection(_Section):
     num_ps_pods: int = Field(default=1, ge=0, description="Parameter servers; none with AllreduceStrategy.")
     max_relaunches: int = Field(default=3, ge=0, description="Failures by the user's own code to retry before the job fails.")
     envs: Annotated[Mapping[str, str], BeforeValidator(parse_envs)] = Field(
-        default_factory=dict, description="`KEY=value;…` for the environment of workers and servers."
+        default_factory=dict, description="`KEY=value;…` for the environment of all processes."
     )
 
 
@@ -211,6 +212,7 @@ class JobSpec(_Section):
     training: TrainingSection
     checkpoint: CheckpointSection
     cluster: ClusterSection
+    kubernetes: KubernetesSection = KubernetesSection()
 
     @classmethod
     def from_flags(cls, action: Action, flags: Mapping[str, Any]) -> JobSpec:
@@ -219,6 +221,8 @@ class JobSpec(_Section):
         given = {key.replace("-", "_"): value for key, value in flags.items()}
         if given.get("distribution_strategy") == Strategy.ALLREDUCE:
             given.setdefault("num_ps_pods", 0)
+        if given.get("image_name"):
+            given.setdefault("model_zoo", ZOO_OF_IMAGES)
         nested = {
             section: {name: given[name] for name in model.model_fields if name in given} for section, model in SECTIONS.items()
         }
@@ -233,6 +237,28 @@ class JobSpec(_Section):
         """Every field under its flat name, as plain values: `from_flags` makes the same job of it."""
         found = {name: value for section in SECTIONS for name, value in getattr(self, section).model_dump(mode="json").items()}
         return {**found, "num_workers": str(self.cluster.num_workers)}
+
+    def told(self) -> dict[str, Any]:
+        """Those of `flags` that are not what they are by default."""
+        fields = {name: field for model in SECTIONS.values() for name, field in model.model_fields.items()}
+        plain = {section: getattr(self, section) for section in SECTIONS}
+        values = {name: getattr(section, name) for section in plain.values() for name in type(section).model_fields}
+        flags = self.flags()
+        return {
+            name: flags[name]
+            for name, field in fields.items()
+            if field.is_required() or values[name] != field.get_default(call_default_factory=True)
+        }
+
+    @property
+    def on_kubernetes(self) -> bool:
+        """Its processes are pods of a cluster."""
+        return bool(self.kubernetes.image_name)
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """There is a place that all processes see."""
+        return not self.on_kubernetes or self.kubernetes.keeps(self.cluster.job_dir)
 
     def check(self) -> None:
         """What one field alone cannot show. Raises SpecError."""
@@ -256,6 +282,21 @@ class JobSpec(_Section):
             raise SpecError(
                 "--evaluation-steps or --evaluation-seconds without --validation-data", hint="name the data to evaluate on"
             )
+        self.kubernetes.check()
+        if self.on_kubernetes:
+            self._check_places()
+
+    def _check_places(self) -> None:
+        """On a cluster, what is to be kept must not go with a pod."""
+        kept, job_dir = self.checkpoint, self.cluster.job_dir
+        if kept.output and not self.kubernetes.keeps(kept.output):
+            raise SpecError(f"--output {kept.output} is on no --volume that can be written: it would go with its pod", hint=_VOLUME)
+        if (kept.checkpoint_steps or kept.resume) and not self.kubernetes.keeps(job_dir):
+            flag = "--checkpoint-steps" if kept.checkpoint_steps else "--resume"
+            where = (
+                f"--job-dir {job_dir} is on no --volume that can be written" if job_dir else "no --job-dir on a --volume is given"
+            )
+            raise SpecError(f"{flag} needs a place that all pods see, and {where}", hint=_VOLUME)
 
     def _check_strategy(self) -> None:
         training, servers = self.training, self.cluster.num_ps_pods
@@ -278,12 +319,14 @@ class JobSpec(_Section):
             raise SpecError("--global-batch scaled is of a ring", hint=f"add --distribution-strategy {Strategy.ALLREDUCE}")
 
 
-SECTIONS: Mapping[str, type[_Section]] = {
+_VOLUME = "for example --volume claim_name=CLAIM,mount_path=/data --job-dir /data/NAME --output /data/NAME/export"
+SECTIONS: Mapping[str, type[BaseModel]] = {
     "model": ModelSection,
     "data": DataSection,
     "training": TrainingSection,
     "checkpoint": CheckpointSection,
     "cluster": ClusterSection,
+    "kubernetes": KubernetesSection,
 }
 
 
@@ -305,7 +348,7 @@ def _first_problem(error: ValidationError) -> str:
     names = [str(part) for part in problem["loc"] if str(part) not in SECTIONS]
     flag = names[0].replace("_", "-") if names else "job"
     if problem["type"] == "missing":
-        return f"--{flag} is missing"
+        return f"--{flag} is missing" if len(names) < 2 else f"--{flag}: {names[-1]} is missing"
     if problem["type"] == "value_error":
         return f"--{flag}: {problem['ctx']['error']}"
     return f"--{flag}: {problem['msg']}, got {problem['input']!r}"

@@ -7,7 +7,7 @@ import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from elasticdl.cli.local import LocalJob
 from elasticdl.cli.outcome import Outcome, read_object
@@ -17,6 +17,9 @@ from elasticdl.cli.view import LineView, NoView
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 from elasticdl.job import Action, JobSpec
 from elasticdl.master.files import JobDirectory
+
+if TYPE_CHECKING:
+    from elasticdl.cli.cluster_handle import ClusterJobHandle
 
 START_S = 60.0
 """A master answers within a second or two; this is for a machine that is very busy."""
@@ -116,9 +119,15 @@ def _unexpected(error: BaseException) -> ElasticDLError:
     return problem
 
 
-def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHandle:
-    """Check and start a job. Blocks for the check. Raises SpecError or UserError; nothing was made or started then."""
-    spec = settle(JobSpec.from_flags(action, flags))
+def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHandle | ClusterJobHandle:
+    """Check and start a job. Blocks for the check. Raises SpecError, UserError or, for what a cluster refuses, PermanentError.
+
+    Nothing was made or started then.
+    """
+    spec = JobSpec.from_flags(action, flags)
+    if spec.on_kubernetes:
+        return _submitted(spec, show=show)
+    spec = settle(spec)
     refuse_if_taken(spec)
     preflight = checked(spec, quiet=not show)
     with ExitStack() as stack:
@@ -127,19 +136,35 @@ def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHan
         return JobHandle(job, spec, stack.pop_all())
 
 
-def train(*, show: bool = True, **flags: Any) -> JobHandle:  # noqa: ANN401 - the flags of `elasticdl train`
+def _submitted(spec: JobSpec, *, show: bool) -> ClusterJobHandle:
+    from elasticdl.cli.cluster_handle import ClusterJobHandle
+    from elasticdl.cli.line import ClusterLine
+    from elasticdl.cli.submit import settle_for_cluster, submit
+
+    spec = settle_for_cluster(spec)
+    line = ClusterLine(spec.kubernetes.namespace, spec.kubernetes.kube_context)
+    try:
+        name = submit(line, spec)
+    except BaseException:
+        line.close()
+        raise
+    return ClusterJobHandle(line, name, show=show)
+
+
+def train(*, show: bool = True, **flags: Any) -> JobHandle | ClusterJobHandle:  # noqa: ANN401 - the flags of `elasticdl train`
     """Train a model. `show` prints progress to stderr; all else as in `elasticdl train --help`, in snake case.
 
+    With `image_name` the job runs on a Kubernetes cluster, and the handle is a `ClusterJobHandle` with the same methods.
     Raises SpecError or UserError if the job, its model or its data are wrong: nothing was started then.
     """
     return start(Action.TRAIN, flags, show=show)
 
 
-def evaluate(*, show: bool = True, **flags: Any) -> JobHandle:  # noqa: ANN401 - as above
+def evaluate(*, show: bool = True, **flags: Any) -> JobHandle | ClusterJobHandle:  # noqa: ANN401 - as above
     """Evaluate a trained model, as `train` trains one."""
     return start(Action.EVALUATE, flags, show=show)
 
 
-def predict(*, show: bool = True, **flags: Any) -> JobHandle:  # noqa: ANN401 - as above
+def predict(*, show: bool = True, **flags: Any) -> JobHandle | ClusterJobHandle:  # noqa: ANN401 - as above
     """Write a trained model's predictions, as `train` trains one."""
     return start(Action.PREDICT, flags, show=show)

@@ -9,7 +9,9 @@ import click
 
 from elasticdl.cli.documents import Format, render
 from elasticdl.cli.options import FILE_OPTION, FLAG_SETTINGS, JobCommand, job_options, spec_from
-from elasticdl.job import Action
+from elasticdl.cli.progress import plain, table
+from elasticdl.errors import ExitCode
+from elasticdl.job import Action, JobSpec
 
 
 @click.command(cls=JobCommand, context_settings=FLAG_SETTINGS)
@@ -25,17 +27,50 @@ from elasticdl.job import Action
 @click.option(
     "-o", "--format", "form", type=click.Choice([str(one) for one in Format]), default=str(Format.TABLE), help="How it is printed."
 )
-def check(file: Path | None, action: str, form: str, **parameters: Any) -> None:  # noqa: ANN401 - the flags
-    """Load the model module, run one batch through it and count the data. Starts and leaves nothing."""
+def check(file: Path | None, action: str, form: str, **parameters: Any) -> int:  # noqa: ANN401 - the flags
+    """Load the model module, run one batch through it and count the data. Starts and leaves nothing.
+
+    With --image-name the cluster is asked instead: rights, quota, priority classes, pod security, volumes. The model and the data
+    are then those of the pods, where the job's master looks at them before it starts anything.
+    """
+    spec = spec_from(Action(action), file, parameters)
+    return _on_cluster(spec, Format(form)) if spec.on_kubernetes else _here(spec, Format(form))
+
+
+def _here(spec: JobSpec, form: Format) -> int:
     from elasticdl.cli.place import settle
     from elasticdl.cli.preflight import checked
 
-    found = checked(settle(spec_from(Action(action), file, parameters)))
+    found = checked(settle(spec))
     if form != Format.TABLE:
-        click.echo(render(dict(found.raw), Format(form)), nl=False)
-        return
+        click.echo(render(dict(found.raw), form), nl=False)
+        return ExitCode.DONE
     for title, sources in (("training", found.training), ("validation", found.validation), ("prediction", found.prediction)):
         if sources:
             total = sum(source.records for source in sources)
             click.echo(f"{title:<10} {total:,} records in {len(sources)} source{'s' * (len(sources) > 1)}")
     click.echo("the model and the data are usable")
+    return ExitCode.DONE
+
+
+def _on_cluster(spec: JobSpec, form: Format) -> int:
+    from elasticdl.cli.line import ClusterLine
+    from elasticdl.cli.submit import settle_for_cluster
+    from elasticdl.cli.telling import tell
+    from elasticdl.cluster.checking import Weight, look, worst
+
+    spec = settle_for_cluster(spec)
+    with ClusterLine(spec.kubernetes.namespace, spec.kubernetes.kube_context) as line:
+        findings = line.run(look(line.api, spec, line.namespace))
+    weight = worst(findings)
+    if form is Format.TABLE:
+        for row in table([(str(one.weight), one.about, plain(one.text)) for one in findings]):
+            click.echo(row)
+    else:
+        found = {"result": str(weight), "findings": [one.as_dict() for one in findings]}
+        click.echo(render(found, form), nl=False)
+    if weight is Weight.PROBLEM:
+        tell("the job would not run")
+        return ExitCode.CLUSTER_REFUSED
+    tell("the model and the data are looked at by the job's master, before it starts anything")
+    return ExitCode.DONE

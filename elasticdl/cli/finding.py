@@ -1,95 +1,130 @@
-"""Finds a job on this machine, by its directory or by its name under ./jobs, and its master."""
+"""Finds a job by what somebody typed.
+
+1. `--job-dir PATH` is that job of this machine.
+2. `--namespace` or `--kube-context` means a job on a cluster.
+3. A bare name is the job in ./jobs/NAME (or in the directory NAME); if there is none, the one in the namespace of the current
+   kube context, if there is one.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from elasticdl.cli.outcome import read_object
-from elasticdl.cli.place import JOBS, has_checkpoint
-from elasticdl.errors import ExitCode, PermanentError, TransientError
+from elasticdl.cli.directory_job import DirectoryJob, no_such_job
+from elasticdl.cli.found import FoundJob, Sought
+from elasticdl.cli.place import JOBS
+from elasticdl.errors import ElasticDLError
 from elasticdl.master.files import JobDirectory
-from elasticdl.rpc.master_client import MasterClient
+
+if TYPE_CHECKING:
+    from elasticdl.cli.line import ClusterLine
 
 F = TypeVar("F", bound=Callable[..., Any])
-CALL_S = 5.0
+RULE = "A name is looked for in ./jobs, then in the current kube context; --job-dir or --namespace says which."
 
 
-def no_such_job(message: str, hint: str) -> PermanentError:
-    """With the exit code for it."""
-    error = PermanentError(message, hint=hint)
-    error.exit_code = ExitCode.NO_SUCH_JOB
-    return error
+def cluster_options(command: F) -> F:
+    """--namespace and --kube-context."""
+    command = click.option("--kube-context", default="", metavar="NAME", help="On the cluster of this kube context.")(command)
+    return click.option("--namespace", default="", metavar="NAME", help="On a cluster, in this namespace.")(command)
 
 
 def job_argument(command: F) -> F:
-    """JOB, or --job-dir: the parameters `job` and `job_dir`."""
-    command = click.option("--job-dir", type=click.Path(), default="", metavar="PATH", help="The job's directory.")(command)
-    return click.argument("job", required=False, default="", shell_complete=_complete)(command)
+    """JOB, --job-dir, --namespace, --kube-context: all of them as the one parameter `sought`."""
 
+    @functools.wraps(command)
+    def with_job(*, job: str, job_dir: str, namespace: str, kube_context: str, **rest: Any) -> Any:  # noqa: ANN401 - click's own
+        return command(sought=Sought(job, job_dir, namespace, kube_context), **rest)
 
-def find(job: str, job_dir: str) -> JobDirectory:
-    """The directory of a job. Raises an error with exit code 4 if there is none."""
-    if not job and not job_dir:
-        raise click.UsageError("Name a job, or give its --job-dir.")
-    places = [Path(job_dir)] if job_dir else [JOBS / job, Path(job)]
-    for place in places:
-        if (place / "job.json").is_file():
-            return JobDirectory(place.resolve())
-    raise no_such_job(f"there is no job in {' or '.join(map(str, places))}", _known())
-
-
-def ended(directory: JobDirectory) -> dict[str, Any]:
-    """What a job left when it ended; empty if it did not."""
-    return {} if directory.master.exists() else read_object(directory.status)
+    options = cluster_options(with_job)
+    options = click.option("--job-dir", type=click.Path(), default="", metavar="PATH", help="The job of this directory.")(options)
+    return click.argument("job", required=False, default="", shell_complete=_complete)(options)  # type: ignore[return-value]
 
 
 @contextmanager
-def master_of(directory: JobDirectory) -> Iterator[MasterClient]:
-    """A connection to the job's master. Raises an error with exit code 4 if the job does not run."""
-    where = read_object(directory.master)
-    hint = f"see `elasticdl status --job-dir {directory.path}`"
-    if not where:
-        raise no_such_job(f"the job in {directory.path} does not run", hint)
-    if not _lives(int(where.get("pid", 0))):
-        raise no_such_job(
-            f"the master of the job in {directory.path} was killed, and every process of the job with it",
-            f"go on with: elasticdl train -f {directory.path / 'job.yaml'} --job-dir {directory.path} --resume"
-            if has_checkpoint(directory.checkpoints)
-            else f"no checkpoint was made; its log is {directory.logs / 'master-0.log'}",
-        )
-    client = MasterClient(where["address"], where["token"], "cli", away_s=CALL_S)
+def found(sought: Sought) -> Iterator[FoundJob]:
+    """The job. Raises an error with exit code 4 that says where it was looked for, UsageError if nothing names one."""
+    if not sought.job and not sought.job_dir:
+        raise click.UsageError(f"Name a job, or give its --job-dir. {RULE}")
+    if sought.job_dir and (sought.namespace or sought.kube_context):
+        raise click.UsageError("--job-dir is a job of this machine, --namespace and --kube-context one on a cluster.")
+    on_cluster = bool(sought.namespace or sought.kube_context)
+    if not on_cluster:
+        places = [Path(sought.job_dir)] if sought.job_dir else [JOBS / sought.job, Path(sought.job)]
+        for place in places:
+            if (place / "job.json").is_file():
+                yield DirectoryJob(JobDirectory(place.resolve()))
+                return
+        sought = replace(sought, places=tuple(map(str, places)))
+    if sought.job_dir:
+        raise no_such_job(f"there is no job in {sought.job_dir}", _known())
+    yield from _on_cluster(sought, certain=on_cluster)
+
+
+def _on_cluster(sought: Sought, *, certain: bool) -> Iterator[FoundJob]:
+    """`certain`: it is said that it is there, so that a cluster that is not reached is the error."""
+    here = f"there is no job in {' or '.join(sought.places)}"
+    if not certain and (reason := no_cluster()):
+        raise no_such_job(f"{here}; {reason}", _known())
+    from elasticdl.cli.cluster_job import ClusterJob
+    from elasticdl.cli.line import ClusterLine
+
     try:
-        yield client
-    except TransientError as error:
+        line = ClusterLine(sought.namespace, sought.kube_context)
+    except ElasticDLError as error:
         raise no_such_job(
-            f"the master of the job in {directory.path} does not answer: {error.message}",
-            f"it may have been killed; its log is {directory.logs / 'master-0.log'}",
+            f"{here}, and the cluster cannot be asked: {error.message}" if not certain else error.message, error.hint
         ) from error
-    finally:
-        client.close()
+    with line:
+        job = ClusterJob(line, sought.job)
+        try:
+            if not certain:
+                _see(job, here, line)
+            yield job
+        finally:
+            job.close()
 
 
-def _lives(pid: int) -> bool:
+def _see(job: FoundJob, here: str, line: ClusterLine) -> None:
+    """The name may mean nothing at all: then every place is told where it was looked for."""
+    from elasticdl.cli.cluster_job import ClusterJob
+    from elasticdl.errors import ExitCode
+
+    assert isinstance(job, ClusterJob)
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return pid > 0
+        job.facts()
+    except ElasticDLError as error:
+        why = "nor in" if error.exit_code is ExitCode.NO_SUCH_JOB else f"and ({error.message}) it is not known whether there is in"
+        raise no_such_job(f"{here}, {why} namespace {line.namespace} of the current kube context", _known()) from error
+
+
+def no_cluster() -> str:
+    """Why there is no cluster to look at, in words; '' if one is set up. Without a look at it."""
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return ""
+    given = os.environ.get("KUBECONFIG", "")
+    files = [Path(part) for part in given.split(os.pathsep) if part] or [Path.home() / ".kube" / "config"]
+    if any(file.is_file() for file in files):
+        return ""
+    return f"no cluster is set up here (there is no {files[0]})"
+
+
+def local_jobs() -> list[DirectoryJob]:
+    """Those in ./jobs, by name."""
+    return [DirectoryJob(JobDirectory(path.parent.resolve())) for path in sorted(JOBS.glob("*/job.json"))]
 
 
 def _known() -> str:
     names = sorted(path.parent.name for path in JOBS.glob("*/job.json"))[-8:]
-    return (
-        f"in ./{JOBS} there are {', '.join(names)}" if names else f"jobs are looked for in ./{JOBS}; --job-dir names another place"
-    )
+    return f"in ./{JOBS} there are {', '.join(names)}; `elasticdl list` shows all" if names else RULE
 
 
 def _complete(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:

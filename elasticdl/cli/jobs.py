@@ -1,7 +1,8 @@
-"""`status`, `scale`, `checkpoint` and `stop`: for a job that somebody started."""
+"""`status`, `wait`, `scale`, `checkpoint` and `stop`: for a job that somebody started, on this machine or on a cluster."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -10,43 +11,63 @@ import click
 
 from elasticdl.cli import progress
 from elasticdl.cli.documents import Format, render
-from elasticdl.cli.finding import ended, find, job_argument, master_of
+from elasticdl.cli.finding import RULE, found, job_argument
+from elasticdl.cli.found import FoundJob, Report, Sought
+from elasticdl.cli.telling import tell
+from elasticdl.cli.watching import ENDS
 from elasticdl.errors import ExitCode, SpecError
 from elasticdl.job import WorkerRange
 
-_FORMAT = click.option(
-    "-o", "--format", "form", type=click.Choice([str(one) for one in Format]), default=str(Format.TABLE), help="How it is printed."
+SETTINGS: dict[str, Any] = {
+    "token_normalize_func": lambda token: token.replace("_", "-"),
+    "help_option_names": ["-h", "--help"],
+}
+_FORMS = [str(one) for one in Format]
+FORMAT_OPTION = click.option(
+    "-o", "--format", "form", type=click.Choice(_FORMS), default=str(Format.TABLE), help="How it is printed. [table]"
 )
-_SETTINGS: dict[str, Any] = {"token_normalize_func": lambda token: token.replace("_", "-")}
 
 
-@click.command(context_settings=_SETTINGS)
+@click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
-@_FORMAT
-def status(job: str, job_dir: str, form: str) -> None:
+@FORMAT_OPTION
+@click.option("-w", "--watch", is_flag=True, help="Go on showing it until the job has ended, or Ctrl-C.")
+def status(sought: Sought, form: str, watch: bool) -> None:
     """Show how a job is doing, or how it ended."""
-    directory = find(job, job_dir)
-    left = ended(directory)
-    if left:
-        found: Mapping[str, Any] = {
-            **(left.get("status") or {}),
-            "exit_code": left.get("exit_code"),
-            "outcome": left.get("message"),
-        }
-    else:
-        with master_of(directory) as master:
-            found = master.status()
+    with found(sought) as job:
+        if watch:
+            _watch(job, Format(form))
+            return
+        report = job.report()
     if form != Format.TABLE:
-        click.echo(render(dict(found), Format(form)), nl=False)
+        click.echo(render(report.as_dict(), Format(form)), nl=False)
         return
-    for line in _table(found):
+    for line in lines(report):
         click.echo(line)
 
 
-@click.command(context_settings=_SETTINGS)
+@click.command(context_settings=SETTINGS, epilog=RULE)
+@job_argument
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="SECONDS", help="Give up after so long, with exit code 124."
+)
+@FORMAT_OPTION
+def wait(sought: Sought, timeout_s: float | None, form: str) -> int:
+    """Wait until a job has ended. The exit code is the job's."""
+    from elasticdl.cli import watching
+    from elasticdl.cli.ending import tell_end
+    from elasticdl.cli.view import LineView
+
+    with found(sought) as job:
+        outcome = watching.wait(job, LineView(sys.stderr), timeout_s)
+    tell_end(outcome, Format(form))
+    return outcome.exit_code
+
+
+@click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
 @click.option("--num-workers", required=True, metavar="N|MIN:MAX", help="Workers from now on.")
-def scale(job: str, job_dir: str, num_workers: str) -> None:
+def scale(sought: Sought, num_workers: str) -> None:
     """Ask for another range of workers."""
     try:
         wanted = WorkerRange.model_validate(WorkerRange.parse(num_workers))
@@ -54,54 +75,81 @@ def scale(job: str, job_dir: str, num_workers: str) -> None:
         raise SpecError(
             f"--num-workers {num_workers!r} is no range of workers", hint="expected N or MIN:MAX, such as 1:3"
         ) from error
-    with master_of(find(job, job_dir)) as master:
-        master.scale(wanted.low, wanted.high)
+    with found(sought) as job:
+        job.scale(wanted.low, wanted.high)
     click.echo(f"asked for {wanted} workers", err=True)
 
 
-@click.command(context_settings=_SETTINGS)
+@click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
-def checkpoint(job: str, job_dir: str) -> None:
+def checkpoint(sought: Sought) -> None:
     """Ask for a checkpoint now."""
-    with master_of(find(job, job_dir)) as master:
-        master.checkpoint()
+    with found(sought) as job:
+        job.checkpoint()
     click.echo("asked for a checkpoint; `elasticdl status` shows it when it is complete", err=True)
 
 
-@click.command(context_settings=_SETTINGS)
+@click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
 @click.option("--reason", default="`elasticdl stop`", show_default=True, help="Shown in the job's events.")
+@click.option("--now", is_flag=True, help="End it at once, without a last checkpoint; works without its master, too.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def stop(job: str, job_dir: str, reason: str, yes: bool) -> int:
-    """Stop a job in order: workers give their work back and a last checkpoint is taken."""
-    directory = find(job, job_dir)
-    if ended(directory):
-        click.echo(f"the job in {directory.path} has ended already", err=True)
-        return ExitCode.DONE
-    if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(f"This stops the job in {directory.path}: say --yes.")
-        click.confirm(f"Stop the job in {directory.path}?", abort=True, err=True)
-    with master_of(directory) as master:
-        master.stop(reason)
-    click.echo("asked to stop; it ends when its workers have drained", err=True)
+def stop(sought: Sought, reason: str, now: bool, yes: bool) -> int:
+    """Stop a job in order: workers give their work back and a last checkpoint is taken.
+
+    A job on a cluster whose master does not run (not yet, or for good) is deleted.
+    """
+    with found(sought) as job:
+        where = f"job {job.name} in {job.place}"
+        if job.outcome() is not None:
+            click.echo(f"{where} has ended already", err=True)
+            return ExitCode.DONE
+        if not yes:
+            if not sys.stdin.isatty():
+                raise click.UsageError(f"This stops {where}: say --yes.")
+            click.confirm(f"Stop {where}?", abort=True, err=True)
+        click.echo(job.end() if now else job.stop(reason), err=True)
     return ExitCode.DONE
 
 
-def _table(status: Mapping[str, Any]) -> list[str]:
+def _watch(job: FoundJob, form: Format) -> None:
+    from elasticdl.cli import watching
+
+    if form is Format.TABLE:
+        from elasticdl.cli.view import view_for
+
+        view = view_for()
+        try:
+            watching.watch(job, view)
+        finally:
+            view.close()
+        for line in lines(job.report()):
+            click.echo(line)
+        return
+
+    def show(report: Report) -> None:
+        found = report.as_dict()
+        click.echo(json.dumps(found, ensure_ascii=False) if form is Format.JSON else f"---\n{render(found, form)}".rstrip())
+        sys.stdout.flush()
+
+    watching.follow(job, show, tell)
+
+
+def lines(report: Report) -> list[str]:
     """A status in lines: the job, its processes, what it waits for."""
-    if "records" not in status:
-        return [f"ended with exit code {status['exit_code']}: {status['outcome']}"]
-    lines = [progress.head(status)]
-    if status.get("exit_code") is not None:
-        lines.append(f"ends with exit code {status['exit_code']}: {status['outcome']}")
+    status: Mapping[str, Any] = report.status
+    over = report.state in ENDS
+    shown = [progress.plain(progress.head({**status, "message": report.state} if over else status))]
+    if report.exit_code is not None:
+        shown.append(f"{'ended' if over else 'ends'} with exit code {report.exit_code}: {progress.plain(report.outcome)}")
+    if report.hint:
+        shown.append(f"hint: {progress.plain(report.hint)}")
     rows = [
         (p["name"], p["state"], p["where"], p["cause"] or "", progress.plain(p["shard"] or p["message"]))
         for p in status["processes"]
     ]
-    titled = [("PROCESS", "STATE", "WHERE", "CAUSE", "WHAT"), *rows]
-    widths = [max(len(row[column]) for row in titled) for column in range(4)]
-    lines += ["  ".join([*(row[column].ljust(widths[column]) for column in range(4)), row[4]]).rstrip() for row in titled]
-    lines += [f"waiting: {progress.plain(reason)}" for reason in status.get("waiting") or ()]
-    lines += [f"checkpoint: version {one['version']}, {one['path']}" for one in (status.get("checkpoints") or ())[-1:]]
-    return lines
+    if rows:
+        shown += progress.table([("PROCESS", "STATE", "WHERE", "CAUSE", "WHAT"), *rows])
+    shown += [f"waiting: {progress.plain(reason)}" for reason in status.get("waiting") or ()]
+    shown += [f"checkpoint: version {one['version']}, {one['path']}" for one in (status.get("checkpoints") or ())[-1:]]
+    return shown

@@ -16,7 +16,8 @@ from elasticdl.cli.following import Events
 from elasticdl.cli.outcome import Outcome, outcome_of, read_object
 from elasticdl.cli.view import View
 from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessExited, ProcessName, ProcessSpec, Role
-from elasticdl.cluster.local import LocalCluster, usable_cores
+from elasticdl.cluster.local import LocalCluster
+from elasticdl.cluster.machine import usable_cores
 from elasticdl.errors import ElasticDLError, PermanentError, TransientError
 from elasticdl.job import JobSpec
 from elasticdl.master.files import JobDirectory

@@ -21,6 +21,8 @@ from elasticdl.errors import ElasticDLError, ExitCode, UserError
 class _Verb:
     module: str
     help: str
+    function: str = ""
+    """Where it is not called as the verb is."""
 
 
 VERBS = {
@@ -28,11 +30,14 @@ VERBS = {
     "evaluate": _Verb("run", "Evaluate a trained model."),
     "predict": _Verb("run", "Write a trained model's predictions."),
     "check": _Verb("check", "Look at the model and the data; start nothing."),
+    "list": _Verb("listing", "List the jobs of this machine and of the cluster.", "list_"),
     "status": _Verb("jobs", "Show how a job is doing."),
     "logs": _Verb("logs", "Show what a process of a job printed."),
     "scale": _Verb("jobs", "Ask for another range of workers."),
     "checkpoint": _Verb("jobs", "Ask for a checkpoint now."),
+    "wait": _Verb("jobs", "Wait until a job has ended; the exit code is the job's."),
     "stop": _Verb("jobs", "Stop a job in order: nothing is lost that a resume needs."),
+    "zoo": _Verb("zoo", "Make an image of a model zoo: init, build, push."),
 }
 
 
@@ -47,7 +52,7 @@ class _Verbs(click.Group):
         verb = VERBS.get(cmd_name)
         if verb is None:
             return None
-        found = getattr(importlib.import_module(f"elasticdl.cli.{verb.module}"), cmd_name)
+        found = getattr(importlib.import_module(f"elasticdl.cli.{verb.module}"), verb.function or cmd_name)
         assert isinstance(found, click.Command)
         return found
 

@@ -15,9 +15,25 @@ from elasticdl.errors import SpecError
 from elasticdl.job import SECTIONS, Action, JobSpec, refuse_unknown
 
 F = TypeVar("F", bound=Callable[..., Any])
-TITLES = {"model": "Model", "data": "Data", "training": "Training", "checkpoint": "Checkpoints and output", "cluster": "Processes"}
+TITLES = {
+    "model": "Model",
+    "data": "Data",
+    "training": "Training",
+    "checkpoint": "Checkpoints and output",
+    "cluster": "Processes",
+    "kubernetes": "On a Kubernetes cluster",
+}
 _PATHS = {"model_zoo", "training_data", "validation_data", "prediction_data", "checkpoint_dir_for_init", "output", "job_dir"}
 _PAIRS = {"model_params", "data_reader_params", "envs"}
+_LISTS = {"volume"}
+_METAVARS = {
+    **dict.fromkeys(("tolerations", "affinity"), "JSON"),
+    **dict.fromkeys(
+        (f"{role}_resource_{kind}" for role in ("master", "worker", "ps") for kind in ("request", "limit")), "KEY=VALUE,…"
+    ),
+    "node_selector": "KEY=VALUE,…",
+    "volume": "VOLUME",
+}
 
 
 def flag(name: str) -> str:
@@ -75,11 +91,17 @@ def _option(name: str, field: FieldInfo) -> Callable[[F], F]:
         )
     if name in _PAIRS:
         return click.option(flag(name), name, multiple=True, metavar="KEY=VALUE", help=text)
+    if name in _LISTS:
+        return click.option(flag(name), name, multiple=True, metavar=_METAVARS[name], help=text)
     kind = click.Path(path_type=str) if name in _PATHS else None
     metavar = "PATH" if name in _PATHS else None
     required = " [required]" if field.is_required() else ""
     return click.option(
-        flag(name), name, type=kind, metavar=metavar or _metavar(field), help=_with_default(text, default) + required
+        flag(name),
+        name,
+        type=kind,
+        metavar=metavar or _METAVARS.get(name) or _metavar(field),
+        help=_with_default(text, default) + required,
     )
 
 

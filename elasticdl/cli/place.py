@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -13,18 +14,20 @@ from glob import has_magic
 from pathlib import Path
 
 from elasticdl.cli.documents import as_yaml
-from elasticdl.errors import PermanentError, SpecError
+from elasticdl.errors import ElasticDLError, PermanentError, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.master.files import JobDirectory, write_whole
 from elasticdl.master.preflight import Preflight, save_preflight
 
 JOBS = Path("jobs")
 _DATA = ("training_data", "validation_data", "prediction_data")
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What another directory would not mend: the command was right, so these are no bad usage."""
 
 
 def settle(spec: JobSpec, wall_s: float | None = None) -> JobSpec:
     """The job with a name and a directory, and with paths that mean the same from any directory."""
-    name = spec.cluster.job_name or _name(spec.model.model_def, time.time() if wall_s is None else wall_s)
+    name = spec.cluster.job_name or name_for(spec.model.model_def, time.time() if wall_s is None else wall_s)
     directory = Path(spec.cluster.job_dir or JOBS / name)
     absolute = {"job_name": name, "job_dir": _absolute(directory), "model_zoo": _absolute(spec.model.model_zoo)}
     for key in ("checkpoint_dir_for_init", "output"):
@@ -38,6 +41,13 @@ def settle(spec: JobSpec, wall_s: float | None = None) -> JobSpec:
 def refuse_if_taken(spec: JobSpec) -> None:
     """Raises SpecError if the directory cannot become, or with --resume is not, this job's. Makes nothing."""
     directory = JobDirectory(Path(spec.cluster.job_dir))
+    try:
+        _refuse_if_taken(spec, directory)
+    except OSError as error:  # a name that is too long, or a parent that may not be looked into
+        raise _unusable(f"cannot use {error.filename or directory.path}", error) from error
+
+
+def _refuse_if_taken(spec: JobSpec, directory: JobDirectory) -> None:
     if directory.path.exists() and not directory.path.is_dir():
         raise SpecError(f"--job-dir {directory.path} is a file", hint="name a directory that is new or empty")
     there = directory.spec.exists()
@@ -71,26 +81,26 @@ def has_checkpoint(location: Path) -> bool:
 def claimed(spec: JobSpec, preflight: Preflight) -> Iterator[JobDirectory]:
     """Make the job's directory and keep it ours for the length of the block; other commands are refused meanwhile.
 
-    Raises SpecError if somebody else was faster, PermanentError if it cannot be written; nothing half-made stays then.
+    Raises SpecError if somebody else was faster, or if it or the place of --output cannot be written, PermanentError if the
+    disk is full or fails; nothing half-made stays then.
     """
     directory = JobDirectory(Path(spec.cluster.job_dir))
-    made = _make(directory.path)
+    made = _make(directory.path, "--job-dir")
     try:
         lock = _lock(directory.path)
     except OSError as error:
-        raise PermanentError(f"cannot open {directory.path}: {error.strerror}") from error
+        raise _unusable(f"cannot open {directory.path}", error) from error
     written = False
     try:
         refuse_if_taken(spec)
+        _try_output(spec.checkpoint.output)
         _write(directory, spec, preflight)
         written = True
         yield directory
     except OSError as error:
         if written:
             raise
-        raise PermanentError(
-            f"cannot write to {directory.path}: {error.strerror or error}", hint="name another --job-dir"
-        ) from error
+        raise _unusable(f"cannot write to {directory.path}", error) from error
     finally:
         if not written:
             _unmake(made)
@@ -101,26 +111,41 @@ def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None
     # Left by the run before this one; whoever reads it now would take it for ours.
     directory.status.unlink(missing_ok=True)
     save_preflight(directory.preflight, preflight)
-    defaults = _defaults()
-    told = {key: value for key, value in spec.flags().items() if value != defaults.get(key) and key != "resume"}
+    told = {key: value for key, value in spec.told().items() if key != "resume"}
     # Only for the owner: --envs may hold somebody's keys.
     write_whole(directory.path / "job.yaml", f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(told)}", mode=0o600)
     write_whole(directory.spec, spec.model_dump_json(indent=2) + "\n", mode=0o600)
 
 
-def _defaults() -> dict[str, object]:
-    from elasticdl.job import SECTIONS
+def _unusable(what: str, error: OSError, flag: str = "--job-dir") -> ElasticDLError:
+    """The error for a place that cannot be used: bad usage, unless the machine is in trouble."""
+    if error.errno in _OF_THE_MACHINE:
+        return PermanentError(f"{what}: {error.strerror}", hint=f"mend that, or name another {flag}")
+    return SpecError(f"{what}: {error.strerror or error}", hint=f"name another {flag}")
 
-    fields = {name: field for model in SECTIONS.values() for name, field in model.model_fields.items()}
-    found = {name: field.get_default(call_default_factory=True) for name, field in fields.items() if not field.is_required()}
-    return {**found, "num_workers": str(found["num_workers"])}
+
+def _try_output(output: str) -> None:
+    """Make the place of --output and take it away again: in hours, when there is something to write, is too late to ask.
+
+    Raises SpecError, or PermanentError if the disk is full.
+    """
+    if not output or "://" in output:
+        return
+    path = Path(output)
+    for one in _make(path, "--output"):
+        one.rmdir()
+    if path.exists() and not os.access(path, os.W_OK | os.X_OK):
+        raise SpecError(f"--output {path} may not be written by this user", hint="name another --output")
 
 
-def _make(path: Path) -> list[Path]:
-    """Make a directory and what is missing above it; those that were made, the deepest first. Raises PermanentError."""
-    missing = [one for one in (path, *path.parents) if not one.exists()]
+def _make(path: Path, flag: str) -> list[Path]:
+    """Make a directory and what is missing above it; those that were made, the deepest first.
+
+    Raises SpecError, or PermanentError if the disk is full.
+    """
     made: list[Path] = []
     try:
+        missing = [one for one in (path, *path.parents) if not one.exists()]
         for one in reversed(missing):
             with suppress(FileExistsError):
                 one.mkdir()
@@ -128,7 +153,7 @@ def _make(path: Path) -> list[Path]:
     except OSError as error:
         for one in made:
             one.rmdir()
-        raise PermanentError(f"cannot make {path}: {error.strerror}", hint="name another --job-dir") from error
+        raise _unusable(f"cannot make {path}", error, flag) from error
     return made
 
 
@@ -153,7 +178,8 @@ def _lock(path: Path) -> int:
     return lock
 
 
-def _name(model_def: str, wall_s: float) -> str:
+def name_for(model_def: str, wall_s: float) -> str:
+    """For a job without a name: from its model and the time."""
     stem = re.sub(r"[^a-z0-9]+", "-", model_def.lower()).strip("-")[:30].strip("-")
     if not stem[:1].isalpha():
         stem = f"job-{stem}".rstrip("-")

@@ -15,8 +15,11 @@ def checked(spec: JobSpec, *, quiet: bool = False) -> preflight.Preflight:
     if not quiet:
         tell("checking the model and the data ...")
     try:
-        return preflight.run_preflight(spec, PREFLIGHT_S, command=preflight.COMMAND)
+        found = preflight.run_preflight(spec, PREFLIGHT_S, command=preflight.COMMAND)
     except UserError as error:
         if error.exit_code is ExitCode.USER_ERROR:
             error.exit_code = ExitCode.USAGE
         raise
+    for warning in found.raw.get("warnings") or ():
+        tell(f"Warning: {warning}")
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -54,6 +54,21 @@ def duration(seconds: float) -> str:
     return f"{minutes}:{left:02}" if minutes else f"{left} s"
 
 
+def age(seconds: float) -> str:
+    """`40s`, `12m`, `3h`, `5d`: one unit, as `kubectl` does."""
+    for unit, length_s in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds // length_s:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns side by side; the last one as long as it likes."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    cells = [[*(cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)), row[-1]] for row in rows]
+    return ["  ".join(row).rstrip() for row in cells]
+
+
 def number(value: float) -> str:
     """1234567 → `1,234,567`; small ones keep a digit."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -91,8 +106,29 @@ def head(status: Status) -> str:
     remaining = eta_s(status)
     if remaining is not None:
         parts.append(f"ETA {duration(remaining)}")
-    parts += [f"version {status['version']}", f"{ready}/{len(workers)} workers", *measures(status)]
+    if status["version"] or workers:
+        parts += [f"version {status['version']}", f"{ready}/{len(workers)} workers"]
+    parts += measures(status)
     return ", ".join(parts)
+
+
+_QUIET_ENDS = ("finished", "drained")
+
+
+def ends(before: Status | None, now: Status) -> list[Mapping[str, Any]]:
+    """What ended between two statuses, as announcements; nothing for the first one."""
+    if before is None:
+        return []
+    over = {process["name"] for process in before.get("processes") or () if process["state"] == "ended"}
+    return [
+        {
+            "text": f"{process['name']}: {process['message'] or 'ended'}",
+            "cause": process["cause"],
+            "level": "info" if process["cause"] in _QUIET_ENDS else "warning",
+        }
+        for process in now.get("processes") or ()
+        if process["state"] == "ended" and process["name"] not in over
+    ]
 
 
 def event_line(event: Mapping[str, Any]) -> str:

@@ -26,10 +26,27 @@ def _verb(action: Action, doc: str) -> click.Command:
     @click.command(str(action), cls=JobCommand, context_settings=FLAG_SETTINGS, help=doc)
     @job_options
     @FILE_OPTION
-    @click.option("--dry-run", is_flag=True, help="Print the job, ready for -f, and start nothing.")
+    @click.option("--detach", is_flag=True, help="On a cluster: return as soon as the job is submitted.")
+    @click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Start nothing; print the job, ready for -f, or the object of a job on a cluster, ready for `kubectl create -f -`.",
+    )
     @click.option("-o", "--format", "form", type=click.Choice([str(one) for one in Format]), help="How results are printed.")
-    def command(file: Path | None, dry_run: bool, form: str | None, **parameters: Any) -> int:  # noqa: ANN401 - the flags
+    def command(
+        file: Path | None,
+        detach: bool,
+        dry_run: bool,
+        form: str | None,
+        **parameters: Any,  # noqa: ANN401 - the flags
+    ) -> int:
         spec = spec_from(action, file, parameters)
+        if spec.on_kubernetes:
+            from elasticdl.cli.submit import submit_job
+
+            return submit_job(spec, Format(form) if form else None, dry_run=dry_run, detach=detach)
+        if detach:
+            raise click.UsageError("--detach is for jobs on a cluster: give --image-name, too.")
         if dry_run:
             click.echo(render(spec.flags(), Format.JSON if form == Format.JSON else Format.YAML), nl=False)
             return ExitCode.DONE
@@ -41,7 +58,9 @@ def _verb(action: Action, doc: str) -> click.Command:
 train = _verb(
     Action.TRAIN,
     "Train a model on this machine: a master, workers and parameter servers as processes of their own.\n\n"
-    "Ctrl-C stops in order and tells how to go on; a second one ends everything at once.",
+    "Ctrl-C stops in order and tells how to go on; a second one ends everything at once.\n\n"
+    "With --image-name the job runs on the Kubernetes cluster of the current context: paths are those in its pods, and "
+    "Ctrl-C leaves it running.",
 )
 evaluate = _verb(Action.EVALUATE, "Evaluate the parameters of --checkpoint-dir-for-init on --validation-data.")
 predict = _verb(Action.PREDICT, "Write the predictions for --prediction-data to --output.")
@@ -49,6 +68,7 @@ predict = _verb(Action.PREDICT, "Write the predictions for --prediction-data to 
 
 def run_job(spec: JobSpec, form: Format) -> int:
     """Check, start, show, tell the end. Returns the exit code; raises ElasticDLError before anything was started."""
+    from elasticdl.cli.ending import tell_end
     from elasticdl.cli.local import LocalJob
     from elasticdl.cli.place import claimed, refuse_if_taken, settle
     from elasticdl.cli.preflight import checked
@@ -64,7 +84,7 @@ def run_job(spec: JobSpec, form: Format) -> int:
             outcome = asyncio.run(_with_signals(LocalJob(spec, directory, view), view))
         finally:
             view.close()
-    _tell(outcome, form)
+    tell_end(outcome, form)
     return outcome.exit_code
 
 
@@ -81,16 +101,3 @@ def _terminal_is_gone(job: LocalJob) -> None:
     for stream in (sys.stdout, sys.stderr):
         silence(stream)
     job.interrupt("the terminal is gone")
-
-
-def _tell(outcome: Outcome, form: Format) -> None:
-    """Results on stdout; what went wrong, and what to do, on stderr."""
-    from elasticdl.cli.outcome import summary
-
-    if outcome.exit_code != ExitCode.DONE:
-        title = "Stopped" if outcome.exit_code == ExitCode.INTERRUPTED else "Error"
-        tell(f"{title}: {outcome.message}")
-        if outcome.hint:
-            tell(f"Hint: {outcome.hint}")
-    text = "\n".join(summary(outcome)) + "\n" if form is Format.TABLE else render(outcome.as_dict(), form)
-    click.echo(text, nl=False)

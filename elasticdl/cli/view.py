@@ -34,12 +34,12 @@ class View(Protocol):
 
 @final
 class LineView:
-    """Announcements as they come, and a line of progress every ten seconds."""
+    """Announcements as they come, and a line of progress at once and every ten seconds."""
 
     def __init__(self, stream: TextIO, every_s: float = _LINE_EVERY_S) -> None:
         self._stream = stream
         self._every_s = every_s
-        self._said_at_s = time.monotonic()
+        self._said_at_s = float("-inf")
 
     def say(self, text: str) -> None:
         tell(text, self._stream)

@@ -14,21 +14,26 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import aiohttp
+import yaml
 from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
 from elasticdl.cluster.plans import Json
-from elasticdl.errors import PermanentError, TransientError
+from elasticdl.errors import ExitCode, PermanentError, TransientError
 
 CONNECT_S, CALL_S = 10.0, 30.0
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MAX_RETRY_AFTER_S = 120.0
 _CONNECTIONS = 64
 _GOODBYE_S = 0.1
+_GARBLED = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError)
+"""What the client raises on a kubeconfig that is none."""
+_PING_S, _CLOSE_S = 10.0, 1.0
+Socket: TypeAlias = aiohttp.ClientWebSocketResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,8 @@ class Status:
 
 class ApiRefused(PermanentError):
     """The API server says no. The same request will get the same answer."""
+
+    exit_code = ExitCode.CLUSTER_REFUSED
 
     def __init__(self, status: Status) -> None:
         super().__init__(status.message)
@@ -76,9 +83,9 @@ class ApiServer:
         """Read an object or a list. Raises ApiRefused, ApiAway."""
         return await self._json("GET", path, query)
 
-    async def create(self, path: str, body: Json) -> Json:
-        """Make an object; unknown fields are refused. Raises ApiRefused, ApiAway."""
-        return await self._json("POST", path, {"fieldValidation": "Strict"}, body)
+    async def create(self, path: str, body: Json, *, dry_run: bool = False) -> Json:
+        """Make an object, or only ask whether it could be made; unknown fields are refused. Raises ApiRefused, ApiAway."""
+        return await self._json("POST", path, {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}, body)
 
     async def delete(self, path: str, options: Json | None = None) -> Json:
         """Delete an object; `options` are DeleteOptions. Raises ApiRefused, ApiAway."""
@@ -101,6 +108,39 @@ class ApiServer:
                 *whole, rest = (rest + chunk).split(b"\n")
                 for line in whole:
                     yield line
+
+    async def chunks(self, path: str, query: Mapping[str, str], silence_s: float) -> AsyncGenerator[bytes]:
+        """A stream as it comes, until the server ends it. Raises ApiRefused, ApiAway (also after `silence_s` without a byte)."""
+        async with self._answer("GET", path, query, None, silence_s, whole=False) as answer:
+            async for chunk in answer.content.iter_any():
+                yield chunk
+
+    @asynccontextmanager
+    async def socket(self, path: str, query: Mapping[str, str], protocol: str) -> AsyncGenerator[Socket]:
+        """A WebSocket; a peer that answers no ping for a few seconds ends it. Raises ApiRefused, ApiAway: not reached, or no."""
+        rest, configuration = self._client.rest_client, self._client.configuration
+        _, url, headers, _, _ = await self._client.param_serialize(
+            "GET", path, query_params=list(query.items()), header_params={}, auth_settings=["BearerToken"]
+        )
+        if rest.pool_manager is None:
+            rest.pool_manager = rest._create_pool_manager()
+        options: dict[str, Any] = {"proxy": rest.proxy, "proxy_headers": rest.proxy_headers, "heartbeat": _PING_S}
+        options["timeout"] = aiohttp.ClientWSTimeout(ws_close=_CLOSE_S)
+        if configuration.tls_server_name:
+            options["server_hostname"] = configuration.tls_server_name
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                opened = await rest.pool_manager.ws_connect(url, protocols=(protocol,), headers=headers, max_msg_size=0, **options)
+        except aiohttp.WSServerHandshakeError as error:
+            raise _error(error.status, b"", "") from error
+        except TimeoutError as error:
+            raise ApiAway(f"the API server is not reached within {CONNECT_S:g} s") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise ApiAway(f"the API server is not reached: {error}") from error
+        try:
+            yield opened
+        finally:
+            await opened.close()
 
     async def _json(self, method: str, path: str, query: Mapping[str, str] | None, body: Json | None = None) -> Json:
         async with self._answer(method, path, query, body, CALL_S) as answer:
@@ -177,8 +217,9 @@ async def connect(context: str = "", kubeconfig: str = "") -> ApiServer:
             client_configuration=configuration,
             persist_config=False,
         )
-    except (kubernetes_config.ConfigException, OSError) as error:
-        raise PermanentError(f"no cluster to talk to: {error}", hint="see `kubectl config get-contexts`") from error
+    except (kubernetes_config.ConfigException, OSError, *_GARBLED) as error:
+        words = " ".join(str(error).split())
+        raise PermanentError(f"no cluster to talk to: {words}", hint="see `kubectl config get-contexts`") from error
     chosen: Mapping[str, Any] = loader.current_context["context"]
     return ApiServer(configuration, chosen.get("namespace") or "default")
 

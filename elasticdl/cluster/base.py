@@ -43,6 +43,7 @@ class ProcessSpec:
     """A process to start: an argument vector (never a shell string) and its environment.
 
     `secrets` are environment entries that must not be shown or logged; `cores` is the share of cores it may count on.
+    `memory_bytes`: what it is to have instead of what its role has; None: as its role. Local processes have no limit.
     """
 
     name: ProcessName
@@ -50,6 +51,7 @@ class ProcessSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     cores: float = 1.0
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class ExitFacts:
     log_tail: str = ""
     asked: bool = False
     """We ended it ourselves through `Cluster.delete`."""
+    memory_peak_bytes: int | None = None
+    """The most memory that it told of while it lived; None: it told nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from elasticdl.cluster.refusals import refusal
 
 _LOG = logging.getLogger(__name__)
 LIMIT_S = 30.0
-_IN_FLIGHT = 32
+IN_FLIGHT = 32
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.2, 5.0
 
 
@@ -28,7 +28,7 @@ class Creator:
         self._api = api
         self._job_uid = job_uid
         self._clock = clock
-        self._in_flight = asyncio.Semaphore(_IN_FLIGHT)
+        self._in_flight = asyncio.Semaphore(IN_FLIGHT)
         self._held_until_s = 0.0
 
     async def create(self, path: str, body: Json) -> Json:
@@ -45,7 +45,7 @@ class Creator:
                 if refused.status.code != 409:
                     raise refusal(refused.status.code, refused.message) from refused
                 said = refused.message
-                if refused.status.reason == "AlreadyExists" and (found := await self._ours(path, kind, name)):
+                if refused.status.reason == "AlreadyExists" and (found := await self._ours(path, body)):
                     return found
             except ApiAway as away:
                 said = away.message
@@ -67,8 +67,15 @@ class Creator:
             # Not all at once when the pause is over.
             await asyncio.sleep(left_s * random.uniform(1.0, 1.2))
 
-    async def _ours(self, path: str, kind: str, name: str) -> Json | None:
+    def _left_behind(self, found: Json, body: Json) -> bool:
+        """Of a Job that had our Job's name before it: there is none any more, so what it owned is being cleared away."""
+        ours = {owner["name"] for owner in body["metadata"].get("ownerReferences") or ()}
+        theirs = found["metadata"].get("ownerReferences") or ()
+        return any(owner["kind"] == "Job" and owner["name"] in ours and owner["uid"] != self._job_uid for owner in theirs)
+
+    async def _ours(self, path: str, body: Json) -> Json | None:
         """The object that has the name; None if it has gone meanwhile, or cannot be read now. Raises CreateRefused if not ours."""
+        kind, name = str(body["kind"]), str(body["metadata"]["name"])
         try:
             found = await self._api.get(f"{path}/{name}")
         except ApiAway:
@@ -78,5 +85,7 @@ class Creator:
                 return None
             raise refusal(refused.status.code, refused.message) from refused
         if (found["metadata"].get("labels") or {}).get(JOB_UID_LABEL) != self._job_uid:
+            if self._left_behind(found, body):
+                return None
             raise CreateRefused(f"there is a {kind.lower()} {name} already, and it is not of this job", retry=False)
         return found

@@ -16,7 +16,22 @@ from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessExited, Proc
 from elasticdl.cluster.board import Board, ProcessEvent
 
 PREEMPTED = ExitFacts(exit_code=143, reason="Preempted", conditions=("DisruptionTarget:PreemptionByScheduler",))
+EVICTED = ExitFacts(signal=15, conditions=("DisruptionTarget:EvictionByEvictionAPI",))
+NODE_TAINTED = ExitFacts(signal=15, conditions=("DisruptionTarget:DeletionByTaintManager",))
 NODE_LOST = ExitFacts(reason="NodeLost", conditions=("DisruptionTarget:DeletionByTaintManager",))
+DELETED = ExitFacts(signal=15, reason="Deleted")
+OUT_OF_MEMORY = ExitFacts(signal=9, reason="OOMKilled")
+"""Ends as pods of a real cluster have them."""
+
+
+def no_image(words: str) -> ExitFacts:
+    """The end of a process whose image cannot be had, with the registry's words."""
+    return ExitFacts(reason="ImagePullFailed", log_tail=words)
+
+
+def no_program(words: str) -> ExitFacts:
+    """The end of a process that could not be started, with the runtime's words."""
+    return ExitFacts(exit_code=128, reason="StartError", log_tail=words)
 
 
 @final
@@ -31,6 +46,9 @@ class FakeCluster:
         self._board = Board()
         self._refusals: dict[ProcessName | None, deque[CreateRefused]] = {}
         self._pending: dict[ProcessName, str] = {}
+        self._doomed: dict[ProcessName | None, deque[ExitFacts]] = {}
+        self._fits: int | None = None
+        self._no_room = ""
         self._stubborn: set[ProcessName] = set()
         self._lost: set[ProcessName] = set()
         self._kill_timers: dict[ProcessName, asyncio.TimerHandle] = {}
@@ -50,7 +68,14 @@ class FakeCluster:
         for key in (spec.name, None):
             if self._refusals.get(key):
                 raise self._refusals[key].popleft()
+        if self._fits is not None and len(self.live) >= self._fits:
+            raise CreateRefused(self._no_room, retry=True)
         self.specs[spec.name] = spec
+        for key in (spec.name, None):
+            if self._doomed.get(key):
+                # It never runs.
+                self._end(spec.name, self._doomed[key].popleft())
+                return
         waiting_for = self._pending.get(spec.name, "")
         self._board.post(
             ProcessObserved(spec.name, running=not waiting_for, where="" if waiting_for else "fake", waiting_for=waiting_for)
@@ -86,6 +111,14 @@ class FakeCluster:
         """Refuse the next `times` creations of `name`, or of anything."""
         refusals = self._refusals.setdefault(name, deque())
         refusals.extend(CreateRefused(reason, retry=retry) for _ in range(times))
+
+    def quota(self, processes: int | None, reason: str = "") -> None:
+        """Refuse what would make more than so many live processes, for `reason`; None lifts it."""
+        self._fits, self._no_room = processes, reason
+
+    def doom(self, facts: ExitFacts, *, name: ProcessName | None = None, times: int = 1) -> None:
+        """Have the next `times` processes of that name, or of any, end in this way before they run."""
+        self._doomed.setdefault(name, deque()).extend([facts] * times)
 
     def hold(self, name: ProcessName, waiting_for: str) -> None:
         """When created, the process will be there but not run, until `place`."""

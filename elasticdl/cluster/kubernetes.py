@@ -78,6 +78,10 @@ class KubernetesCluster:
         """Seconds since the API server was last heard: how old the view of the pods may be."""
         return self._reflector.age_s
 
+    def has_ended(self, name: ProcessName) -> bool:
+        """A process was there and has ended."""
+        return isinstance(self._board.newest(name), ProcessExited)
+
     async def create(self, spec: ProcessSpec) -> None:
         """Make a pod. A name that was started before is left as it is, ended or not. Raises CreateRefused."""
         if self._closed:
@@ -100,7 +104,7 @@ class KubernetesCluster:
         Where a shorter grace is asked for later, the end is told in time, but the process may live on for the first grace: nodes
         do not shorten it. Whoever works with its state must have fenced it.
         """
-        if isinstance(self._board.newest(name), ProcessExited):
+        if self.has_ended(name):
             return
         self._watch()
         self._book.ask(name, grace_s)
@@ -129,6 +133,14 @@ class KubernetesCluster:
         except TimeoutError:
             left = ", ".join(map(str, self._book.names())) or "what it may have"
             _LOG.error("the cluster did not end %s within %g s; it goes with job %s", left, CLOSE_LIMIT_S, self._owner.job)
+        await self._rest()
+
+    async def leave(self) -> None:
+        """Stop watching and leave every process as it is: another master takes over. The cluster cannot be used afterwards."""
+        self._closed = True
+        await self._rest()
+
+    async def _rest(self) -> None:
         tasks = [*self._standing, *self._beside]
         for task in tasks:
             task.cancel()
@@ -188,7 +200,7 @@ class KubernetesCluster:
         """What no event tells: that something has been lasting for too long."""
         while True:
             await asyncio.sleep(_TEND_S)
-            for life in self._book.imageless():
+            for life in self._book.hopeless():
                 self._spawn(self._delete_life(life, 1))
             for life in self._book.overstaying():
                 self._spawn(self._delete_life(life, 0))

@@ -34,6 +34,11 @@ def selector(job: str) -> dict[str, str]:
     return {"app.kubernetes.io/name": "elasticdl", "app.kubernetes.io/instance": job}
 
 
+def master_selector(job: str) -> str:
+    """Finds the pods of a job's master: several where it was replaced, the newest counts."""
+    return ",".join(f"{key}={value}" for key, value in {**selector(job), ROLE_LABEL: str(Role.MASTER)}.items())
+
+
 def labels(job: str, name: ProcessName) -> dict[str, str]:
     """The recommended labels and our own."""
     return {

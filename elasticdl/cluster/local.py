@@ -11,19 +11,22 @@ import errno
 import os
 import signal
 import subprocess
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessExited, ProcessName, ProcessObserved, ProcessSpec
+from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessExited, ProcessName, ProcessObserved, ProcessSpec, Role
 from elasticdl.cluster.board import Board, ProcessEvent
 from elasticdl.cluster.guard import Guard
 from elasticdl.cluster.leash import PARENT_PID_VARIABLE
 from elasticdl.cluster.logs import log_path, open_log, read_tail
+from elasticdl.cluster.machine import free_memory_bytes
 
 CLOSE_GRACE_S = 3.0
+WORKER_BYTES = 600 << 20
+"""Python and TensorFlow have 400 MB before there is a model."""
 _TRY_AGAIN_LATER = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
@@ -47,10 +50,11 @@ class LocalCluster:
     Use it from one event loop. The thread of that loop must live as long as the processes: they end with it.
     """
 
-    def __init__(self, log_directory: Path, cores: float) -> None:
+    def __init__(self, log_directory: Path, cores: float, free_bytes: Callable[[], int | None] = free_memory_bytes) -> None:
         """`cores`: what this machine may give to a job; no process gets more threads than that."""
         self._log_directory = log_directory
         self._cores = cores
+        self._free_bytes = free_bytes
         self._board = Board()
         self._guard = Guard()
         self._children: dict[ProcessName, _Child] = {}
@@ -64,6 +68,7 @@ class LocalCluster:
             raise CreateRefused("the local cluster is closed", retry=False)
         if spec.name in self._board:
             return
+        self._check_memory(spec.name)
         try:
             child = self._start(spec)
         except OSError as error:
@@ -107,6 +112,15 @@ class LocalCluster:
             await self._all_ended.wait()
         self._guard.close()
         self._board.close()
+
+    def _check_memory(self, name: ProcessName) -> None:
+        """One worker may always try. Raises CreateRefused for another that would have the kernel end somebody."""
+        if name.role is not Role.WORKER or not any(other.role is Role.WORKER for other in self._children):
+            return
+        free_bytes = self._free_bytes()
+        if free_bytes is not None and free_bytes < WORKER_BYTES:
+            free, wanted = free_bytes >> 20, WORKER_BYTES >> 20
+            raise CreateRefused(f"this machine has {free} MiB of memory left, and a worker wants {wanted} MiB", retry=True)
 
     def _start(self, spec: ProcessSpec) -> _Child:
         log = log_path(self._log_directory, spec.name)
@@ -157,15 +171,6 @@ class LocalCluster:
         self._board.post(ProcessExited(name, facts))
         if not self._children:
             self._all_ended.set()
-
-
-def usable_cores() -> float:
-    """Cores that this process may use: its affinity, and the quota of its cgroup (v2) if there is one."""
-    cores = float(len(os.sched_getaffinity(0)))
-    with suppress(OSError, ValueError, ZeroDivisionError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        cores = min(cores, float(quota) / float(period))
-    return cores
 
 
 def _kill_group(group: int) -> None:

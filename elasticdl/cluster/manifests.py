@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from elasticdl.cluster.base import ProcessSpec, Role
 from elasticdl.cluster.labels import JOB_UID_LABEL, MASTER, ROLE_LABEL, labels, pod_name, secret_name, selector
-from elasticdl.cluster.plans import MASTER_PORT, JobPlan, Json, Owner, PodPlan
+from elasticdl.cluster.plans import MASTER_PORT, RENDEZVOUS_PORT, JobPlan, Json, Owner, PodPlan
 from elasticdl.cluster.pod_spec import CONTAINER, from_field, mount, pod_spec
 
+TOKEN_KEY, UID_KEY = "ELASTICDL_TOKEN", "ELASTICDL_JOB_UID"
 SECRET_FOLDER = "/var/run/elasticdl"  # noqa: S105 - a path
 
 
@@ -33,9 +34,11 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
     master = pod_spec(plan.name, plan.master, spec)
     master["containers"][0]["env"] += [
         from_field("ELASTICDL_NAMESPACE", "metadata.namespace"),
+        from_field("ELASTICDL_POD_NAME", "metadata.name"),
         from_field("ELASTICDL_JOB_UID", "metadata.labels['batch.kubernetes.io/controller-uid']"),
         {"name": "ELASTICDL_JOB_NAME", "value": plan.name},
-        {"name": "ELASTICDL_TOKEN_FILE", "value": f"{SECRET_FOLDER}/ELASTICDL_TOKEN"},
+        {"name": "ELASTICDL_OUTCOME_FILE", "value": "/dev/termination-log"},
+        {"name": "ELASTICDL_TOKEN_FILE", "value": f"{SECRET_FOLDER}/{TOKEN_KEY}"},
     ]
     master["containers"][0]["ports"] = [{"name": "grpc", "containerPort": MASTER_PORT}]
     # Absent at the first start: the master makes it, and a master that replaces it finds it here without a right to read Secrets.
@@ -51,7 +54,7 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
         "kind": "Job",
         "metadata": {
             "name": plan.name,
-            "namespace": plan.namespace,
+            **({"namespace": plan.namespace} if plan.namespace else {}),
             "labels": labels(plan.name, MASTER),
         },
         "spec": {
@@ -76,14 +79,24 @@ def token_secret(owner: Owner, token: str) -> Json:
         "metadata": _of_job(owner, secret_name(owner.job)),
         "immutable": True,
         "type": "Opaque",
-        "stringData": {"ELASTICDL_TOKEN": token},
+        # The uid tells it from one that a job of the same name left, and that has not been cleared away yet.
+        "stringData": {TOKEN_KEY: token, UID_KEY: owner.uid},
     }
+
+
+def master_address(job: str) -> str:
+    """Where processes find their master, whichever pod it is in."""
+    return f"{job}-master:{MASTER_PORT}"
 
 
 def services(owner: Owner) -> tuple[Json, Json]:
     """The master at one address for life, and a name of its own for every process (`host_name`)."""
     master = _service(owner, f"{owner.job}-master", {**selector(owner.job), ROLE_LABEL: str(Role.MASTER)})
-    master["spec"]["ports"] = [{"name": "grpc", "port": MASTER_PORT, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"}]
+    master["spec"]["ports"] = [
+        {"name": "grpc", "port": MASTER_PORT, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"},
+        # Where members of a ring find one another.
+        {"name": "rendezvous", "port": RENDEZVOUS_PORT},
+    ]
     # A name leads to a process only while it runs: an incarnation that is on its way out is not found any more.
     names = _service(owner, owner.job, selector(owner.job))
     names["spec"]["clusterIP"] = "None"
@@ -137,6 +150,10 @@ def _failure_rules(plan: JobPlan) -> list[Json]:
     """A master that the cluster took away costs nothing; its own verdict is final; anything else is a crash."""
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {
+            "action": "Ignore",
+            "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [plan.left_exit_code]},
+        },
         {
             "action": "FailJob",
             "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": sorted(plan.final_exit_codes)},

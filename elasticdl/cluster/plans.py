@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
+from elasticdl.errors import ExitCode
+
 Json: TypeAlias = dict[str, Any]
 
 _CPU_SUFFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0}
@@ -117,7 +119,8 @@ class JobPlan:
     """The Job with its master's pod.
 
     `relaunches` bounds how often a master that fails (not: that is preempted or evicted) is started again; the exit codes
-    in `final_exit_codes` are its verdict and are never retried.
+    in `final_exit_codes` are its verdict and are never retried; `left_exit_code` says that it left in order, to be started
+    again at no cost. An empty namespace is left to whoever creates the Job.
     """
 
     namespace: str
@@ -125,8 +128,10 @@ class JobPlan:
     master: PodPlan
     relaunches: int = 20
     final_exit_codes: tuple[int, ...] = (1, 2, 3, 4, 124, 130)
+    left_exit_code: int = int(ExitCode.DRAINED)
     ttl_s: int = 24 * 3600
     suspended: bool = False
 
 
 MASTER_PORT = 50001
+RENDEZVOUS_PORT = 50002

@@ -12,11 +12,11 @@ from typing import final
 from elasticdl.clock import Clock
 from elasticdl.cluster.base import ExitFacts, ProcessExited, ProcessName, ProcessObserved
 from elasticdl.cluster.board import Board
-from elasticdl.cluster.pods import IMAGE_FAILED, Pod, Trouble, exit_facts, has_ended, observed, process_name, trouble, uid
+from elasticdl.cluster.pods import DELETED, Pod, Trouble, exit_facts, has_ended, observed, process_name, trouble, uid
 
 _LOG = logging.getLogger(__name__)
-IMAGE_PATIENCE_S = 40.0
-"""A registry may be away for a moment. After that, its words are told as the end of the process."""
+PATIENCE_S = 40.0
+"""A registry may be away for a moment. After that, its words, or the node's, are told as the end of the process."""
 OVERDUE_S = 30.0
 """A node ends a pod within its grace and a little more; one that does not is not there."""
 FORCE_AFTER_S = 3.0
@@ -30,9 +30,11 @@ class Life:
     pod: Pod
     name: ProcessName
     asked: bool = False
-    no_image_since_s: float | None = None
-    no_image: Trouble | None = None
-    """Set when the pod is being given up for its image."""
+    in_trouble_since_s: float | None = None
+    given_up: Trouble | None = None
+    """Why, when the pod is being given up: its image, or a container that cannot be made."""
+    vanished: bool = False
+    """It is there no more, and its end was not told."""
     gone_at_s: float | None = None
     """When a pod that is being deleted should have gone."""
     due_s: float = float("inf")
@@ -44,8 +46,12 @@ class Life:
         """How it ended, with what only we know."""
         facts = exit_facts(self.pod, asked=self.asked)
         # Its node may tell the end of a container that never was: without code and signal.
-        if self.no_image is not None and facts.exit_code is None and facts.signal is None:
-            return replace(facts, reason=IMAGE_FAILED, log_tail=self.no_image.text, asked=False)
+        nothing_known = facts.exit_code is None and facts.signal is None
+        if self.given_up is not None and nothing_known:
+            return replace(facts, reason=self.given_up.lasting, log_tail=self.given_up.text, asked=False)
+        if self.vanished and nothing_known and not (facts.reason or facts.conditions or facts.asked):
+            # No controller does that without saying why, and pods do not go by themselves.
+            return replace(facts, reason=DELETED)
         return facts
 
 
@@ -111,15 +117,17 @@ class PodBook:
         """A pod is there no more. Returns its life if its end was not told yet."""
         ended = self.changed(pod)
         self._closed.discard(uid(pod))
-        return ended or self._lives.pop(uid(pod), None)
+        if ended is None and (ended := self._lives.pop(uid(pod), None)) is not None:
+            ended.vanished = True
+        return ended
 
-    def imageless(self) -> list[Life]:
-        """Pods to give up, since their image could not be had for too long. Each is told once."""
-        limit_s = self._clock.now_s() - IMAGE_PATIENCE_S
-        waiting = [life for life in self._lives.values() if life.no_image_since_s is not None and life.no_image is None]
-        found = [life for life in waiting if (life.no_image_since_s or 0.0) < limit_s]
+    def hopeless(self) -> list[Life]:
+        """Pods to give up, since their image or their container could not be had for too long. Each is told once."""
+        limit_s = self._clock.now_s() - PATIENCE_S
+        waiting = [life for life in self._lives.values() if life.in_trouble_since_s is not None and life.given_up is None]
+        found = [life for life in waiting if (life.in_trouble_since_s or 0.0) < limit_s]
         for life in found:
-            life.no_image = trouble(life.pod)
+            life.given_up = trouble(life.pod)
         return found
 
     def overstaying(self) -> list[Life]:
@@ -140,10 +148,10 @@ class PodBook:
     def _watch_over(self, life: Life) -> None:
         now_s, metadata = self._clock.now_s(), life.pod["metadata"]
         running = observed(life.pod).running
-        if running or not trouble(life.pod).image:
-            life.no_image_since_s = None
-        elif life.no_image_since_s is None:
-            life.no_image_since_s = now_s
+        if running or not trouble(life.pod).lasting:
+            life.in_trouble_since_s = None
+        elif life.in_trouble_since_s is None:
+            life.in_trouble_since_s = now_s
         if "deletionTimestamp" in metadata:
             due_s = now_s + float(metadata.get("deletionGracePeriodSeconds") or 0)
             life.gone_at_s = due_s if life.gone_at_s is None else min(life.gone_at_s, due_s)

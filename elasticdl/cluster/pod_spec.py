@@ -69,7 +69,8 @@ def from_field(name: str, path: str) -> Json:
 
 
 def _container(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
-    resources = {"requests": dict(plan.resources.requests), "limits": dict(plan.resources.limits)}
+    grown = {} if spec.memory_bytes is None else {"memory": str(spec.memory_bytes)}
+    resources = {"requests": {**plan.resources.requests, **grown}, "limits": {**plan.resources.limits, **grown}}
     return {
         "name": CONTAINER,
         "image": plan.image.name,

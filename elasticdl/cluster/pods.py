@@ -16,17 +16,21 @@ from elasticdl.cluster.pod_spec import CONTAINER
 
 Pod: TypeAlias = Mapping[str, Any]
 IMAGE_FAILED = "ImagePullFailed"
+START_FAILED = "StartError"
+DELETED = "Deleted"
+"""Our own words, where the platform has none, or many: `master/core/failures.py` knows them."""
 _IMAGE_REASONS = frozenset(("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"))
+_CONTAINER_REASONS = frozenset(("CreateContainerConfigError", "CreateContainerError", "RunContainerError"))
 _SAYS_NOTHING = frozenset(("Completed", "Error"))
 _ENDED = frozenset(("Succeeded", "Failed"))
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a container does not start. `image`: its image cannot be had, which may last for ever."""
+    """Why a container does not start. `lasting`: the reason of its end, if this may last for ever and is to be given up once."""
 
     text: str
-    image: bool = False
+    lasting: str = ""
 
 
 def uid(pod: Pod) -> str:
@@ -57,9 +61,9 @@ def trouble(pod: Pod) -> Trouble:
     reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
     if reason in _IMAGE_REASONS:
         said = f": {message}" if message else ""
-        return Trouble(f"image {_image(pod)} cannot be pulled ({reason}){said}", image=True)
-    if reason == "CreateContainerConfigError":
-        return Trouble(f"its container cannot be set up: {message}")
+        return Trouble(f"image {_image(pod)} cannot be pulled ({reason}){said}", IMAGE_FAILED)
+    if reason in _CONTAINER_REASONS:
+        return Trouble(f"its container cannot be set up: {message or reason}", START_FAILED)
     if reason in ("", "ContainerCreating", "PodInitializing"):
         return Trouble(_unscheduled(pod) or f"node {pod['spec']['nodeName']} is preparing it")
     return Trouble(f"{reason}: {message}" if message else reason)
@@ -79,12 +83,17 @@ def exit_facts(pod: Pod, *, asked: bool) -> ExitFacts:
     """How the process of a pod ended; also of one that is gone, from what was last known of it."""
     ended = _terminated(pod) or {}
     code, killed_by = _code(ended)
+    conditions = tuple(_conditions(pod))
+    reason = _reason(pod, ended)
+    if not (reason or conditions or asked) and "deletionTimestamp" in pod["metadata"]:
+        reason = DELETED
+    said = (str(_status(pod).get("message") or ""), str(ended.get("message") or ""))
     return ExitFacts(
         exit_code=code,
         signal=killed_by,
-        reason=_reason(pod, ended),
-        conditions=tuple(_conditions(pod)),
-        log_tail=str(ended.get("message") or _status(pod).get("message") or ""),
+        reason=reason,
+        conditions=conditions,
+        log_tail="\n".join(filter(None, said)),
         asked=asked,
     )
 

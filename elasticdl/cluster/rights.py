@@ -6,9 +6,11 @@ import asyncio
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
-from elasticdl.cluster.apiserver import ApiServer
+from elasticdl.cluster.apiserver import ApiRefused, ApiServer
+from elasticdl.cluster.plans import Json
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_REVIEWS_OF_OTHERS = "/apis/authorization.k8s.io/v1/namespaces/{}/localsubjectaccessreviews"
 Rights: TypeAlias = "tuple[Right, ...]"
 
 
@@ -47,6 +49,17 @@ async def missing(api: ApiServer, namespace: str, needed: Rights = NEEDED) -> Ri
     return tuple(right for right, allowed in zip(needed, answers, strict=True) if not allowed)
 
 
+async def missing_of(api: ApiServer, namespace: str, account: str, needed: Rights = NEEDED) -> Rights | None:
+    """Those that a service account does not have; None if we may not ask that. Raises ApiRefused, ApiAway."""
+    try:
+        answers = await asyncio.gather(*(_allowed(api, namespace, right, account) for right in needed))
+    except ApiRefused as refused:
+        if refused.status.code == 403:
+            return None
+        raise
+    return tuple(right for right, allowed in zip(needed, answers, strict=True) if not allowed)
+
+
 def in_words(lacking: Rights, namespace: str) -> str:
     """One sentence for people; '' if nothing is lacking."""
     if not lacking:
@@ -55,13 +68,18 @@ def in_words(lacking: Rights, namespace: str) -> str:
     return f"not allowed in namespace {namespace}: {parts}. docker/rbac.yaml grants what a job needs"
 
 
-async def _allowed(api: ApiServer, namespace: str, right: Right) -> bool:
+async def _allowed(api: ApiServer, namespace: str, right: Right, account: str = "") -> bool:
     resource, _, part = right.resource.partition("/")
     attributes = {"namespace": namespace, "verb": right.verb, "group": right.group, "resource": resource, "subresource": part}
-    review = {
+    review: Json = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": attributes},
     }
-    found = await api.create(_REVIEWS, review)
+    if account:
+        groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
+        who = {"user": f"system:serviceaccount:{namespace}:{account}", "groups": groups}
+        review = {**review, "kind": "LocalSubjectAccessReview", "metadata": {"namespace": namespace}}
+        review["spec"] = {"resourceAttributes": attributes, **who}
+    found = await api.create(_REVIEWS_OF_OTHERS.format(namespace) if account else _REVIEWS, review)
     return bool((found.get("status") or {}).get("allowed"))

@@ -16,6 +16,7 @@ from elasticdl import _native
 from elasticdl.data.base import Block, Metadata
 from elasticdl.data.file_reader import opened
 from elasticdl.data.files import DataFile, refuse_compressed
+from elasticdl.data.places import plain_place
 from elasticdl.data.record_index import STRIDE_BYTES, STRIDE_RECORDS, RecordIndex, Span, cached, describe, from_native
 from elasticdl.errors import UserError
 
@@ -69,6 +70,18 @@ class CsvFormat:
             for span in index.spans(begin + self._header_rows, end + self._header_rows):
                 data = file.read(descriptor, span.begin, span.end)
                 yield self._block(file, data, span, index.columns)
+
+    def place(self, file: DataFile, number: int) -> str:
+        index, dialect = self._index(file), self._dialect
+        row = number + self._header_rows
+        span = next(index.spans(row, row + 1))
+        with opened(file) as descriptor:
+            data = file.read(descriptor, span.begin, span.end)
+        # Whoever expects one column more than there are is told the line of each row, as of a bad one.
+        columns = index.columns + 1
+        out = np.empty((span.take, columns), object)
+        _, _, refused = _native.csv_rows(data, dialect.delimiter, dialect.quoting, span.skip, span.line, columns, out)
+        return f"{file.path}:{refused[0][0]}" if refused else plain_place(file.path, number)
 
     @property
     def _header_rows(self) -> int:

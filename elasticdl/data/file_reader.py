@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Protocol, final
 
 from elasticdl.data.base import Block, Metadata
-from elasticdl.data.files import DataFile, look_at
+from elasticdl.data.files import DataChanged, DataFile, check_as_counted, look_at
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard, Source
 
@@ -29,15 +29,24 @@ class FileFormat(Protocol):
     def blocks(self, file: DataFile, begin: int, end: int) -> Iterator[Block]:
         """Records [begin, end), which exist."""
 
+    def place(self, file: DataFile, number: int) -> str:
+        """Where a record is, for people: with line or offset if the format has such."""
+
 
 @final
 class FileReader:
-    """Reader over `paths`, all of one format. Files are looked at once, when they are first needed."""
+    """Reader over `paths`, all of one format. Files are looked at once, when they are first needed.
 
-    def __init__(self, paths: Sequence[str], form: FileFormat, *, max_bad_records: int = 0) -> None:
+    Raises DataChanged for a file that is not as it was when its records were `counted`.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], form: FileFormat, *, max_bad_records: int = 0, counted: Mapping[str, Source] | None = None
+    ) -> None:
         self._paths = tuple(paths)
         self._format = form
         self._max_bad_records = max_bad_records
+        self._counted = counted or {}
         self._files: dict[str, DataFile] = {}
         self._metadata: Metadata | None = None
 
@@ -66,22 +75,31 @@ class FileReader:
     def read(self, shard: Shard) -> Iterator[Block]:
         """See `Reader.read`."""
         if shard.source not in self._paths:
-            raise UserError(f"source {shard.source} is not in the data any more", hint="leave files in place while a job runs")
+            raise DataChanged(f"source {shard.source} is not in the data any more", hint="leave files in place while a job runs")
         file = self._file(shard.source)
         file.check_unchanged()
         records = self._format.count(file)
         if not 0 <= shard.begin <= shard.end <= records:
-            raise UserError(f"{file.path} has {records} records, but a shard has records {shard.begin} to {shard.end}: it changed")
+            raise DataChanged(
+                f"{file.path} has {records} records, but a shard has records {shard.begin} to {shard.end}: it changed"
+            )
         for block in self._format.blocks(file, shard.begin, shard.end):
             file.check_unchanged()
             yield block
+
+    def place(self, source: str, number: int) -> str:
+        """Where a record of a source is, for people."""
+        return self._format.place(self._file(source), number)
 
     def close(self) -> None:
         """Nothing stays open between reads."""
 
     def _file(self, path: str) -> DataFile:
         if path not in self._files:
-            self._files[path] = look_at(path)
+            file = look_at(path)
+            if path in self._counted:
+                check_as_counted([file], self._counted[path])
+            self._files[path] = file
         return self._files[path]
 
     def _check_columns(self, file: DataFile) -> None:

@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from elasticdl.errors import UserError
+from elasticdl.shard import Source
+
+_NEW_FILE = "write new data to a new file and start a new job with it"
+
+
+class DataChanged(UserError):
+    """Data is not what the job began with: no worker would fare better with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +36,20 @@ class DataFile:
         return f"{self.size_bytes}:{self.mtime_ns}"
 
     def check_unchanged(self) -> None:
-        """Raise UserError if the file is another one by now."""
+        """Raise DataChanged if the file is another one by now."""
         try:
             now = os.stat(self.path)
         except OSError as error:
-            raise UserError(f"{self.path} disappeared during the job: {error.strerror}", hint="put it back and resume") from error
+            raise DataChanged(f"{self.path} disappeared during the job: {error.strerror}", hint="put it back and resume") from error
         if (now.st_size, now.st_mtime_ns) != (self.size_bytes, self.mtime_ns):
-            raise UserError(
+            raise DataChanged(
                 f"{self.path} changed during the job: it had {self.size_bytes} bytes, now {now.st_size}"
                 + ("" if now.st_size != self.size_bytes else " of a later time"),
-                hint="write new data to a new file and start a new job with it",
+                hint=_NEW_FILE,
             )
 
     def read(self, descriptor: int, begin: int, end: int) -> bytes:
-        """Bytes [begin, end). Raises UserError if the file ends before `end` or cannot be read."""
+        """Bytes [begin, end). Raises DataChanged if the file ends before `end`, UserError if it cannot be read."""
         parts: list[bytes] = []
         offset = begin
         while offset < end:
@@ -49,13 +58,39 @@ class DataFile:
             except OSError as error:
                 raise UserError(f"{self.path}: cannot read at offset {offset}: {error.strerror}") from error
             if not part:
-                raise UserError(
+                raise DataChanged(
                     f"{self.path} was truncated during the job: it ends at offset {offset}, expected {self.size_bytes} bytes",
-                    hint="write new data to a new file and start a new job with it",
+                    hint=_NEW_FILE,
                 )
             parts.append(part)
             offset += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def check_as_counted(files: Sequence[DataFile], counted: Source) -> None:
+    """Raise DataChanged if files are not those whose records were counted before the job: its shards mean other records now.
+
+    `counted.fingerprint` is that of all files, in order, joined by `+`; '' is not compared.
+    """
+    then = counted.fingerprint.split("+")
+    if not counted.fingerprint or then == [file.fingerprint for file in files]:
+        return
+    if len(then) != len(files):
+        raise DataChanged(f"{counted.name} has {len(files)} files, but {len(then)} when its records were counted", hint=_NEW_FILE)
+    file, old = next((file, old) for file, old in zip(files, then, strict=True) if file.fingerprint != old)
+    size, _, mtime_ns = old.partition(":")
+    if size != str(file.size_bytes):
+        what, hint = f"it had {size} bytes, now {file.size_bytes}", _NEW_FILE
+    else:
+        what = f"it has {size} bytes as before, but was written at {_time(file.mtime_ns)}, not at {_time(int(mtime_ns))}"
+        hint = f"{_NEW_FILE}; where machines have copies of their own, keep the times when copying (cp -p, rsync -t)"
+    raise DataChanged(f"{file.path} changed since its records were counted: {what}", hint=hint)
+
+
+def _time(mtime_ns: int) -> str:
+    """To the nanosecond where it matters, in UTC."""
+    seconds, rest = divmod(mtime_ns, 1_000_000_000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:09d} UTC"
 
 
 def refuse_compressed(path: str, beginning: bytes) -> None:

@@ -20,8 +20,10 @@ from numpy.lib import format as npy_format
 
 from elasticdl.data.base import Block, Metadata
 from elasticdl.data.columns import Column, ColumnsReader, LoadedColumn, StoredColumn, blocks_of, metadata_of, records_of, select
-from elasticdl.data.files import DataFile, look_at
+from elasticdl.data.files import DataFile, check_as_counted, look_at
+from elasticdl.data.places import plain_place
 from elasticdl.errors import UserError
+from elasticdl.shard import Source
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
@@ -46,15 +48,23 @@ class NpzFormat:
     def blocks(self, file: DataFile, begin: int, end: int) -> Iterator[Block]:
         return blocks_of(self._open(file), begin, end)
 
+    def place(self, file: DataFile, number: int) -> str:
+        return plain_place(file.path, number)
+
     def _open(self, file: DataFile) -> dict[str, Column]:
         if file.path not in self._columns:
             self._columns[file.path] = select(_columns_of_npz(file, self._names), self._names, file.path)
         return self._columns[file.path]
 
 
-def read_npy(origin: str, paths: Sequence[str], names: Sequence[str] = ()) -> ColumnsReader:
-    """`.npy` files side by side: `x.npy` and `y.npy` are columns `x` and `y` of one source."""
+def read_npy(origin: str, paths: Sequence[str], names: Sequence[str] = (), counted: Source | None = None) -> ColumnsReader:
+    """`.npy` files side by side: `x.npy` and `y.npy` are columns `x` and `y` of one source.
+
+    Raises UserError if they are not those that were `counted`.
+    """
     files = [look_at(path) for path in paths]
+    if counted is not None:
+        check_as_counted(files, counted)
     columns: dict[str, Column] = {}
     for file in files:
         columns |= _columns_of_npy(file)

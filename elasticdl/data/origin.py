@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import final
 
@@ -15,6 +15,7 @@ from elasticdl.data.files import expand, refuse_compressed
 from elasticdl.data.tfrecord_files import TFRecordFormat
 from elasticdl.errors import UserError
 from elasticdl.job import Scalar
+from elasticdl.shard import Source
 
 
 class Format(StrEnum):
@@ -81,14 +82,19 @@ class _Params:
         return self._left.pop(name, default)
 
 
-def open_reader(origin: str, params: Mapping[str, Scalar], *, max_bad_records: int = 0) -> Reader:
+def open_reader(origin: str, params: Mapping[str, Scalar], *, max_bad_records: int = 0, counted: Sequence[Source] = ()) -> Reader:
     """Reader of the files that `origin` names: a file, a directory, or a glob; all of one format.
 
     The format is told by `format=`, else by the name, else by the first bytes. `sources()` refuses CSV files in which it sees
     more than `max_bad_records` bad rows; other bad records are counted in blocks as they are read.
     Raises UserError for data that does not exist, for mixed formats and unknown parameters.
+
+    `counted` are the sources of the job: files that came later are left alone, and one that is not as it was when its records
+    were counted is an error as soon as it is opened.
     """
-    paths = expand(origin)
+    sources = {source.name: source for source in counted}
+    there = expand(origin)
+    paths = tuple(path for path in there if path in sources) or there
     left = _Params(params)
     form = _format(paths, left.text("format"), csv_params=any(name in params for name in _CSV_PARAMS))
     reader: Reader
@@ -98,11 +104,11 @@ def open_reader(origin: str, params: Mapping[str, Scalar], *, max_bad_records: i
             left.finish(form)
             from elasticdl.data.numpy_files import read_npy
 
-            return read_npy(origin, paths, names)
+            return read_npy(origin, there, names, sources.get(origin))
         case _:
             made = _file_format(form, paths, left)
             left.finish(form)
-            reader = FileReader(paths, made, max_bad_records=max_bad_records)
+            reader = FileReader(paths, made, max_bad_records=max_bad_records, counted=sources)
     return reader
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from elasticdl.data.base import Block, Metadata
 from elasticdl.data.files import DataFile
+from elasticdl.data.places import plain_place
 from elasticdl.data.record_index import BLOCK_RECORDS
 from elasticdl.errors import UserError
 
@@ -65,6 +66,9 @@ class ParquetFormat:
                 table = self._group(file, group)
                 yield self._block(file, table.slice(start - first, stop - start), start)
             first = last
+
+    def place(self, file: DataFile, number: int) -> str:
+        return plain_place(file.path, number)
 
     def _open(self, file: DataFile) -> tuple[pq.FileMetaData, pa.Schema]:
         if file.path not in self._facts:

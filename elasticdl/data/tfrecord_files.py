@@ -15,6 +15,7 @@ from elasticdl import _native
 from elasticdl.data.base import Block, Metadata
 from elasticdl.data.file_reader import opened
 from elasticdl.data.files import DataFile, refuse_compressed
+from elasticdl.data.places import plain_place
 from elasticdl.data.record_index import STRIDE_BYTES, STRIDE_RECORDS, RecordIndex, Span, cached, from_native
 from elasticdl.errors import UserError
 
@@ -40,6 +41,13 @@ class TFRecordFormat:
             for span in self._index(file).spans(begin, end):
                 data = file.read(descriptor, span.begin, span.end)
                 yield _block(file, data, span)
+
+    def place(self, file: DataFile, number: int) -> str:
+        span = next(self._index(file).spans(number, number + 1))
+        with opened(file) as descriptor:
+            data = file.read(descriptor, span.begin, span.end)
+        *_, used = _native.tfrecord_rows(data, span.skip, np.empty(0, object))
+        return f"{plain_place(file.path, number)} at offset {span.begin + used}"
 
     def _index(self, file: DataFile) -> RecordIndex:
         if file.path not in self._indexes:

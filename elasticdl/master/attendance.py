@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
 
-# A master that was stopped for a while itself must not hold that against everybody else.
 _LONGEST_STEP_S = 2.0
+_STARVED_STEP_S = 0.5
+"""A master that was stopped, or that gets too little of its machine, must not hold that against everybody else: what it did not hear
+then may well have been said. Of so late a step only this much counts."""
 
 
 @dataclass(slots=True)
@@ -24,6 +26,13 @@ class Presence:
     """The number of its last report that was counted."""
     version: int = 0
     gauges: dict[str, float] = field(default_factory=dict)
+    peak_bytes: int = 0
+    """The most memory that it told of."""
+
+    def told(self, gauges: Mapping[str, float]) -> None:
+        """Its newest gauges."""
+        self.gauges = dict(gauges)
+        self.peak_bytes = max(self.peak_bytes, int(gauges.get("rss_bytes", 0)))
 
 
 @final
@@ -64,6 +73,11 @@ class Attendance:
         """Whether the name was given up."""
         return name in self._left
 
+    def peak_bytes(self, name: ProcessName) -> int | None:
+        """The most memory that an attached process told of; None if it told nothing."""
+        present = self._present.get(name)
+        return (present.peak_bytes or None) if present is not None else None
+
     def heard(self, name: ProcessName) -> Presence | None:
         """A call of an attached process came in."""
         present = self._present.get(name)
@@ -73,7 +87,7 @@ class Attendance:
 
     def pass_time(self, elapsed_s: float) -> Iterator[tuple[ProcessName, float]]:
         """Let time pass; each process with the seconds it has been silent for."""
-        step_s = min(elapsed_s, _LONGEST_STEP_S)
+        step_s = elapsed_s if elapsed_s <= _LONGEST_STEP_S else _STARVED_STEP_S
         for name, present in tuple(self._present.items()):
             present.silent_s += step_s
             yield name, present.silent_s

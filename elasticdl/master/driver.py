@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol, final
 
 from elasticdl.cluster.base import Cluster, ProcessExited, ProcessObserved
@@ -83,8 +84,9 @@ class Driver:
                 case ProcessObserved():
                     self._inbox.post(ProcessSeen(at_s, event.name, event.running, event.where, event.waiting_for))
                 case ProcessExited():
+                    facts = replace(event.facts, memory_peak_bytes=self._desk.attendance.peak_bytes(event.name))
                     self._desk.leave(event.name, "has ended")
-                    self._inbox.post(ProcessEnded(at_s, event.name, event.facts))
+                    self._inbox.post(ProcessEnded(at_s, event.name, facts))
 
     async def _keep_time(self) -> None:
         while True:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import final
 
 from elasticdl.errors import ElasticDLError
@@ -26,13 +25,15 @@ class Fences:
         self._fenced: dict[str, None] = {}
 
     async def fence(self, worker: str) -> tuple[Applied | None, ...]:
-        """What each attached server last had of `worker`, in index order.
+        """What each server of the job last had of `worker`, in index order; None of one that is away, which is fenced as it comes up.
 
         Asks until a server answers or is gone: the cluster's word, or 10 s of silence, ends the wait for a dead one.
         """
         self._fenced[worker] = None
-        answers = await asyncio.gather(*(self._ask(server, worker) for server in self._roster.attached()))
-        return tuple(answer.applied for answer in answers if answer is not None)
+        servers = self._roster.attached()
+        answers = await asyncio.gather(*(self._ask(server, worker) for server in servers))
+        known = {server.name.index: answer.applied for server, answer in zip(servers, answers, strict=True) if answer is not None}
+        return tuple(known.get(index) for index in range(self._roster.number))
 
     async def catch_up(self, server: Server) -> None:
         """Tell a server that came up of everybody who is fenced. Returns when it knows, or is gone."""
@@ -46,7 +47,5 @@ class Fences:
                 return await server.control.fence(worker, timeout_s=_ATTEMPT_S)
             except ElasticDLError as error:
                 _LOG.warning("fence of %s at %s, attempt %d: %s", worker, server.name, attempt, error)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(delay_s(attempt)):
-                    await server.gone.wait()
+            await server.gone_within(delay_s(attempt))
         return None

@@ -100,7 +100,7 @@ class FrontDesk:
         presence = self.attendance.heard(name)
         if presence is None:
             raise Refused(self.attendance.refusal(name, ""))
-        presence.gauges = dict(report.gauges)
+        presence.told(report.gauges)
         if sequence <= presence.reports:
             return
         presence.reports = sequence

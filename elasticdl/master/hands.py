@@ -120,7 +120,7 @@ class Hands:
     async def _start(self, command: do.StartProcess) -> None:
         name = command.name
         try:
-            started = await self._means.launcher.start(name, command.delay_s)
+            started = await self._means.launcher.start(name, command.delay_s, command.memory_bytes)
         except CreateRefused as refused:
             self._inbox.post(happened.CreateFailed(self._inbox.at_s(), name, refused.reason, refused.retry))
             return
@@ -147,7 +147,8 @@ class Hands:
             async with self._means.snapshots.cut(snapshot) as cut:
                 await self._inbox.post(happened.SnapshotCut(self._inbox.at_s(), snapshot, cut.version, dict(cut.applied)))
         except ElasticDLError as error:
-            await self._means.snapshots.drop(snapshot)
+            # What some servers froze is dropped beside: the job does not wait for that.
+            self._snapshot(do.DropSnapshot(snapshot))
             self._inbox.post(happened.SnapshotFailed(self._inbox.at_s(), snapshot, error.message))
 
     async def _save(self, command: do.SaveSnapshot) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeAlias, final
 
 from elasticdl.cluster.base import Cluster, ProcessName, ProcessSpec
@@ -21,13 +22,17 @@ class Launcher:
         self._delayed: dict[ProcessName, asyncio.Event] = {}
         self._creating: dict[ProcessName, asyncio.Event] = {}
 
-    async def start(self, name: ProcessName, delay_s: float) -> bool:
-        """Start a process after `delay_s`. False if it was stopped before that. Raises CreateRefused."""
+    async def start(self, name: ProcessName, delay_s: float, memory_bytes: int | None = None) -> bool:
+        """Start a process after `delay_s`. False if it was stopped before that. Raises CreateRefused.
+
+        `memory_bytes`: what it is to have, where that is not what its role has.
+        """
         if delay_s > 0 and await self._stopped_within(name, delay_s):
             return False
         created = self._creating[name] = asyncio.Event()
         try:
-            await self._cluster.create(self._launch(name))
+            spec = self._launch(name)
+            await self._cluster.create(spec if memory_bytes is None else replace(spec, memory_bytes=memory_bytes))
         finally:
             del self._creating[name]
             created.set()

@@ -1,6 +1,6 @@
-"""`python -m elasticdl.master.main`: the master of one job, with processes of this machine.
+"""`python -m elasticdl.master.main`: the master of one job, on this machine or in a pod.
 
-The one place where the master's environment is read and its parts are put together. Never imports TensorFlow.
+The one place where the master's parts are put together. Never imports TensorFlow, nor the Kubernetes client on one machine.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
 from elasticdl.clock import SystemClock
-from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.base import Cluster, ProcessName
 from elasticdl.cluster.leash import die_with_parent
-from elasticdl.cluster.local import LocalCluster, usable_cores
-from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, UserError
+from elasticdl.cluster.planning import SPEC_VARIABLE
+from elasticdl.errors import ElasticDLError, ExitCode, UserError
 from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.master.archive import Archive, Beginning
-from elasticdl.master.core.commands import FinishJob
+from elasticdl.master.core.commands import Announce, FinishJob
 from elasticdl.master.core.events import JobStarted, StopRequested
 from elasticdl.master.core.state import JobState
+from elasticdl.master.departing import checkpoint_in_time
 from elasticdl.master.driver import Driver
 from elasticdl.master.fencing import Fences
 from elasticdl.master.files import JobDirectory, JsonLines, write_json
@@ -35,11 +36,12 @@ from elasticdl.master.hands import Hands, Means
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import JournalFile
 from elasticdl.master.launching import Launcher
-from elasticdl.master.placing import Placing
+from elasticdl.master.outcome import Results, ended, leave_outcome
 from elasticdl.master.preflight import Preflight, load_preflight, run_preflight, save_preflight
 from elasticdl.master.ring_desk import RingDesk
 from elasticdl.master.server_roster import ServerRoster
 from elasticdl.master.servicer import MasterServer, MasterService, Welcome
+from elasticdl.master.site import Environment, Farewell, Machine, Site
 from elasticdl.master.snapshots import Snapshots
 from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.ps_control import GrpcServerControl
@@ -48,33 +50,6 @@ from elasticdl.shard import Task
 _LOG = logging.getLogger("elasticdl.master")
 PREFLIGHT_S = 600.0
 _MAIN_TASK = {Action.TRAIN: Task.TRAINING, Action.EVALUATE: Task.EVALUATION, Action.PREDICT: Task.PREDICTION}
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """What whoever starts a master tells it."""
-
-    directory: JobDirectory
-    token: str = field(repr=False)
-    host: str
-    port: int
-    rendezvous_port: int = 0
-
-    @classmethod
-    def read(cls) -> Environment:
-        """From ELASTICDL_*. The token is taken out: processes get it as a secret, user code of the preflight not at all."""
-        try:
-            return cls(
-                JobDirectory(Path(os.environ["ELASTICDL_JOB_DIR"]).resolve()),
-                os.environ.pop("ELASTICDL_TOKEN"),
-                os.environ.get("ELASTICDL_BIND_HOST", "127.0.0.1"),
-                int(os.environ.get("ELASTICDL_PORT", "0")),
-                int(os.environ.get("ELASTICDL_RENDEZVOUS_PORT", "0")),
-            )
-        except (KeyError, ValueError) as error:
-            raise PermanentError(
-                f"the environment of the master lacks or garbles {error}", hint="`elasticdl train` sets it"
-            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +62,10 @@ class Plan:
     epoch: int
 
 
-def plan(directory: JobDirectory) -> Plan:
+def plan(environment: Environment) -> Plan:
     """Read the job, look at model and data unless the CLI has, find what to begin with. Raises ElasticDLError."""
-    epoch = _next_epoch(directory.master)
+    directory = environment.directory
+    epoch = max(environment.epoch, _next_epoch(directory.master))
     # Nobody listens there any more.
     directory.master.unlink(missing_ok=True)
     try:
@@ -114,13 +90,14 @@ def _next_epoch(path: Path) -> int:
 class Master:
     """Everything that one master is made of."""
 
-    def __init__(self, environment: Environment, plan: Plan) -> None:
+    def __init__(self, environment: Environment, plan: Plan, site: Site) -> None:
         self._environment = environment
         self._plan = plan
-        self._cluster: LocalCluster | None = None
+        self._site = site
+        self._farewell = Farewell()
         directory, spec = environment.directory, plan.spec
         self.inbox = Inbox(SystemClock())
-        self.core = JobState(spec)
+        self.core = JobState(spec, site.limits)
         credentials = Credentials(environment.token, "master")
         self._roster = ServerRoster(
             spec.cluster.num_ps_pods, lambda name, address: GrpcServerControl(str(name), address, credentials, plan.epoch)
@@ -131,7 +108,9 @@ class Master:
             self._desk.ring = RingDesk(self._desk.orders, plan.beginning.restore_from)
         self._archive = Archive(spec, directory.checkpoints)
         self._archive.restore_from = plan.beginning.restore_from
-        welcome = Welcome(plan.epoch, spec.model_dump_json(), lambda: self._archive.restore_from)
+        found = plan.preflight
+        data = (*found.training, *found.validation, *found.prediction)
+        welcome = Welcome(plan.epoch, spec.model_dump_json(), lambda: self._archive.restore_from, data)
         self._server = MasterServer(MasterService(self.inbox, self._desk, welcome, self.status_json), environment.token)
         self._lines = JsonLines(directory.events), JsonLines(directory.metrics)
 
@@ -146,28 +125,28 @@ class Master:
         """The same for the wire."""
         return json.dumps(self.status())
 
+    def results(self) -> Results:
+        """What the job came to."""
+        return Results(self.status(), self.core.receipt(), self._plan.spec.checkpoint.output)
+
+    @property
+    def has_left(self) -> bool:
+        """The job goes on without this master."""
+        return self._farewell.to_the_next
+
     async def run(self) -> FinishJob:
-        """From the first event to the last command. Every process is gone when it returns or raises."""
-        environment, directory, cores = self._environment, self._environment.directory, usable_cores()
+        """From the first event to the last command. Every process is gone when it returns or raises, unless it `has_left`."""
+        environment, directory = self._environment, self._environment.directory
         port = await self._server.start(environment.host, environment.port)
-        address = f"{environment.host}:{port}"
-        cluster = LocalCluster(directory.logs, cores)
         journal = JournalFile(directory.journal)
         try:
-            self._tell_address(address)
             if self._desk.ring is not None:
-                await self._desk.ring.start(environment.host, environment.rendezvous_port)
-            placing = Placing(self._plan.spec, str(directory.path), address, environment.token, cores)
-            means = Means(Launcher(cluster, placing), self._fences, Snapshots(self._roster), self._archive, *self._lines)
-            driver = Driver(self.core, journal, self.inbox, self._desk, Hands(self.inbox, self._desk, means))
-            self.inbox.post(self._started())
-            return await driver.run(cluster)
-        except asyncio.CancelledError:
-            for process in self.core.status().processes:
-                await cluster.delete(ProcessName.parse(process.name), grace_s=0.0)
-            raise
+                await self._desk.ring.start(environment.host.strip("[]"), environment.rendezvous_port)
+            placing = self._site.placing(self._plan.spec, environment, port)
+            async with self._site.cluster(self._farewell) as cluster:
+                self._tell_address(placing.address)
+                return await self._drive(journal, cluster, Launcher(cluster, placing))
         finally:
-            await cluster.close()
             if self._desk.ring is not None:
                 await self._desk.ring.close()
             await self._roster.close()
@@ -176,6 +155,31 @@ class Master:
             for lines in self._lines:
                 lines.close()
             directory.master.unlink(missing_ok=True)
+
+    async def _drive(self, journal: JournalFile, cluster: Cluster, launcher: Launcher) -> FinishJob:
+        means = Means(launcher, self._fences, Snapshots(self._roster), self._archive, *self._lines)
+        hands = Hands(self.inbox, self._desk, means)
+        for warning in self._environment.warnings:
+            hands.carry_out(Announce("job", warning, level="warning"))
+        self.inbox.post(self._started())
+        try:
+            return await Driver(self.core, journal, self.inbox, self._desk, hands).run(cluster)
+        except asyncio.CancelledError:
+            for process in () if self.has_left else self.core.status().processes:
+                await cluster.delete(ProcessName.parse(process.name), grace_s=0.0)
+            raise
+
+    async def leave(self, running: asyncio.Future[FinishJob]) -> None:
+        """Go, so that the next master can go on: with a checkpoint, if that can be had in time. A job that is about to end may."""
+        spec = self._plan.spec
+        kept = spec.action is Action.TRAIN and spec.keeps_checkpoints
+        await checkpoint_in_time(self.core, self.inbox, running, lambda: kept and bool(self._roster.attached()))
+        self.leave_now(running)
+
+    def leave_now(self, running: asyncio.Future[FinishJob]) -> None:
+        """Without looking back. A job that a person stopped is not to go on: it ends."""
+        self._farewell.to_the_next = self.core.status().exit_code is None
+        running.cancel()
 
     def _started(self) -> JobStarted:
         found, beginning = self._plan.preflight, self._plan.beginning
@@ -190,55 +194,65 @@ class Master:
         )
 
     def _tell_address(self, address: str) -> None:
-        where = {"address": address, "token": self._environment.token, "pid": os.getpid(), "epoch": self._plan.epoch}
+        # In a pod the token stays in its Secret: a volume may be seen by many.
+        token = {} if self._site.has_next else {"token": self._environment.token}
+        where = {"address": address, **token, "pid": os.getpid(), "epoch": self._plan.epoch}
         write_json(self._environment.directory.master, where, mode=0o600)
 
 
-def leave_outcome(directory: JobDirectory, finish: FinishJob, master: Master | None) -> None:
-    """Receipt and last status, readable when nobody is there any more. A disk that refuses them changes no outcome."""
-    outcome = {"exit_code": int(finish.exit_code), "message": finish.message, "hint": finish.hint}
-    try:
-        if master is not None:
-            write_json(directory.receipt, master.core.receipt())
-        write_json(directory.status, {**outcome, "status": master.status() if master is not None else None})
-    except OSError as error:
-        _LOG.error("cannot leave the outcome in %s: %s", directory.path, error)
-
-
-def on_signals(stop: Callable[[str], object], end: Callable[[], object]) -> None:
-    """The first SIGTERM or SIGINT stops the job in order, the second ends it at once."""
+def on_signals(first: Callable[[str], object], second: Callable[[], object]) -> None:
+    """SIGTERM or SIGINT."""
     loop, seen = asyncio.get_running_loop(), 0
 
     def caught(number: signal.Signals) -> None:
         nonlocal seen
         seen += 1
-        _LOG.warning("%s: %s", number.name, "the job is being stopped" if seen == 1 else "ending at once")
+        _LOG.warning("%s: %s", number.name, "ending in order" if seen == 1 else "ending at once")
         if seen == 1:
-            stop(f"the master got {number.name}")
+            first(f"the master got {number.name}")
         elif seen == 2:
-            end()
+            second()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, caught, number)
 
 
-async def serve(environment: Environment, plan: Plan) -> FinishJob:
-    """Run the job and leave its outcome on disk."""
-    master = Master(environment, plan)
+async def serve(environment: Environment, plan: Plan, site: Site) -> FinishJob:
+    """Run the job and leave its outcome on disk, unless the job goes on with the next master."""
+    master = Master(environment, plan, site)
     running = asyncio.ensure_future(master.run())
-    on_signals(lambda reason: master.inbox.post(StopRequested(master.inbox.at_s(), reason)), running.cancel)
+    departing: list[asyncio.Future[None]] = []
+    if site.has_next:
+        # A node is emptied, or somebody else needs it: nobody wants the job to end.
+        on_signals(lambda _: departing.append(asyncio.ensure_future(master.leave(running))), lambda: master.leave_now(running))
+    else:
+        on_signals(lambda reason: master.inbox.post(StopRequested(master.inbox.at_s(), reason)), running.cancel)
     try:
         finish = await running
     except asyncio.CancelledError:
-        finish = FinishJob(ExitCode.INTERRUPTED, "ended at once by a second signal", "resume it with --resume")
+        finish = _cut_short(master)
     except Exception as error:  # noqa: BLE001 - the top of the process: it ends the job visibly
         _LOG.exception("the master failed")
         hint = (
             f"see to {error.filename or environment.directory.path}, then use --resume" if isinstance(error, OSError) else "a bug"
         )
         finish = FinishJob(ExitCode.JOB_FAILED, f"the master failed: {error!r}", hint)
-    leave_outcome(environment.directory, finish, master)
+    for task in departing:
+        task.cancel()
+    if not master.has_left:
+        results = master.results()
+        leave_outcome(environment.directory, finish, results)
+        site.tell(ended(environment.directory, finish, results))
     return finish
+
+
+def _cut_short(master: Master) -> FinishJob:
+    if master.has_left:
+        return FinishJob(ExitCode.DRAINED, "the master leaves, the job goes on with the next one")
+    status = master.core.status()
+    if status.exit_code is not None:
+        return FinishJob(ExitCode(status.exit_code), status.outcome, "resume it with --resume")
+    return FinishJob(ExitCode.INTERRUPTED, "ended at once by a second signal", "resume it with --resume")
 
 
 def main() -> int:
@@ -248,22 +262,42 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
     try:
-        environment = Environment.read()
+        finish = _work(_site())
     except ElasticDLError as error:
-        _LOG.error("%s\n%s", error.message, error.hint)
-        return ExitCode.USAGE
-    try:
-        finish = asyncio.run(serve(environment, plan(environment.directory)))
-    except ElasticDLError as error:
-        code = ExitCode.JOB_FAILED if error.exit_code is ExitCode.USER_ERROR else error.exit_code
-        finish = FinishJob(code, error.message, error.hint)
-        leave_outcome(environment.directory, finish, None)
-    except KeyboardInterrupt:
-        finish = FinishJob(ExitCode.INTERRUPTED, "ended before any process was started")
-        leave_outcome(environment.directory, finish, None)
+        finish = FinishJob(error.exit_code, error.message, error.hint)
     level = logging.INFO if finish.exit_code is ExitCode.DONE else logging.ERROR
     _LOG.log(level, "exit code %d: %s%s", finish.exit_code, finish.message, f"\n{finish.hint}" if finish.hint else "")
     return finish.exit_code
+
+
+def _site() -> Site:
+    if SPEC_VARIABLE not in os.environ:
+        return Machine()
+    from elasticdl.master.pod import Pod
+
+    return Pod()
+
+
+def _work(site: Site) -> FinishJob:
+    """All of the job that falls to this master. Raises ElasticDLError if the site cannot even be told what is wrong."""
+    directory: JobDirectory | None = None
+    try:
+        environment = site.open()
+        directory = environment.directory
+        return asyncio.run(serve(environment, plan(environment), site))
+    except ElasticDLError as error:
+        if directory is None and not site.has_next:
+            raise
+        code = ExitCode.JOB_FAILED if error.exit_code is ExitCode.USER_ERROR else error.exit_code
+        finish = FinishJob(code, error.message, error.hint)
+    except KeyboardInterrupt:
+        code = ExitCode.DRAINED if site.has_next else ExitCode.INTERRUPTED
+        finish = FinishJob(code, "ended before any process was started")
+    if finish.exit_code not in (ExitCode.DRAINED, ExitCode.UNAVAILABLE):
+        if directory is not None:
+            leave_outcome(directory, finish, Results())
+        site.tell(ended(directory, finish, Results()))
+    return finish
 
 
 if __name__ == "__main__":

@@ -18,16 +18,21 @@ COMMANDS = {
 @final
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """Makes process specs. `address` is the master's, `cores` what the machine gives to the job."""
+    """Makes process specs. `address` is the master's, `cores` what the machine gives to the job; None: each its own.
+
+    `bind_host`: where servers listen; '': on this machine only.
+    """
 
     spec: JobSpec
     directory: str
     address: str
     token: str = field(repr=False)
-    cores: float
+    cores: float | None
+    bind_host: str = ""
 
     def __call__(self, name: ProcessName) -> ProcessSpec:
         """The spec of one process. The user's environment cannot change what is ours."""
+        bind = {"ELASTICDL_BIND_HOST": self.bind_host} if self.bind_host else {}
         return ProcessSpec(
             name=name,
             command=COMMANDS[name.role],
@@ -36,6 +41,7 @@ class Placing:
                 "ELASTICDL_MASTER": self.address,
                 "ELASTICDL_PROCESS": str(name),
                 "ELASTICDL_JOB_DIR": self.directory,
+                **bind,
             },
             secrets={"ELASTICDL_TOKEN": self.token},
             cores=self._share(name.role),
@@ -43,5 +49,7 @@ class Placing:
 
     def _share(self, role: Role) -> float:
         """A fair part of the cores among processes of the same role: the two take turns, workers waiting for servers."""
+        if self.cores is None:
+            return 1.0
         number = self.spec.cluster.num_workers.high if role is Role.WORKER else self.spec.cluster.num_ps_pods
         return max(1.0, self.cores / number)

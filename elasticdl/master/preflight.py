@@ -24,6 +24,8 @@ from elasticdl.shard import Source
 
 COMMAND: tuple[str, ...] = (sys.executable, "-m", "elasticdl.model.check")
 _LAST_LINES = 15
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
+"""What TensorFlow says of itself is not what is wrong with a model. oneDNN only makes it faster, which a batch does not need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Preflight:
 
 def run_preflight(spec: JobSpec, timeout_s: float, *, command: Sequence[str] = ()) -> Preflight:
     """Run the check in a child, for at most `timeout_s`; blocks. Raises UserError with what is wrong and what to do."""
-    environment = {**os.environ, **spec.cluster.envs, PARENT_PID_VARIABLE: str(os.getpid())}
+    environment = {**_QUIET, **os.environ, **spec.cluster.envs, PARENT_PID_VARIABLE: str(os.getpid())}
     with subprocess.Popen(
         command or COMMAND,
         env=environment,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
@@ -21,6 +22,13 @@ class Server:
     name: ProcessName
     control: ServerControl
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def gone_within(self, seconds: float) -> bool:
+        """Wait so long, or until it is gone; whether it is."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.gone.wait()
+        return self.gone.is_set()
 
 
 @final

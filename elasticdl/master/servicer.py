@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, final
@@ -19,6 +19,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import messages
 from elasticdl.rpc.channel import AsyncChecks, AsyncContext, Caller, caller_of, server_options
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from elasticdl.shard import Source
 
 HEARTBEAT_S = 2.0
 _LONGEST_POLL_S = 60.0
@@ -28,11 +29,12 @@ _OF_PROCESSES = frozenset({"RequestLease", "Report", "Orders"})
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What every process is told when it attaches. `restore_from` changes with each checkpoint."""
+    """What every process is told when it attaches. `restore_from` changes with each checkpoint; `sources` are for workers."""
 
     epoch: int
     job: str
     restore_from: Callable[[], str]
+    sources: Sequence[Source] = ()
 
 
 class _NonsenseError(Exception):
@@ -95,6 +97,7 @@ class MasterService(MasterServicer):
             job=self._welcome.job,
             servers=self._desk.orders.servers,
             restore_from=self._welcome.restore_from(),
+            sources=self._sources() if event.name.role is Role.WORKER else (),
         )
 
     async def RequestLease(self, request: pb.LeaseRequest, context: AsyncContext) -> pb.LeaseReply:
@@ -139,6 +142,10 @@ class MasterService(MasterServicer):
     async def Checkpoint(self, request: pb.CheckpointRequest, context: AsyncContext) -> pb.Done:
         await self._inbox.post(CheckpointRequested(self._inbox.at_s()))
         return pb.Done()
+
+    def _sources(self) -> Iterator[pb.Source]:
+        for source in self._welcome.sources:
+            yield pb.Source(name=source.name, records=source.records, fingerprint=source.fingerprint)
 
     def _attached(self, sender: str, request: pb.AttachRequest) -> ProcessAttached:
         name = ProcessName.parse(sender)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, final
 from elasticdl.errors import ElasticDLError, TransientError
 from elasticdl.master.server_roster import Server, ServerRoster
 from elasticdl.rpc.ps_control import ServerCut, ServerSaved
+from elasticdl.rpc.retry import delay_s
 from elasticdl.shard import Applied, SnapshotId
 
 T = TypeVar("T")
@@ -23,6 +24,7 @@ _SURE_S = _GATE_S
 _CUT_S = 5.0
 _UNGATE_S = 2.0
 _DROP_S = 5.0
+_DROP_TRIES = 12
 _SAVE_S = 600.0
 
 
@@ -85,12 +87,21 @@ class Snapshots:
         return tuple(await _all([server.control.save(snapshot, directory, timeout_s=_SAVE_S) for server in servers]))
 
     async def drop(self, snapshot: SnapshotId) -> None:
-        """Release a view wherever it is. A server that does not answer keeps it until it ends."""
-        for server in self._roster.attached():
+        """Release a view wherever it is: each server is asked until it answers, is gone, or was asked often enough."""
+        await asyncio.gather(*(self._drop_at(server, snapshot) for server in self._roster.attached()))
+
+    @staticmethod
+    async def _drop_at(server: Server, snapshot: SnapshotId) -> None:
+        """A view that stays costs memory, and one of the few places that a server has for views, until the server ends."""
+        for attempt in range(1, _DROP_TRIES + 1):
             try:
                 await server.control.drop(snapshot, timeout_s=_DROP_S)
+                return
             except ElasticDLError as error:
-                _LOG.warning("view %d stays on %s: %s", snapshot, server.name, error)
+                last = error
+            if await server.gone_within(delay_s(attempt)):
+                return
+        _LOG.error("view %d stays on %s, which was asked %d times to drop it: %s", snapshot, server.name, _DROP_TRIES, last)
 
     @staticmethod
     async def _open(servers: Sequence[Server]) -> None:

@@ -12,18 +12,19 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
 from elasticdl.cluster.leash import die_with_parent
 from elasticdl.data import open_custom_reader, open_reader
-from elasticdl.data.base import Reader
+from elasticdl.data.base import Block, Reader
 from elasticdl.errors import ElasticDLError, ExitCode, UserError
 from elasticdl.job import Action, JobSpec
 from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.model.served import ServedModel
+from elasticdl.model.sifting import Fed, Sieve
 from elasticdl.model.step import CompiledStep
 from elasticdl.model.structure import Structure
 from elasticdl.model.trial import Trial, check_callbacks, check_processor
@@ -119,17 +120,29 @@ class Check:
         if source is None:
             raise UserError(f"the {task} data has no records", hint=f"sources: {', '.join(one.name for one in sources) or 'none'}")
         size = self.spec.data.minibatch_size
+        sieve = Sieve(feeder, reader, self.spec.data.max_bad_records)
         for begin in range(0, min(source.records, _FIRST_BATCHES * size), size):
             shard = Shard(ShardId(0), source.name, begin, min(begin + size, source.records))
-            for block in reader.read(shard):
-                made = feeder(block.records) if block.count > block.bad else None
-                if made is not None:
-                    return made
+            made = self._fed(shard, reader.read(shard), sieve)
+            if made is not None:
+                return made
         function = self.module.feed_batch or self.module.feed
         where = self.module.path if function is None else place(function)
         raise UserError(
             f"{where}: feed kept none of the first {min(source.records, _FIRST_BATCHES * size)} records of {source.name}"
         )
+
+    def _fed(self, shard: Shard, blocks: Iterable[Block], sieve: Sieve) -> tuple[Structure, Structure] | None:
+        """What `feed` makes of the first block of which it keeps something."""
+        seen = 0
+        for block in blocks:
+            good = block.count - block.bad
+            fed = sieve(block.records, shard, range(seen, seen + good)) if good else Fed(None)
+            self.warnings += [text for text in fed.bad_examples if text not in self.warnings]
+            if fed.made is not None:
+                return fed.made
+            seen += good
+        return None
 
     def _trial(self) -> Trial:
         first = next(iter(self.found.values()))

@@ -16,8 +16,9 @@ from elasticdl.data.base import Metadata, Records
 from elasticdl.errors import UserError
 from elasticdl.model.mode import Mode
 from elasticdl.model.module import ModelModule
+from elasticdl.model.sifting import RecordsRefused
 from elasticdl.model.structure import Structure
-from elasticdl.model.usercode import place, user_code
+from elasticdl.model.usercode import described, innermost, place, told, user_code
 from elasticdl.shard import Task
 
 _ALL = 1 << 30
@@ -25,13 +26,23 @@ _ALL = 1 << 30
 
 _PADDED_PER_RECORD = 64
 
+_OF_RECORDS = (
+    tf.errors.InvalidArgumentError,
+    tf.errors.NotFoundError,
+    tf.errors.DataLossError,
+    tf.errors.OutOfRangeError,
+    tf.errors.UnknownError,
+)
+"""What operations raise for values that they cannot use; memory that is not there, say, is no record's fault."""
+
 
 @final
 class Feeder:
     """`feed` of one task as a compiled function of one window. Traces once for each type of window.
 
     Releases the GIL while it runs. Leaves are eager TensorFlow tensors; elements of unequal shape are padded with zeros
-    (or ""). Raises UserError, with the user's frames, if `feed` raises or gives something else than (features, labels).
+    (or ""). Raises UserError, with the user's frames, if `feed` raises or gives something else than (features, labels);
+    of it RecordsRefused if an operation of it raises for what is in the records.
     """
 
     def __init__(self, module: ModelModule, task: Task, metadata: Metadata) -> None:
@@ -44,13 +55,21 @@ class Feeder:
         """(features, labels) of a window, None if `feed` kept nothing. Labels are None in prediction."""
         tensors = _tensors(window)
         with user_code(self._name(), self._module.zoo):
+            function = self._function(tensors)
             try:
-                made = self._function(tensors)(tensors)
-            except tf.errors.InvalidArgumentError as error:
-                if "Dataset was empty" in error.message:
+                made = function(tensors)
+            except _OF_RECORDS as error:
+                if "Dataset was empty" in str(error):
                     return None
-                raise
+                raise self._refused(error) from error
         return self._split(made)
+
+    def _refused(self, error: Exception) -> RecordsRefused:
+        whole = described(error, self._name(), self._module.zoo)
+        feed = self._module.feed_batch or self._module.feed
+        assert feed is not None
+        where = innermost(error, self._module.zoo) or place(feed)
+        return RecordsRefused(whole.message, hint=whole.hint, reason=told(error, self._name()), where=where)
 
     def _name(self) -> str:
         return "feed" if self._module.feed_batch is None else "feed_batch"

@@ -59,9 +59,9 @@ def load_module(section: ModelSection) -> ModelModule:
     loaded = ModelModule(
         path=path,
         zoo=str(zoo),
-        custom_model=_required(module, attribute, "makes the model: `def custom_model(**params)` returns a Keras model"),
-        loss=_required(module, "loss", "`def loss(labels, predictions)`"),
-        optimizer=_required(module, "optimizer", "`def optimizer(lr=0.1)` returns a Keras optimizer"),
+        custom_model=_required(module, attribute, "`def custom_model(**params)`, which returns a Keras model"),
+        loss=_required(module, "loss", "`def loss(labels, predictions)`, which returns a scalar or values per example"),
+        optimizer=_required(module, "optimizer", "`def optimizer(lr=0.1)`, which returns a Keras optimizer"),
         feed=_optional(module, "feed"),
         feed_batch=_optional(module, "feed_batch"),
         eval_metrics_fn=_optional(module, "eval_metrics_fn"),

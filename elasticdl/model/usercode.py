@@ -46,11 +46,22 @@ def described(error: BaseException, doing: str, zoo: str) -> UserError:
             hint=(error.text or "").strip() and f"at: {(error.text or '').strip()}",
         )
     frames = _frames(error, zoo)
-    where = f"{frames[-1][0]}:{frames[-1][1]}: " if frames else ""
+    where = f"{innermost(error, zoo)}: " if frames else ""
     if isinstance(error, SystemExit):
         return UserError(f"{where}{doing} called exit({error.code!r})", hint="a model module must not end the process")
     text = "\n".join(f"  {file}:{line}  {source}" for file, line, source in frames)
-    return UserError(f"{where}{doing} raised {type(error).__name__}: {_short(str(error))}", hint=text)
+    return UserError(f"{where}{told(error, doing)}", hint=text)
+
+
+def told(error: BaseException, doing: str) -> str:
+    """What was raised, in the words that matter, without a place."""
+    return f"{doing} raised {type(error).__name__}: {short(str(error))}"
+
+
+def innermost(error: BaseException, zoo: str) -> str:
+    """`file:line` of the last of the user's own frames; '' if it never was in any."""
+    frames = _frames(error, zoo)
+    return f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
 
 
 def _frames(error: BaseException, zoo: str) -> list[tuple[str, int, str]]:
@@ -72,17 +83,49 @@ def _frames(error: BaseException, zoo: str) -> list[tuple[str, int, str]]:
     return frames + [frame for frame in told if frame not in frames]
 
 
-def _short(message: str, lines_max: int = 12) -> str:
+def short(message: str, lines_max: int = 12) -> str:
     """The user's words first: without the frames that TensorFlow puts into messages, and what Keras puts around them."""
     message, _, arguments = message.partition("Arguments received by ")
     inner = re.search(r"\x1b\[1m(.*)\x1b\[0m", message, re.DOTALL)
     message = re.sub(r"\x1b\[\d*m", "", inner[1] if inner else message).split("Error encountered:\n\n")[-1]
+    message = _of_operation(message)
     message += f"\nArguments received by {arguments}" if arguments else ""
     if "in user code:" in message:
         blocks = [block for block in re.split(r"\n\s*\n", message.split("in user code:", 1)[1]) if block.strip()]
         message = "\n".join(block.strip() for block in blocks if not block.lstrip().startswith("File ")) or message
     lines = message.strip().splitlines()
     return "\n".join(lines[:lines_max] + (["..."] if len(lines) > lines_max else []))
+
+
+_OF_GRAPH = re.compile(
+    r"""Graph\ execution\ error:
+      | Detected\ at\ node\ .*
+      | [ ]+File\ ".*",\ line\ \d+,\ in\ .*(?:\n[ ]{4,}.*)?
+      | <stack\ traces\ unavailable>
+      | Stack\ trace\ for\ op\ definition:.*
+      | \d+\ root\ error\(s\)\ found\.
+      | \d+\ (?:successful\ operations|derived\ errors\ ignored)\.
+    """,
+    re.VERBOSE,
+)
+_AROUND_OPERATION = re.compile(
+    r"""^[ ]*\(\d+\)[ ][A-Z_]+:[ ]  # the number and kind of one of several errors
+      | Error\ in\ user-defined\ function\ passed\ to\ \S+\ transformation(?:\ with\ iterator:\ \S+)?:[ ]
+      | ^\{\{(?:function_)?node\ .*?\}\}[ ]
+      | \s*\[\[\{?\{?.*?\]\]
+      | [ ]\[Op:.*?\]
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+
+
+def _of_operation(message: str) -> str:
+    """What the operation that failed said, of a message about a whole graph; of several the first."""
+    if not re.search(r"Graph execution error:|\{\{(function_)?node ", message):
+        return message
+    graph = _OF_GRAPH.sub("", message.partition("Original stack trace for")[0])
+    left = [line.strip() for line in _AROUND_OPERATION.sub("", graph).splitlines()]
+    return "\n".join(dict.fromkeys(line for line in left if line)) or message
 
 
 def taken(function: Callable[..., Any], params: Mapping[str, Any]) -> dict[str, Any]:

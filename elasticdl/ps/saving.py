@@ -13,10 +13,14 @@ from elasticdl.checkpoint import store
 from elasticdl.checkpoint.layout import MANIFEST, Manifest, PartFile, part_name
 from elasticdl.checkpoint.part import Part, PartHeader, read_header
 from elasticdl.embedding.spec import ParametersSpec
-from elasticdl.errors import Corrupted, TransientError
+from elasticdl.errors import Corrupted, PermanentError, TransientError
 from elasticdl.rpc.native_spec import native_spec
 
 _log = logging.getLogger(__name__)
+
+
+class Diverged(PermanentError):
+    """A weight is NaN or infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,8 @@ class Saved:
 def save(server: _native.Server, place: Place, snapshot: int, directory: Path) -> Saved:
     """Write the view `snapshot` below an existing directory, durably, without holding up pulls and pushes.
 
-    Raises TransientError with the system's words if the disk does not take it; nothing is left behind then.
+    Raises TransientError with the system's words if the disk does not take it, and Diverged naming the first weight that is NaN or
+    infinite: whoever began with that would have nothing. Nothing is left behind then.
     """
     facts = server.view(snapshot)
     header = PartHeader(
@@ -66,12 +71,26 @@ def save(server: _native.Server, place: Place, snapshot: int, directory: Path) -
     path = directory / part_name(place.server, place.servers)
     making = path.with_suffix(".making")
     try:
-        size, crc = server.save(snapshot, str(making), header.model_dump_json())
+        size, crc, bad = server.save(snapshot, str(making), header.model_dump_json())
+        if bad is not None:
+            making.unlink(missing_ok=True)
+            raise Diverged(f"{weight_name(header.parameters, *bad)} in version {header.version}: the model has diverged")
         os.replace(making, path)
     except OSError as error:
         making.unlink(missing_ok=True)
         raise TransientError(f"{path} cannot be written: {error.strerror or error}") from error
     return Saved(path.name, size, f"crc32c:{crc:08x}", header.version, sum(header.rows), facts["spec"])
+
+
+def weight_name(parameters: ParametersSpec, table: int, at: int, value: float) -> str:
+    """A weight in words: `dense/kernel[12] is inf`, `row 17 of table items is nan`. `table` -1: `at` counts in the dense vector."""
+    if table >= 0:
+        return f"row {at} of table {parameters.tables[table].name} is {value}"
+    for variable in parameters.dense:
+        if at < variable.size:
+            return f"{variable.path}[{at}] is {value}"
+        at -= variable.size
+    return f"a weight beyond all variables is {value}"
 
 
 def restore(server: _native.Server, place: Place, directory: Path) -> int:

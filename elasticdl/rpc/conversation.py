@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from elasticdl.job import JobSpec
-from elasticdl.shard import Applied, Lease, RingItem, ShardId, SnapshotId, Task
+from elasticdl.shard import Applied, Lease, RingItem, ShardId, SnapshotId, Source, Task
 
 MetricState: TypeAlias = tuple[tuple[float, ...], ...]
 """The state of one metric: its variables, each flattened."""
@@ -21,7 +21,7 @@ class Attached:
     """The master's answer to a process that presented itself.
 
     `servers` are the bulk addresses in index order, '' where one is away. `restore_from` is a checkpoint's directory,
-    '' for none. A report is due every `heartbeat_s`.
+    '' for none. A report is due every `heartbeat_s`. `sources` are the job's data as it was counted; for workers only.
     """
 
     epoch: int
@@ -29,6 +29,7 @@ class Attached:
     spec: JobSpec
     servers: tuple[str, ...]
     restore_from: str
+    sources: tuple[Source, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

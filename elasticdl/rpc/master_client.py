@@ -18,6 +18,7 @@ from elasticdl.rpc.channel import Credentials, channel_options
 from elasticdl.rpc.conversation import Attached, LeaseAnswer, Order, Report
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterStub
 from elasticdl.rpc.retry import delay_s, mapped, retrying
+from elasticdl.shard import Source
 
 T = TypeVar("T")
 
@@ -70,6 +71,7 @@ class MasterClient:
             spec=JobSpec.model_validate_json(reply.job),
             servers=tuple(reply.servers),
             restore_from=reply.restore_from,
+            sources=tuple(Source(one.name, one.records, one.fingerprint) for one in reply.sources),
         )
 
     def request_lease(self, wait_s: float) -> LeaseAnswer:

@@ -21,7 +21,7 @@ from elasticdl.model.served import ServedModel
 from elasticdl.model.step import CompiledStep
 from elasticdl.model.usercode import user_code
 from elasticdl.rpc.parameters import Parameters
-from elasticdl.shard import Lease, Task
+from elasticdl.shard import Lease, Source, Task
 from elasticdl.worker.callbacks import JobCallbacks, Occasion
 from elasticdl.worker.evaluation import EvaluationTask, SummaryTask
 from elasticdl.worker.exporting import ExportTask
@@ -42,6 +42,8 @@ class Assignment:
     name: ProcessName
     spec: JobSpec
     job_dir: Path
+    sources: tuple[Source, ...] = ()
+    """All data of the job, as it was when its records were counted."""
 
     @property
     def output(self) -> Path:
@@ -123,19 +125,19 @@ def sources_of(assignment: Assignment, module: ModelModule) -> Sources:
     def reader(task: Task) -> Reader:
         origin = assignment.origin(task)
         if module.custom_data_reader is None:
-            return open_reader(origin, data.data_reader_params, max_bad_records=data.max_bad_records)
+            return open_reader(origin, data.data_reader_params, max_bad_records=data.max_bad_records, counted=assignment.sources)
         with user_code("custom_data_reader", module.zoo):
             records_per_task = data.records_per_task or None
             inner = open_custom_reader(
                 module.custom_data_reader, origin, data.data_reader_params, records_per_task=records_per_task
             )
-        return UserReader(inner, module.zoo)
+        return UserReader(inner, module.zoo, assignment.sources)
 
     @cache
     def feed(task: Task) -> Feeder:
         return Feeder(module, task, reader(task).metadata)
 
-    return Sources(reader, feed, data.minibatch_size)
+    return Sources(reader, feed, data.minibatch_size, data.max_bad_records)
 
 
 def _model(assignment: Assignment, module: ModelModule, sources: Sources) -> tuple[ServedModel, CompiledStep]:

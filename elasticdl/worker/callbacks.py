@@ -2,7 +2,8 @@
 
 - `on_train_begin`, `on_train_batch_begin/end` (logs: loss) and `on_train_end`: on each worker, for what it does itself.
 - `on_epoch_begin`: on each worker, when it trains the first batch of an epoch.
-- `on_test_begin/end`: once for each evaluation round, on the worker that sums it up, with the values as logs.
+- `on_test_begin/end`: once for each evaluation round, on the worker that sums it up, with the values as logs: the same worker each
+  time as long as it lives; one that takes over is told the rounds before first, with a model that cannot be saved.
 - `on_epoch_end`: with validation data right after `on_test_end`, with the values as `NAME` and `val_NAME` and the worker's mean
   training `loss`; without validation data on each worker, when it begins the next epoch and at its end.
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, cast, final
 
 import keras
 
@@ -25,6 +26,7 @@ from elasticdl.model.callbacks import LearningRateScheduler, MaxStepsStopping, S
 from elasticdl.model.usercode import user_code
 from elasticdl.shard import Lease
 from elasticdl.worker.ending import CallbackFailed
+from elasticdl.worker.evaluation import PastRound
 from elasticdl.worker.outbox import Outbox
 
 _OURS = (LearningRateScheduler, MaxStepsStopping, SavedModelExporter)
@@ -60,6 +62,8 @@ class JobCallbacks:
         self._losses = 0.0
         self._loss_count = 0
         self._asked = False
+        self._rounds: set[int | None] = set()
+        """Evaluation rounds that the callbacks were told."""
 
     def begin(self, params: Mapping[str, object]) -> None:
         """The worker begins: `on_train_begin`."""
@@ -94,14 +98,38 @@ class JobCallbacks:
         """An evaluation round has values. True if a callback wants training to stop."""
         if not self._users:
             return False
-        self._occasion.refresh(lease)
+        if lease.round not in self._rounds:
+            self._occasion.refresh(lease)
+            self._rounds.add(lease.round)
+            self._tell_round(lease.epoch, values, self._mean_loss())
+        return self._occasion.training and bool(self._occasion.model.stop_training)
+
+    def recall(self, rounds: Sequence[PastRound]) -> None:
+        """Rounds that another worker summed up, which is gone: callbacks that count them go on counting here.
+
+        What the model was then is gone, too. So nothing that callbacks would save of it is saved.
+        """
+        missed = [one for one in rounds if one.round not in self._rounds]
+        if not self._users or not missed:
+            return
+        past = cast("keras.Model", _PastModel(self._occasion.model))
+        self._show(past)
+        for one in missed:
+            self._rounds.add(one.round)
+            self._tell_round(one.epoch, one.values, {} if one.loss is None else {"loss": one.loss})
+        self._show(self._occasion.model)
+
+    def _tell_round(self, epoch: int, values: Mapping[str, float], loss: Mapping[str, float]) -> None:
         self._call("on_test_begin", {})
         self._call("on_test_end", dict(values))
-        if not self._occasion.training:
-            return False
-        validation = {f"val_{name}": value for name, value in values.items()}
-        self._call("on_epoch_end", lease.epoch, {**values, **validation, **self._mean_loss()})
-        return bool(self._occasion.model.stop_training)
+        if self._occasion.training:
+            validation = {f"val_{name}": value for name, value in values.items()}
+            self._call("on_epoch_end", epoch, {**values, **validation, **loss})
+
+    def _show(self, model: keras.Model) -> None:
+        """Not by their own `set_model`, which may begin things."""
+        for callback in self._users:
+            keras.callbacks.Callback.set_model(callback, model)
 
     def end(self) -> None:
         """The worker is done with a job that is done."""
@@ -142,3 +170,22 @@ def _overrides(callback: keras.callbacks.Callback, methods: Sequence[str]) -> bo
     return any(getattr(type(callback), name) is not getattr(base, name) for name in methods) or isinstance(
         callback, keras.callbacks.LambdaCallback
     )
+
+
+@final
+class _PastModel:
+    """The model, but it cannot be saved."""
+
+    def __init__(self, model: keras.Model) -> None:
+        object.__setattr__(self, "_model", model)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a model
+        return getattr(object.__getattribute__(self, "_model"), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(object.__getattribute__(self, "_model"), name, value)
+
+    def save(self, *_: object, **__: object) -> None:
+        """Its weights are not those of that round."""
+
+    save_weights = export = save

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final
 
 from elasticdl.errors import PermanentError
@@ -36,8 +37,21 @@ class MetricStep(Protocol):
         """Values of merged states."""
 
 
+@dataclass(frozen=True, slots=True)
+class PastRound:
+    """A round that some worker summed up before. `loss`: the newest of training at that time."""
+
+    round: int
+    epoch: int
+    values: Mapping[str, float]
+    loss: float | None = None
+
+
 class RoundListener(Protocol):
     """Who hears of the values of a round: the module's callbacks."""
+
+    def recall(self, rounds: Sequence[PastRound]) -> None:
+        """Rounds before this one, all of them: those that were not told here are told now."""
 
     def tested(self, lease: Lease, values: Mapping[str, float]) -> bool:
         """True if training should stop."""
@@ -96,6 +110,7 @@ class SummaryTask:
         """Values of the merged states in the lease's payload. Raises PermanentError for a payload that is none."""
         lease = loaded.batch.held.lease
         values = self._step.metric_values(states_of(lease.payload))
+        self._listener.recall(past_of(lease.payload))
         stop = self._listener.tested(lease, values)
         self._outbox.summarise(Summary(lease.round or 0, values, stop))
 
@@ -110,3 +125,20 @@ def states_of(payload: str) -> dict[str, MetricState]:
         return {str(name): tuple(tuple(float(value) for value in array) for array in arrays) for name, arrays in states.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise PermanentError(f"a summary lease came with {payload[:80]!r}, expected JSON of metric states: {error}") from error
+
+
+def past_of(payload: str) -> tuple[PastRound, ...]:
+    """The rounds before, from a SUMMARY lease: {"history": [{"round", "epoch", "values": {name: number}, "loss"}, ...]}."""
+    try:
+        rounds = json.loads(payload).get("history", ())
+        return tuple(
+            PastRound(
+                int(one["round"]),
+                int(one["epoch"]),
+                {str(name): float(value) for name, value in one["values"].items()},
+                None if one["loss"] is None else float(one["loss"]),
+            )
+            for one in rounds
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise PermanentError(f"a summary lease came with {payload[:80]!r}, expected JSON of the rounds before: {error}") from error

@@ -11,14 +11,15 @@ position exactly once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.data.base import Block, Records
+from elasticdl.data.records import joined, taken
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard
 
@@ -30,13 +31,17 @@ BAD = -1
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Entries [begin, end) of a shard's order. `records` holds the good ones, `end - begin - bad` of them."""
+    """Entries [begin, end) of a shard's order. `records` holds the good ones, `end - begin - bad` of them.
+
+    `places[i]` tells the i-th of them: it comes as the `places[i]`-th good one when the whole shard is read in file order.
+    """
 
     records: Records
     begin: int
     end: int
     bad: int = 0
     bad_examples: tuple[str, ...] = ()
+    places: Positions = field(default_factory=lambda: np.empty(0, dtype=np.int64), compare=False)
 
     @property
     def good(self) -> int:
@@ -69,23 +74,25 @@ class LoadedShard:
             places.append(np.full(block.bad, BAD, dtype=np.int64))
             good += fine
         examples = tuple(text for block in parts for text in block.bad_examples)
-        return cls(_joined([block.records for block in parts]), np.concatenate(places), examples[:3])
+        return cls(joined([block.records for block in parts]), np.concatenate(places), examples[:3])
 
     def windows(self, order: Positions, begin: int, size: int) -> Iterator[Window]:
         """What is left of `order` from entry `begin` on, in windows of at most `size` entries."""
         examples = list(self.bad_examples)
         for start in range(begin, len(order), size):
             end = min(start + size, len(order))
-            records, bad = self.entries(order, start, end)
+            chosen = self.record_of[order[start:end]]
+            good = chosen[chosen != BAD]
+            bad = end - start - len(good)
             told = tuple(examples[:bad])
             del examples[:bad]
-            yield Window(records, start, end, bad, told)
+            yield Window(taken(self.records, good), start, end, bad, told, good)
 
     def entries(self, order: Positions, begin: int, end: int) -> tuple[Records, int]:
         """The good records among entries [begin, end) of `order`, and how many of these are bad."""
         chosen = self.record_of[order[begin:end]]
         good = chosen[chosen != BAD]
-        return _taken(self.records, good), end - begin - len(good)
+        return taken(self.records, good), end - begin - len(good)
 
     def bad_among(self, order: Positions, begin: int, end: int) -> int:
         """How many of entries [begin, end) of `order` are bad."""
@@ -97,18 +104,3 @@ def order_of(records: int, order_seed: int | None) -> Positions:
     if order_seed is None:
         return np.arange(records, dtype=np.int64)
     return np.random.Generator(np.random.PCG64(order_seed)).permutation(records).astype(np.int64, copy=False)
-
-
-def _joined(parts: list[Records]) -> Records:
-    if len(parts) == 1:
-        return parts[0]
-    by_column = [part for part in parts if isinstance(part, Mapping)]
-    if by_column:
-        return {name: np.concatenate([part[name] for part in by_column]) for name in by_column[0]}
-    return np.concatenate([part for part in parts if not isinstance(part, Mapping)])
-
-
-def _taken(records: Records, indices: Positions) -> Records:
-    if isinstance(records, Mapping):
-        return {name: np.take(column, indices, axis=0) for name, column in records.items()}
-    return np.take(records, indices, axis=0)

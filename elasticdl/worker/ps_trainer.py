@@ -1,6 +1,8 @@
 """Asynchronous SGD through parameter servers: pull, step and push of three successive batches overlap.
 
 A pull is issued while at most `max_staleness` of this worker's own updates are on their way, so 0 is plain sequential SGD.
+Updates of others are not waited for, but a step that took unusually long (it traced the model, or the machine had no time for
+it) is computed again on newer parameters: its gradients would be hundreds of versions late.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, final
 
 import numpy as np
 
+from elasticdl.clock import Clock, SystemClock
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.rpc.parameters import Float32s, Int64s, Parameters, Pulled
 from elasticdl.shard import Lease, SnapshotId, Task
@@ -43,6 +46,11 @@ class Step(Protocol):
         """Loss and gradients."""
 
 
+_OLD_S = 1.0
+_OLD_STEPS = 5.0
+"""Parameters are too old for a gradient after a second, or after that many of this worker's shortest steps if they are long."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Wish:
     """What to pull besides rows, and whether anybody still wants it."""
@@ -67,11 +75,15 @@ class Bounds:
 class PsTrainer:
     """A `Trainer`. Call `start` first."""
 
-    def __init__(self, step: Step, parameters: Parameters, around: Surroundings, bounds: Bounds) -> None:
+    def __init__(
+        self, step: Step, parameters: Parameters, around: Surroundings, bounds: Bounds, clock: Clock | None = None
+    ) -> None:
         self._step = step
         self._parameters = parameters
         self._around = around
         self._bounds = bounds
+        self._clock = clock or SystemClock()
+        self._shortest_s = 0.0
         self._in_flight = InFlight(around.ending)
         self._pusher = Pusher(parameters, around, self._in_flight)
         # A retried step pulls from the loop's thread, while the loader may pull for the next batch.
@@ -111,7 +123,8 @@ class PsTrainer:
         with self._around.gauges.timed("staleness_wait_ms"):
             self._in_flight.enter(self._bounds.max_staleness)
         try:
-            return Loaded(batch, lookups, self._pull(lookups.ids, wish))
+            asked_at_s = self._clock.now_s()
+            return Loaded(batch, lookups, self._pull(lookups.ids, wish), asked_at_s)
         except BaseException:
             self._in_flight.leave()
             raise
@@ -128,8 +141,7 @@ class PsTrainer:
         for again in range(self._bounds.max_nonfinite_steps):
             if again:
                 loaded = self._reloaded(loaded)
-            with self._around.gauges.timed("step_ms"):
-                outcome = self._step.train(batch.features, batch.labels, *loaded.ready)
+            loaded, outcome = self._computed(loaded)
             if not outcome.nonfinite:
                 self._pusher.push(Trained(loaded, outcome))
                 return outcome.loss
@@ -170,10 +182,30 @@ class PsTrainer:
         assert pulled.dense is not None
         return pulled.dense
 
+    def _computed(self, loaded: Loaded) -> tuple[Loaded, StepOutcome]:
+        """A step, computed once more if its parameters were too old when it was done; then it counts as it is."""
+        limit_s = max(_OLD_S, _OLD_STEPS * self._shortest_s)
+        outcome = self._timed(loaded)
+        age_s = self._clock.now_s() - loaded.asked_at_s
+        if age_s <= limit_s:
+            return loaded, outcome
+        _log.info("computing a step again: its parameters were %.1f s old, at %s", age_s, place_of(loaded.batch))
+        loaded = self._reloaded(loaded)
+        return loaded, self._timed(loaded)
+
+    def _timed(self, loaded: Loaded) -> StepOutcome:
+        begin_s = self._clock.now_s()
+        with self._around.gauges.timed("step_ms"):
+            outcome = self._step.train(loaded.batch.features, loaded.batch.labels, *loaded.ready)
+        took_s = self._clock.now_s() - begin_s
+        self._shortest_s = min(self._shortest_s or took_s, took_s)
+        return outcome
+
     def _reloaded(self, loaded: Loaded) -> Loaded:
         """The same batch with parameters that have all of this worker's earlier updates, and others' newer ones."""
         self._pusher.settle(timeout_s=60.0)
-        return replace(loaded, pulled=self._pull(loaded.ready[0].ids))
+        asked_at_s = self._clock.now_s()
+        return replace(loaded, pulled=self._pull(loaded.ready[0].ids), asked_at_s=asked_at_s)
 
     def _pull(self, ids: Sequence[Int64s], wish: _Wish = _LIVE) -> Pulled:
         def attempt(timeout_s: float) -> Pulled:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, final
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, final
 
-from elasticdl.data.base import Reader, Records
+from elasticdl.data.base import Reader
+from elasticdl.model.sifting import Feed, Sieve
 from elasticdl.shard import Task
 from elasticdl.worker.handoff import Ended, Handoff
 from elasticdl.worker.leases import Held
@@ -18,18 +20,8 @@ from elasticdl.worker.order import LoadedShard, order_of
 from elasticdl.worker.surroundings import Surroundings
 from elasticdl.worker.trainer import Batch
 
-if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
-    from elasticdl.model.structure import Structure
-
 DEPTH = 2
 """Batches that are fed ahead of the one whose rows are pulled."""
-
-
-class Feed(Protocol):
-    """`model.input.Feeder` of one task."""
-
-    def __call__(self, window: Records) -> tuple[Structure, Structure] | None:
-        """(features, labels) of a window; None if nothing of it is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +31,13 @@ class Sources:
     reader: Callable[[Task], Reader]
     feed: Callable[[Task], Feed]
     minibatch_size: int
+    max_bad_records: int = 0
+    reading: AbstractContextManager[Any] = field(default_factory=threading.Lock)
+    """Held by whoever uses a reader: readers are for one thread at a time."""
+
+    def sieve(self, task: Task) -> Sieve:
+        """`feed` of a task that leaves out, and tells, the records that it cannot take."""
+        return Sieve(self.feed(task), self.reader(task), self.max_bad_records, self.reading)
 
 
 _Read: TypeAlias = tuple[Held, LoadedShard | None]
@@ -76,7 +75,7 @@ class ShardReading:
         if shard is None or self._keeper.is_void(held):
             return None
         reader = self._sources.reader(held.lease.task)
-        with self._gauges.timed("read_ms"):
+        with self._sources.reading, self._gauges.timed("read_ms"):
             return LoadedShard.read(shard, reader.read(shard))
 
 
@@ -115,7 +114,7 @@ class Feeding:
             return
         if loaded is None:
             return
-        feed = self._sources.feed(lease.task)
+        feed = self._sources.sieve(lease.task)
         told = lease.offset
         bad = 0
         examples: tuple[str, ...] = ()
@@ -126,8 +125,11 @@ class Feeding:
             if self._keeper.is_void(held):
                 return
             bad, examples = bad + window.bad, (*examples, *window.bad_examples)[:3]
-            with self._gauges.timed("feed_ms"), self._watch.doing("feed"):
-                made = feed(window.records) if window.good else None
+            made = None
+            if window.good:
+                with self._gauges.timed("feed_ms"), self._watch.doing("feed"):
+                    fed = feed(window.records, shard, window.places)
+                made, bad, examples = fed.made, bad + fed.bad, (*examples, *fed.bad_examples)[:3]
             last = window.end == shard.records
             if made is None and not last:
                 continue

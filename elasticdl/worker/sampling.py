@@ -25,7 +25,7 @@ def first_batch(sources: Sources, task: Task) -> tuple[Structure, Structure]:
 
     Raises UserError if there are none in the first few minibatches.
     """
-    reader, feed = sources.reader(task), sources.feed(task)
+    reader, feed = sources.reader(task), sources.sieve(task)
     source = reader.sources()[0]
     for number in range(_SHARDS_TRIED):
         begin = number * sources.minibatch_size
@@ -34,7 +34,7 @@ def first_batch(sources: Sources, task: Task) -> tuple[Structure, Structure]:
             break
         shard = Shard(ShardId(-1), source.name, begin, end)
         for window in LoadedShard.read(shard, reader.read(shard)).windows(order_of(shard.records, None), 0, shard.records):
-            made = feed(window.records) if window.good else None
+            made = feed(window.records, shard, window.places).made if window.good else None
             if made is not None:
                 return made
     raise UserError(f"`feed` made nothing of the first records of {source.name}", hint="check what it filters")

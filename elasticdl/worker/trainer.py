@@ -34,11 +34,12 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A batch with the parameters that it is computed on. Both are None where nothing is computed."""
+    """A batch with the parameters that it is computed on, and when (monotonic) they were asked for. None where nothing is computed."""
 
     batch: Batch
     lookups: Lookups | None = None
     pulled: Pulled | None = None
+    asked_at_s: float = 0.0
 
     @property
     def ready(self) -> tuple[Lookups, Pulled]:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import final
 
 from elasticdl.data.base import Block, Metadata, Reader
+from elasticdl.data.custom import AdaptedReader
+from elasticdl.data.files import DataChanged
+from elasticdl.data.places import place_of
 from elasticdl.model.usercode import user_code
 from elasticdl.shard import Shard, Source
 
 
 @final
 class UserReader:
-    """A `Reader` around another one. Raises UserError for anything that the inner one raises."""
+    """A `Reader` around another one. Raises UserError for anything that the inner one raises.
 
-    def __init__(self, inner: Reader, zoo: str) -> None:
+    Where that costs no pass over the data, and where its sources have fingerprints, they are compared with those that were
+    `counted` before the job, once, before anything is read.
+    """
+
+    def __init__(self, inner: Reader, zoo: str, counted: Sequence[Source] = ()) -> None:
         self._inner = inner
         self._zoo = zoo
+        cheap = isinstance(inner, AdaptedReader) or any(source.fingerprint for source in counted)
+        self._counted = {source.name: source for source in counted} if cheap else {}
 
     @property
     def metadata(self) -> Metadata:
@@ -31,10 +40,30 @@ class UserReader:
 
     def read(self, shard: Shard) -> Iterator[Block]:
         """See `Reader`."""
+        self._compare()
         with user_code("reading a shard", self._zoo):
             yield from self._inner.read(shard)
+
+    def place(self, source: str, number: int) -> str:
+        """Where a record is, for people."""
+        with user_code("the reader's place", self._zoo):
+            return place_of(self._inner, source, number)
 
     def close(self) -> None:
         """See `Reader`."""
         with user_code("closing the reader", self._zoo):
             self._inner.close()
+
+    def _compare(self) -> None:
+        counted, self._counted = self._counted, {}
+        for now in self.sources() if counted else ():
+            then = counted.get(now.name, now)
+            if now != then:
+                raise DataChanged(
+                    f"the data changed since its records were counted: {now.name} had {_facts(then)}, now {_facts(now)}",
+                    hint="leave the data as it is while a job runs",
+                )
+
+
+def _facts(source: Source) -> str:
+    return f"{source.records} records" + (f" (fingerprint {source.fingerprint})" if source.fingerprint else "")

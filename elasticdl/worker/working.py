@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import ProcessName
+from elasticdl.data.files import DataChanged
 from elasticdl.errors import ElasticDLError, PermanentError, UserError
+from elasticdl.model.sifting import BadRecords
 from elasticdl.rpc.conversation import Attached, Failure
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.parameters import Parameters
@@ -160,7 +162,7 @@ def work(environment: Environment, link: Link, importing: _Import) -> Worker:
     from elasticdl.worker.assembly import Assignment, assemble
 
     begin_s = time.monotonic()
-    assignment = Assignment(environment.name, link.attached.spec, environment.job_dir)
+    assignment = Assignment(environment.name, link.attached.spec, environment.job_dir, link.attached.sources)
     with link.around.watch.doing("building the model"):
         worker = assemble(assignment, link.parameters, link.around)
     link.orders.revoke_by(worker.loading.revoke)
@@ -198,7 +200,7 @@ def _tell_failure(reason: Failed, error: BaseException, link: Link) -> None:
     log_error(error)
     if isinstance(error, UserError):
         lease = reason.lease
-        fatal = lease is None or isinstance(error, NonFinite)
+        fatal = lease is None or isinstance(error, (NonFinite, BadRecords, DataChanged))
         if isinstance(error, CallbackFailed) and lease is not None and lease.task is Task.TRAINING:
             lease = None
         text = f"{error.message}\n{error.hint}".strip()

@@ -15,7 +15,7 @@ from elasticdl.checkpoint.layout import Manifest, PartFile, part_name
 from elasticdl.checkpoint.part import read_header
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import Corrupted, TransientError, UserError
-from elasticdl.ps.saving import Place, restore, restore_what_is_whole, save
+from elasticdl.ps.saving import Diverged, Place, restore, restore_what_is_whole, save
 from elasticdl.rpc.parameters import Update
 from elasticdl.shard import Applied, ShardId
 from tests.contract.ps_stage import LIMIT_S, TOKEN, Stage, as_ids, rich_spec
@@ -306,3 +306,45 @@ def test_rows_that_were_never_touched_begin_alike_on_any_number_of_servers(open_
     for other in rows[1:]:
         for mine, theirs in zip(rows[0], other, strict=True):
             np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("where", ["dense", "additive", "table"])
+def test_a_weight_that_overflowed_is_named_and_gets_into_no_checkpoint(
+    open_stage: Callable[..., Stage], tmp_path: Path, where: str
+) -> None:
+    """Each gradient is finite; what becomes of the weight is not."""
+    stage = open_stage(2)
+    spec = rich_spec().model_copy(update={"optimizer": OptimizerSpec(kind=OptimizerKind.SGD)})
+    pool = stage.pool()
+    pool.initialise(spec, np.zeros(37, np.float32), timeout_s=LIMIT_S)
+    index = spec.trainable_size + 1 if where == "additive" else 5
+    dense, ids = np.zeros(37, np.float32), [np.array([], np.int64) for _ in spec.tables]
+    if where == "table":
+        ids[1] = np.array([-3, 4], np.int64)
+    rows = [np.zeros((len(one), table.dim), np.float32) for one, table in zip(ids, spec.tables, strict=True)]
+    for sequence in (1, 2):
+        if where == "table":
+            rows[1][0, -1] = -3e38
+        else:
+            dense[index] = 3e38 if where == "additive" else -3e38
+        pulled = pool.pull(ids, timeout_s=LIMIT_S)
+        update = Update(sequence, Applied(ShardId(1), 0, sequence), pulled.versions, 1.0, dense, tuple(ids), tuple(rows))
+        pool.push(update, timeout_s=LIMIT_S)
+    stage.cut(1)
+    problems, written = [], []
+    for k, server in enumerate(stage.servers):
+        try:
+            written.append(save(server, place(stage, k), 1, tmp_path).name)
+        except Diverged as error:
+            problems.append(error.message)
+    name = f"row -3 of table {spec.tables[1].name}" if where == "table" else named(spec, index)
+    assert len(problems) == 1 and problems[0].startswith(f"{name} is inf in version 2")
+    assert [path.name for path in tmp_path.iterdir()] == written
+
+
+def named(spec: ParametersSpec, index: int) -> str:
+    for variable in spec.dense:
+        if index < variable.size:
+            return f"{variable.path}[{index}]"
+        index -= variable.size
+    raise AssertionError(index)

@@ -19,6 +19,7 @@ from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.core.commands import Command
 from elasticdl.master.core.events import Event
+from elasticdl.master.snapshots import Snapshots
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.conversation import Failure, Report
 from elasticdl.shard import Applied, ShardId, SnapshotId, Task
@@ -56,7 +57,7 @@ def test_a_server_that_does_not_answer_is_asked_until_it_does(stage: Stage) -> N
     assert len(stage.core.wait_for(happened.WorkerFenced).applied) == 2
 
 
-def test_a_server_that_ended_is_left_out_of_a_fence(stage: Stage) -> None:
+def test_of_a_server_that_ended_nothing_is_known_in_a_fence(stage: Stage) -> None:
     stage.attach_servers()
     stage.order(do.StartProcess(PS[0]))
     stage.core.wait_for(happened.ProcessSeen)
@@ -65,7 +66,7 @@ def test_a_server_that_ended_is_left_out_of_a_fence(stage: Stage) -> None:
     stage.order(do.FenceWorker(WORKER))
     server.wait_for_call("Fence")
     stage._loop.call_soon_threadsafe(stage.cluster.kill, PS[0])
-    assert stage.core.wait_for(happened.WorkerFenced).applied == (Applied(ShardId(4), 0, 70),)
+    assert stage.core.wait_for(happened.WorkerFenced).applied == (None, Applied(ShardId(4), 0, 70))
 
 
 def test_a_worker_that_was_fenced_is_refused_by_the_master(stage: Stage) -> None:
@@ -126,6 +127,7 @@ def test_a_cut_whose_gates_may_have_opened_since_is_none(stage: Stage, monkeypat
     failed = stage.core.wait_for(happened.SnapshotFailed)
     assert "the gates may have opened" in failed.reason
     for server in stage.servers.values():
+        server.wait_for_call("Drop")
         assert server.calls[-2:] == ["Ungate", "Drop"]
     assert not stage.core.of(happened.SnapshotCut)
 
@@ -138,6 +140,7 @@ def test_a_server_that_fails_in_a_cut_leaves_every_gate_open(stage: Stage, step:
     failed = stage.core.wait_for(happened.SnapshotFailed)
     assert failed.snapshot == SnapshotId(6) and f"{step} was told to fail" in failed.reason
     for server in stage.servers.values():
+        server.wait_for_call("Drop")
         assert server.calls[-2:] == ["Ungate", "Drop"]
         assert not server.gated
     assert not stage.core.of(happened.SnapshotCut)
@@ -176,12 +179,26 @@ def test_a_save_that_fails_is_an_event_and_the_job_goes_on(stage: Stage) -> None
     stage.worker().report(Report())
 
 
-def test_a_view_is_dropped_everywhere_though_one_server_refuses(stage: Stage) -> None:
+def test_a_view_is_dropped_everywhere_though_one_server_fails_for_a_moment(stage: Stage) -> None:
     stage.attach_servers()
-    stage.servers[PS[0]].fail["Drop"] = grpc.StatusCode.UNAVAILABLE
+    failing = stage.servers[PS[0]]
+    failing.fail["Drop"] = grpc.StatusCode.UNAVAILABLE
     stage.order(do.DropSnapshot(SnapshotId(6)))
     for name in PS:
         stage.servers[name].wait_for_call("Drop")
+    failing.wait_for_call("Drop", 2)
+    failing.fail.clear()
+    asked = failing.calls.count("Drop")
+    failing.wait_for_call("Drop", asked + 1)
+
+
+def test_a_server_that_never_drops_a_view_is_not_asked_for_ever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "_DROP_TRIES", 3)
+    monkeypatch.setattr(snapshots, "delay_s", lambda _: 0.0)
+    stage.attach_servers()
+    stage.servers[PS[0]].fail["Drop"] = grpc.StatusCode.UNAVAILABLE
+    stage.call(Snapshots(stage.roster).drop(SnapshotId(6)))
+    assert stage.servers[PS[0]].calls.count("Drop") == 3
 
 
 # -- processes --------------------------------------------------------------------------------------------------------

@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from elasticdl.cli.documents import as_yaml, read_yaml
 from elasticdl.cli.main import exit_code_of, run
 from elasticdl.cli.options import flag
+from elasticdl.cluster.planning import spec_of
 from elasticdl.errors import Corrupted, ExitCode, Refused, SpecError, UserError
 from elasticdl.job import SECTIONS, Action, JobSpec, Shuffle
+from elasticdl.kubernetes_section import KubernetesSection
 
 pytestmark = pytest.mark.core
 NEEDED = ["--model-zoo", "zoo", "--model-def", "iris", "--training-data", "a.csv"]
+MOUNT = {"mount_path": "", "claim_name": "", "host_path": "", "type": "", "source": {}, "sub_path": "", "read_only": False}
 OTHERS: dict[str, tuple[str, Any]] = {
     "model_zoo": ("z", "z"),
     "model_def": ("a.b", "a.b"),
@@ -35,6 +38,19 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "envs": ("A=1;B=x", {"A": "1", "B": "x"}),
     "evaluation_seconds": ("2.5", 2.5),
     "resume": ("", True),
+    "volume": ("host_path=/x,mount_path=/y,read_only=true", [{**MOUNT, "host_path": "/x", "mount_path": "/y", "read_only": True}]),
+    "image_pull_policy": ("Always", "Always"),
+    "image_pull_secrets": ("a,b", ["a", "b"]),
+    "master_resource_request": ("cpu=500m", {"cpu": "500m"}),
+    "master_resource_limit": ("cpu=2,memory=1Gi", {"cpu": "2", "memory": "1Gi"}),
+    "worker_resource_request": ("memory=1.5Gi", {"memory": "1.5Gi"}),
+    "worker_resource_limit": ("nvidia.com/gpu=1", {"nvidia.com/gpu": "1"}),
+    "ps_resource_request": ("memory=1e9", {"memory": "1e9"}),
+    "ps_resource_limit": ("memory=2G", {"memory": "2G"}),
+    "node_selector": ("pool=spot,disk=ssd", {"pool": "spot", "disk": "ssd"}),
+    "tolerations": ('[{"key": "spot"}]', [{"key": "spot"}]),
+    "affinity": ('{"nodeAffinity": {}}', {"nodeAffinity": {}}),
+    "oom_memory_limit": ("4Gi", "4Gi"),
 }
 FIELDS = {name: field for section in SECTIONS.values() for name, field in section.model_fields.items()}
 
@@ -51,7 +67,37 @@ def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
 def test_every_field_of_a_job_is_a_flag(name: str, spell: Any, capsys: pytest.CaptureFixture[str]) -> None:
     is_number = FIELDS[name].annotation in (int, float)
     text, value = OTHERS.get(name, ("9", 9) if is_number else ("text", "text"))
-    assert dry_run(capsys, spell(name), *([text] if text else []))[name] == value
+    given = [spell(name), *([text] if text else [])]
+    if name not in KubernetesSection.model_fields:
+        assert dry_run(capsys, *given)[name] == value
+        return
+    submitted = dry_run(capsys, "--image-name", "registry/zoo", *given)
+    assert spec_of(submitted).flags()[name] == value
+
+
+@pytest.mark.parametrize("name", [name for name in KubernetesSection.model_fields if name != "image_name"])
+def test_a_flag_of_a_cluster_says_so_where_there_is_none(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    is_number = FIELDS[name].annotation is int
+    text, _ = OTHERS.get(name, ("9", 9) if is_number else ("text", "text"))
+    assert run(["train", *NEEDED, flag(name), text, "--dry-run"]) == 2
+    assert f"{flag(name)} without --image-name" in capsys.readouterr().err
+
+
+def test_the_model_zoo_of_a_cluster_is_that_of_its_image_unless_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--image-name", "i", "--model-def", "m", "--training-data", "t", "--dry-run", "-o", "json"]) == 0
+    assert spec_of(json.loads(capsys.readouterr().out)).model.model_zoo == "/model_zoo"
+    assert spec_of(dry_run(capsys, "--image-name", "i")).model.model_zoo == "zoo"
+
+
+def test_volumes_add_up_in_the_form_that_elasticdl_had_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    volumes = [
+        "claim_name=c1,mount_path=/data;host_path=/x,mount_path=/y",
+        '{"source": {"nfs": {"server": "n"}}, "mount_path": "/n"}',
+    ]
+    spec = spec_of(dry_run(capsys, "--image-name", "i", *[part for one in volumes for part in ("--volume", one)]))
+    assert [mount.mount_path for mount in spec.kubernetes.volume] == ["/data", "/y", "/n"]
+    assert [mount.claim_name for mount in spec.kubernetes.volume] == ["c1", "", ""]
+    assert spec.kubernetes.volume[2].source == {"nfs": {"server": "n"}}
 
 
 def test_a_flag_that_is_given_twice_adds_pairs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,6 +133,28 @@ def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[st
         (["--job-name", "x" * 53], "is not usable"),
         (["--job-name", "ирис"], "is not usable"),
         (["--evaluation-steps", "5"], "without --validation-data"),
+        (["--image-name", "i", "--volume", "claim_name=c"], "--volume: mount_path is missing"),
+        (["--image-name", "i", "--volume", "mount_path=/d"], "expected one of claim_name, host_path and source, got none"),
+        (["--image-name", "i", "--volume", "claim_name=c,mount_path=d"], "mount_path 'd': expected an absolute path"),
+        (["--image-name", "i", "--volume", "claim_name=c,mount_path=/tmp"], "mount_path '/tmp': expected an absolute path"),
+        (["--image-name", "i", "--volume", "claim_name=c,mount_path=/d;claim_name=e,mount_path=/d/"], "two volumes at /d"),
+        (["--image-name", "i", "--volume", "claim_name=c,mount_path=/d,type=Directory"], "type=Directory is for a host_path"),
+        (["--image-name", "i", "--worker-resource-limit", "memory=2 GB"], "memory=2 GB: '2 GB' is no quantity"),
+        (["--image-name", "i", "--worker-resource-limit", "memory=0"], "memory=0: expected more than nothing"),
+        (["--image-name", "i", "--worker-resource-limit", "cpu=1Gi"], "cpu=1Gi: expected cores"),
+        (["--image-name", "i", "--worker-resource-limit", "cpu"], "--worker-resource-limit: expected key=value"),
+        (["--image-name", "i", "--oom-memory-limit", "lots"], "--oom-memory-limit: 'lots' is no quantity"),
+        (["--image-name", "i", "--tolerations", "[{"], "--tolerations: expected JSON"),
+        (["--image-name", "i", "--affinity", "[1]"], "--affinity"),
+        (["--image-name", "i", "--job-dir", "here"], "--job-dir here is not absolute"),
+        (["--image-name", "i", "--output", "/out"], "--output /out is on no --volume"),
+        (["--image-name", "i", "--checkpoint-steps", "9"], "--checkpoint-steps needs a place that all pods see"),
+        (["--image-name", "i", "--resume"], "--resume needs a place that all pods see"),
+        (
+            ["--image-name", "i", "--volume", "claim_name=c,mount_path=/d,read_only=true", "--output", "/d/o"],
+            "is on no --volume that can",
+        ),
+        (["--detach"], "--detach is for jobs on a cluster"),
     ],
 )
 def test_a_wrong_value_names_the_flag_and_what_is_expected(

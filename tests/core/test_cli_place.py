@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cli.place import claimed, refuse_if_taken, settle
-from elasticdl.errors import PermanentError, SpecError
+from elasticdl.errors import ExitCode, PermanentError, SpecError
 from elasticdl.job import JOB_NAME, Action, JobSpec
 from elasticdl.master.preflight import Preflight
 
@@ -94,15 +95,54 @@ def test_what_cannot_be_written_leaves_nothing_half_made(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_made_is_said_in_words(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("job_dir", "words"),
+    [
+        ("file/job", "cannot make .*file/job: Not a directory"),
+        ("file/deep/job", "cannot make .*file/deep/job: Not a directory"),
+        ("/proc/job", "cannot make /proc/job: No such file or directory"),
+        ("n" * 300, "cannot use .*nnn: File name too long"),
+        ("deep/" + "n" * 300 + "/job", "cannot make .*nnn/job: File name too long"),
+        ("circle/job", "circle/job: Too many levels of symbolic links"),
+        ("file", "--job-dir .*file is a file"),
+    ],
+)
+def test_a_job_directory_that_cannot_be_made_is_bad_usage_and_leaves_nothing(tmp_path: Path, job_dir: str, words: str) -> None:
     (tmp_path / "file").touch()
-    with (
-        pytest.raises(PermanentError, match=r"cannot make .*file/job: Not a directory"),
-        claimed(settle(job(job_dir="file/job")), FOUND),
-    ):
+    (tmp_path / "circle").symlink_to("circle")
+    before = sorted(tmp_path.rglob("*"))
+    spec = settle(job(job_dir=job_dir))
+    with pytest.raises(SpecError, match=words) as caught:
+        refuse_if_taken(spec)
+        with claimed(spec, FOUND):
+            pass
+    assert caught.value.exit_code is ExitCode.USAGE
+    assert "another --job-dir" in caught.value.hint or "new or empty" in caught.value.hint
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("output", ["file/export", "/proc/export", "n" * 300])
+def test_an_output_that_cannot_be_made_is_said_before_anything_starts(tmp_path: Path, output: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecError, match="cannot make") as caught, claimed(settle(job(job_name="a", output=output)), FOUND):
         pass
-    with pytest.raises(SpecError, match="is a file"):
-        refuse_if_taken(settle(job(job_dir="file")))
+    assert "another --output" in caught.value.hint
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_place_of_an_output_is_tried_and_not_made(tmp_path: Path) -> None:
+    with claimed(settle(job(job_name="a", output="some/where/export")), FOUND):
+        assert not (tmp_path / "some").exists()
+
+
+def test_a_full_disk_is_no_bad_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(PermanentError, match="No space left") as caught, claimed(settle(job(job_name="a")), FOUND):
+        pass
+    assert caught.value.exit_code is ExitCode.JOB_FAILED
 
 
 def test_resume_needs_a_job_to_go_on_with() -> None:

@@ -10,9 +10,10 @@ from elasticdl.clock import ManualClock
 from elasticdl.cluster.base import ExitFacts, ProcessExited, ProcessName, ProcessObserved, Role
 from elasticdl.cluster.board import Board
 from elasticdl.cluster.labels import labels
-from elasticdl.cluster.pod_book import FORCE_AFTER_S, IMAGE_PATIENCE_S, OVERDUE_S, PodBook
-from elasticdl.cluster.pods import exit_facts, has_ended, observed, trouble
+from elasticdl.cluster.pod_book import FORCE_AFTER_S, NODE_LOST, OVERDUE_S, PATIENCE_S, PodBook
+from elasticdl.cluster.pods import DELETED, IMAGE_FAILED, START_FAILED, exit_facts, has_ended, observed, trouble
 from elasticdl.cluster.refusals import refusal
+from elasticdl.master.core.failures import Cause, verdict
 
 pytestmark = pytest.mark.core
 W0 = ProcessName(Role.WORKER, 0)
@@ -59,6 +60,16 @@ RUNNING = {"running": {"startedAt": "2026-11-21T08:23:15Z"}}
         ),
         (pod(terminated(0, "Completed"), conditions=[DISRUPTED | {"status": "False"}]), ExitFacts(exit_code=0)),
         (pod(RUNNING), ExitFacts()),
+        (pod(terminated(66), deleted=30), ExitFacts(exit_code=66, reason="Deleted")),
+        (
+            pod(terminated(143), deleted=30, conditions=[DISRUPTED]),
+            ExitFacts(signal=15, conditions=("DisruptionTarget:PreemptionByScheduler",)),
+        ),
+        (pod(terminated(137, "OOMKilled"), deleted=30), ExitFacts(signal=9, reason="OOMKilled")),
+        (
+            pod(terminated(137, message="step 7"), phase="Failed", reason="Evicted", message="The node was low on memory"),
+            ExitFacts(signal=9, reason="Evicted", log_tail="The node was low on memory\nstep 7"),
+        ),
     ],
 )
 def test_facts_of_an_end_are_the_platforms_own(found: dict, expected: ExitFacts) -> None:
@@ -151,11 +162,11 @@ def test_an_end_is_handed_out_once_however_often_it_is_seen() -> None:
     assert desk.book.gone(pod(terminated(1))) is None
 
 
-def test_a_pod_that_vanishes_while_it_runs_is_an_end_of_which_nothing_is_known() -> None:
+def test_a_pod_that_vanishes_while_it_runs_was_forced_away_by_somebody() -> None:
     desk = Desk()
     desk.book.changed(pod(RUNNING))
     ended = desk.book.gone(pod(RUNNING))
-    assert ended is not None and ended.facts() == ExitFacts()
+    assert ended is not None and ended.facts() == ExitFacts(reason="Deleted")
     assert desk.book.names() == []
 
 
@@ -189,23 +200,92 @@ def test_a_pod_of_another_kind_with_our_label_is_left_alone() -> None:
 def test_an_image_that_comes_in_time_is_not_given_up() -> None:
     desk = Desk()
     desk.book.changed(pod(BACK_OFF))
-    desk.clock.advance(IMAGE_PATIENCE_S)
-    assert desk.book.imageless() == []
+    desk.clock.advance(PATIENCE_S)
+    assert desk.book.hopeless() == []
     desk.book.changed(pod())
     desk.book.changed(pod(BACK_OFF))
-    desk.clock.advance(IMAGE_PATIENCE_S)
-    assert desk.book.imageless() == []
+    desk.clock.advance(PATIENCE_S)
+    assert desk.book.hopeless() == []
 
 
 def test_an_image_that_does_not_come_is_given_up_once_with_the_registrys_words() -> None:
     desk = Desk()
     desk.book.changed(pod(BACK_OFF))
-    desk.clock.advance(IMAGE_PATIENCE_S + 1)
-    (life,) = desk.book.imageless()
-    assert desk.book.imageless() == []
+    desk.clock.advance(PATIENCE_S + 1)
+    (life,) = desk.book.hopeless()
+    assert desk.book.hopeless() == []
     ended = desk.book.gone(pod(terminated(137, "ContainerStatusUnknown")))
     assert ended is life
     assert (ended.facts().reason, "401 Unauthorized" in ended.facts().log_tail) == ("ImagePullFailed", True)
+
+
+def test_a_container_that_can_never_be_set_up_is_given_up_as_a_start_error() -> None:
+    desk, stuck = Desk(), pod({"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "t" not found'}})
+    desk.book.changed(stuck)
+    desk.clock.advance(PATIENCE_S + 1)
+    (life,) = desk.book.hopeless()
+    assert life.facts().reason == "StartError" and 'secret "t" not found' in life.facts().log_tail
+
+
+def test_a_deletion_that_we_asked_for_is_not_somebodys() -> None:
+    desk = Desk()
+    desk.book.changed(pod(RUNNING))
+    desk.book.ask(W0, 30)
+    ended = desk.book.changed(pod(terminated(143), deleted=30))
+    assert ended is not None and (ended.facts().asked, ended.facts().reason) == (True, "")
+
+
+WORDS = [
+    (pod(terminated(137, "OOMKilled")), Cause.OUT_OF_MEMORY),
+    (pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory."), Cause.EVICTED),
+    (pod(phase="Failed", reason="Preempting"), Cause.PREEMPTED),
+    (
+        pod(phase="Failed", reason="Terminated", message="Pod was terminated in response to imminent node shutdown."),
+        Cause.NODE_DRAINED,
+    ),
+    (pod(phase="Failed", reason="NodeLost"), Cause.NODE_LOST),
+    (pod(phase="Failed", reason="OutOfcpu", message="Pod was rejected: Node didn't have enough resource: cpu"), Cause.EVICTED),
+    (pod(phase="Failed", reason="UnexpectedAdmissionError", message="no gpu"), Cause.EVICTED),
+    (pod(terminated(137, "ContainerStatusUnknown")), Cause.NODE_LOST),
+    (pod(terminated(128, "StartError", 'exec: "trian": not found')), Cause.START_ERROR),
+    (pod(terminated(127, "ContainerCannotRun", "no such file")), Cause.START_ERROR),
+    (pod(terminated(143), deleted=30), Cause.DELETED),
+    (pod(terminated(64, message="ValueError: no")), Cause.USER_ERROR),
+    (pod(terminated(137)), Cause.INFRASTRUCTURE),
+    *(
+        (pod(terminated(66), deleted=30, conditions=[DISRUPTED | {"reason": reason}]), cause)
+        for reason, cause in (
+            ("PreemptionByScheduler", Cause.PREEMPTED),
+            ("EvictionByEvictionAPI", Cause.EVICTED),
+            ("TerminationByKubelet", Cause.EVICTED),
+            ("DeletionByTaintManager", Cause.NODE_DRAINED),
+            ("DeletionByPodGC", Cause.NODE_LOST),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("found", "cause"), WORDS)
+def test_every_word_of_the_platform_has_its_cause(found: dict, cause: Cause) -> None:
+    told = verdict(exit_facts(found, asked=False))
+    assert told.cause is cause and told.text
+    spoken = found["status"].get("message") or ((found["status"]["containerStatuses"] or [{}])[0].get("state") or {}).get(
+        "terminated", {}
+    ).get("message")
+    if cause in (Cause.EVICTED, Cause.START_ERROR) and spoken:
+        assert spoken in told.text
+
+
+def test_our_own_words_have_their_causes() -> None:
+    causes = {
+        word: verdict(ExitFacts(reason=word, log_tail="401")).cause for word in (IMAGE_FAILED, START_FAILED, DELETED, NODE_LOST)
+    }
+    assert causes == {
+        IMAGE_FAILED: Cause.IMAGE,
+        START_FAILED: Cause.START_ERROR,
+        DELETED: Cause.DELETED,
+        NODE_LOST: Cause.NODE_LOST,
+    }
 
 
 def test_a_pod_that_its_node_does_not_end_is_lost_after_its_grace_and_told_once() -> None:

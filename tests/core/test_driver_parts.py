@@ -161,7 +161,17 @@ def test_silence_ends_with_a_word_and_a_pause_of_the_master_is_not_held_against_
     for _ in range(4):
         dict(book.pass_time(2.0))
     book.heard(WORKER)
-    assert dict(book.pass_time(3600.0)) == {WORKER: 2.0, OTHER: 10.0}
+    assert dict(book.pass_time(3600.0)) == {WORKER: 0.5, OTHER: 8.5}
+    for _ in range(3):
+        # A master that gets a tick every four seconds only: whoever reports in between is never silent for long.
+        assert dict(book.pass_time(4.0))[OTHER] < 10.5
+    assert dict(book.pass_time(1.0)) == {WORKER: 3.0, OTHER: 11.0}
+    assert (book.peak_bytes(WORKER), book.peak_bytes(ProcessName(Role.WORKER, 9))) == (None, None)
+    present = book.heard(WORKER)
+    assert present is not None
+    for rss_bytes in (5.0, 9.0, 7.0):
+        present.told({"rss_bytes": rss_bytes})
+    assert book.peak_bytes(WORKER) == 9
 
 
 # -- orders -----------------------------------------------------------------------------------------------------------
@@ -193,7 +203,7 @@ def test_orders_wait_for_a_stream_and_one_that_was_not_taken_is_told_again() -> 
 def test_a_process_gets_its_address_and_the_users_environment_cannot_change_ours() -> None:
     flags = {"model_zoo": "z", "model_def": "m", "training_data": "t", "num_workers": "1:4", "num_ps_pods": 2}
     spec = JobSpec.from_flags(Action.TRAIN, {**flags, "envs": "A=1;ELASTICDL_MASTER=evil"})
-    placing = Placing(spec, "/job", "127.0.0.1:7", "secret", cores=8.0)
+    placing = Placing(spec, "/job", "127.0.0.1:7", "hush-hush", cores=8.0)
     worker, server = placing(WORKER), placing(ProcessName(Role.PS, 1, 3))
     assert worker.env == {
         "A": "1",
@@ -204,8 +214,8 @@ def test_a_process_gets_its_address_and_the_users_environment_cannot_change_ours
     assert (worker.cores, server.cores) == (2.0, 4.0)
     assert worker.command[1:] == ("-m", "elasticdl.worker.main")
     assert server.env["ELASTICDL_PROCESS"] == "ps-1.3"
-    assert worker.secrets == {"ELASTICDL_TOKEN": "secret"}
-    assert "secret" not in repr(placing)
+    assert worker.secrets == {"ELASTICDL_TOKEN": "hush-hush"}
+    assert "hush-hush" not in repr(placing)
 
 
 def test_a_stop_waits_for_a_start_that_is_under_way() -> None:

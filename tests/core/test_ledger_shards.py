@@ -181,6 +181,23 @@ def test_with_no_server_to_ask_the_reports_stand():
     assert (ledger.counts[0].trained, ledger.take(B, 0.0).piece.offset) == (8, 8)
 
 
+def test_a_batch_that_a_server_that_is_away_may_lack_is_trained_again():
+    ledger = make(records=64, size=32)
+    first, second = ledger.take(A, 0), ledger.take(A, 0)
+    ledger.advance(first, 8, 0)
+    # Reported: 8. The other server was away: of batches of 8, the last that this one has is in doubt, those before are not.
+    ledger.settle(A, [Applied(second.piece.shard.id, 0, 16), None], batch=8)
+    assert (ledger.counts[0].trained, ledger.counts[0].repeated) == (32 + 8, 8)
+    assert [piece.offset for piece in ledger.returned] == [8]
+
+
+def test_a_server_that_came_back_without_its_memory_costs_no_more_than_one_batch():
+    ledger = make(records=64, size=64)
+    held = ledger.take(A, 0)
+    ledger.settle(A, [Applied(held.piece.shard.id, 0, 60), Applied(held.piece.shard.id, 0, 8)], batch=8)
+    assert (ledger.counts[0].trained, ledger.counts[0].repeated) == (56, 4)
+
+
 def test_leases_of_a_lost_worker_come_back_in_their_order():
     ledger = make()
     first, second = ledger.take(A, 0.0), ledger.take(A, 0.0)

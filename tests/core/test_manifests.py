@@ -13,6 +13,7 @@ from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
 from elasticdl.cluster.labels import MASTER, host_name, labels, parse_labels, pod_name
 from elasticdl.cluster.manifests import job, network_policy, pod, services, token_secret
 from elasticdl.cluster.plans import Identity, Image, JobPlan, Owner, Placement, PodPlan, Resources, Volume
+from elasticdl.errors import ExitCode
 
 pytestmark = pytest.mark.core
 GOLDEN = Path(__file__).parent / "golden/job_objects.yaml"
@@ -85,7 +86,7 @@ def test_only_the_master_may_talk_to_the_api_server() -> None:
 def test_a_secret_is_only_in_the_secret() -> None:
     *others, secret = objects()
     assert "opensesame" not in yaml.safe_dump_all(others)
-    assert secret["stringData"] == {"ELASTICDL_TOKEN": "opensesame"}
+    assert secret["stringData"] == {"ELASTICDL_TOKEN": "opensesame", "ELASTICDL_JOB_UID": OWNER.uid}
     (entry,) = [entry for entry in worker()["spec"]["containers"][0]["env"] if entry["name"] == "ELASTICDL_TOKEN"]
     assert entry["valueFrom"]["secretKeyRef"] == {"name": secret["metadata"]["name"], "key": "ELASTICDL_TOKEN"}
 
@@ -135,6 +136,15 @@ def test_a_quantity_of_cores_that_is_none_is_refused(quantity: str) -> None:
         assert Resources(limits={"cpu": quantity or "x"}).cores
 
 
+def test_a_process_that_ran_out_of_memory_can_be_given_more_than_its_role() -> None:
+    def resources(memory_bytes: int | None) -> dict:
+        return pod(OWNER, WORKERS, replace(spec(WORKER), memory_bytes=memory_bytes))["spec"]["containers"][0]["resources"]
+
+    assert resources(None) == {"requests": dict(WORKERS.resources.requests), "limits": dict(WORKERS.resources.limits)}
+    grown = resources(5 << 30)
+    assert grown["requests"] == {"cpu": "500m", "memory": "5368709120"} and grown["limits"]["memory"] == "5368709120"
+
+
 def test_an_affinity_of_the_users_own_replaces_ours() -> None:
     mine = {"nodeAffinity": {}}
     plan = replace(WORKERS, placement=Placement(affinity=mine))
@@ -149,7 +159,8 @@ def test_a_toleration_of_the_users_own_is_not_given_twice() -> None:
 
 def test_a_master_is_relaunched_for_crashes_and_never_for_its_own_verdict() -> None:
     body = the_job()["spec"]
-    ignored, final = body["podFailurePolicy"]["rules"]
-    assert (ignored["action"], final["action"]) == ("Ignore", "FailJob")
-    assert {0, 137, 143} & set(final["onExitCodes"]["values"]) == set()
+    taken, left, final = body["podFailurePolicy"]["rules"]
+    assert (taken["action"], left["action"], final["action"]) == ("Ignore", "Ignore", "FailJob")
+    assert left["onExitCodes"]["values"] == [ExitCode.DRAINED]
+    assert {0, 137, 143, ExitCode.DRAINED, ExitCode.UNAVAILABLE} & set(final["onExitCodes"]["values"]) == set()
     assert body["podReplacementPolicy"] == "Failed" and body["completions"] == 1

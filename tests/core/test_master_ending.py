@@ -194,6 +194,22 @@ def test_a_stopped_job_drains_takes_a_checkpoint_and_says_how_to_go_on(bench):
     assert again.total == {"expected": 128, "trained": 128, "repeated": 0, "bad": 0, "lost": 0}
 
 
+def test_a_job_whose_directory_no_server_sees_is_stopped_without_a_checkpoint_and_promises_none(bench):
+    job = bench(image_name="zoo", job_dir="/tmp/job", num_epochs=2)
+    job.up()
+    lease = job.lease()
+    job.progress(0, lease, 8)
+    job.put(e.CheckpointRequested(0))
+    assert any("no place that all servers see" in told.text for told in job.of(c.Announce))
+    job.put(e.StopRequested(0, "enough"))
+    job.put(e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, 0, 8)))
+    job.die(job.worker(0), ExitFacts(exit_code=66, asked=True))
+    job.fenced(0, Applied(lease.shard.id, 0, 8))
+    job.die(job.ps(0), ExitFacts(exit_code=0, asked=True))
+    assert job.finished.exit_code == ExitCode.INTERRUPTED and "--resume" not in job.finished.hint
+    assert not job.of(c.TakeSnapshot)
+
+
 def test_stopping_twice_ends_without_grace(bench):
     job = bench(num_workers=1)
     job.up()

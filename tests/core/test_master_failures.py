@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from elasticdl.cluster.base import ExitFacts
-from elasticdl.master.core.failures import Budgets, Cause, Verdict, verdict
+from elasticdl.master.core.budgets import Budgets
+from elasticdl.master.core.failures import Cause, Verdict, verdict
 
 pytestmark = pytest.mark.core
 
@@ -68,38 +69,38 @@ def test_exit_code_0_is_the_end_of_whoever_was_told_that_there_is_no_more_work()
 @pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.DRAINED])
 def test_what_a_cluster_does_never_spends_a_budget(cause):
     budgets = Budgets(0)
-    assert not any(budgets.died("worker-1", Verdict(cause, "x"), blamed_on_shard=False) for _ in range(1000))
+    assert not any(budgets.died("worker-1", Verdict(cause, "x"), answered=False) for _ in range(1000))
 
 
 def test_user_errors_end_the_job_after_max_relaunches():
     budgets, told = Budgets(2), Verdict(Cause.USER_ERROR, "ValueError: no", blames_work=True)
-    assert [bool(budgets.died("worker-1", told, blamed_on_shard=False)) for _ in range(3)] == [False, False, True]
+    assert [bool(budgets.died("worker-1", told, answered=False)) for _ in range(3)] == [False, False, True]
     assert "ValueError: no" in budgets.user_error("worker-1: ValueError: no")
 
 
 def test_a_user_error_that_is_blamed_on_a_shard_spends_nothing_else():
     budgets, told = Budgets(0), Verdict(Cause.USER_ERROR, "x", blames_work=True)
-    assert not budgets.died("worker-1", told, blamed_on_shard=True)
+    assert not budgets.died("worker-1", told, answered=True)
 
 
 def test_the_fourth_death_out_of_memory_ends_the_job():
     budgets, told = Budgets(0), Verdict(Cause.OUT_OF_MEMORY, "killed for memory")
-    assert [bool(budgets.died("w", told, blamed_on_shard=False)) for _ in range(4)] == [False, False, False, True]
+    assert [bool(budgets.died("w", told, answered=False)) for _ in range(4)] == [False, False, False, True]
 
 
 def test_crashes_end_the_job_only_if_nothing_gets_done_between_them():
     budgets, told = Budgets(0), Verdict(Cause.INFRASTRUCTURE, "exit code 3: bye", blames_work=True)
     for _ in range(20):
-        assert not budgets.died("w", told, blamed_on_shard=False)
+        assert not budgets.died("w", told, answered=False)
         budgets.progressed()
-    reasons = [budgets.died("w", told, blamed_on_shard=False) for _ in range(5)]
+    reasons = [budgets.died("w", told, answered=False) for _ in range(5)]
     assert [bool(reason) for reason in reasons] == [False] * 4 + [True]
     assert "exit code 3: bye" in reasons[-1]
 
 
 def test_kills_from_outside_are_borne_much_longer_than_crashes():
     budgets, told = Budgets(0), verdict(ExitFacts(signal=9))
-    assert not any(budgets.died("w", told, blamed_on_shard=False) for _ in range(30))
+    assert not any(budgets.died("w", told, answered=False) for _ in range(30))
 
 
 def test_the_pause_before_a_start_grows_to_5_s_and_ends_with_progress():
@@ -107,7 +108,7 @@ def test_the_pause_before_a_start_grows_to_5_s_and_ends_with_progress():
     pauses = []
     for _ in range(8):
         pauses.append(budgets.back_off_s())
-        budgets.died("w", told, blamed_on_shard=False)
+        budgets.died("w", told, answered=False)
     assert pauses[0] == 0
     assert pauses == sorted(pauses)
     assert pauses[-1] == 5.0

@@ -10,7 +10,7 @@ from elasticdl.cluster.base import ExitFacts
 from elasticdl.job import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.shard import SnapshotId, Task
+from elasticdl.shard import Applied, SnapshotId, Task
 
 pytestmark = pytest.mark.core
 
@@ -70,7 +70,13 @@ def test_states_are_added_elementwise_and_once_then_one_worker_sums_up(bench):
     job.finish(1, second, metrics={"auc": ((10.0, 20.0), (0.25,))})
     lease = job.lease(1)
     assert lease.task is Task.SUMMARY
-    assert json.loads(lease.payload) == {"round": 0, "version": 11, "epoch": 0, "metrics": {"auc": [[11.0, 22.0], [0.75]]}}
+    assert json.loads(lease.payload) == {
+        "round": 0,
+        "version": 11,
+        "epoch": 0,
+        "metrics": {"auc": [[11.0, 22.0], [0.75]]},
+        "history": [],
+    }
     assert job.lease(0).task is Task.TRAINING
     job.put(e.SummaryReported(0, job.worker(0), 0, {"auc": 0.1}))
     assert job.of(c.RecordMetrics) == []
@@ -101,6 +107,58 @@ def test_a_dead_workers_summary_is_asked_of_another(bench):
     job.die(job.worker(0))
     again = job.lease(1)
     assert (again.task, again.attempt) == (Task.SUMMARY, 1)
+
+
+def one_round(job, number, version, by) -> dict:
+    """A round that this worker sums up; the payload of its lease."""
+    open_round(job, version)
+    for index in (0, 1):
+        while job.state.status().shards["evaluation"].todo:
+            job.finish(index, job.lease(index), metrics=ONE)
+    lease = job.lease(by)
+    assert lease.task is Task.SUMMARY
+    job.put(e.SummaryReported(0, job.worker(by), number, {"auc": version / 100}))
+    return json.loads(lease.payload)
+
+
+def test_one_worker_makes_all_summaries_as_long_as_it_lives_and_others_are_told_why(bench):
+    job = training(bench, records_per_task=8)
+    assert one_round(job, 0, 10, by=1)["history"] == []
+    open_round(job, 20)
+    for index in (0, 1):
+        job.finish(index, job.lease(index), metrics=ONE)
+    assert job.lease(0).task is Task.TRAINING
+    assert job.lease(0).task is Task.TRAINING
+    assert "2 leases" in job.refused(0)
+    assert job.lease(1).task is Task.SUMMARY
+
+
+def test_who_takes_over_the_summaries_is_told_the_rounds_before(bench):
+    job = training(bench, records_per_task=8)
+    lease = job.lease(0)
+    job.progress(0, lease, 4, loss=0.5)
+    one_round(job, 0, 10, by=1)
+    job.die(job.worker(1))
+    job.attach(job.worker(2))
+    open_round(job, 20)
+    for _ in range(2):
+        job.finish(0, job.lease(0), metrics=ONE)
+    payload = json.loads(job.lease(2).payload)
+    assert payload["history"] == [{"round": 0, "epoch": 0, "values": {"auc": 0.1}, "loss": 0.5}]
+
+
+def test_a_summary_does_not_wait_for_ever_for_a_worker_that_is_busy(bench):
+    job = training(bench, records_per_task=8)
+    one_round(job, 0, 10, by=1)
+    open_round(job, 20)
+    for _ in range(2):
+        job.finish(0, job.lease(0), metrics=ONE)
+    job.tick(299)
+    lease = job.lease(0)
+    assert lease.task is Task.TRAINING
+    job.put(e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, lease.attempt, 0), taken=False))
+    job.tick(2)
+    assert job.lease(0).task is Task.SUMMARY
 
 
 def test_states_of_another_shape_fail_the_shard_and_not_the_sum(bench):
@@ -189,9 +247,12 @@ def test_a_callback_in_the_summary_may_end_training(bench):
 
 
 def test_elasticdl_evaluate_is_one_round_on_the_restored_parameters(bench):
-    job = bench(Action.EVALUATE)
-    job.up(version=40)
-    job.put(e.VersionAdvanced(0, 40))
+    job = bench(Action.EVALUATE, num_ps_pods=2)
+    job.start()
+    # What they restored is told as they attach: no heartbeat has come yet, and the master read no ledger.
+    job.attach(job.ps(0), restored=40)
+    job.attach(job.ps(1), restored=41)
+    job.attach(job.worker(0))
     lease = job.lease()
     assert (lease.task, lease.snapshot, lease.version) == (Task.EVALUATION, None, 40)
     job.finish(0, lease, metrics=ONE)
@@ -199,9 +260,21 @@ def test_elasticdl_evaluate_is_one_round_on_the_restored_parameters(bench):
     job.put(e.SummaryReported(0, job.worker(0), 0, {"auc": 0.9}))
     job.die(job.worker(0), ExitFacts(exit_code=0))
     job.die(job.ps(0), ExitFacts(exit_code=0, asked=True))
+    job.die(job.ps(1), ExitFacts(exit_code=0, asked=True))
     assert job.finished.exit_code == 0
     assert not job.of(c.TakeSnapshot)
+    assert job.said("evaluation round 0 begins at version 40")
     assert job.total == {"expected": 16, "trained": 16, "repeated": 0, "bad": 0, "lost": 0}
+
+
+def test_a_job_that_begins_with_others_parameters_counts_steps_from_their_version(bench):
+    job = bench(validation_data="v", evaluation_steps=100, checkpoint_steps=100, num_workers=1)
+    job.start()
+    job.attach(job.ps(0), restored=1000)
+    job.attach(job.worker(0))
+    job.put(e.VersionAdvanced(0, 1001))
+    assert not job.of(c.TakeSnapshot)
+    assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 1100)))
 
 
 def test_validation_code_that_always_fails_fails_the_job_with_its_reasons(bench):

@@ -114,7 +114,7 @@ class World:
                     self.workers[name].leases.clear()
             case c.FenceWorker(name):
                 self.fenced.add(name)
-                told = tuple(server.last.get(name) for server in self.servers.values() if server)
+                told = tuple(server.last.get(name) if server else None for server in self.servers.values())
                 self.pending.append(e.WorkerFenced(0, name, told))
             case c.TakeSnapshot(snapshot, _):
                 self.cut(snapshot)
@@ -317,6 +317,16 @@ class World:
         self.server_deaths += 1
         self.put(e.ProcessEnded(self.t, server.name, ExitFacts(signal=9)))
 
+    def lose_server_in_a_push(self, worker: Worker, index: int) -> None:
+        """A server dies in the middle of a push that the others get, and then the worker dies: it told nobody of that push."""
+        lease = worker.leases[0] if worker.leases else None
+        others = [one for one in self.servers if one != index]
+        if lease and lease.task is Task.TRAINING and others and self.servers.get(index) and not self.gates:
+            self.train(worker, lease, others)
+            self.kill_server(index)
+        if worker.name in self.workers:
+            self.kill(worker, [])
+
     def fall_silent(self, worker: Worker) -> None:
         worker.silent = True
         self.deaths += 1
@@ -348,9 +358,9 @@ class World:
         assert [epoch["trained"] for epoch in receipt["epochs"]] == [total] * self.spec.data.num_epochs
         assert receipt["total"]["lost"] == 0
         assert receipt["total"]["repeated"] <= BATCH * self.deaths
+        assert len(self.complete) == total * self.spec.data.num_epochs, "each record was on all servers at once"
         if self.server_deaths == 0:
             assert set(self.complete.values()) == {1}
-            assert len(self.complete) == total * self.spec.data.num_epochs
             assert receipt["total"]["repeated"] == sum(self.torn.values())
 
     def check_ledgers(self) -> None:
@@ -452,6 +462,12 @@ class Job(RuleBasedStateMachine):
         if index in self.world.servers:
             self.world.kill_server(index)
 
+    @rule(who=st.integers(0, 5), index=st.integers(0, 2))
+    def lose_server_in_a_push(self, who, index):
+        worker = self.world.worker(who)
+        if worker and not worker.silent and not worker.drain and index in self.world.servers:
+            self.world.lose_server_in_a_push(worker, index)
+
     @rule()
     def checkpoint(self):
         self.world.put(e.CheckpointRequested(self.world.t))
@@ -493,3 +509,26 @@ def test_a_job_whose_workers_are_killed_again_and_again_trains_every_record(seed
     assert world.finish.exit_code is ExitCode.DONE
     world.check_truth()
     world.check_ledgers()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_servers_that_die_in_a_push_with_their_worker_leave_no_record_half_trained(seed):
+    rng = random.Random(seed)
+    servers = rng.randint(2, 3)
+    world = World(make_spec(num_ps_pods=servers, max_relaunches=0), servers)
+    world.put(e.JobStarted(0.0, TRAIN, VALIDATION))
+    for _ in range(400):
+        if world.finish:
+            break
+        world.tick(0.1)
+        for _ in range(rng.randint(0, 3)):
+            world.deliver()
+        worker = world.worker(rng.randint(0, 9))
+        for _ in range(rng.randint(0, 4)):
+            if worker and worker.name in world.workers:
+                world.act(worker)
+        if worker and worker.name in world.workers and rng.random() < 0.1:
+            world.lose_server_in_a_push(worker, rng.randrange(servers))
+    world.run_out()
+    assert world.finish.exit_code is ExitCode.DONE
+    world.check_truth()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import keras
 import pytest
 
@@ -9,7 +11,7 @@ from elasticdl.errors import PermanentError, UserError
 from elasticdl.model.callbacks import LearningRateScheduler, MaxStepsStopping, SavedModelExporter
 from elasticdl.shard import Lease, Shard, ShardId, Task
 from elasticdl.worker.callbacks import JobCallbacks, Occasion
-from elasticdl.worker.evaluation import states_of
+from elasticdl.worker.evaluation import PastRound, past_of, states_of
 from elasticdl.worker.outbox import Outbox
 
 pytestmark = pytest.mark.core
@@ -70,6 +72,10 @@ class Stage:
 SUMMARY = Lease(Task.SUMMARY, None, 0, epoch=1, round=0)
 
 
+def summary(number: int) -> Lease:
+    return replace(SUMMARY, round=number)
+
+
 def test_without_validation_data_an_epoch_ends_when_the_next_begins_and_at_the_end():
     diary = Diary()
     stage = Stage(diary)
@@ -112,7 +118,52 @@ def test_with_validation_data_an_epoch_ends_with_the_values_of_a_round():
 def test_early_stopping_ends_the_training_after_its_patience():
     stage = Stage(keras.callbacks.EarlyStopping(monitor="val_auc", mode="max", patience=1), has_validation=True)
     stage.callbacks.begin({"epochs": 9})
-    assert [stage.callbacks.tested(SUMMARY, {"auc": auc}) for auc in (0.5, 0.6, 0.4, 0.3)] == [False, False, True, True]
+    told = [stage.callbacks.tested(summary(number), {"auc": auc}) for number, auc in enumerate((0.5, 0.6, 0.4, 0.3))]
+    assert told == [False, False, True, True]
+
+
+def test_a_worker_that_takes_over_counts_on_from_the_rounds_before():
+    stage = Stage(keras.callbacks.EarlyStopping(monitor="val_auc", mode="max", patience=2), has_validation=True)
+    stage.callbacks.begin({"epochs": 9})
+    before = [PastRound(number, 0, {"auc": auc}, loss=1.0) for number, auc in enumerate((0.9, 0.5))]
+    stage.callbacks.recall(before)
+    assert stage.callbacks.tested(summary(2), {"auc": 0.6}), "the second round in a row that is no better than 0.9"
+
+
+def test_rounds_that_a_worker_was_told_are_not_told_again():
+    diary = Diary()
+    stage = Stage(diary, has_validation=True)
+    stage.callbacks.begin({"epochs": 1})
+    assert not stage.callbacks.tested(summary(0), {"auc": 0.9})
+    assert not stage.callbacks.tested(summary(0), {"auc": 0.9})
+    for _ in range(2):
+        stage.callbacks.recall([PastRound(0, 0, {"auc": 0.9}), PastRound(1, 0, {"auc": 0.8}, loss=0.25)])
+    assert [entry for entry in diary.entries if entry[0] == "epoch ends"] == [
+        ("epoch ends", 1, {"auc": 0.9, "val_auc": 0.9}),
+        ("epoch ends", 0, {"auc": 0.8, "val_auc": 0.8, "loss": 0.25}),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras' own saving
+def test_the_model_of_a_round_that_is_over_is_not_saved_but_its_value_counts(tmp_path):
+    path = tmp_path / "best.keras"
+    saver = keras.callbacks.ModelCheckpoint(path, monitor="val_auc", mode="max", save_best_only=True)
+    stage = Stage(saver, has_validation=True)
+    stage.callbacks.begin({"epochs": 9})
+    stage.callbacks.recall([PastRound(0, 0, {"auc": 0.9})])
+    assert not path.exists() and saver.best == 0.9
+    stage.callbacks.tested(summary(1), {"auc": 0.8})
+    assert not path.exists()
+    stage.callbacks.tested(summary(2), {"auc": 0.95})
+    assert path.exists()
+
+
+def test_the_rounds_before_come_with_a_summary_lease():
+    payload = '{"metrics": {}, "history": [{"round": 3, "epoch": 1, "values": {"auc": 0.5}, "loss": null}]}'
+    assert past_of(payload) == (PastRound(3, 1, {"auc": 0.5}),)
+    assert past_of('{"metrics": {}}') == ()
+    with pytest.raises(PermanentError, match="the rounds before"):
+        past_of('{"history": [{}]}')
 
 
 def test_stop_training_set_in_a_batch_is_asked_for_once():

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.clock import SystemClock
+from elasticdl.clock import Clock, ManualClock, SystemClock
 from elasticdl.data.base import Block, Metadata
 from elasticdl.embedding.spec import DenseSpec, OptimizerKind, OptimizerSpec, ParametersSpec, TableSpec
 from elasticdl.errors import Refused, TransientError, UserError
@@ -209,6 +209,9 @@ class TrainingOnly:
 
 
 class NoCallbacks:
+    def recall(self, rounds) -> None:
+        pass
+
     def tested(self, lease, values) -> bool:
         return False
 
@@ -225,6 +228,7 @@ class Rig:
     minibatch_size: int = 4
     feed: Callable = field(default=lambda window: (window, None))
     give_up_s: float = 5.0
+    steps_clock: Clock = field(default_factory=SystemClock)
 
     def __post_init__(self) -> None:
         clock = SystemClock()
@@ -233,7 +237,7 @@ class Rig:
         keeper = LeaseKeeper(self.master, self.outbox, self.ending)
         patience = Patience(self.ending, self.gauges, clock, give_up_s=self.give_up_s)
         self.around = Surroundings(keeper, self.outbox, self.gauges, patience, Watch(clock), self.ending)
-        self.trainer = PsTrainer(self.step, self.parameters, self.around, self.bounds)
+        self.trainer = PsTrainer(self.step, self.parameters, self.around, self.bounds, self.steps_clock)
         sources = Sources(lambda task: self.reader, lambda task: self.feed, self.minibatch_size)
         reading = ShardReading(sources, self.around)
         feeding = Feeding(reading, sources, self.around)
@@ -479,6 +483,42 @@ def test_over_any_kills_each_record_is_in_the_model_once(records, size, seed, st
     assert rig.trained() == once(lease)
 
 
+def test_a_step_that_took_unusually_long_is_computed_again_on_newer_parameters():
+    """The first one traces the model, while others train on: its gradient would come hundreds of versions late."""
+    clock = ManualClock()
+    rig = Rig(ScriptedMaster([training(40)]), steps_clock=clock)
+    computed: list[int] = []
+
+    def train(features: np.ndarray) -> None:
+        computed.append(int(features[0]))
+        if computed[-1] in (0, 12) and computed.count(computed[-1]) == 1:
+            with rig.parameters.lock:
+                rig.parameters.version += 100
+            clock.advance(1.5)
+
+    rig.step.on_train = train
+    rig.run()
+    assert rig.trained() == once(training(40))
+    assert (computed.count(0), computed.count(12), computed.count(24)) == (2, 2, 1)
+    # The batch after a late one may have been asked for before or after the pause: what counts is what it was pushed with.
+    assert all(update.versions[0] >= 100 * (1 + (update.applied.offset > 12)) for update in rig.parameters.updates)
+
+
+def test_steps_that_are_always_long_are_computed_once():
+    clock = ManualClock()
+    rig = Rig(ScriptedMaster([training(40)]), steps_clock=clock)
+    computed: list[int] = []
+
+    def train(features: np.ndarray) -> None:
+        computed.append(int(features[0]))
+        clock.advance(3.0)
+
+    rig.step.on_train = train
+    rig.run()
+    assert rig.trained() == once(training(40))
+    assert computed == [0, *range(0, 40, 4)]
+
+
 def test_a_drained_worker_finishes_its_step_and_gives_the_rest_back():
     leases = [training(40, 0), training(40, 1)]
     rig = Rig(ScriptedMaster(leases))
@@ -503,6 +543,8 @@ def test_a_revoked_lease_is_dropped_and_the_next_one_is_trained():
 
     def revoke(features: np.ndarray) -> None:
         if 20 in features:
+            # Else the push of record 19 might still wait, and would be dropped with the lease.
+            assert rig.trainer.settle(LIMIT_S)
             rig.loading.revoke(1)
             with rig.master.changed:
                 rig.master.open -= 1
@@ -630,6 +672,9 @@ def test_callbacks_of_a_round_whose_view_is_lost_do_not_hold_the_worker_up():
         raise TransientError("there is no snapshot 1 here: it was dropped or lost", retry_after_s=0.01)
 
     class LooksAtWeights:
+        def recall(self, rounds) -> None:
+            pass
+
         def tested(self, lease, values) -> bool:
             rig.trainer.dense_of(lease)
             return False

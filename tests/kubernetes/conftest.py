@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,16 +13,19 @@ import pytest
 from elasticdl.cluster.plans import Owner
 from tests.kubernetes import image
 from tests.kubernetes import place as places
+from tests.kubernetes.cluster import leftovers
+from tests.kubernetes.jobs import RBAC, Jobs, volume
 from tests.kubernetes.place import Place
 
 HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One process of several has the cluster, and all tests that need it."""
+    """Of several processes, one has a cluster with the project's image and all tests that need it, one a cluster for the others."""
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("kubernetes"))
+            needs_image = "elasticdl_image" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("kubernetes-images" if needs_image else "kubernetes"))
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +36,8 @@ def whole_cluster() -> Iterator[Place]:
         pytest.skip(reason)
     with places.found() as place:
         yield place
+    if place.own is not None:
+        assert leftovers.found(place.own.state.name) == []
 
 
 @pytest.fixture
@@ -56,10 +62,25 @@ def owner(place: Place, namespace: str) -> Owner:
 
 
 @pytest.fixture(scope="session")
-def elasticdl_image(whole_cluster: Place) -> str:
+def elasticdl_image(whole_cluster: Place, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The project's image with a model zoo on top: the project's own modules, and those of `zoo/`."""
     if given := os.environ.get("ELASTICDL_TEST_IMAGE"):
         return given
     if whole_cluster.own is None:
         pytest.skip("a cluster that KUBECONFIG names needs ELASTICDL_TEST_IMAGE, an image that it can pull")
-    whole_cluster.own.import_image(image.build())
-    return image.NAME
+    zoo = tmp_path_factory.mktemp("image") / "zoo"
+    for modules in (image.ROOT / "model_zoo", HERE / "zoo"):
+        shutil.copytree(modules, zoo, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    image.build()
+    whole_cluster.own.import_image(image.build_zoo(zoo))
+    return image.ZOO
+
+
+@pytest.fixture
+def jobs(place: Place, namespace: str, elasticdl_image: str, tmp_path: Path) -> Iterator[Jobs]:
+    """Jobs in a namespace with docker/rbac.yaml and a volume."""
+    if place.own is None:
+        pytest.skip("only the tests' own cluster has a volume in a folder of this machine")
+    place.kubectl("-n", namespace, "create", "-f", "-", text=RBAC)
+    with volume(place, namespace, tmp_path / "volume"):
+        yield Jobs(place, namespace, elasticdl_image, tmp_path / "volume")

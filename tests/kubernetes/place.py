@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,18 @@ class Place:
 
     def read(self, *arguments: str) -> Any:
         return json.loads(self.kubectl("get", *arguments, "-o", "json"))
+
+    def wait_until_reachable(self, limit_s: float = 60) -> None:
+        """Until the API server answers (again). Raises RuntimeError with what was last said instead."""
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            try:
+                self.kubectl("get", "--raw", "/readyz")
+                return
+            except RuntimeError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.2)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -110,3 +123,7 @@ def _import_busybox(cluster: own.Cluster) -> None:
             (programs / name).symlink_to("busybox")
         node.oci_image(layer, Path(folder, "busybox.tar"), BUSYBOX, ["/bin/sh"])
         cluster.import_image(Path(folder, "busybox.tar"))
+
+
+if __name__ == "__main__":
+    print(why_not())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 
 import pytest
 
 from elasticdl.cluster.base import ExitFacts, ProcessName, ProcessSpec, Role
 from elasticdl.cluster.plans import Identity, Image, Owner, Resources
+from tests.kubernetes import image
 from tests.kubernetes.bench import bench, plan
 from tests.kubernetes.place import Place
 
@@ -54,3 +56,9 @@ def test_tensorflow_and_the_extension_are_there_and_only_tmp_can_be_written(plac
     facts, output = printed(place, owner, elasticdl_image, "python3", "-c", program)
     assert facts.exit_code == 0, output
     assert output.split()[-2] == "1000"
+
+
+def test_the_image_for_gpus_has_no_step_that_cannot_be_read(elasticdl_image: str) -> None:
+    if os.environ.get("ELASTICDL_TEST_IMAGE"):
+        pytest.skip("ELASTICDL_TEST_IMAGE is used in place of images that are built here")
+    image.check_gpu()

@@ -47,7 +47,7 @@ def run(start_job, folder: Path, model_def: str, suffix: str, **flags):
     ("name", "model_def", "suffix", "epochs", "minibatch_size", "least"),
     [
         ("iris", "iris", "csv", 60, 16, {"accuracy": 0.9}),
-        ("digits", "digits", "npz", 12, 32, {"accuracy": 0.95}),
+        ("digits", "digits", "npz", 16, 32, {"accuracy": 0.95}),
         ("digits_tfrecord", "digits_subclass.CustomModel", "tfrecord", 8, 32, {"accuracy": 0.95}),
         ("digits", "digits_two_outputs", "npz", 20, 32, {"digit_accuracy": 0.92, "even_accuracy": 0.9}),
         ("breast_cancer", "breast_cancer", "parquet", 20, 32, {"accuracy": 0.92, "auc": 0.96}),
@@ -64,7 +64,7 @@ def test_deepfm_as_a_job_comes_near_the_planted_optimum(start_job, data, model_d
     folder = data("criteo", 30_000)
     planted = json.loads((folder / "truth.json").read_text())["planted_auc"]
     flags = {"data_reader_params": CRITEO} if suffix == "tsv" else {"embedding_threshold_bytes": 0}
-    job = run(start_job, folder, model_def, suffix, num_epochs=2, minibatch_size=256, **flags)
+    job = run(start_job, folder, model_def, suffix, num_epochs=3, minibatch_size=256, **flags)
     print(f"{model_def}: AUC {job.final('auc'):.4f}, planted {planted}")
     assert planted - 0.05 < job.final("auc") < planted + 0.005
 

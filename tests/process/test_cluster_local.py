@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessExited, ProcessName, ProcessSpec, Role
-from elasticdl.cluster.local import LocalCluster, usable_cores
+from elasticdl.cluster.local import LocalCluster
+from elasticdl.cluster.machine import usable_cores
 
 pytestmark = pytest.mark.process
 LIMIT_S = 20.0
@@ -260,3 +261,23 @@ def test_closing_leaves_no_process_and_no_file_behind(tmp_path: Path) -> None:
 
     before, after = asyncio.run(scenario())
     assert after == before
+
+
+def test_where_memory_is_short_one_worker_is_started_and_more_are_refused_for_now(tmp_path: Path) -> None:
+    async def story() -> None:
+        free = [100 << 20]
+        cluster = LocalCluster(tmp_path / "logs", cores=1, free_bytes=lambda: free[0])
+        sleep = (sys.executable, "-c", "import time; time.sleep(600)")
+        workers = [ProcessSpec(ProcessName(Role.WORKER, index), sleep) for index in range(2)]
+        try:
+            await cluster.create(workers[0])
+            await cluster.create(ProcessSpec(ProcessName(Role.PS, 0), sleep))
+            with pytest.raises(CreateRefused, match="100 MiB of memory left") as refused:
+                await cluster.create(workers[1])
+            assert refused.value.retry
+            free[0] = 1 << 30
+            await cluster.create(workers[1])
+        finally:
+            await cluster.close()
+
+    asyncio.run(story())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,59 @@ def test_a_malformed_row_is_shown_with_its_line_number(start_job, zoo, tmp_path)
     bad = tmp_path / "bad.csv"
     bad.write_text("a,b,c,d,e\n1,2,3,4,0\n1,2,3\n1,2,3,4,1\n")
     refused(start_job(model_zoo=zoo(GOOD), model_def="model", training_data=bad), "bad.csv", "3")
+
+
+CELLS = {"model_def": "model", "minibatch_size": 16, "num_workers": 2, "num_ps_pods": 1}
+REFUSED = "feed raised InvalidArgumentError: StringToNumberOp could not correctly convert string: n/a"
+
+
+@pytest.fixture
+def csv_with_a_bad_cell(tmp_path):
+    path = tmp_path / "cells.csv"
+    rows = [f"5.1,3.5,1.{number % 10},0.2,{number % 3}" for number in range(200)]
+    rows[150] = "5.1,n/a,1.4,0.2,0"
+    path.write_text("\n".join(["a,b,c,d,e", *rows, ""]))
+    return path
+
+
+def test_a_cell_that_feed_cannot_take_ends_the_job_with_one_clear_message(start_job, zoo, csv_with_a_bad_cell):
+    folder = zoo(GOOD)
+    code, output = start_job(model_zoo=folder, training_data=csv_with_a_bad_cell, **CELLS).finish()
+    assert code == 1
+    (told,) = [line for line in output.splitlines() if line.startswith("Error: ")]
+    assert told == f"Error: {csv_with_a_bad_cell}:152: column 'b' is 'n/a': {REFUSED} (at {folder}/model.py:9)", output
+    assert "graph" not in output.lower(), output
+
+
+def test_a_cell_that_feed_cannot_take_is_left_out_and_counted_within_the_limit(start_job, zoo, csv_with_a_bad_cell):
+    job = start_job(model_zoo=zoo(GOOD), training_data=csv_with_a_bad_cell, max_bad_records=1, **CELLS)
+    code, output = job.finish()
+    assert code == 0, output
+    total = job.receipt()["total"]
+    assert (total["expected"], total["bad"], total["lost"]) == (200, 1, 0), total
+
+
+def test_a_file_that_changes_between_its_count_and_the_first_look_at_it_ends_the_job(start_job, zoo, iris_csv):
+    path = iris_csv()
+    job = start_job(model_zoo=zoo(GOOD), training_data=path, **CELLS)
+    deadline = time.monotonic() + 90
+    while not (job.directory / "job.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)  # written after the check; workers take seconds to import what they need
+    os.utime(path, (0, 0))
+    code, output = job.finish()
+    assert code == 1
+    (told,) = [line for line in output.splitlines() if line.startswith("Error: ")]
+    assert f"{path} changed since its records were counted: it has " in told, output
+    assert "not at" in told and "written at 1970-01-01" in told, output
+
+
+def test_what_the_check_only_warns_of_is_told(start_job, zoo, tmp_path):
+    path = tmp_path / "cells.csv"
+    path.write_text("a,b,c,d,e\n1,2,3,4,0\n1,2,,4,1\n")
+    job = start_job("check", model_zoo=zoo(GOOD), model_def="model", training_data=path, max_bad_records=1)
+    code, output = job.finish()
+    assert code == 0, output
+    assert f"Warning: {path}:3: column 'c' is ''" in output
 
 
 def test_an_unknown_flag_is_refused_with_the_closest_one(start_job, iris_csv):

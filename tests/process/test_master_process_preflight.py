@@ -48,6 +48,26 @@ def test_it_is_kept_for_the_master(tmp_path: Path) -> None:
     assert load_preflight(path) == found
 
 
+@pytest.mark.parametrize(("mine", "level"), [(None, "2"), ("0", "0")])
+def test_tensorflow_is_quiet_about_itself_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, mine: str | None, level: str
+) -> None:
+    if mine is None:
+        monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    else:
+        monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", mine)
+    found = child('import json, os; print(json.dumps({"ok": True, "level": os.environ["TF_CPP_MIN_LOG_LEVEL"]}))')
+    assert found.raw["level"] == level
+
+
+def test_what_a_dying_check_said_last_has_none_of_tensorflows_own_words(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text("import os, keras\nos.write(2, b'last words\\n')\nos._exit(3)\n")
+    flags = {"model_zoo": str(tmp_path), "model_def": "m", "training_data": "iris.csv"}
+    with pytest.raises(UserError) as caught:
+        run_preflight(JobSpec.from_flags(Action.TRAIN, flags), 120.0)
+    assert caught.value.message.endswith("ended with exit code 3 and no answer; it said last:\n  last words")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
 def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "preflight.json"

@@ -136,7 +136,23 @@ def test_labels_that_broadcast_against_predictions_are_found(tmp_path: Path) -> 
 
 def test_values_that_cannot_be_parsed_name_the_value(tmp_path: Path) -> None:
     found = look(tmp_path, GOOD, rows="1,2,0\nx,4,1\n")
-    assert not found["ok"] and "feed raised" in found["error"] and "x" in found["error"]
+    assert found["error"] == (
+        f"{tmp_path}/data.csv:3: column 'a' is 'x': feed raised InvalidArgumentError: StringToNumberOp could not correctly convert"
+        f" string: x (at {tmp_path}/made.py:13)"
+    )
+    assert "--max-bad-records" in found["hint"]
+
+
+def test_values_that_cannot_be_parsed_are_left_out_within_the_limit_and_told(tmp_path: Path) -> None:
+    found = look(tmp_path, GOOD, rows="1,2,0\nx,4,1\n5,6,\n7,8,1\n", max_bad_records=2)
+    assert found["ok"], found
+    places = [warning.split(":")[1] for warning in found["warnings"]]
+    assert places == ["3", "4"] and "column 'y' is ''" in found["warnings"][1]
+
+
+def test_a_feed_that_takes_no_record_is_told_to_be_at_fault(tmp_path: Path) -> None:
+    found = look(tmp_path, GOOD.replace("record[:2]", 'record[:2] + "!"'))
+    assert not found["ok"] and "data.csv:2: " in found["error"] and "made.py:13 rather than at the data" in found["hint"], found
 
 
 def test_data_without_records_and_params_that_nobody_takes(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "elasticdl/checkpoint/native/finite.h"
 #include "elasticdl/data/native/crc32c.h"
 #include "elasticdl/rpc/native/errors.h"
 
@@ -55,15 +56,29 @@ void write_header(Writer& writer, const std::string& json) {
   writer.put(padded.data(), padded.size());
 }
 
-void write_table(Writer& writer, const Table& table, int view) {
-  const size_t width = static_cast<size_t>(table.row_floats()), rows = table.view_rows(view);
+std::optional<NonFinite> write_dense(Writer& writer, const float* weights, uint64_t count, uint64_t first) {
+  const size_t bad = first_nonfinite(weights, count);
+  if (bad < count) return NonFinite{-1, static_cast<int64_t>(first + bad), weights[bad]};
+  writer.put(weights, count * sizeof(float));
+  return std::nullopt;
+}
+
+std::optional<NonFinite> write_table(Writer& writer, const Table& table, int view, int64_t number) {
+  const size_t width = static_cast<size_t>(table.row_floats()), dim = static_cast<size_t>(table.dim());
+  const size_t rows = table.view_rows(view);
   std::vector<int64_t> ids(std::min<size_t>(kBlockRows, rows));
   std::vector<float> values(ids.size() * width);
   for (size_t first = 0; first < rows; first += kBlockRows) {
     size_t count = table.read(view, first, kBlockRows, ids.data(), values.data());
+    for (size_t i = 0; i < count; ++i) {
+      const float* weights = values.data() + i * width;
+      const size_t bad = first_nonfinite(weights, dim);
+      if (bad < dim) return NonFinite{number, ids[i], weights[bad]};
+    }
     writer.put(ids.data(), count * sizeof(int64_t));
     writer.put(values.data(), count * width * sizeof(float));
   }
+  return std::nullopt;
 }
 
 Reader::Reader(const std::string& path) : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {

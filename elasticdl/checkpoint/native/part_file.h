@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "elasticdl/embedding/native/table.h"
@@ -40,8 +41,17 @@ class Writer {
 };
 
 void write_header(Writer& writer, const std::string& json);
-// All rows of a frozen table.
-void write_table(Writer& writer, const Table& table, int view);
+// A weight that is NaN or infinite. `table` is -1 for dense weights, `at` an index there and an id in a table.
+struct NonFinite {
+  int64_t table;
+  int64_t at;
+  float value;
+};
+
+// `count` weights that begin at `first` of the dense vector. Returns the first that is not finite, and has written nothing then.
+std::optional<NonFinite> write_dense(Writer& writer, const float* weights, uint64_t count, uint64_t first);
+// All rows of a frozen table, known as `number`. Returns the first weight (not slot) that is not finite, where it stops.
+std::optional<NonFinite> write_table(Writer& writer, const Table& table, int view, int64_t number);
 
 // Reads anywhere. I/O errors throw std::system_error, a file that is too short Corrupted.
 class Reader {

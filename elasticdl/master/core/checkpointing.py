@@ -73,7 +73,10 @@ class Checkpointing:
 
     def asked(self) -> None:
         """A person wants one now."""
-        if self._facts.spec.action is Action.TRAIN and self._facts.phase in (Phase.WORKING, Phase.EVALUATING):
+        if not self._facts.spec.keeps_checkpoints:
+            text = "a checkpoint was asked for, but --job-dir is on no --volume: there is no place that all servers see"
+            self._facts.orders.announce("checkpoint", text, level="warning")
+        elif self._facts.spec.action is Action.TRAIN and self._facts.phase in (Phase.WORKING, Phase.EVALUATING):
             self.request("a person asked for it")
             self._facts.orders.announce("checkpoint", "a checkpoint was asked for")
         else:

@@ -24,10 +24,14 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class StartProcess(Command):
-    """Start a worker or parameter server, after `delay_s` of back-off."""
+    """Start a worker or parameter server, after `delay_s` of back-off.
+
+    `memory_bytes`: one before it ran out of memory, this one is to have so much; None: what its role has by the job's spec.
+    """
 
     name: ProcessName
     delay_s: float = 0.0
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """Rounds of evaluation at one stated version: freeze a view, lease the validation shards, add up the metric states
 exactly once per shard, then let one worker turn the sums into values.
 
-The payload of the SUMMARY lease is JSON: `{"round", "version", "epoch", "metrics": {name: [[…], …]}}`.
+It is the same worker in each round, as long as it lives: callbacks count rounds. Another that has to take over is told the rounds before.
+The payload of the SUMMARY lease is JSON: `{"round", "version", "epoch", "metrics": {name: [[…], …]}, "history": [{"round", "epoch",
+"values": {name: value}, "loss": of training}, …]}`.
 """
 
 from __future__ import annotations
@@ -19,12 +21,15 @@ from elasticdl.master.core.cutting import Plan, shard_records
 from elasticdl.master.core.errands import Errand
 from elasticdl.master.core.events import Numbers, ProgressReported, SummaryReported, TaskFailed
 from elasticdl.master.core.parts import Facts, Phase
+from elasticdl.master.core.processes import Life
 from elasticdl.master.core.shards import Blame, Ledger, Piece
 from elasticdl.master.core.snapshots import Snapshots, retry_s
 from elasticdl.shard import Lease, SnapshotId, Task
 
 _TRIES = 20
-_KEPT_RESULTS = 200
+_KEPT_RESULTS = 1000
+_SUMMARY_PATIENCE_S = 300.0
+"""How long a summary waits for the worker that made those before, which may be busy; then anybody makes it."""
 
 
 class Stage(StrEnum):
@@ -49,17 +54,20 @@ class Round:
     epoch: int = 0
     sums: dict[str, list[list[float]]] = field(default_factory=dict)
     summary: Errand = field(default_factory=lambda: Errand(Task.SUMMARY))
+    added_up_s: float = 0.0
+    """When its last shard was done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a round found."""
+    """What a round found. `loss`: the newest loss of training at that time."""
 
     round: int
     version: int
     epoch: int
     at_s: float
     values: dict[str, float]
+    loss: float | None = None
 
 
 @final
@@ -74,6 +82,8 @@ class Evaluation:
         self.final_done = False
         self.last_ledger: Ledger | None = None
         self.rounds = 0
+        self._summariser: ProcessName | None = None
+        """Who made the last summary: callbacks that count rounds live there."""
         self._anchor_version = 0
         self._anchor_s = 0.0
         self._failures = 0
@@ -161,10 +171,9 @@ class Evaluation:
         return replace(lease, epoch=current.epoch, round=current.number, snapshot=current.snapshot, version=current.version)
 
     def _summary_lease(self, current: Round, worker: ProcessName) -> Lease | None:
-        if current.summary.holder is not None:
+        if current.summary.holder is not None or self.summary_waits_for() not in (None, worker):
             return None
         current.summary.holder = worker
-        payload = {"round": current.number, "version": current.version, "epoch": current.epoch, "metrics": current.sums}
         return Lease(
             Task.SUMMARY,
             None,
@@ -173,8 +182,22 @@ class Evaluation:
             round=current.number,
             snapshot=current.snapshot,
             version=current.version,
-            payload=json.dumps(payload),
+            payload=json.dumps(self._payload(current)),
         )
+
+    def _payload(self, current: Round) -> dict[str, object]:
+        """Whoever gets it takes from the history what its callbacks were not told yet."""
+        history = [{"round": one.round, "epoch": one.epoch, "values": one.values, "loss": one.loss} for one in self.results]
+        told = {"round": current.number, "version": current.version, "epoch": current.epoch}
+        return {**told, "metrics": current.sums, "history": history}
+
+    def summary_waits_for(self) -> ProcessName | None:
+        """The worker that is to make the open summary, since it made those before; None: anybody may."""
+        before, current = self._summariser, self.round
+        process = self._facts.worker(before) if before else None
+        if current is None or process is None or process.life is not Life.READY:
+            return None
+        return before if self._facts.now_s - current.added_up_s < _SUMMARY_PATIENCE_S else None
 
     def progressed(self, event: ProgressReported) -> int:
         """A worker's report on a validation shard; returns the records that are new."""
@@ -207,21 +230,23 @@ class Evaluation:
 
     def _maybe_summarise(self, current: Round) -> None:
         if current.stage is Stage.LEASING and current.ledger.finished:
-            current.stage = Stage.SUMMARISING
+            current.stage, current.added_up_s = Stage.SUMMARISING, self._facts.now_s
 
     def summarised(self, event: SummaryReported) -> bool:
         """The values of the open round. False if they are not of whom was asked, or too late."""
         current = self.round
         if current is None or current.number != event.round or current.summary.holder != event.worker:
             return False
-        self.results.append(Result(current.number, current.version, current.epoch, event.at_s, dict(event.values)))
+        values, loss = dict(event.values), self._facts.loss
+        self.results.append(Result(current.number, current.version, current.epoch, event.at_s, values, loss))
         del self.results[:-_KEPT_RESULTS]
+        self._summariser = event.worker
         self._facts.metrics = dict(event.values)
         trained = self._facts.work.totals().trained if self._facts.work else current.ledger.totals().trained
         orders = self._facts.orders
         orders.give(RecordMetrics("evaluation", current.version, trained, dict(event.values)))
-        values = ", ".join(f"{name} {value:.4g}" for name, value in event.values.items())
-        orders.announce("evaluation", f"evaluation round {current.number} at version {current.version}: {values or 'no metrics'}")
+        found = ", ".join(f"{name} {value:.4g}" for name, value in event.values.items())
+        orders.announce("evaluation", f"evaluation round {current.number} at version {current.version}: {found or 'no metrics'}")
         self.final_done = self.final_done or current.final
         self._failures = 0
         self._anchor_s = self._facts.now_s

@@ -206,9 +206,9 @@ class StopAsked(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerFenced(Event):
-    """Every server refuses the worker's pushes from now on; `applied` has one entry a server.
+    """Every server refuses the worker's pushes from now on; `applied` has one entry a server, in index order.
 
-    An entry is None where that server never saw a push of this worker. Servers that could not be asked are left out.
+    An entry is None where that server knows of no push of this worker, or is away: one that comes back knows no later push either.
     """
 
     worker: ProcessName

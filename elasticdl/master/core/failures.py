@@ -1,7 +1,7 @@
-"""Why a process ended: one cause out of the facts, and a budget for each cause.
+"""Why a process ended: one cause out of the facts, in words. `budgets.py` says what each cause may cost.
 
-Only what the user can mend ends a job: their own errors, their own memory limit. A crash that nobody explains ends it
-only if it keeps coming back without one batch done in between. What a cluster does to processes never spends anything.
+The words of the platform that are known here are those that `cluster/pods.py` and `cluster/pod_book.py` hand on, and those that a
+kubelet, a scheduler and the controllers write. One that is not known is shown as it is.
 """
 
 from __future__ import annotations
@@ -13,11 +13,6 @@ from enum import StrEnum
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.errors import ExitCode
 
-_OUT_OF_MEMORY_DEATHS = 3
-_CRASHES_IN_A_ROW = 5
-_KILLS_IN_A_ROW = 50
-_BACK_OFF_S = (0.0, 0.0, 0.5, 1.0, 2.0, 5.0)
-
 
 class Cause(StrEnum):
     """The one named cause of an end."""
@@ -25,8 +20,17 @@ class Cause(StrEnum):
     USER_ERROR = "user_error"
     OUT_OF_MEMORY = "out_of_memory"
     PREEMPTED = "preempted"
+    """Its place was wanted for a pod of higher priority."""
     EVICTED = "evicted"
+    """Sent away: by request (a node is being emptied), or by a node that is short of something."""
+    NODE_DRAINED = "node_drained"
+    """Its node was tainted or shut down, and ended it in order."""
     NODE_LOST = "node_lost"
+    DELETED = "deleted"
+    """Somebody deleted it, and that was not us."""
+    IMAGE = "image_unavailable"
+    START_ERROR = "start_error"
+    """The image is there, but its program could not be started."""
     DRAINED = "drained"
     FENCED = "fenced"
     FINISHED = "finished"
@@ -35,6 +39,12 @@ class Cause(StrEnum):
     """Alive for all that is known, but not heard of."""
     STRAGGLER = "straggler"
     """No progress with a shard for much longer than others need."""
+
+
+PROBLEMS = frozenset(Cause) - {Cause.DRAINED, Cause.FENCED, Cause.FINISHED, Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_DRAINED}
+"""Causes that somebody may want to do something about."""
+MEMORY_WORDS = "out of memory"
+"""In each sentence about such an end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +59,45 @@ class Verdict:
 _DISRUPTIONS = {
     "PreemptionByScheduler": (Cause.PREEMPTED, "preempted by the scheduler for a pod of higher priority"),
     "EvictionByEvictionAPI": (Cause.EVICTED, "evicted by request (a node is being emptied)"),
-    "TerminationByKubelet": (Cause.EVICTED, "ended by its node (node pressure or shutdown)"),
-    "DeletionByTaintManager": (Cause.NODE_LOST, "its node was tainted"),
+    "TerminationByKubelet": (Cause.EVICTED, "ended by its node, which is short of something or shutting down"),
+    "DeletionByTaintManager": (Cause.NODE_DRAINED, "its node was tainted"),
     "DeletionByPodGC": (Cause.NODE_LOST, "its node is gone"),
 }
 _REASONS = {
-    "OOMKilled": (Cause.OUT_OF_MEMORY, "killed for using more memory than its limit"),
-    "Preempting": (Cause.PREEMPTED, "preempted for a pod of higher priority"),
+    "Preempted": (Cause.PREEMPTED, "preempted for a pod of higher priority"),
+    "Preempting": (Cause.PREEMPTED, "preempted by its node for a critical pod"),
     "Evicted": (Cause.EVICTED, "evicted by its node"),
-    "NodeLost": (Cause.NODE_LOST, "its node is gone"),
-    "NodeShutdown": (Cause.NODE_LOST, "its node was shut down"),
+    "Terminated": (Cause.NODE_DRAINED, "its node was shut down"),
+    "NodeShutdown": (Cause.NODE_DRAINED, "its node was shut down"),
+    "Shutdown": (Cause.NODE_DRAINED, "its node was shut down"),
+    "NodeLost": (Cause.NODE_LOST, "its node is gone: it did not answer any more"),
+    "ContainerStatusUnknown": (Cause.NODE_LOST, "its node lost track of it"),
+    "Deleted": (Cause.DELETED, "deleted by somebody"),
+    "ImagePullFailed": (Cause.IMAGE, ""),
+    "StartError": (Cause.START_ERROR, "could not be started"),
+    "ContainerCannotRun": (Cause.START_ERROR, "could not be started"),
 }
+_REJECTED = ("OutOf", "UnexpectedAdmissionError", "NodeAffinity", "NodePorts", "TopologyAffinityError", "UnexpectedPodsLimit")
+"""How reasons begin with which a node sends a pod away that was placed on it."""
+_TELLS_MORE = (Cause.EVICTED, Cause.IMAGE, Cause.START_ERROR)
+"""Of these, where a reason names them, `log_tail` begins with the platform's own words."""
+_NO_NEWS = ("ContainerStatusUnknown", "Deleted")
+"""Of a process that we ended ourselves."""
 _CRASH_SIGNALS = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
 _OURS = ("elasticdl.errors.TransientError", "elasticdl.errors.PermanentError", "elasticdl.errors.Refused")
 
 
-def verdict(facts: ExitFacts, *, finished: bool = False) -> Verdict:
-    """One cause out of the facts of an exit. `finished`: the process was told that there is no more work."""
-    if facts.reason in _REASONS:
-        cause, text = _REASONS[facts.reason]
-        return Verdict(cause, text, blames_work=cause is Cause.OUT_OF_MEMORY)
-    for condition in facts.conditions:
-        kind, _, why = condition.partition(":")
-        if kind == "DisruptionTarget":
-            return Verdict(*_DISRUPTIONS.get(why, (Cause.EVICTED, f"disrupted ({why or 'no reason given'})")))
+def verdict(facts: ExitFacts, *, finished: bool = False, limit_bytes: int | None = None) -> Verdict:
+    """One cause out of the facts of an exit.
+
+    `finished`: the process was told that there is no more work. `limit_bytes`: the memory that it might use, if that is known.
+    """
+    if facts.reason == "OOMKilled":
+        return Verdict(Cause.OUT_OF_MEMORY, _memory(facts, limit_bytes), blames_work=True)
+    told = _by_platform(facts)
+    if told is not None:
+        gave_back = "; it gave its work back first" if facts.exit_code == ExitCode.DRAINED else ""
+        return Verdict(told.cause, told.text + gave_back)
     if facts.exit_code is not None:
         return _by_exit_code(facts, facts.exit_code, finished)
     if facts.asked:
@@ -80,7 +105,47 @@ def verdict(facts: ExitFacts, *, finished: bool = False) -> Verdict:
     if facts.signal is not None:
         crashed = facts.signal in _CRASH_SIGNALS
         return Verdict(Cause.INFRASTRUCTURE, f"killed by {_signal_name(facts.signal)}", blames_work=crashed)
+    if facts.reason:
+        return Verdict(Cause.INFRASTRUCTURE, f"{facts.reason}: {facts.log_tail.strip() or 'no more was told'}")
     return Verdict(Cause.NODE_LOST, "gone, and nothing is known of its end")
+
+
+def _memory(facts: ExitFacts, limit_bytes: int | None) -> str:
+    """Whoever is killed at a limit was at it: what it told of itself before is only news where that was much less."""
+    peak = facts.memory_peak_bytes
+    if limit_bytes is None:
+        return MEMORY_WORDS + (f"; it had {gibibytes(peak)} when last heard of" if peak else "")
+    before = f" ({gibibytes(peak)} when last heard of)" if peak and peak < 0.95 * limit_bytes else ""
+    limit = gibibytes(limit_bytes)
+    return f"{MEMORY_WORDS} at {limit.partition(' ')[0]} of {limit}{before}"
+
+
+def gibibytes(size_bytes: int) -> str:
+    """`1.5 GiB`, or `512 MiB` where that says more."""
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f} MiB"
+
+
+def _by_platform(facts: ExitFacts) -> Verdict | None:
+    """What the platform says of why it ended the process; None if it says nothing that we did not ask for."""
+    found = _REASONS.get(facts.reason) if not (facts.asked and facts.reason in _NO_NEWS) else None
+    if facts.reason.startswith(_REJECTED):
+        found = (Cause.EVICTED, f"not taken by its node ({facts.reason})")
+    if found is not None and found[0] in _TELLS_MORE:
+        said = next((line.strip() for line in facts.log_tail.splitlines() if line.strip()), "")
+        return Verdict(found[0], ": ".join(part for part in (found[1], said) if part) or "its image cannot be had")
+    found = found or _disruption(facts)
+    return Verdict(*found) if found else None
+
+
+def _disruption(facts: ExitFacts) -> tuple[Cause, str] | None:
+    for condition in facts.conditions:
+        kind, _, why = condition.partition(":")
+        if kind == "DisruptionTarget":
+            # Of a node that ended it in order the end is known; one that is lost is tainted, too, and tells nothing.
+            if why == "DeletionByTaintManager" and facts.exit_code is None and facts.signal is None:
+                return Cause.NODE_LOST, "its node was tainted and does not answer"
+            return _DISRUPTIONS.get(why, (Cause.EVICTED, f"disrupted ({why or 'no reason given'})"))
+    return None
 
 
 def _by_exit_code(facts: ExitFacts, code: int, finished: bool) -> Verdict:
@@ -115,59 +180,3 @@ def _signal_name(number: int) -> str:
         return f"signal {number} ({signal.Signals(number).name})"
     except ValueError:
         return f"signal {number}"
-
-
-@dataclass(slots=True)
-class Budgets:
-    """How often each cause happened, as far as it is limited. `in_a_row` counts since the last batch that was done."""
-
-    max_user_errors: int
-    user_errors: int = 0
-    out_of_memory: int = 0
-    crashes_in_a_row: int = 0
-    kills_in_a_row: int = 0
-    deaths_in_a_row: int = 0
-    """Of any cause: for backing off only."""
-    last_error: str = ""
-
-    def progressed(self) -> None:
-        """A batch was done: whatever crashes is not stopping the job."""
-        self.crashes_in_a_row = 0
-        self.kills_in_a_row = 0
-        self.deaths_in_a_row = 0
-
-    def user_error(self, error: str) -> str:
-        """Count an error of the user's code outside of any shard. Returns why the job must end, or ''."""
-        self.user_errors += 1
-        self.last_error = error
-        if self.user_errors <= self.max_user_errors:
-            return ""
-        return f"the user's code failed {self.user_errors} times (--max-relaunches {self.max_user_errors}): {error}"
-
-    def died(self, who: str, told: Verdict, *, blamed_on_shard: bool) -> str:
-        """Count an end of a process. Returns why the job must end, or ''."""
-        self.deaths_in_a_row += 1
-        match told.cause:
-            case Cause.USER_ERROR:
-                return "" if blamed_on_shard else self.user_error(f"{who}: {told.text}")
-            case Cause.OUT_OF_MEMORY:
-                self.out_of_memory += 1
-                over = self.out_of_memory > _OUT_OF_MEMORY_DEATHS
-                return f"{who} was {told.text}; this was the {self.out_of_memory}th time" if over else ""
-            case Cause.INFRASTRUCTURE if told.blames_work or "SIGABRT" in told.text:
-                self.crashes_in_a_row += 1
-                over = self.crashes_in_a_row >= _CRASHES_IN_A_ROW
-                return self._in_a_row(who, told, self.crashes_in_a_row) if over else ""
-            case Cause.INFRASTRUCTURE | Cause.SILENT | Cause.STRAGGLER | Cause.FENCED:
-                self.kills_in_a_row += 1
-                over = self.kills_in_a_row >= _KILLS_IN_A_ROW
-                return self._in_a_row(who, told, self.kills_in_a_row) if over else ""
-            case _:
-                return ""
-
-    def back_off_s(self) -> float:
-        """How long to wait before the next start: 0 at first, growing to 5 s while nothing gets done."""
-        return _BACK_OFF_S[min(self.deaths_in_a_row, len(_BACK_OFF_S) - 1)]
-
-    def _in_a_row(self, who: str, told: Verdict, times: int) -> str:
-        return f"{times} processes died in a row without one batch done in between; the last, {who}: {told.text}"

@@ -73,7 +73,8 @@ class Flow:
         if phase in (Phase.ENDING, Phase.ENDED):
             return
         hurry = self._facts.outcome is not None
-        resume = "go on with the same command and --resume" if self._facts.spec.action is Action.TRAIN else ""
+        spec = self._facts.spec
+        resume = "go on with the same command and --resume" if spec.action is Action.TRAIN and spec.keeps_checkpoints else ""
         self._facts.outcome = Outcome(ExitCode.INTERRUPTED, f"stopped: {event.reason}", resume)
         self._evaluation.abandon()
         if self._facts.on_ring and not hurry and self._facts.work is not None:
@@ -144,7 +145,9 @@ class Flow:
                 return
         elif any(True for _ in self._facts.processes.workers()) or (work is not None and work.held):
             return
-        if self._facts.spec.action is Action.TRAIN and work is not None and (work.totals().trained or self._facts.version):
+        spec = self._facts.spec
+        begun = work is not None and bool(work.totals().trained or self._facts.version)
+        if spec.action is Action.TRAIN and begun and spec.keeps_checkpoints:
             self._checkpointing.begin_final()
             text = "the ring stands" if self._facts.on_ring else "workers are gone"
             self._facts.enter(Phase.CHECKPOINTING, f"{text}; the last checkpoint is taken")

@@ -61,6 +61,7 @@ class Leasing:
                 give(NoLeaseNow(name, answer))
                 return
             process.revoked = False
+            process.leased = True
             if self.leases_of(name) == 1:
                 process.busy_since_s = event.at_s
             give(GrantLease(name, answer))
@@ -113,6 +114,8 @@ class Leasing:
             return "the data is being counted"
         if current is not None and current.stage is RoundStage.CUTTING:
             return "waiting for the frozen view of an evaluation"
+        if current is not None and current.stage is RoundStage.SUMMARISING and (name := self._evaluation.summary_waits_for()):
+            return f"{name} is to sum up evaluation round {current.number}: its callbacks know the rounds before"
         if current is not None:
             return f"evaluation round {current.number} is {current.stage}; all of it is leased"
         if work is not None and work.held and self._facts.phase is Phase.WORKING:

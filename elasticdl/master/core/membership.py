@@ -6,17 +6,21 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.master.core.checkpointing import Checkpointing
-from elasticdl.master.core.commands import PublishServers, RevokeLeases, StartProcess, StopProcess
+from elasticdl.master.core.commands import PublishServers, RevokeLeases, StopProcess
 from elasticdl.master.core.evaluation import Evaluation
 from elasticdl.master.core.events import ProcessAttached, ProcessEnded, ProcessSeen, ProcessSilent
-from elasticdl.master.core.failures import Cause, Verdict, verdict
+from elasticdl.master.core.failures import PROBLEMS, Cause, Verdict, gibibytes, verdict
 from elasticdl.master.core.leasing import Leasing
-from elasticdl.master.core.parts import Facts, Phase
+from elasticdl.master.core.parts import MORE_MEMORY, Facts, Phase
 from elasticdl.master.core.processes import Life, Process
 from elasticdl.master.core.scaling import Scaling
 
 _ATTACH_LIMIT_S = 300.0
-_PROBLEMS = (Cause.USER_ERROR, Cause.OUT_OF_MEMORY, Cause.INFRASTRUCTURE, Cause.SILENT, Cause.STRAGGLER, Cause.NODE_LOST)
+_HINTS = {
+    Cause.OUT_OF_MEMORY: MORE_MEMORY,
+    Cause.IMAGE: "see that the image has that name and that the cluster may pull it (--image-name, --image-pull-secrets)",
+    Cause.START_ERROR: "build the image on this project's (`elasticdl zoo build`), or see what it lacks",
+}
 
 
 @final
@@ -32,6 +36,7 @@ class Membership:
         self._evaluation = evaluation
         self._checkpointing = checkpointing
         self._published: tuple[str, ...] = ("",) * facts.servers
+        self._begun = False
 
     # -- coming up ----------------------------------------------------------------------------------------------------
 
@@ -43,14 +48,13 @@ class Membership:
                 self._facts.orders.give(StopProcess(event.name, 0.0, "it is not a process of this job"))
             return
         process.where = event.where or process.where
+        process.ran = process.ran or event.running
         if process.life in (Life.REQUESTED, Life.PENDING, Life.STARTING):
             life = Life.STARTING if event.running else Life.PENDING
             if (life, event.waiting_for) == (process.life, process.message):
                 return
             limit_s = event.at_s + _ATTACH_LIMIT_S if event.running else None
             process.enter(life, event.at_s, event.waiting_for, deadline_s=limit_s)
-            if event.waiting_for:
-                self._facts.orders.announce("wait", f"{event.name} waits: {event.waiting_for}", process=event.name)
 
     def may_attach(self, name: ProcessName) -> bool:
         """Whether a process of that name is expected, or there already and not given up."""
@@ -65,7 +69,7 @@ class Membership:
                 self._facts.orders.give(RevokeLeases(event.name, f"{event.name} is not expected (any more)"))
             return
         first = not process.attached
-        process.attached = True
+        process.attached = process.ran = True
         process.control_address, process.bulk_address = event.control_address, event.bulk_address
         process.enter(Life.READY, event.at_s)
         process.busy_since_s = event.at_s
@@ -94,7 +98,18 @@ class Membership:
                     text += f"; the checkpoint of version {newest} was damaged, says its log"
                 self._facts.orders.announce("server", text, process=event.name, level="warning", details={"updates_lost": lost})
         if not self._facts.servers_away():
+            self._all_there()
             self.forgive()
+
+    def _all_there(self) -> None:
+        """Every server is up. For the first time: the parameters that the job begins with have the version that was restored."""
+        if self._begun:
+            return
+        self._begun = True
+        if self.least_version() > self._facts.version:
+            self._facts.version = self.least_version()
+            self._checkpointing.start(self._facts.version)
+            self._evaluation.start(self._facts.version)
 
     def forgive(self) -> None:
         """Nobody could make progress meanwhile: the clocks of workers start again."""
@@ -109,11 +124,13 @@ class Membership:
         process = self._facts.processes.going.get(event.name)
         if process is None:
             return
-        told = verdict(event.facts, finished=process.finished)
+        told = verdict(event.facts, finished=process.finished, limit_bytes=process.memory_bytes)
         if process.life is Life.LOST:
             # Why we gave it up is the cause; how it ended then says nothing new.
             self._facts.processes.end(process, process.cause or told.cause, process.message, event.at_s)
             return
+        if told.cause not in (Cause.IMAGE, Cause.START_ERROR):
+            process.ran = process.ran or event.facts.exit_code is not None or event.facts.signal is not None
         if told.cause is Cause.DRAINED and process.message:
             told = Verdict(Cause.DRAINED, f"{told.text} ({process.message})")
         self._facts.processes.end(process, told.cause, told.text, event.at_s)
@@ -134,24 +151,37 @@ class Membership:
     def _account(self, process: Process, told: Verdict) -> None:
         """Take back what the process held, spend the budget of the cause, say so."""
         name, expected = process.name, self._facts.phase in (Phase.ENDING, Phase.ENDED)
-        level = "warning" if told.cause in _PROBLEMS and not expected else "info"
+        level = "warning" if told.cause in PROBLEMS and not expected else "info"
         done = f"; it had done {process.done_records} records" if process.done_records else ""
         text = f"{name} ended: {told.text}{done}"
         self._facts.orders.announce("process", text, process=name, cause=told.cause, level=level)
         if expected:
             return
-        blamed = False
-        if name.role is Role.WORKER:
-            blame = f"{name}: {told.text}" if told.blames_work and not process.failure_reported else ""
-            blamed = self._leasing.lost(process, blame)
-        else:
-            for holder in self._evaluation.server_lost(name):
-                self._leasing.revoke(holder, f"the view that it evaluates went with {name}")
+        more = told.cause is Cause.OUT_OF_MEMORY and self._give_more(process)
+        blame = f"{name}: {told.text}" if told.blames_work and not process.failure_reported and not more else ""
         counted = process.failure_reported and told.cause is Cause.USER_ERROR
-        reason = self._facts.budgets.died(str(name), told, blamed_on_shard=blamed or counted)
-        if reason:
-            hint = "give it more memory, or a smaller --minibatch-size" if told.cause is Cause.OUT_OF_MEMORY else "see its log"
-            self._facts.fail(reason, hint=hint)
+        answered = self._take_back(process, blame) or more or counted
+        ran = self._facts.processes.ran(name.role)
+        if reason := self._facts.budgets.died(str(name), told, answered=answered, role_ran=ran):
+            self._facts.fail(reason, hint=_HINTS.get(told.cause, "see its log"))
+
+    def _take_back(self, process: Process, blame: str) -> bool:
+        """What it held goes to others. True if `blame` was counted against some work."""
+        if process.name.role is Role.WORKER:
+            return self._leasing.lost(process, blame)
+        for holder in self._evaluation.server_lost(process.name):
+            self._leasing.revoke(holder, f"the view that it evaluates went with {process.name}")
+        return False
+
+    def _give_more(self, process: Process) -> bool:
+        """It ran out of memory: the next ones get more, if the job's limit allows for it."""
+        role, memory = process.name.role, self._facts.memory
+        more_bytes, limit_bytes = memory.answer(role, process.memory_bytes), memory.limit(role)
+        if more_bytes is None or limit_bytes is None:
+            return False
+        text = f"the next {role} gets {gibibytes(more_bytes)} (--oom-memory-limit {gibibytes(limit_bytes)})"
+        self._facts.orders.announce("memory", text, process=process.name, cause=Cause.OUT_OF_MEMORY)
+        return True
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -163,7 +193,7 @@ class Membership:
                 self._overdue(process)
             elif process.life is Life.REQUESTED and self._facts.now_s - process.since_s > _ATTACH_LIMIT_S:
                 process.since_s = self._facts.now_s
-                self._facts.orders.give(StartProcess(process.name))
+                self._scaling.order(process)
                 self._facts.orders.announce("wait", f"{process.name} was not seen yet; ordered again", process=process.name)
             elif process.life is Life.READY and process.name.role is Role.WORKER and not stalled:
                 self._check_pace(process)

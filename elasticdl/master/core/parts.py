@@ -9,12 +9,18 @@ from enum import StrEnum
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import ExitCode
 from elasticdl.job import Action, JobSpec, Strategy
+from elasticdl.master.core.budgets import Budgets
 from elasticdl.master.core.errands import Errand
-from elasticdl.master.core.failures import Budgets
+from elasticdl.master.core.failures import MEMORY_WORDS
+from elasticdl.master.core.memory import Memory
 from elasticdl.master.core.orders import Orders
 from elasticdl.master.core.processes import Process, Processes
 from elasticdl.master.core.shards import Count, Ids, Ledger, Piece
 from elasticdl.shard import Source, Task
+
+MORE_MEMORY = (
+    "allow for more with --worker-resource-limit, --ps-resource-limit and --oom-memory-limit, or use a smaller --minibatch-size"
+)
 
 
 class Phase(StrEnum):
@@ -43,6 +49,16 @@ class Outcome:
     hint: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the place where the job runs bears. `starting`: workers that come up at the same time; None: any number.
+
+    On one machine each worker that comes up wants a core for seconds: too many at once starve those that work, and the master.
+    """
+
+    starting: int | None = None
+
+
 @dataclass(slots=True)
 class Facts:
     """Facts of the job that more than one part reads. `now_s` is the time of the event in hand: kept for status only."""
@@ -52,6 +68,8 @@ class Facts:
     processes: Processes = field(default_factory=Processes)
     ids: Ids = field(default_factory=Ids)
     budgets: Budgets = field(default_factory=lambda: Budgets(0))
+    memory: Memory = field(default_factory=lambda: Memory({}))
+    limits: Limits = field(default_factory=Limits)
     work: Ledger | None = None
     """Training or prediction; None for evaluation, and before the data was counted."""
     validation: tuple[Source, ...] = ()
@@ -90,7 +108,8 @@ class Facts:
         parts = []
         for index in self.processes.away(self.servers):
             process = self.processes.server(index)
-            parts.append(f"{process.name} is {process.message or process.life}" if process else f"ps-{index} is away")
+            why = f": {process.message}" if process and process.message else ""
+            parts.append(f"{process.name} is {process.life}{why}" if process else f"ps-{index} is away")
         return "; ".join(parts)
 
     def enter(self, phase: Phase, text: str) -> None:
@@ -117,11 +136,14 @@ class Facts:
         self.given_up.append(f"{text}:\n{reasons}")
         self.orders.announce("shard", f"{text} and is given up:\n{reasons}", level="error")
         limit = self.spec.training.max_failed_shards
-        if len(self.given_up) > limit:
-            self.fail(
-                f"{text} (--max-failed-shards {limit}):\n{reasons}",
-                hint="mend what the reasons name, or allow for it with --max-failed-shards",
-            )
+        if len(self.given_up) <= limit:
+            return
+        told, hint = f"{text} (--max-failed-shards {limit}):\n{reasons}", "mend what the reasons name, or allow for it"
+        if all(MEMORY_WORDS in reason for reason in piece.failures):
+            last = piece.failures[-1].replace(": ", " ", 1)
+            self.fail(f"{last}, {len(piece.failures)} times on shard {shard.id}; {told}", hint=MORE_MEMORY)
+        else:
+            self.fail(told, hint=f"{hint} with --max-failed-shards")
 
     def check_bad(self, count: Count, examples: tuple[str, ...]) -> None:
         """Compare the unreadable records of one pass with the user's limit."""

@@ -64,6 +64,13 @@ class Process:
     """Last progress, or when it got a lease while it had none."""
     deadline_s: float | None = None
     refusals: int = 0
+    ordered_s: float = 0.0
+    """When its start was due: later than `started_s` by the pause before it."""
+    memory_bytes: int | None = None
+    """What it may use; None: nothing is known to limit it."""
+    ran: bool = False
+    leased: bool = False
+    """It had a lease: it has come up."""
 
     @property
     def live(self) -> bool:
@@ -98,7 +105,7 @@ class Processes:
         """A new entry. Raises ImpossibleTransition for a name that was used before."""
         if name in self.all:
             raise ImpossibleTransition(f"{name} was started before: {self.all[name]}")
-        process = Process(name, Life.REQUESTED, at_s, at_s)
+        process = Process(name, Life.REQUESTED, at_s, at_s, ordered_s=at_s)
         self.all[name] = self.going[name] = process
         if name.role is Role.PS:
             self._servers[name.index] = process
@@ -123,6 +130,10 @@ class Processes:
     def live_workers(self) -> list[Process]:
         """Workers that work, or may be expected to, in the order of their index."""
         return sorted((process for process in self.workers() if process.live), key=lambda process: process.name)
+
+    def ran(self, role: Role) -> bool:
+        """Whether any process of that role ever ran."""
+        return any(process.ran for process in self.all.values() if process.name.role is role)
 
     def server(self, index: int) -> Process | None:
         """The parameter server of that index that works or may be expected to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
@@ -17,6 +18,8 @@ DRAIN_GRACE_S = 30.0
 _STOP_MARGIN_S = 30.0
 _REFUSED_RETRY_S = 1.0
 _LONGEST_REFUSED_RETRY_S = 30.0
+_COME_UP_LIMIT_S = 120.0
+"""After that, one that has not come up does not hold up the others any more."""
 
 
 @final
@@ -69,18 +72,42 @@ class Scaling:
             if self._facts.processes.server(index) is None:
                 self._start(ProcessName(Role.PS, index, self._facts.processes.next_incarnation(index)))
         live = self._facts.processes.live_workers()
-        for _ in range(self.desired_workers() - len(live)):
+        for _ in range(min(self._missing(live), self._room(live))):
             self._start(self._facts.processes.new_worker_name())
         for process in live[self.high :] if self._facts.phase is not Phase.DRAINING else ():
             self.stop(process, DRAIN_GRACE_S, f"scaled down to {self.high} workers")
         self._retry_refused()
 
+    def _missing(self, live: list[Process]) -> int:
+        return max(0, self.desired_workers() - len(live))
+
+    def _room(self, live: list[Process]) -> int:
+        """How many more workers may come up now."""
+        at_once = self._facts.limits.starting
+        if at_once is None:
+            return self._missing(live)
+        since_s = self._facts.now_s - _COME_UP_LIMIT_S
+        return max(0, at_once - sum(not process.leased and process.ordered_s > since_s for process in live))
+
+    def waiting_turn(self) -> str:
+        """That workers are not started yet since too many would come up at once, in words; '' if that is not so."""
+        live = self._facts.processes.live_workers()
+        left = self._missing(live) if self._facts.limits.starting is not None else 0
+        return f"{left} more workers wait for their turn to start: {self._facts.limits.starting} at a time here" if left else ""
+
     def _start(self, name: ProcessName) -> None:
         delay_s = self._facts.budgets.back_off_s()
-        self._facts.processes.start(name, self._facts.now_s)
-        self._facts.orders.give(StartProcess(name, delay_s))
+        process = self._facts.processes.start(name, self._facts.now_s)
+        process.memory_bytes = self._facts.memory.of(name.role)
+        process.ordered_s += delay_s
+        self.order(process, delay_s)
         wait = f", after {delay_s:g} s" if delay_s else ""
         self._facts.orders.announce("process", f"{name} is started{wait}", process=name)
+
+    def order(self, process: Process, delay_s: float = 0.0) -> None:
+        """Have it started, for the first time or again, with what it was to have."""
+        raised = self._facts.memory.raised(process.name.role)
+        self._facts.orders.give(StartProcess(process.name, delay_s, process.memory_bytes if raised else None))
 
     def stop(self, process: Process, grace_s: float, reason: str, *, life: Life = Life.STOPPING) -> None:
         """Ask a process to end. LOST instead of STOPPING: nothing that it says counts any more."""
@@ -100,10 +127,7 @@ class Scaling:
             return
         if event.retry:
             process.refusals += 1
-            pause_s = min(_LONGEST_REFUSED_RETRY_S, _REFUSED_RETRY_S * 2.0 ** min(process.refusals - 1, 10))
-            process.enter(Life.REFUSED, event.at_s, event.reason, deadline_s=event.at_s + pause_s)
-            text = f"{event.name} cannot be created: {event.reason}; trying again in {pause_s:g} s"
-            self._facts.orders.announce("wait", text, process=event.name, level="warning")
+            process.enter(Life.REFUSED, event.at_s, event.reason, deadline_s=event.at_s + _pause_s(process))
             return
         self._facts.processes.end(process, Cause.INFRASTRUCTURE, event.reason, event.at_s)
         text = f"{event.name} cannot be created: {event.reason}"
@@ -118,4 +142,10 @@ class Scaling:
         for process in list(self._facts.processes.going.values()):
             if process.life is Life.REFUSED and process.deadline_s is not None and self._facts.now_s >= process.deadline_s:
                 process.enter(Life.REQUESTED, self._facts.now_s, process.message)
-                self._facts.orders.give(StartProcess(process.name))
+                self.order(process)
+
+
+def _pause_s(process: Process) -> float:
+    """Growing, and another for each process, so that not all of them ask at once: a function of its name, for replays."""
+    longest_s = min(_LONGEST_REFUSED_RETRY_S, _REFUSED_RETRY_S * 2.0 ** min(process.refusals - 1, 10))
+    return longest_s * random.Random(f"{process.name}/{process.refusals}").uniform(0.8, 1.0)

@@ -81,7 +81,7 @@ class Settlement:
         work = self._facts.work
         assert work is not None
         shards, before = len(work.held_by(worker)), work.totals()
-        parked = work.settle(worker, told, blame)
+        parked = work.settle(worker, told, blame, self._facts.spec.data.minibatch_size)
         after = work.totals()
         if shards:
             trained, repeated = after.trained - before.trained, after.repeated - before.repeated

@@ -281,14 +281,16 @@ class Ledger:
         self.parked.append(piece)
         return True
 
-    def settle(self, worker: ProcessName, told: Sequence[Applied | None], blame: Blame | None = None) -> Piece | None:
-        """Take back all that a lost worker holds, counting what each server says it has of it.
+    def settle(
+        self, worker: ProcessName, told: Sequence[Applied | None], blame: Blame | None = None, batch: int = 0
+    ) -> Piece | None:
+        """Take back all that a lost worker holds, counting what each server says it has of it; of `batch` see `reached`.
 
         A batch is trained when every server has it. What only some have is trained again: repeated. `blame` is counted
         as a failure of the piece that it names, or that the worker was at. Returns that piece if this parked it.
         """
         mine = self.held_by(worker)
-        for held, (low, high) in zip(mine, reached(mine, told), strict=True):
+        for held, (low, high) in zip(mine, reached(mine, told, batch), strict=True):
             self.advance(held, low, 0)
             self.counts[held.piece.epoch].repeated += high - low
         unfinished = [held for held in mine if held.offset < held.piece.shard.records]
@@ -334,14 +336,31 @@ class Ledger:
             raise ImpossibleTransition(f"{piece} ended twice in {count}")
 
 
-def reached(mine: Sequence[Held], told: Sequence[Applied | None]) -> list[tuple[int, int]]:
+def reached(mine: Sequence[Held], told: Sequence[Applied | None], batch: int = 0) -> list[tuple[int, int]]:
     """For each holding of one worker, in the order of granting: offset that every server has, offset that any has.
 
     A server that has a push of a later lease has all of the earlier ones, since a worker works in order. What the
     worker itself reported was acknowledged by every server, also by one that since came back without that memory.
+
+    So was all but the last push that any server has: a worker pushes one batch, of at most `batch` records, at a time. A server that
+    knows less was away (None) or has come back without that memory: what it forgot counts as its lost updates, not as batches.
     """
     columns = [_reached_on(mine, server) for server in told] or [[held.offset for held in mine]]
-    return [(min(row), max(row)) for row in zip(*columns, strict=True)]
+    ends = [(min(row), max(row)) for row in zip(*columns, strict=True)]
+    return [
+        (max(low, sure), high)
+        for (low, high), sure in zip(ends, _acknowledged(mine, [high for _, high in ends], batch), strict=True)
+    ]
+
+
+def _acknowledged(mine: Sequence[Held], highest: Sequence[int], batch: int) -> list[int]:
+    """Where each holding was before the last push that any server has: everything up to there was once on all of them."""
+    last = max((i for i, held in enumerate(mine) if highest[i] > held.offset), default=None)
+    if last is None or not batch:
+        return [held.offset for held in mine]
+    begin = mine[last].offset
+    before_last = begin + (highest[last] - begin - 1) // batch * batch
+    return [*highest[:last], before_last, *(held.offset for held in mine[last + 1 :])]
 
 
 def _reached_on(mine: Sequence[Held], told: Applied | None) -> list[int]:

@@ -13,16 +13,18 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import UserError
 from elasticdl.job import Action, JobSpec, Shuffle
 from elasticdl.master.core import events, view
+from elasticdl.master.core.budgets import Budgets
 from elasticdl.master.core.checkpointing import Checkpointing
 from elasticdl.master.core.commands import Command, DropSnapshot, GrantItem, NoLeaseNow, Purpose
 from elasticdl.master.core.cutting import Plan, shard_records
 from elasticdl.master.core.evaluation import Evaluation
-from elasticdl.master.core.failures import Budgets
 from elasticdl.master.core.flow import Flow
 from elasticdl.master.core.leasing import Leasing
 from elasticdl.master.core.membership import Membership
+from elasticdl.master.core.memory import Memory, policies
 from elasticdl.master.core.orders import ImpossibleTransition
-from elasticdl.master.core.parts import Facts, Phase
+from elasticdl.master.core.parts import Facts, Limits, Phase
+from elasticdl.master.core.placement import Placement
 from elasticdl.master.core.processes import Life
 from elasticdl.master.core.resuming import ledger_json, resume
 from elasticdl.master.core.ring_membership import RingMembership
@@ -43,13 +45,15 @@ _STORY = 20
 class JobState:
     """One job. A Tick that leads to no command changes nothing that later decisions depend on."""
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, limits: Limits = Limits()) -> None:  # noqa: B008 - a frozen value
         self._cut_at: dict[ShardId, int] = {}
-        self._facts = Facts(spec, budgets=Budgets(spec.cluster.max_relaunches))
+        budgets, memory = Budgets(spec.cluster.max_relaunches), Memory(policies(spec))
+        self._facts = Facts(spec, budgets=budgets, memory=memory, limits=limits)
         self._snapshots = Snapshots(self._facts)
         self._evaluation = Evaluation(self._facts, self._snapshots)
         self._checkpointing = Checkpointing(self._facts, self._snapshots, self._ledger_at)
         self._scaling = Scaling(self._facts, self._evaluation)
+        self._placement = Placement(self._facts, self._scaling)
         self._settlement = Settlement(self._facts)
         self._leasing = Leasing(self._facts, self._evaluation, self._settlement)
         self._membership = Membership(self._facts, self._leasing, self._scaling, self._evaluation, self._checkpointing)
@@ -78,7 +82,8 @@ class JobState:
 
     def status(self) -> JobStatus:
         """The job as it is now."""
-        found = view.status(self._facts, self._scaling, self._leasing, self._evaluation, self._checkpointing)
+        parts = view.Parts(self._scaling, self._placement, self._leasing, self._evaluation, self._checkpointing)
+        found = view.status(self._facts, parts)
         return replace(found, ring=self._ring.status()) if self._facts.on_ring else found
 
     def receipt(self) -> dict[str, Any]:
@@ -200,6 +205,7 @@ class JobState:
             self._facts.orders.announce("job", text, level="warning")
             self._membership.forgive()
         self._membership.tick()
+        self._placement.tick()
         self._leasing.tick()
         self._settlement.tick()
         self._checkpointing.tick()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.cluster.base import ProcessName, Role
@@ -10,6 +11,7 @@ from elasticdl.master.core.checkpointing import Checkpointing
 from elasticdl.master.core.evaluation import Evaluation
 from elasticdl.master.core.leasing import Leasing
 from elasticdl.master.core.parts import Facts, Phase
+from elasticdl.master.core.placement import Placement
 from elasticdl.master.core.processes import Life, Process
 from elasticdl.master.core.scaling import Scaling
 from elasticdl.master.core.shards import Count, Ledger, Stage
@@ -46,8 +48,20 @@ def _row(count: Count) -> dict[str, int]:
     }
 
 
-def status(facts: Facts, scaling: Scaling, leasing: Leasing, evaluation: Evaluation, checkpointing: Checkpointing) -> JobStatus:
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of the state machine that there is something to see of."""
+
+    scaling: Scaling
+    placement: Placement
+    leasing: Leasing
+    evaluation: Evaluation
+    checkpointing: Checkpointing
+
+
+def status(facts: Facts, parts: Parts) -> JobStatus:
     """The whole job as it is now."""
+    evaluation, checkpointing = parts.evaluation, parts.checkpointing
     main = main_ledger(facts, evaluation)
     outcome = facts.outcome
     return JobStatus(
@@ -60,14 +74,14 @@ def status(facts: Facts, scaling: Scaling, leasing: Leasing, evaluation: Evaluat
         version=facts.version,
         records=_records(main),
         shards=_shards(facts, evaluation),
-        scale=_scale(facts, scaling),
+        scale=_scale(facts, parts.scaling),
         processes=tuple(_process(facts, evaluation, process) for process in facts.processes.all.values()),
         loss=facts.loss,
         metrics=dict(facts.metrics),
         rounds=_rounds(evaluation),
         checkpoints=tuple(CheckpointStatus(s.version, s.path, s.bytes, s.at_s) for s in checkpointing.saved),
         updates_lost=facts.updates_lost,
-        waiting=tuple(_waiting(facts, leasing, evaluation, checkpointing)),
+        waiting=tuple(_waiting(facts, parts)),
         parked=tuple(facts.given_up),
         bad_examples=tuple(facts.bad_examples),
         receipt=receipt(main),
@@ -170,8 +184,9 @@ def _rounds(evaluation: Evaluation) -> tuple[RoundStatus, ...]:
     return tuple(done)
 
 
-def _waiting(facts: Facts, leasing: Leasing, evaluation: Evaluation, checkpointing: Checkpointing) -> list[str]:
-    reasons = []
+def _waiting(facts: Facts, parts: Parts) -> list[str]:
+    leasing = parts.leasing
+    reasons = parts.placement.waits()
     for process in facts.processes.going.values():
         if process.life is not Life.READY:
             reasons.append(f"{process.name} is {process.life}" + (f": {process.message}" if process.message else ""))
@@ -185,6 +200,6 @@ def _waiting(facts: Facts, leasing: Leasing, evaluation: Evaluation, checkpointi
         settling = sum(held.stage is Stage.SETTLING for held in facts.work.held.values())
         if settling:
             reasons.append(f"{settling} shards of lost workers are being settled with the parameter servers")
-    if checkpointing.under_way:
+    if parts.checkpointing.under_way:
         reasons.append("a checkpoint is being taken")
     return reasons

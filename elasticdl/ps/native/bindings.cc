@@ -6,6 +6,8 @@
 #include <nanobind/stl/vector.h>
 #include <sys/random.h>
 
+#include <optional>
+
 #include "elasticdl/checkpoint/native/part_file.h"
 #include "elasticdl/ps/native/connection.h"
 
@@ -86,20 +88,38 @@ nb::dict cut(Served& served, int64_t snapshot, const Sequences& admit_until, dou
 
 nb::dict view_facts(Served& served, int64_t snapshot) { return facts_of(*served.core.views().get(snapshot)); }
 
-// Returns (bytes, crc32c) of the file.
-std::tuple<uint64_t, uint32_t> save(Served& served, int64_t snapshot, const std::string& path, const std::string& header) {
-  auto view = served.core.views().get(snapshot);
-  const Model& model = view->model();
+std::optional<checkpoint::NonFinite> write_view(checkpoint::Writer& writer, const View& view) {
+  const Model& model = view.model();
+  const Dense& dense = view.dense();
   const uint64_t trainable = model.trainable().size();
-  checkpoint::Writer writer(path);
-  checkpoint::write_header(writer, header);
-  const Dense& dense = view->dense();
-  writer.put(dense.weights.data(), trainable * sizeof(float));
+  auto bad = checkpoint::write_dense(writer, dense.weights.data(), trainable, model.trainable().begin);
+  if (bad) return bad;
   for (const std::vector<float>& slot : dense.slots) writer.put(slot.data(), trainable * sizeof(float));
-  writer.put(dense.weights.data() + trainable, model.additive().size() * sizeof(float));
-  for (size_t t = 0; t < model.tables(); ++t) checkpoint::write_table(writer, model.table(t), view->slot());
-  writer.finish();
-  return {writer.bytes(), writer.crc()};
+  const uint64_t first = model.spec().trainable + model.additive().begin;
+  bad = checkpoint::write_dense(writer, dense.weights.data() + trainable, model.additive().size(), first);
+  for (size_t t = 0; t < model.tables() && !bad; ++t) {
+    bad = checkpoint::write_table(writer, model.table(t), view.slot(), static_cast<int64_t>(t));
+  }
+  return bad;
+}
+
+// Returns (bytes, crc32c, the weight that is not finite: (table or -1, id or index, value)) of the file, whole if there is none.
+nb::tuple save(Served& served, int64_t snapshot, const std::string& path, const std::string& header) {
+  std::optional<checkpoint::NonFinite> bad;
+  uint64_t bytes = 0;
+  uint32_t crc = 0;
+  {
+    nb::gil_scoped_release released;
+    auto view = served.core.views().get(snapshot);
+    checkpoint::Writer writer(path);
+    checkpoint::write_header(writer, header);
+    bad = write_view(writer, *view);
+    if (!bad) writer.finish();
+    bytes = writer.bytes();
+    crc = writer.crc();
+  }
+  if (!bad) return nb::make_tuple(bytes, crc, nb::none());
+  return nb::make_tuple(bytes, crc, nb::make_tuple(bad->table, bad->at, bad->value));
 }
 
 void begin_restore(Served& served, const Spec& spec) {
@@ -180,7 +200,7 @@ void bind_ps(nb::module_& m) {
       .def("cut", &cut, "snapshot"_a, "admit_until"_a, "timeout_s"_a)
       .def("view", &view_facts, "snapshot"_a)
       .def("drop", [](Served& served, int64_t snapshot) { served.core.views().drop(snapshot); }, "snapshot"_a, Released())
-      .def("save", &save, "snapshot"_a, "path"_a, "header"_a, Released())
+      .def("save", &save, "snapshot"_a, "path"_a, "header"_a)
       .def("begin_restore", &begin_restore, "spec"_a, Released())
       .def("restore_dense", &restore_dense, "path"_a, "offset"_a, "section"_a, "at"_a, "count"_a, Released())
       .def("restore_rows", &restore_rows, "path"_a, "offset"_a, "rows"_a, "table"_a, Released())

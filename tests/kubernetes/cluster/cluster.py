@@ -1,7 +1,8 @@
 """A real Kubernetes on this machine, in namespaces of its own, for tests and to play with: `make cluster`.
 
 Needs Linux and root. The programs are built once into a cache (`programs/build`). Nothing is left behind when it ends: processes,
-mounts, interfaces and addresses go with the namespaces, cgroups and the state folder are removed here.
+mounts, interfaces and addresses go with the namespaces, cgroups and the state folder are removed here, or by the next start where
+this process was killed (`leftovers.py`).
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.kubernetes.cluster import leftovers
+
 HERE = Path(__file__).parent
+NAMESPACES = ("unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill-child=SIGKILL", "--mount-proc")
 BUILD_LIMIT_S, START_LIMIT_S, STOP_LIMIT_S = 1800, 180, 30
 
 
@@ -78,6 +81,11 @@ def why_not() -> str:
         return "a Kubernetes cluster for tests needs root, for namespaces and cgroups"
     if shutil.which("go") is None:
         return "a Kubernetes cluster for tests is built from source and needs Go"
+    trial = subprocess.run([*NAMESPACES, "true"], capture_output=True, text=True, timeout=STOP_LIMIT_S)
+    if trial.returncode != 0:
+        return f"a Kubernetes cluster for tests needs namespaces of its own: {trial.stderr.strip()}"
+    if not any(os.access(path, os.W_OK) for path in (leftovers.CGROUPS, *leftovers.CGROUPS.glob("memory"))):
+        return f"a Kubernetes cluster for tests needs cgroups of its own, and {leftovers.CGROUPS} cannot be written"
     return ""
 
 
@@ -86,25 +94,37 @@ def running() -> Iterator[Cluster]:
     """A cluster for as long as the context lasts. Raises RuntimeError with the reason if it does not come up."""
     built = subprocess.run([HERE / "programs/build"], stdout=subprocess.PIPE, text=True, timeout=BUILD_LIMIT_S, check=True)
     programs = Path(built.stdout.strip().splitlines()[-1])
-    state = Path(tempfile.mkdtemp(prefix="elasticdl-cluster-"))
-    name = f"elasticdl-test-{os.getpid()}"
-    namespaces = ["unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill-child=SIGKILL", "--mount-proc"]
-    process = subprocess.Popen(
-        [*namespaces, sys.executable, str(HERE / "node.py"), str(state), str(programs), name],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said = _first_line(process)
-        if said != "READY":
-            raise RuntimeError(f"the cluster did not start: {said or 'its first process ended'}; see {state}/logs")
-        yield Cluster(_only_child(process.pid), state, programs, process)
-    finally:
-        _stop(process)
-        _remove_cgroups(name)
-        shutil.rmtree(state, ignore_errors=True)
+    leftovers.clean_up()
+    state = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX, dir=leftovers.STATES))
+    with leftovers.claimed(state):
+        process = _start(state, programs)
+        try:
+            said = _first_line(process)
+            if said != "READY":
+                raise RuntimeError(f"the cluster did not start: {said or 'its first process ended'}; {_tails(state)}")
+            yield Cluster(_only_child(process.pid), state, programs, process)
+        finally:
+            _stop(process)
+            leftovers.remove(state.name)
+
+
+def _start(state: Path, programs: Path) -> subprocess.Popen[str]:
+    (state / "logs").mkdir()
+    with (state / "logs/node.log").open("w") as log:
+        return subprocess.Popen(
+            [*NAMESPACES, sys.executable, str(HERE / "node.py"), str(state), str(programs), state.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def _tails(state: Path) -> str:
+    """What its programs said last, since their logs go with the state folder."""
+    logs = sorted((state / "logs").glob("*.log"))
+    return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-1000:]}" for log in logs)
 
 
 def _first_line(process: subprocess.Popen[str]) -> str:
@@ -134,26 +154,11 @@ def _stop(process: subprocess.Popen[str]) -> None:
             pipe.close()
 
 
-def _remove_cgroups(name: str) -> None:
-    """Leaf first. A cgroup is busy for a moment after its last process was killed."""
-    deadline = time.monotonic() + STOP_LIMIT_S
-    roots = [path for path in (Path("/sys/fs/cgroup") / name, *Path("/sys/fs/cgroup").glob(f"*/{name}")) if path.is_dir()]
-    for root in roots:
-        for folder, _, _ in os.walk(root, topdown=False):
-            while time.monotonic() < deadline:
-                try:
-                    os.rmdir(folder)
-                    break
-                except FileNotFoundError:
-                    break
-                except OSError:
-                    time.sleep(0.05)
-
-
 def main() -> None:
     """Run one until Ctrl-C, printing how to reach it."""
     if reason := why_not():
         sys.exit(reason)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with running() as cluster:
         inside = " ".join(cluster.inside(["env", f"KUBECONFIG={cluster.kubeconfig}", "bash"]))
         print(f"Kubernetes is up. KUBECONFIG={cluster.kubeconfig}\nA shell in its network: {inside}\nCtrl-C ends it.", flush=True)

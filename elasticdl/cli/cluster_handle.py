@@ -1,0 +1,81 @@
+"""The handle of a job on a cluster that was submitted from Python: what `JobHandle` is for one on this machine."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import Any, final
+
+from elasticdl.cli import watching
+from elasticdl.cli.cluster_job import ClusterJob
+from elasticdl.cli.line import ClusterLine
+from elasticdl.cli.outcome import Outcome
+from elasticdl.cli.view import LineView, NoView, View
+from elasticdl.errors import ElasticDLError
+
+
+@final
+class ClusterJobHandle:
+    """A job on a cluster. Thread-safe. The job needs neither this handle nor this interpreter: it goes on without them."""
+
+    def __init__(self, line: ClusterLine, name: str, *, show: bool) -> None:
+        """Takes `line` over. `show` prints progress to stderr until the job has ended."""
+        self.job_name = name
+        self.namespace = line.namespace
+        self._job = ClusterJob(line, name)
+        self._close = weakref.finalize(self, _close, self._job, line)
+        if show:
+            showing = threading.Thread(target=_show, args=(self._job, LineView(sys.stderr)), name=f"job {name}", daemon=True)
+            showing.start()
+
+    def __repr__(self) -> str:
+        return f"<job {self.job_name} in namespace {self.namespace}>"
+
+    @property
+    def running(self) -> bool:
+        """Whether the job has not ended yet. Raises ElasticDLError if that cannot be learned."""
+        return self._job.outcome() is None
+
+    def status(self) -> dict[str, Any]:
+        """What the master tells; what its pods show where it cannot be asked. Raises ElasticDLError."""
+        return dict(self._job.report().status)
+
+    def wait(self, timeout_s: float | None = None) -> Outcome:
+        """Block until the job has ended. Raises as `JobHandle.wait` does."""
+        outcome = watching.wait(self._job, NoView(), timeout_s)
+        error = outcome.error()
+        if error is not None:
+            raise error
+        return outcome
+
+    def stop(self, reason: str = "stop() was called") -> None:
+        """Have the job end in order. Returns at once; `wait` for the end. Raises ElasticDLError if it cannot be told."""
+        self._job.stop(reason)
+
+    def scale(self, low: int, high: int | None = None) -> None:
+        """Ask for between `low` and `high` workers (default: exactly `low`). Raises ElasticDLError."""
+        if not 1 <= low <= (high or low):
+            raise ValueError(f"expected 1 <= low <= high, got {low} and {high}")
+        self._job.scale(low, high or low)
+
+    def checkpoint(self) -> None:
+        """Ask for a checkpoint now. Raises ElasticDLError."""
+        self._job.checkpoint()
+
+    def close(self) -> None:
+        """Drop the connection to the cluster; the handle is of no use then. Happens by itself with the last reference."""
+        self._close()
+
+
+def _show(job: ClusterJob, view: View) -> None:
+    """The thread."""
+    try:
+        watching.watch(job, view)
+    except ElasticDLError as error:
+        view.say(error.message)
+
+
+def _close(job: ClusterJob, line: ClusterLine) -> None:
+    job.close()
+    line.close()

@@ -1,0 +1,247 @@
+"""A job on a cluster: its master is talked to through the API server, and what the master cannot tell, its pods do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+from elasticdl.cli.directory_job import no_such_job
+from elasticdl.cli.found import Kind, LogEntry, LogWish, Place, Report, blank_status
+from elasticdl.cli.outcome import Outcome
+from elasticdl.errors import ElasticDLError, Refused, TransientError, UserError
+from elasticdl.rpc.master_client import MasterClient
+
+if TYPE_CHECKING:
+    from elasticdl.cli.line import ClusterLine
+    from elasticdl.cluster.job_facts import JobFacts
+    from elasticdl.cluster.outcome import Ended
+    from elasticdl.cluster.tunnel import Tunnel
+
+T = TypeVar("T")
+CALL_S = 8.0
+"""A call through the API server: a new connection to the pod takes a second where the cluster is busy."""
+_GREETING_S = 4.0
+_CHECKING = "its master is checking the model and the data"
+"""It listens when it has: a master that runs and does not listen is doing that."""
+_PATIENCE_S, _AGAIN_S = 10.0, 0.5
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A connection to a master."""
+
+    tunnel: Tunnel
+    client: MasterClient
+
+
+@final
+class ClusterJob:
+    """A `FoundJob`. Thread-safe. Whoever made `line` closes it, after this."""
+
+    def __init__(self, line: ClusterLine, name: str, *, namespace: str = "", call_s: float = CALL_S) -> None:
+        """`namespace`: default, the line's. `call_s` bounds the calls to the master."""
+        from elasticdl.cluster.jobs import Jobs
+
+        self.name = name
+        self.place = Place(Kind.KUBERNETES, namespace=namespace or line.namespace)
+        self._line, self._call_s = line, call_s
+        self._jobs = Jobs(line.api, self.place.namespace)
+        self._uid = ""
+        self._lock = threading.Lock()
+        self._way: _Way | None = None
+
+    def facts(self) -> JobFacts:
+        """The Job and its pods. Raises an error with exit code 4 if there is none, or another one has its name by now."""
+        found = self._line.run(self._jobs.one(self.name))
+        if found is None:
+            if self._uid:
+                raise no_such_job(f"job {self.name} is gone from {self.place}", "it was deleted, or its time to live is over")
+            raise no_such_job(f"there is no job {self.name} in {self.place}", "see `elasticdl list`")
+        if self._uid and found.uid != self._uid:
+            raise no_such_job(f"job {self.name} in {self.place} was deleted", "another job has its name by now")
+        self._uid = found.uid
+        return found
+
+    def report(self) -> Report:
+        """See FoundJob."""
+        from elasticdl.cluster.tunnel import NobodyListens
+
+        facts = self.facts()
+        ended = facts.ended
+        if ended is not None:
+            return self._report(facts, _status_of_pods(facts, ended.message, ended), ended)
+        if facts.waits_for:
+            return self._report(facts, _status_of_pods(facts, f"waiting: {facts.waits_for}"))
+        try:
+            status = blank_status("") | self._call(lambda master: master.status())
+        except NobodyListens:
+            return self._report(facts, _status_of_pods(facts, _CHECKING))
+        except TransientError as error:
+            return self._report(facts, _status_of_pods(facts, f"its master does not answer: {error.message}"))
+        except ElasticDLError as error:
+            return self._report(facts, _status_of_pods(facts, f"its master cannot be asked: {error.message}"))
+        return self._report(facts, status)
+
+    def outcome(self) -> Outcome | None:
+        """See FoundJob."""
+        ended = self.facts().ended
+        return None if ended is None else outcome_of_ended(ended)
+
+    def stop(self, reason: str) -> str:
+        """See FoundJob. A job whose master does not run is deleted: there is nobody to drain it."""
+        facts = self.facts()
+        if facts.ended is not None:
+            return f"job {self.name} has ended already"
+        if facts.waits_for:
+            self.delete(facts)
+            return f"job {self.name} is deleted with all that is its own; it had no master to stop it in order ({facts.waits_for})"
+        try:
+            self._call(lambda master: master.stop(reason), _PATIENCE_S)
+        except TransientError as error:
+            hint = f"its master may be starting: try again; `elasticdl stop {self.name} --now` ends it without a last checkpoint"
+            raise TransientError(error.message, hint=hint) from error
+        return "asked to stop; it ends when its workers have drained"
+
+    def end(self) -> str:
+        """See FoundJob."""
+        self.delete()
+        return f"job {self.name} is deleted with all that is its own"
+
+    def delete(self, facts: JobFacts | None = None) -> None:
+        """Delete the Job and all that is its own, now."""
+        self._line.run(self._jobs.delete(facts or self.facts()))
+
+    def scale(self, low: int, high: int) -> None:
+        """See FoundJob."""
+        self._running()
+        self._call(lambda master: master.scale(low, high), _PATIENCE_S)
+
+    def checkpoint(self) -> None:
+        """See FoundJob."""
+        self._running()
+        self._call(lambda master: master.checkpoint(), _PATIENCE_S)
+
+    def logs(self) -> list[LogEntry]:
+        """See FoundJob."""
+        from elasticdl.cluster.pod_logs import entries
+
+        return [LogEntry(name, what) for name, what in entries(self.facts())]
+
+    def read_log(self, wish: LogWish) -> Iterator[str]:
+        """See FoundJob."""
+        from elasticdl.cluster.pod_logs import chosen, followed, last
+
+        facts = self.facts()
+        pod = chosen(facts, wish.process)
+        if pod is None:
+            names = ", ".join(entry.process for entry in self.logs()) or "none yet"
+            raise no_such_job(f"job {self.name} in {self.place} has no log of {wish.process!r}", f"there are {names}")
+        reading = followed if wish.follow else last
+        yield from self._line.each(reading(self._line.api, pod, wish.lines))
+
+    def close(self) -> None:
+        """See FoundJob. It may be used again."""
+        with self._lock:
+            way, self._way = self._way, None
+        if way is not None:
+            way.client.close()
+            with suppress(TransientError):
+                self._line.run(way.tunnel.close())
+
+    def _running(self) -> None:
+        facts = self.facts()
+        if facts.ended is not None:
+            raise no_such_job(f"job {self.name} in {self.place} has ended", f"see `elasticdl status {self.name}`")
+        if facts.waits_for:
+            raise TransientError(f"job {self.name} in {self.place} cannot be told: {facts.waits_for}", hint="try again later")
+
+    def _call(self, what: Callable[[MasterClient], T], patience_s: float = 0.0) -> T:
+        """Ask the master; for up to `patience_s` again while it is starting. Raises ElasticDLError: what bars the way to it."""
+        end_s = time.monotonic() + patience_s
+        while True:
+            try:
+                return self._asked(what)
+            except TransientError:
+                if time.monotonic() + _AGAIN_S > end_s:
+                    raise
+            time.sleep(_AGAIN_S)
+
+    def _asked(self, what: Callable[[MasterClient], T]) -> T:
+        way = self._connected()
+        try:
+            return what(way.client)
+        except TransientError as error:
+            # Seen anew the next time, which tells at once why it is barred.
+            self.close()
+            problem = way.tunnel.problem or error.message
+            raise TransientError(f"the master of job {self.name} is not reached: {problem}") from error
+        except Refused as error:
+            # Its token is the Secret's: another one means that the Secret was read too early.
+            self.close()
+            raise TransientError(f"the master of job {self.name} does not know us: {error.message}") from error
+
+    def _connected(self) -> _Way:
+        from elasticdl.cluster.plans import MASTER_PORT
+        from elasticdl.cluster.tunnel import Tunnel
+
+        with self._lock:
+            if self._way is None:
+                token = self._line.run(self._jobs.token(self.facts()))
+                if not token:
+                    raise TransientError(f"the master of job {self.name} is starting: it has not made its token yet")
+                tunnel = Tunnel(self._line.api, self.place.namespace, self._master_pod, MASTER_PORT)
+                address = self._line.run(tunnel.open(_GREETING_S))
+                self._way = _Way(tunnel, MasterClient(address, token, "cli", away_s=self._call_s))
+            return self._way
+
+    async def _master_pod(self) -> str:
+        found = await self._jobs.one(self.name)
+        pod = found.running_master if found is not None else ""
+        if not pod:
+            raise TransientError(found.waits_for if found is not None and found.waits_for else "its master does not run")
+        return pod
+
+    def _report(self, facts: JobFacts, status: dict[str, Any], ended: Ended | None = None) -> Report:
+        age_s = max(0.0, time.time() - facts.created_wall_s)
+        state = str(facts.standing)
+        if ended is None:
+            return Report(self.name, self.place, state, age_s, status, status.get("exit_code"), str(status.get("outcome") or ""))
+        return Report(self.name, self.place, state, age_s, status, ended.exit_code, ended.message, ended.hint)
+
+
+def outcome_of_ended(ended: Ended) -> Outcome:
+    """The same value that a job on this machine ends with."""
+    return Outcome(
+        exit_code=ended.exit_code,
+        message=ended.message,
+        job_dir=ended.job_dir,
+        hint=ended.hint,
+        receipt={"epochs": [], "total": dict(ended.receipt)} if ended.receipt else {},
+        metrics=dict(ended.metrics),
+        loss=ended.loss,
+        output=ended.output,
+    )
+
+
+def _status_of_pods(facts: JobFacts, message: str, ended: Ended | None = None) -> dict[str, Any]:
+    """What can be told without the master."""
+    from elasticdl.cli.pod_rows import rows
+    from elasticdl.cluster.planning import spec_of
+
+    known: dict[str, Any] = {"processes": rows(facts), "waiting": [facts.waits_for] if facts.waits_for else []}
+    with suppress(UserError):
+        spec = spec_of(dict(facts.job))
+        workers = spec.cluster.num_workers
+        scale = {"low": workers.low, "high": workers.high, "requested": 0, "observed": 0}
+        known |= {"action": str(spec.action), "epochs": spec.data.num_epochs, "scale": scale}
+    if ended is not None:
+        total = dict(ended.receipt)
+        known |= {"metrics": dict(ended.metrics), "loss": ended.loss, "phase": "ended", "receipt": {"epochs": [], "total": total}}
+        counts = {key: total.get(key, 0) for key in ("expected", "trained", "repeated", "bad", "lost")}
+        known["records"] = {**counts, "records_per_s": 0.0}
+    return blank_status(message, **known)

@@ -1,0 +1,252 @@
+"""A job on this machine, as its directory shows it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, final
+
+from elasticdl.cli.following import Tail
+from elasticdl.cli.found import Kind, LogEntry, LogWish, Place, Report, blank_status
+from elasticdl.cli.outcome import Outcome, read_object
+from elasticdl.cli.place import has_checkpoint
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
+from elasticdl.master.files import JobDirectory
+
+if TYPE_CHECKING:
+    from elasticdl.rpc.master_client import MasterClient
+
+CALL_S = 5.0
+_LOOK_EVERY_S = 0.25
+_BLOCK_BYTES = 1 << 16
+_STARTS_WITHIN_S = 60.0
+"""A job whose master was not heard of for so long after it was made has none."""
+_LAST_WORD_WITHIN_S = 2.0
+_BETWEEN_SIGNALS_S = 0.3
+"""Two at once would be one."""
+
+
+def no_such_job(message: str, hint: str) -> PermanentError:
+    """With the exit code for it."""
+    error = PermanentError(message, hint=hint)
+    error.exit_code = ExitCode.NO_SUCH_JOB
+    return error
+
+
+@final
+class DirectoryJob:
+    """A `FoundJob`."""
+
+    def __init__(self, directory: JobDirectory) -> None:
+        self.directory = directory
+        self.name = _name(directory)
+        self.place = Place(Kind.LOCAL, job_dir=str(directory.path))
+
+    def report(self) -> Report:
+        """See FoundJob."""
+        left = read_object(self.directory.status) if not self.directory.master.exists() else {}
+        outcome = self.outcome()
+        if outcome is not None:
+            status = blank_status(outcome.message) | dict(left.get("status") or {})
+            return self._report(_state(outcome.exit_code), status, outcome)
+        if not self.directory.master.exists():
+            return self._report("waiting", blank_status("its master is starting", waiting=["master-0 is starting"]))
+        try:
+            with self._master() as master:
+                status = blank_status("") | master.status()
+        except TransientError as error:
+            return self._report("running", blank_status(f"its master does not answer: {error.message}"))
+        return self._report("running", status)
+
+    def outcome(self) -> Outcome | None:
+        """See FoundJob. A job whose master was killed has ended, too: it took all processes with it."""
+        directory = self.directory
+        if directory.master.exists():
+            where = read_object(directory.master)
+            # A file that is being written is none yet.
+            return self._killed() if where and not _lives(int(where.get("pid", 0))) else None
+        if self._is_young() and not directory.status.exists():
+            return None
+        return self._left(left) if (left := self._last_word()) else self._killed()
+
+    def stop(self, reason: str) -> str:
+        """See FoundJob."""
+        with self._master() as master:
+            master.stop(reason)
+        return "asked to stop; it ends when its workers have drained"
+
+    def end(self) -> str:
+        """See FoundJob. A master ends everything at the second signal."""
+        where = read_object(self.directory.master)
+        pid = int(where.get("pid", 0))
+        if not where or not _lives(pid):
+            raise no_such_job(f"the job in {self.directory.path} does not run", "there is nothing to end")
+        for pause_s in (_BETWEEN_SIGNALS_S, 0.0):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            time.sleep(pause_s)
+        return "ending at once, without a last checkpoint"
+
+    def scale(self, low: int, high: int) -> None:
+        """See FoundJob."""
+        with self._master() as master:
+            master.scale(low, high)
+
+    def checkpoint(self) -> None:
+        """See FoundJob."""
+        with self._master() as master:
+            master.checkpoint()
+
+    def logs(self) -> list[LogEntry]:
+        """See FoundJob."""
+        return [LogEntry(name, f"{path.stat().st_size:>12,} bytes") for name, path in self._log_files().items()]
+
+    def read_log(self, wish: LogWish) -> Iterator[str]:
+        """See FoundJob. Names are looked up among what is there, never joined into a path; one log has all incarnations."""
+        there = self._log_files()
+        stem = wish.process.partition(".")[0]
+        if stem not in there:
+            names = ", ".join(there) or "none yet"
+            raise no_such_job(f"the job in {self.directory.path} has no log of {wish.process!r}", f"there are {names}")
+        tail = Tail(there[stem], from_end=True)
+        yield from _last(there[stem], wish.lines)
+        if wish.follow:
+            yield from self._follow(tail)
+
+    def close(self) -> None:
+        """See FoundJob."""
+
+    def _follow(self, tail: Tail) -> Iterator[str]:
+        while True:
+            running = self.directory.master.exists() and self.outcome() is None
+            found = tail.read()
+            if found:
+                yield found.decode("utf-8", errors="replace")
+            elif not running:
+                return
+            else:
+                sys.stdout.flush()
+                time.sleep(_LOOK_EVERY_S)
+
+    def _log_files(self) -> dict[str, Path]:
+        found = sorted(self.directory.logs.glob("*.log"))
+        return {path.stem: path for path in found if path.is_file() and not path.is_symlink()}
+
+    def _report(self, state: str, status: Mapping[str, Any], outcome: Outcome | None = None) -> Report:
+        age_s = max(0.0, time.time() - self._made_wall_s())
+        if outcome is None:
+            return Report(self.name, self.place, state, age_s, status, status.get("exit_code"), str(status.get("outcome") or ""))
+        return Report(self.name, self.place, state, age_s, status, outcome.exit_code, outcome.message, outcome.hint)
+
+    def _left(self, left: Mapping[str, Any]) -> Outcome:
+        status: Mapping[str, Any] = left.get("status") or {}
+        spec = read_object(self.directory.spec)
+        code = int(left.get("exit_code", ExitCode.JOB_FAILED))
+        return Outcome(
+            exit_code=code,
+            message=str(left.get("message", "")),
+            hint=str(left.get("hint", "")),
+            job_dir=str(self.directory.path),
+            receipt=read_object(self.directory.receipt),
+            metrics=dict(status.get("metrics") or {}),
+            loss=status.get("loss"),
+            output=str((spec.get("checkpoint") or {}).get("output", "")) if code == ExitCode.DONE else "",
+        )
+
+    def _killed(self) -> Outcome:
+        directory = self.directory
+        return Outcome(
+            ExitCode.JOB_FAILED,
+            f"the master of the job in {directory.path} was killed, and every process of the job with it",
+            str(directory.path),
+            f"go on with: elasticdl train -f {directory.path / 'job.yaml'} --job-dir {directory.path} --resume"
+            if has_checkpoint(directory.checkpoints)
+            else f"no checkpoint was made; its log is {directory.logs / 'master-0.log'}",
+        )
+
+    def _last_word(self) -> Mapping[str, Any]:
+        """What was left in status.json. A master takes its address away a moment before it leaves that."""
+        end_s = time.monotonic() + _LAST_WORD_WITHIN_S
+        while not (left := read_object(self.directory.status)) and time.monotonic() < end_s:
+            time.sleep(0.05)
+        return left
+
+    def _made_wall_s(self) -> float:
+        try:
+            return self.directory.spec.stat().st_mtime
+        except OSError:
+            return time.time()
+
+    def _is_young(self) -> bool:
+        return time.time() - self._made_wall_s() < _STARTS_WITHIN_S
+
+    @contextmanager
+    def _master(self) -> Iterator[MasterClient]:
+        """A connection to the job's master. Raises an error with exit code 4 if the job does not run, TransientError."""
+        from elasticdl.rpc.master_client import MasterClient  # gRPC: not for `--help`
+
+        where = read_object(self.directory.master)
+        if not where:
+            hint = f"see `elasticdl status --job-dir {self.directory.path}`"
+            raise no_such_job(f"the job in {self.directory.path} does not run", hint)
+        if not _lives(int(where.get("pid", 0))):
+            killed = self._killed()
+            raise no_such_job(killed.message, killed.hint)
+        client = MasterClient(where["address"], where["token"], "cli", away_s=CALL_S)
+        try:
+            yield client
+        except TransientError as error:
+            log = self.directory.logs / "master-0.log"
+            words = f"the master of the job in {self.directory.path} does not answer: {error.message}"
+            raise _with_code(TransientError(words, hint=f"it may be busy or stopped; its log is {log}")) from error
+        finally:
+            client.close()
+
+
+def _with_code(error: ElasticDLError) -> ElasticDLError:
+    error.exit_code = ExitCode.NO_SUCH_JOB
+    return error
+
+
+def _name(directory: JobDirectory) -> str:
+    spec = read_object(directory.spec)
+    return str((spec.get("cluster") or {}).get("job_name") or directory.path.name)
+
+
+def _state(exit_code: int) -> str:
+    return {ExitCode.DONE: "done", ExitCode.INTERRUPTED: "stopped"}.get(exit_code, "failed")  # type: ignore[call-overload, no-any-return]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid > 0
+
+
+def _last(path: Path, lines: int) -> Iterator[str]:
+    """The last lines of a file of any size, in memory that those lines need."""
+    with path.open("rb") as file:
+        file.seek(_begin_of_last(file, lines) if lines else 0)
+        for line in deque(file, maxlen=lines) if lines else file:
+            yield line.decode("utf-8", errors="replace")
+
+
+def _begin_of_last(file: IO[bytes], lines: int) -> int:
+    """A place that surely has the last `lines` lines after it, found from the end."""
+    position, newlines = file.seek(0, os.SEEK_END), 0
+    while position > 0 and newlines <= lines:
+        step = min(_BLOCK_BYTES, position)
+        position -= step
+        file.seek(position)
+        newlines += file.read(step).count(b"\n")
+    return position

@@ -1,0 +1,21 @@
+"""Tells how a job ended: results on stdout; what went wrong, and what to do, on stderr."""
+
+from __future__ import annotations
+
+import click
+
+from elasticdl.cli.documents import Format, render
+from elasticdl.cli.outcome import Outcome, summary
+from elasticdl.cli.telling import tell
+from elasticdl.errors import ExitCode
+
+
+def tell_end(outcome: Outcome, form: Format) -> None:
+    """The same for a job on this machine and for one on a cluster."""
+    if outcome.exit_code != ExitCode.DONE:
+        title = "Stopped" if outcome.exit_code == ExitCode.INTERRUPTED else "Error"
+        tell(f"{title}: {outcome.message}")
+        if outcome.hint:
+            tell(f"Hint: {outcome.hint}")
+    text = "\n".join(summary(outcome)) + "\n" if form is Format.TABLE else render(outcome.as_dict(), form)
+    click.echo(text, nl=False)

@@ -1,0 +1,155 @@
+"""A job that was found, wherever it is: what the verbs that look after jobs can ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+if TYPE_CHECKING:
+    from elasticdl.cli.outcome import Outcome
+
+
+class Kind(StrEnum):
+    """Where a job's processes are."""
+
+    LOCAL = "local"
+    KUBERNETES = "kubernetes"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`namespace` of a job on a cluster, `job_dir` of one on this machine."""
+
+    kind: Kind
+    namespace: str = ""
+    job_dir: str = ""
+
+    def __str__(self) -> str:
+        return self.job_dir if self.kind is Kind.LOCAL else f"namespace {self.namespace}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a job is doing. `status` always has every key of the master's `JobStatus`, with nothing in it where nothing is known."""
+
+    job: str
+    place: Place
+    state: str
+    """waiting, running, leaving, done, failed or stopped: see `cluster.job_facts.Standing`."""
+    age_s: float
+    status: Mapping[str, Any]
+    exit_code: int | None = None
+    outcome: str = ""
+    hint: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON and YAML: one schema, wherever the job is."""
+        head = {"job": self.job, "place": str(self.place.kind), "namespace": self.place.namespace, "job_dir": self.place.job_dir}
+        tail = {"exit_code": self.exit_code, "outcome": self.outcome, "hint": self.hint}
+        return {**head, "state": self.state, "age_s": round(self.age_s, 1), **self.status, **tail}
+
+    def as_row(self) -> dict[str, Any]:
+        """For `list`."""
+        whole = self.as_dict()
+        records = {"trained": whole["records"]["trained"], "expected": whole["records"]["expected"]}
+        keys = ("job", "place", "namespace", "job_dir", "state", "age_s", "message", "exit_code", "outcome")
+        return {**{key: whole[key] for key in keys}, "records": records}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """A log that can be read. `process` as `logs` takes it; `what` for people: its size, or how its pod is doing."""
+
+    process: str
+    what: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LogWish:
+    """What to read of a log: its last `lines` (0: all), and whether to go on as it grows."""
+
+    process: str
+    lines: int = 200
+    follow: bool = False
+
+
+class FoundJob(Protocol):
+    """A job. Methods block for seconds at most, unless they say otherwise, and raise ElasticDLError."""
+
+    name: str
+    place: Place
+
+    def report(self) -> Report:
+        """How it is doing, or how it ended."""
+
+    def outcome(self) -> Outcome | None:
+        """How it ended; None if it has not."""
+
+    def stop(self, reason: str) -> str:
+        """Have it end in order; what happens now, in words."""
+
+    def end(self) -> str:
+        """End it at once, without a last checkpoint; what happens now, in words."""
+
+    def scale(self, low: int, high: int) -> None:
+        """Ask for another range of workers."""
+
+    def checkpoint(self) -> None:
+        """Ask for a checkpoint now."""
+
+    def logs(self) -> list[LogEntry]:
+        """What can be read."""
+
+    def read_log(self, wish: LogWish) -> Iterator[str]:
+        """Text as it comes; following, until the process or the job has ended."""
+
+    def close(self) -> None:
+        """Drop connections. The job does not notice."""
+
+
+def blank_status(message: str, **known: Any) -> dict[str, Any]:  # noqa: ANN401 - values of a status
+    """A status of a job of which only `message`, and what is `known`, can be told."""
+    from elasticdl.master.core.status import JobStatus, RecordCounts, ScaleStatus
+
+    blank = JobStatus(
+        action="",
+        phase="",
+        message=message,
+        at_s=0.0,
+        epoch=0,
+        epochs=0,
+        version=0,
+        records=RecordCounts(),
+        shards={},
+        scale=ScaleStatus(0, 0, 0, 0),
+        processes=(),
+        loss=None,
+        metrics={},
+        rounds=(),
+        checkpoints=(),
+        updates_lost=0,
+        waiting=(),
+        parked=(),
+        bad_examples=(),
+        receipt={"epochs": [], "total": {}},
+    )
+    return {**asdict(blank), "gauges": {}, "records_per_s": 0.0, **known}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """What somebody typed to name a job."""
+
+    job: str = ""
+    job_dir: str = ""
+    namespace: str = ""
+    kube_context: str = ""
+    places: tuple[str, ...] = ()
+    """Where it was looked for already."""

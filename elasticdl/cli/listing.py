@@ -1,0 +1,94 @@
+"""`list`: the jobs of this machine and of a cluster, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticdl.cli import progress
+from elasticdl.cli.documents import Format, render
+from elasticdl.cli.finding import cluster_options, local_jobs, no_cluster
+from elasticdl.cli.found import Report
+from elasticdl.cli.jobs import FORMAT_OPTION, SETTINGS
+from elasticdl.cli.place import JOBS
+from elasticdl.cli.telling import tell
+from elasticdl.errors import ElasticDLError
+
+if TYPE_CHECKING:
+    from elasticdl.cli.cluster_job import ClusterJob
+
+_AT_ONCE = 8
+_CALL_S = 4.0
+
+
+@click.command("list", context_settings=SETTINGS)
+@cluster_options
+@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Of the cluster's every namespace.")
+@FORMAT_OPTION
+def list_(namespace: str, kube_context: str, everywhere: bool, form: str) -> None:
+    """List the jobs in ./jobs and those of the current kube context; with --namespace, --kube-context or -A only the latter."""
+    looked = [] if namespace or kube_context or everywhere else [f"./{JOBS}"]
+    only_cluster = bool(namespace or kube_context or everywhere)
+    reports = [] if only_cluster else _local()
+    if only_cluster or not no_cluster():
+        try:
+            reports += _on_cluster(namespace, kube_context, looked, everywhere=everywhere)
+        except ElasticDLError as error:
+            if only_cluster:
+                raise
+            tell(f"not listed, the jobs of the current kube context: {error.message}")
+    if form != Format.TABLE:
+        click.echo(render([report.as_row() for report in reports], Format(form)), nl=False)
+        return
+    if not reports:
+        tell(f"there are no jobs in {' or '.join(looked)}")
+        return
+    for line in progress.table([("JOB", "WHERE", "STATE", "PROGRESS", "AGE", "WHAT"), *map(_row, reports)]):
+        click.echo(line)
+
+
+def _row(report: Report) -> Sequence[str]:
+    share = progress.job_share(report.status)
+    done = f"{share.fraction:.0%}" if share.expected else "-"
+    what = progress.plain(report.outcome or str(report.status["message"])).partition("\n")[0]
+    return report.job, str(report.place), report.state, done, progress.age(report.age_s), what
+
+
+def _local() -> list[Report]:
+    jobs = local_jobs()
+    if not jobs:
+        return []
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = list(pool.map(lambda job: job.report(), jobs))
+    return sorted(found, key=lambda report: report.age_s)
+
+
+def _on_cluster(namespace: str, context: str, looked: list[str], *, everywhere: bool) -> list[Report]:
+    """Adds to `looked` where it was looked."""
+    from elasticdl.cli.cluster_job import ClusterJob
+    from elasticdl.cli.line import ClusterLine
+    from elasticdl.cluster.jobs import Jobs
+
+    with ClusterLine(namespace, context) as line:
+        looked.append("any namespace" if everywhere else f"namespace {line.namespace}")
+        found = line.run(Jobs(line.api, line.namespace).all(everywhere=everywhere))
+        jobs = [ClusterJob(line, facts.name, namespace=facts.namespace, call_s=_CALL_S) for facts in found]
+        if not jobs:
+            return []
+        try:
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                return [report for report in pool.map(_report, jobs) if report is not None]
+        finally:
+            for job in jobs:
+                job.close()
+
+
+def _report(job: ClusterJob) -> Report | None:
+    """None for a job that has gone meanwhile."""
+    with suppress(ElasticDLError):
+        return job.report()
+    return None

@@ -1,0 +1,183 @@
+"""A job on a cluster, as its Job and its pods describe it: where it stands, how it ended, which processes there are. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, TypeAlias, final
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.cluster.outcome import Ended, read_outcome
+from elasticdl.cluster.pods import exit_facts, has_ended, observed, process_name, trouble, uid
+from elasticdl.errors import ExitCode
+
+Object: TypeAlias = Mapping[str, Any]
+_EXIT_CODE = re.compile(r"exit code (\d+)")
+
+
+class Standing(StrEnum):
+    """Where a job is between its submission and its end."""
+
+    WAITING = "waiting"
+    """Its master does not run yet, or not any more: `JobFacts.waits_for` says why."""
+    RUNNING = "running"
+    LEAVING = "leaving"
+    """It is being deleted."""
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """`masters` are the pods of its master, the newest last; `pods` all the others. What has ended may be gone by now."""
+
+    job: Object
+    masters: tuple[Object, ...] = ()
+    pods: tuple[Object, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As `--job-name` said."""
+        return str(self.job["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        """Where it is."""
+        return str(self.job["metadata"]["namespace"])
+
+    @property
+    def uid(self) -> str:
+        """What tells it from a job that had its name."""
+        return uid(self.job)
+
+    @property
+    def created_wall_s(self) -> float:
+        """Seconds since 1970."""
+        return wall_s(self.job["metadata"].get("creationTimestamp"))
+
+    @property
+    def master(self) -> Object | None:
+        """The newest pod of the master."""
+        return self.masters[-1] if self.masters else None
+
+    @property
+    def running_master(self) -> str:
+        """The pod to talk to; '' while there is none."""
+        pod = self.master
+        return str(pod["metadata"]["name"]) if pod is not None and not has_ended(pod) and observed(pod).running else ""
+
+    @property
+    def standing(self) -> Standing:
+        """One word for it."""
+        ended = self.ended
+        if ended is not None:
+            return standing_of(ended.exit_code)
+        if self.job["metadata"].get("deletionTimestamp"):
+            return Standing.LEAVING
+        return Standing.RUNNING if self.running_master else Standing.WAITING
+
+    @property
+    def waits_for(self) -> str:
+        """Why there is no master to talk to, in words; '' if there is one, or the job has ended."""
+        if self.job["metadata"].get("deletionTimestamp"):
+            return "it is being deleted"
+        if (self.job.get("spec") or {}).get("suspend"):
+            return "it is suspended; it starts when whoever suspended it (a queue, for one) lets it"
+        pod = self.master
+        if self.running_master or self.ended is not None:
+            return ""
+        if pod is None:
+            return _creation_problem(self.job) or "the cluster has not made its master's pod yet"
+        if has_ended(pod):
+            return f"its master ended ({_how(pod)}) and is being started again"
+        return f"its master: {trouble(pod).text}"
+
+    @property
+    def ended(self) -> Ended | None:
+        """How it ended: by its master's word, else by what the cluster knows. None: it has not."""
+        condition = _final_condition(self.job)
+        if condition is None:
+            return None
+        said = next((found for pod in reversed(self.masters) if (found := read_outcome(pod)) is not None), None)
+        return said or self._without_word(condition)
+
+    def _without_word(self, condition: Object) -> Ended:
+        if condition["type"] == "Complete":
+            return Ended(ExitCode.DONE, "done; its master's pod is gone, and its receipt with it")
+        message = str(condition.get("message") or condition.get("reason") or "")
+        pod = self.master
+        facts = exit_facts(pod, asked=False) if pod is not None and has_ended(pod) else None
+        code = facts.exit_code if facts else None
+        if code is None and (found := _EXIT_CODE.search(message)):
+            code = int(found[1])
+        last = f"; it said last:\n{facts.log_tail.strip()}" if facts and facts.log_tail.strip() else ""
+        how = f"its master ended ({_how(pod)}) and left no word" if pod is not None and facts else "its master left no word"
+        return Ended(code if code in _VERDICTS else ExitCode.JOB_FAILED, f"{how}: {message}{last}" if message else f"{how}{last}")
+
+    def processes(self) -> tuple[tuple[ProcessName, Object], ...]:
+        """Every process with its pod, masters first. A master that was replaced counts as an earlier incarnation."""
+        found = [(ProcessName(Role.MASTER, 0, number), pod) for number, pod in enumerate(self.masters)]
+        found += [(process_name(pod), pod) for pod in self.pods]
+        return tuple(sorted(found, key=lambda one: (list(Role).index(one[0].role), one[0].index, one[0].incarnation)))
+
+
+_VERDICTS = frozenset(int(code) for code in ExitCode)
+
+
+def standing_of(exit_code: int) -> Standing:
+    """Of a job that has ended."""
+    known = {ExitCode.DONE: Standing.DONE, ExitCode.INTERRUPTED: Standing.STOPPED}
+    return known.get(ExitCode(exit_code), Standing.FAILED) if exit_code in _VERDICTS else Standing.FAILED
+
+
+def job_facts(job: Object, pods: Iterable[Object] = ()) -> JobFacts:
+    """`pods` may be those of other jobs too, and pods that are none of ours."""
+    own = [pod for pod in pods if _belongs(pod, uid(job))]
+    ordered = sorted(own, key=lambda pod: (wall_s(pod["metadata"].get("creationTimestamp")), pod["metadata"]["name"]))
+    masters = tuple(pod for pod in ordered if process_name(pod).role is Role.MASTER)
+    return JobFacts(job, masters, tuple(pod for pod in ordered if process_name(pod).role is not Role.MASTER))
+
+
+def wall_s(timestamp: str | None) -> float:
+    """Seconds since 1970 of Kubernetes' way to write a time; 0 for none."""
+    return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0
+
+
+def _belongs(pod: Object, job_uid: str) -> bool:
+    owners = pod["metadata"].get("ownerReferences") or ()
+    if not any(owner.get("uid") == job_uid for owner in owners):
+        return False
+    try:
+        process_name(pod)
+    except (KeyError, ValueError):
+        return False
+    return True
+
+
+def _final_condition(job: Object) -> Object | None:
+    for condition in (job.get("status") or {}).get("conditions") or ():
+        if condition.get("type") in ("Complete", "Failed") and condition.get("status") == "True":
+            return dict(condition)
+    return None
+
+
+def _creation_problem(job: Object) -> str:
+    """What the Job says of a pod that it could not make."""
+    for condition in (job.get("status") or {}).get("conditions") or ():
+        if condition.get("type") == "FailureTarget" and condition.get("status") == "True":
+            return f"it is failing: {condition.get('message') or condition.get('reason')}"
+    return ""
+
+
+def _how(pod: Object) -> str:
+    """`signal 9, OOMKilled`; facts, not a verdict."""
+    facts = exit_facts(pod, asked=False)
+    parts = [f"signal {facts.signal}"] if facts.signal is not None else []
+    parts += [f"exit code {facts.exit_code}"] if facts.exit_code is not None else []
+    parts += [facts.reason] if facts.reason else []
+    return ", ".join([*parts, *facts.conditions]) or "nothing is known of how"

@@ -1,0 +1,38 @@
+"""What this machine has to give: cores, and memory that is free."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+_RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
+
+
+def usable_cores(cgroup: Path = _CGROUP) -> float:
+    """Cores that this process may use: its affinity, and the quota of its cgroup (v2) if there is one."""
+    cores = float(len(os.sched_getaffinity(0)))
+    with suppress(OSError, ValueError, ZeroDivisionError):
+        quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
+        cores = min(cores, float(quota) / float(period))
+    return cores
+
+
+def free_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
+    """Memory that more processes could have: of the machine, and of its cgroup (v2) if that has a limit. None: nobody knows."""
+    found = []
+    with suppress(OSError, ValueError, IndexError):
+        found.append(1024 * int(meminfo.read_text(encoding="ascii").partition("MemAvailable:")[2].split()[0]))
+    with suppress(OSError, ValueError):
+        limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
+        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
+        found.append(max(0, limit - used + _reclaimable(cgroup)))
+    return min(found, default=None)
+
+
+def _reclaimable(cgroup: Path) -> int:
+    """What the files' cache holds is given away when somebody wants it."""
+    lines = (line.partition(" ") for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines())
+    return sum(int(value) for name, _, value in lines if name in _RECLAIMABLE)

@@ -1,0 +1,233 @@
+"""The flags of a job that mean something on a Kubernetes cluster only. Plain values; `cluster/planning.py` makes objects of them.
+
+Quantities, tolerations, affinity and volume sources are Kubernetes' own words and travel unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Self, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from elasticdl.errors import SpecError
+
+ZOO_OF_IMAGES = "/model_zoo"
+"""Where `elasticdl zoo build` puts the modules."""
+_QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i))?")
+_CORES = re.compile(r"\d+\.?\d*[num]?")
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+_OURS = ("/", "/tmp", "/var/run/elasticdl", "/var/run/secrets")  # noqa: S108 - places in a pod
+
+
+class PullPolicy(StrEnum):
+    """When a node asks the registry for the image."""
+
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
+def quantity(text: str) -> Decimal:
+    """The number that a Kubernetes quantity says: `500m` is 0.5, `2Gi` 2147483648. Raises ValueError."""
+    found = _QUANTITY.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no quantity: expected for example 2, 500m, 512Mi or 4G")
+    number, exponent, suffix = found[1], found[2] or "", found[3] or ""
+    if suffix in _BINARY:
+        return Decimal(number) * Decimal(1024 ** _BINARY[suffix])
+    return Decimal(f"{number}{exponent}").scaleb(_DECIMAL[suffix])
+
+
+def quantity_bytes(text: str) -> int:
+    """`2Gi` as bytes. Raises ValueError."""
+    return int(quantity(text))
+
+
+def parse_pairs(value: object) -> object:
+    """`"cpu=1,memory=2Gi"` or a mapping, to strings."""
+    if isinstance(value, str):
+        pairs: dict[str, str] = {}
+        for part in filter(None, (part.strip() for part in value.split(","))):
+            key, sign, text = part.partition("=")
+            if not sign or not key.strip() or not text.strip():
+                raise ValueError(f"expected key=value,…, got {part!r}")
+            pairs[key.strip()] = text.strip()
+        return pairs
+    return {str(key): str(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def parse_names(value: object) -> object:
+    """`"a,b"` or a list."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+def parse_json(value: object) -> object:
+    """JSON where it comes as text, as on the command line; else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value.strip() else None
+    except ValueError as error:
+        raise ValueError(f"expected JSON, got {value!r} ({error})") from error
+
+
+def parse_volumes(value: object) -> object:
+    """`"claim_name=c1,mount_path=/data;host_path=/x,mount_path=/y"`, JSON, or a list of such and of mappings."""
+    if isinstance(value, str):
+        if value.lstrip()[:1] in ("[", "{"):
+            found = parse_json(value)
+            return found if isinstance(found, list) else [found]
+        return [parse_pairs(part) for part in value.split(";") if part.strip()]
+    if isinstance(value, (list, tuple)):
+        found = [parse_volumes(part) if isinstance(part, str) else [part] for part in value]
+        return [one for part in found for one in (part if isinstance(part, list) else [part])]
+    return value
+
+
+def _no_nothing(value: object) -> object:
+    return () if value is None else value
+
+
+def _all_quantities(pairs: Mapping[str, str]) -> Mapping[str, str]:
+    for key, text in pairs.items():
+        try:
+            amount = quantity(text)
+        except ValueError as error:
+            raise ValueError(f"{key}={text}: {error}") from error
+        if key == "cpu" and not _CORES.fullmatch(text):
+            raise ValueError(f"cpu={text}: expected cores, for example 2, 0.5 or 500m")
+        if amount <= 0:
+            raise ValueError(f"{key}={text}: expected more than nothing")
+    return pairs
+
+
+def _memory(text: str) -> str:
+    if text:
+        quantity(text)
+    return text
+
+
+class Mount(BaseModel):
+    """A volume and where it is in the pods: a claim, a path of the node, or any `source` in Kubernetes' own words."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mount_path: str
+    claim_name: str = ""
+    host_path: str = ""
+    type: str = ""
+    source: Mapping[str, Any] = Field(default_factory=dict)
+    sub_path: str = ""
+    read_only: bool = False
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [key for key in ("claim_name", "host_path", "source") if getattr(self, key)]
+        if len(given) != 1:
+            raise ValueError(f"expected one of claim_name, host_path and source, got {' and '.join(given) or 'none'}")
+        if self.type and not self.host_path:
+            raise ValueError(f"type={self.type} is for a host_path")
+        path = PurePosixPath(self.mount_path)
+        if not path.is_absolute() or ".." in path.parts or str(path) in _OURS or ":" in self.mount_path:
+            raise ValueError(f"mount_path {self.mount_path!r}: expected an absolute path that is none of {', '.join(_OURS)}")
+        return self
+
+    def holds(self, path: str) -> bool:
+        """Whether a path in the pods is on this volume."""
+        return PurePosixPath(path).is_relative_to(PurePosixPath(self.mount_path))
+
+
+def _apart(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
+    places = [str(PurePosixPath(mount.mount_path)) for mount in mounts]
+    for place in places:
+        if places.count(place) > 1:
+            raise ValueError(f"two volumes at {place}")
+    return mounts
+
+
+Resource: TypeAlias = Annotated[Mapping[str, str], BeforeValidator(parse_pairs), AfterValidator(_all_quantities)]
+Pairs: TypeAlias = Annotated[Mapping[str, str], BeforeValidator(parse_pairs)]
+
+
+class KubernetesSection(BaseModel):
+    """On a Kubernetes cluster."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    image_name: str = Field(default="", description="Image of all processes. Given: the job runs on a Kubernetes cluster.")
+    image_pull_policy: PullPolicy = Field(default=PullPolicy.IF_NOT_PRESENT, description="When nodes ask the registry for it.")
+    image_pull_secrets: Annotated[tuple[str, ...], BeforeValidator(parse_names)] = Field(
+        default=(), description="`a,b`: Secrets of the namespace with the registry's passwords."
+    )
+    kube_context: str = Field(default="", description="Context of the kubeconfig; default: the current one.")
+    namespace: str = Field(default="", description="Namespace of the job; default: the context's.")
+    service_account: str = Field(
+        default="elasticdl", description="The master's; docker/rbac.yaml makes one with the rights needed."
+    )
+    volume: Annotated[tuple[Mount, ...], BeforeValidator(parse_volumes), AfterValidator(_apart)] = Field(
+        default=(),
+        description="`claim_name=C,mount_path=/data;host_path=P,mount_path=/x`, also with sub_path and read_only; "
+        "JSON or YAML with `source` for other kinds.",
+    )
+    fs_group: int = Field(default=1000, ge=0, description="Group that owns the files of volumes; 0: as the volume has it.")
+    run_as_user: int = Field(default=0, ge=0, description="User that processes run as; 0: the image's.")
+    master_resource_request: Resource = Field(default_factory=dict, description="`cpu=1,memory=2Gi,…` that the master asks for.")
+    master_resource_limit: Resource = Field(default_factory=dict, description="What the master may not go beyond.")
+    worker_resource_request: Resource = Field(default_factory=dict, description="The same for each worker.")
+    worker_resource_limit: Resource = Field(default_factory=dict, description="`…,nvidia.com/gpu=1` for each worker.")
+    ps_resource_request: Resource = Field(default_factory=dict, description="The same for each parameter server.")
+    ps_resource_limit: Resource = Field(default_factory=dict, description="The same for each parameter server.")
+    master_pod_priority: str = Field(default="", description="Priority class of the master.")
+    worker_pod_priority: str = Field(default="", description="Priority class of workers; `{rung}` in it: their rung, from 1.")
+    ps_pod_priority: str = Field(default="", description="Priority class of parameter servers.")
+    node_selector: Pairs = Field(default_factory=dict, description="`key=value,…` that nodes must have.")
+    tolerations: Annotated[tuple[Mapping[str, Any], ...], BeforeValidator(lambda v: _no_nothing(parse_json(v)))] = Field(
+        default=(), description="JSON (or YAML): Kubernetes' list of tolerations."
+    )
+    affinity: Annotated[Mapping[str, Any] | None, BeforeValidator(parse_json)] = Field(
+        default=None, description="JSON (or YAML): Kubernetes' affinity, in place of workers near servers, servers apart."
+    )
+    ttl_seconds: int = Field(default=24 * 3600, ge=0, description="How long an ended job's objects stay.")
+    oom_memory_limit: Annotated[str, AfterValidator(_memory)] = Field(
+        default="", description="Most memory for a process that comes back from out of memory; default: twice its first limit."
+    )
+
+    def memory_limit_bytes(self, role: str) -> int | None:
+        """What a process of a role (`worker`, `ps`, `master`) may use at first; None: no limit was set."""
+        text = getattr(self, f"{role}_resource_limit").get("memory")
+        return None if text is None else quantity_bytes(text)
+
+    def oom_limit_bytes(self, role: str) -> int | None:
+        """What one that ran out of memory may be given at most; None where nothing limits it: more would not help."""
+        first = self.memory_limit_bytes(role)
+        if first is None:
+            return None
+        return max(first, quantity_bytes(self.oom_memory_limit)) if self.oom_memory_limit else 2 * first
+
+    def volume_of(self, path: str) -> Mount | None:
+        """The volume that a path in the pods is on; None: it goes with its pod."""
+        found = [mount for mount in self.volume if mount.holds(path)]
+        return max(found, key=lambda mount: len(PurePosixPath(mount.mount_path).parts), default=None)
+
+    def keeps(self, path: str) -> bool:
+        """Whether what is written there is seen by all pods and outlives them; addresses (`s3://…`) do."""
+        mount = self.volume_of(path) if path else None
+        return "://" in path or (mount is not None and not mount.read_only)
+
+    def check(self) -> None:
+        """Raises SpecError for a flag that means nothing without a cluster."""
+        if self.image_name:
+            return
+        for name, value in self:
+            if value != type(self).model_fields[name].get_default(call_default_factory=True):
+                raise SpecError(
+                    f"--{name.replace('_', '-')} without --image-name",
+                    hint="it is for jobs on a Kubernetes cluster: name the image, or leave it out",
+                )

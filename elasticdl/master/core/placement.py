@@ -1,0 +1,75 @@
+"""Which processes have no place yet, and why: one sentence a role, told when it changes.
+
+Nobody waits for the workers that are missing: training goes on with those that are there, from the first one on. So there is no
+deadline either, only a name for the wait. Without all of its parameter servers no job can train.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import final
+
+from elasticdl.cluster.base import Role
+from elasticdl.master.core.parts import Facts, Phase
+from elasticdl.master.core.processes import Life, Process
+from elasticdl.master.core.scaling import Scaling
+
+_SETTLE_S = 5.0
+"""Being placed takes a moment; only then is it a wait. A refusal is one at once."""
+_TELL_EVERY_S = 10.0
+_NAMES = {Role.WORKER: "workers", Role.PS: "parameter servers"}
+
+
+@final
+class Placement:
+    """Reads the process table. Keeps only what people were told."""
+
+    def __init__(self, facts: Facts, scaling: Scaling) -> None:
+        self._facts = facts
+        self._scaling = scaling
+        self._told = ""
+        self._told_s = 0.0
+
+    def waits(self) -> list[str]:
+        """What is waited for now, in words: `2 of 4 workers placed; quota team exhausted: cpu 8 of 8 used, 2 more asked for`."""
+        if self._facts.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED):
+            return []
+        waits = [text for role in (Role.PS, Role.WORKER) if (text := self._wait(role))]
+        if turn := self._scaling.waiting_turn():
+            waits.append(turn)
+        return waits
+
+    def tick(self) -> None:
+        """Tell people what has changed, but not more often than anybody can read."""
+        now = "; ".join(self.waits())
+        if now == self._told or (now and self._told and self._facts.now_s - self._told_s < _TELL_EVERY_S):
+            return
+        self._told, self._told_s = now, self._facts.now_s
+        self._facts.orders.announce("wait", now or "every process has its place", level="warning" if now else "info")
+
+    def _wait(self, role: Role) -> str:
+        processes = self._processes(role)
+        waiting = Counter(_reason(process) for process in processes if self._waits(process))
+        if not waiting:
+            return ""
+        placed = sum(process.life in (Life.STARTING, Life.READY) for process in processes)
+        (reason, _), *others = waiting.most_common()
+        more = f" (and {len(others)} other reason{'s' * (len(others) > 1)})" if others else ""
+        short = role is Role.WORKER and placed < self._scaling.low < len(processes)
+        least = f", fewer than the {self._scaling.low} that are wanted at least" if short else ""
+        return f"{placed} of {len(processes)} {_NAMES[role]} placed{least}; {reason}{more}"
+
+    def _processes(self, role: Role) -> list[Process]:
+        if role is Role.WORKER:
+            return self._facts.processes.live_workers()
+        servers = (self._facts.processes.server(index) for index in range(self._facts.servers))
+        return [server for server in servers if server is not None]
+
+    def _waits(self, process: Process) -> bool:
+        if process.life is Life.REFUSED or (process.life is Life.REQUESTED and process.refusals):
+            return True
+        return process.life in (Life.REQUESTED, Life.PENDING) and self._facts.now_s - process.ordered_s >= _SETTLE_S
+
+
+def _reason(process: Process) -> str:
+    return process.message or "the cluster has not shown it yet"

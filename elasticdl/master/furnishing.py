@@ -1,0 +1,180 @@
+"""What a master in a pod sees to before it is one: its rights, the job's token and objects, and the end of what an earlier
+master left running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar, final
+
+from elasticdl.cluster import rights
+from elasticdl.cluster.apiserver import ApiAway, ApiRefused, ApiServer
+from elasticdl.cluster.base import CreateRefused
+from elasticdl.cluster.kubernetes import KubernetesCluster
+from elasticdl.cluster.labels import JOB_UID_LABEL
+from elasticdl.cluster.manifests import TOKEN_KEY, UID_KEY, network_policy, services, token_secret
+from elasticdl.cluster.plans import Json, Owner, PodPlan
+from elasticdl.cluster.refusals import refusal
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+LIMIT_S = 180.0
+"""For all of it, with an API server that is away for a while. Then the pod is started again."""
+_FORCE_AFTER_S = 5.0
+_LOOK_EVERY_S = 0.5
+_SECRET_AGAIN_S = 1.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Furnished:
+    """`epoch` is higher than that of every earlier master of the job. `replaces`: there was one."""
+
+    token: str = field(repr=False)
+    epoch: int
+    replaces: bool
+
+
+@final
+class Furnishing:
+    """Use it from one event loop."""
+
+    def __init__(self, api: ApiServer, owner: Owner, pod_name: str, token_folder: Path) -> None:
+        self._api, self._owner = api, owner
+        self._pod_name, self._token_folder = pod_name, token_folder
+        self._pods = f"/api/v1/namespaces/{owner.namespace}/pods"
+
+    async def run(self) -> Furnished:
+        """All of it. Raises PermanentError (exit code 3) for what the cluster refuses, TransientError (69) after three minutes."""
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                lacking = await self._heard(lambda: rights.missing(self._api, self._owner.namespace))
+                if lacking:
+                    raise _refused(rights.in_words(lacking, self._owner.namespace))
+                epoch = await self._heard(self._created_s)
+                token = self._mounted()
+                replaces = bool(token)
+                if replaces:
+                    await self._heard(self._end_earlier)
+                token = token or await self._made()
+                await self._objects()
+        except TimeoutError as error:
+            raise _unavailable(f"what the job needs could not be made within {LIMIT_S:g} s: the log says why") from error
+        return Furnished(token, epoch, replaces)
+
+    async def _heard(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Once more while the API server is away. Raises PermanentError."""
+        while True:
+            try:
+                return await call()
+            except ApiAway as away:
+                _LOG.warning("%s; again in %g s", away.message, away.retry_after_s)
+                await asyncio.sleep(away.retry_after_s)
+            except ApiRefused as refused:
+                raise _refused(refusal(refused.status.code, refused.message).reason) from refused
+
+    async def _created_s(self) -> int:
+        """Of our own pod, by the API server's clock: masters of a job come one after the other, whatever their nodes' clocks say."""
+        own = await self._api.get(f"{self._pods}/{self._pod_name}")
+        return int(datetime.fromisoformat(own["metadata"]["creationTimestamp"]).timestamp())
+
+    # -- the token ----------------------------------------------------------------------------------------------------
+
+    def _mounted(self) -> str:
+        """The token that an earlier master of this job made; '' if there was none, or it is of another job that had the name."""
+        try:
+            uid = (self._token_folder / UID_KEY).read_text(encoding="ascii")
+            return (self._token_folder / TOKEN_KEY).read_text(encoding="ascii") if uid == self._owner.uid else ""
+        except OSError:
+            return ""
+
+    async def _made(self) -> str:
+        """Make the Secret. One that is there already may not be read, but a node mounts ours within a minute or two.
+
+        That happens when the answer to our own request was lost; or it is of a job that had our name, and is being cleared away.
+        """
+        token = secrets.token_urlsafe(32)
+        path, made = f"/api/v1/namespaces/{self._owner.namespace}/secrets", token_secret(self._owner, token)
+        while True:
+            try:
+                await self._heard_but_taken(path, made)
+                return token
+            except FileExistsError:
+                if found := self._mounted():
+                    return found
+                _LOG.info("there is a Secret %s already: waiting until it is mounted, or cleared away", made["metadata"]["name"])
+                await asyncio.sleep(_SECRET_AGAIN_S)
+
+    async def _heard_but_taken(self, path: str, made: Json) -> None:
+        async def create() -> None:
+            try:
+                await self._api.create(path, made)
+            except ApiRefused as refused:
+                if refused.status.code == 409:
+                    raise FileExistsError(made["metadata"]["name"]) from refused
+                raise
+
+        await self._heard(create)
+
+    # -- pods and objects ---------------------------------------------------------------------------------------------
+
+    async def _end_earlier(self) -> None:
+        """End the pods of an earlier master and wait until their names are free.
+
+        Those that do not go are taken off the books: their processes are refused by our epoch, however long they live.
+        """
+        loop = asyncio.get_running_loop()
+        force_at_s = loop.time() + _FORCE_AFTER_S
+        asked: set[tuple[str, int]] = set()
+        while pods := (await self._api.get(self._pods, {"labelSelector": f"{JOB_UID_LABEL}={self._owner.uid}"}))["items"]:
+            grace_s = 1 if loop.time() < force_at_s else 0
+            for pod in pods:
+                if (key := (str(pod["metadata"]["uid"]), grace_s)) not in asked:
+                    asked.add(key)
+                    await self._end(pod, grace_s)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _end(self, pod: Json, grace_s: int) -> None:
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        _LOG.info("ending %s of the master before%s", name, "" if grace_s else ", by force")
+        try:
+            await self._api.delete(f"{self._pods}/{name}", {"gracePeriodSeconds": grace_s, "preconditions": {"uid": uid}})
+        except ApiRefused as refused:
+            if refused.status.code not in (404, 409):
+                raise
+
+    async def _objects(self) -> None:
+        """Services and the NetworkPolicy, before the first process looks for them."""
+        cluster = KubernetesCluster(self._api, self._owner, _no_pods)
+        while True:
+            try:
+                await cluster.furnish([*services(self._owner), network_policy(self._owner)])
+                return
+            except CreateRefused as refused:
+                if not refused.retry:
+                    raise _refused(refused.reason) from refused
+                _LOG.warning("%s; again in %g s", refused.reason, _SECRET_AGAIN_S)
+                await asyncio.sleep(_SECRET_AGAIN_S)
+
+
+def _no_pods(_name: object) -> PodPlan:
+    raise RuntimeError("no pods are made here")
+
+
+def _refused(message: str) -> ElasticDLError:
+    error = PermanentError(message, hint="`elasticdl check` with the flags of the job asks the cluster for all that it needs")
+    error.exit_code = ExitCode.CLUSTER_REFUSED
+    return error
+
+
+def _unavailable(message: str) -> ElasticDLError:
+    error = TransientError(message, hint="the cluster starts the master again")
+    error.exit_code = ExitCode.UNAVAILABLE
+    return error

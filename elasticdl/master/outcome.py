@@ -1,0 +1,51 @@
+"""How a job ended, for whoever comes later: in the job's directory, and where the site keeps it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from elasticdl.cluster.outcome import Ended
+from elasticdl.errors import ExitCode
+from elasticdl.master.core.commands import FinishJob
+from elasticdl.master.files import JobDirectory, write_json
+
+_LOG = logging.getLogger(__name__)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What the job came to. `status` is None if it did not begin."""
+
+    status: Mapping[str, Any] | None = None
+    receipt: Mapping[str, Any] = field(default_factory=dict)
+    output: str = ""
+
+
+def leave_outcome(directory: JobDirectory, finish: FinishJob, results: Results) -> None:
+    """Receipt and last status, readable when nobody is there any more. A disk that refuses them changes no outcome."""
+    outcome = {"exit_code": int(finish.exit_code), "message": finish.message, "hint": finish.hint}
+    try:
+        if results.status is not None:
+            write_json(directory.receipt, results.receipt)
+        write_json(directory.status, {**outcome, "status": results.status})
+    except OSError as error:
+        _LOG.error("cannot leave the outcome in %s: %s", directory.path, error)
+
+
+def ended(directory: JobDirectory | None, finish: FinishJob, results: Results) -> Ended:
+    """The same in few words."""
+    status = results.status or {}
+    return Ended(
+        int(finish.exit_code),
+        finish.message,
+        finish.hint,
+        dict(results.receipt.get("total") or {}),
+        dict(status.get("metrics") or {}),
+        status.get("loss"),
+        results.output if finish.exit_code is ExitCode.DONE else "",
+        str(directory.path) if directory is not None else "",
+    )

@@ -1,0 +1,173 @@
+"""A master in a pod of its job: told by variables of its Job, ended by the cluster whenever that likes, and then started again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import yaml
+
+from elasticdl.cluster.apiserver import connect
+from elasticdl.cluster.base import Cluster
+from elasticdl.cluster.kubernetes import KubernetesCluster
+from elasticdl.cluster.manifests import master_address
+from elasticdl.cluster.outcome import Ended, outcome_text
+from elasticdl.cluster.planning import SPEC_VARIABLE, pod_plan
+from elasticdl.cluster.plans import MASTER_PORT, RENDEZVOUS_PORT, Owner
+from elasticdl.cluster.rungs import Rungs
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError
+from elasticdl.job import Action, JobSpec
+from elasticdl.master.core.parts import Limits
+from elasticdl.master.files import JobDirectory, write_json, write_whole
+from elasticdl.master.furnishing import Furnished, Furnishing
+from elasticdl.master.placing import Placing
+from elasticdl.master.site import Environment, Farewell
+
+_LOG = logging.getLogger(__name__)
+_ANY = "0.0.0.0"  # noqa: S104 - a pod's own addresses, and a token guards what listens there
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the Job tells its master."""
+
+    spec: JobSpec
+    owner: Owner
+    pod_name: str
+    token_folder: Path
+    outcome: Path
+
+    @classmethod
+    def read(cls) -> Told:
+        """From the environment. Raises PermanentError with the exit code for usage."""
+        try:
+            return cls(
+                JobSpec.model_validate_json(os.environ[SPEC_VARIABLE]),
+                Owner(*(os.environ[f"ELASTICDL_{key}"] for key in ("NAMESPACE", "JOB_NAME", "JOB_UID"))),
+                os.environ["ELASTICDL_POD_NAME"],
+                Path(os.environ["ELASTICDL_TOKEN_FILE"]).parent,
+                Path(os.environ["ELASTICDL_OUTCOME_FILE"]),
+            )
+        except (KeyError, ValueError) as garbled:
+            error = PermanentError(f"the environment of the master lacks or garbles {garbled}", hint="`elasticdl train` sets it")
+            error.exit_code = ExitCode.USAGE
+            raise error from garbled
+
+
+@final
+class Pod:
+    """The site of a master whose processes are pods beside its own."""
+
+    has_next = True
+    limits = Limits()
+
+    def __init__(self) -> None:
+        """Raises PermanentError if the environment is none of a job's pod."""
+        self._told = Told.read()
+
+    def open(self) -> Environment:
+        furnished = asyncio.run(self._furnish())
+        directory, warnings = open_directory(self._told.spec, self._told.owner, replaces=furnished.replaces)
+        host = "[::]" if _v6() else _ANY
+        return Environment(directory, furnished.token, host, MASTER_PORT, furnished.epoch, RENDEZVOUS_PORT, warnings)
+
+    def placing(self, spec: JobSpec, environment: Environment, port: int) -> Placing:
+        address = master_address(self._told.owner.job)
+        return Placing(spec, str(environment.directory.path), address, environment.token, None, "::" if _v6() else _ANY)
+
+    @asynccontextmanager
+    async def cluster(self, farewell: Farewell) -> AsyncIterator[Cluster]:
+        api = await connect()
+        spec = self._told.spec
+        cluster = KubernetesCluster(api, self._told.owner, lambda name: pod_plan(spec, name.role, rungs.of(name)))
+        rungs = Rungs(cluster.has_ended)
+        try:
+            yield cluster
+        finally:
+            await (cluster.leave() if farewell.to_the_next else cluster.close())
+            await api.close()
+
+    def tell(self, ended: Ended) -> None:
+        try:
+            self._told.outcome.write_text(outcome_text(ended), encoding="utf-8")
+        except OSError as error:
+            _LOG.error("cannot leave the outcome in %s: %s", self._told.outcome, error)
+
+    async def _furnish(self) -> Furnished:
+        api = await connect()
+        try:
+            return await Furnishing(api, self._told.owner, self._told.pod_name, self._told.token_folder).run()
+        finally:
+            await api.close()
+
+
+def _v6() -> bool:
+    return ":" in os.environ.get("ELASTICDL_POD_ADDRESS", "")
+
+
+def open_directory(spec: JobSpec, owner: Owner, *, replaces: bool) -> tuple[JobDirectory, tuple[str, ...]]:
+    """Make the job's directory, or take it over from the master before; and what people should know of that.
+
+    Raises SpecError for a directory that holds another job or cannot be written.
+    """
+    directory = JobDirectory(Path(spec.cluster.job_dir))
+    claim = directory.path / "kubernetes.json"
+    try:
+        directory.path.mkdir(parents=True, exist_ok=True)
+        ours = _uid(claim) == owner.uid
+        if directory.spec.exists() and not ours and not spec.checkpoint.resume:
+            raise SpecError(f"{directory.path} holds a job already", hint="go on with it by --resume, or name another --job-dir")
+        if not ours:
+            # Of the run before: data and model may have changed since.
+            directory.preflight.unlink(missing_ok=True)
+            directory.status.unlink(missing_ok=True)
+        write_json(claim, {"namespace": owner.namespace, "job": owner.job, "uid": owner.uid})
+        resumed, warnings = (_gone_on(spec, directory), _loss(spec, directory)) if replaces else (spec, ())
+        told = {key: value for key, value in spec.told().items() if key != "resume"}
+        text = f"# elasticdl {spec.action} -f job.yaml\n{yaml.safe_dump(told, sort_keys=False, allow_unicode=True)}"
+        write_whole(directory.path / "job.yaml", text, mode=0o600)
+        write_whole(directory.spec, resumed.model_dump_json(indent=2) + "\n", mode=0o600)
+    except OSError as error:
+        raise _unusable(directory.path, error) from error
+    return directory, warnings
+
+
+def _uid(claim: Path) -> str:
+    try:
+        return str(json.loads(claim.read_text(encoding="utf-8"))["uid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _has_checkpoint(directory: JobDirectory) -> bool:
+    return any(directory.checkpoints.glob("version-*/manifest.json"))
+
+
+def _gone_on(spec: JobSpec, directory: JobDirectory) -> JobSpec:
+    """As with --resume, if there is anything to go on from."""
+    if spec.action is not Action.TRAIN or not _has_checkpoint(directory):
+        return spec
+    return spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update={"resume": True})})
+
+
+def _loss(spec: JobSpec, directory: JobDirectory) -> tuple[str, ...]:
+    if spec.action is Action.TRAIN and _has_checkpoint(directory):
+        return ("the master was started again: the job goes on from its newest checkpoint",)
+    why = f"there is no checkpoint in {directory.checkpoints}" if spec.action is Action.TRAIN else "nothing was kept"
+    hint = "" if spec.kubernetes.keeps(spec.cluster.job_dir) else "; --volume, --job-dir and --checkpoint-steps keep the work"
+    return (f"the master was started again, and {why}: the job begins afresh{hint}",)
+
+
+def _unusable(path: Path, error: OSError) -> ElasticDLError:
+    return SpecError(
+        f"--job-dir {path} cannot be used in the master's pod: {error.strerror or error}",
+        hint="name a path on a --volume that this user may write to (--fs-group, --run-as-user), or leave it out",
+    )

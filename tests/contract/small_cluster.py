@@ -1,0 +1,104 @@
+"""An API server on the loopback that keeps objects: real HTTP, with its answers bent where a test wants that."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+from aiohttp import web
+from kubernetes.aio.client.configuration import Configuration
+
+from elasticdl.cluster.apiserver import ApiServer
+from tests.contract.api_server import status
+
+Bend: TypeAlias = Callable[[str, str, dict[str, Any]], dict[str, Any] | None]
+"""(method, path, body) to a Status that is answered instead; None: as usual."""
+CREATED = "2026-11-21T10:00:00Z"
+
+
+def plain(_method: str, _path: str, _body: dict[str, Any]) -> None:
+    return None
+
+
+class SmallCluster:
+    """`objects` by path. `bend` may refuse before an object is made, `lose` after it."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.lacking: set[str] = set()
+        self.bend: Bend = plain
+        self.lose: Bend = plain
+        self.deleted: list[tuple[str, int]] = []
+        self.stubborn: set[str] = set()
+        """Pods that go by force only."""
+
+    def put(self, path: str, made: dict[str, Any]) -> dict[str, Any]:
+        made["metadata"].setdefault("uid", uuid.uuid4().hex)
+        made["metadata"].setdefault("creationTimestamp", CREATED)
+        self.objects[f"{path}/{made['metadata']['name']}"] = made
+        return made
+
+    def names(self) -> list[str]:
+        return sorted(path.rpartition("/")[2] for path in self.objects)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body = await request.json() if request.can_read_body else {}
+        bent = self.bend(request.method, request.path, body)
+        code, found = (bent["code"], bent) if bent else self._handled(request, body)
+        lost = self.lose(request.method, request.path, body) if code < 300 else None
+        return web.json_response(lost or found, status=lost["code"] if lost else code)
+
+    def _handled(self, request: web.Request, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        match request.method:
+            case "POST" if "accessreviews" in request.path:
+                asked = body["spec"]["resourceAttributes"]
+                return 201, {"status": {"allowed": f"{asked['verb']} {asked['resource']}" not in self.lacking}}
+            case "POST":
+                return self._posted(request, body)
+            case "DELETE":
+                return self._deleted(request.path, body)
+            case _ if request.path in self.objects:
+                return 200, self.objects[request.path]
+            case _ if request.path.endswith("s"):
+                return 200, {"metadata": {}, "items": self._listed(request.path, request.query.get("labelSelector", ""))}
+            case _:
+                return 404, status(404, "NotFound", f"{request.path} not found")
+
+    def _posted(self, request: web.Request, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        name = body["metadata"]["name"]
+        if f"{request.path}/{name}" in self.objects:
+            return 409, status(409, "AlreadyExists", f'"{name}" already exists')
+        return 201, body if request.query.get("dryRun") else self.put(request.path, body)
+
+    def _deleted(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        name, grace_s = path.rpartition("/")[2], int(body.get("gracePeriodSeconds", 30))
+        self.deleted.append((name, grace_s))
+        if name not in self.stubborn or grace_s == 0:
+            self.objects.pop(path, None)
+        return 200, {}
+
+    def _listed(self, path: str, selector: str) -> list[dict[str, Any]]:
+        wanted = dict(part.split("=") for part in selector.split(",") if part)
+        inside = [one for key, one in self.objects.items() if key.rpartition("/")[0] == path]
+        return [one for one in inside if wanted.items() <= (one["metadata"].get("labels") or {}).items()]
+
+
+@asynccontextmanager
+async def serving(cluster: SmallCluster) -> AsyncIterator[ApiServer]:
+    application = web.Application()
+    application.router.add_route("*", "/{rest:.*}", cluster.answer)
+    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    api = ApiServer(Configuration(host=f"http://{host}:{port}"), "ns")
+    try:
+        async with asyncio.timeout(60):
+            yield api
+    finally:
+        await api.close()
+        await runner.cleanup()

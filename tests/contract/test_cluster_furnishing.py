@@ -1,0 +1,134 @@
+"""What a master in a pod sees to before it begins: over real HTTP, against an API server that keeps what it is given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.cluster.labels import JOB_UID_LABEL
+from elasticdl.cluster.manifests import TOKEN_KEY, UID_KEY, services, token_secret
+from elasticdl.cluster.plans import Owner
+from elasticdl.errors import ElasticDLError, ExitCode
+from elasticdl.master import furnishing
+from elasticdl.master.furnishing import Furnished, Furnishing
+from tests.contract.api_server import status
+from tests.contract.small_cluster import SmallCluster, serving
+
+pytestmark = pytest.mark.contract
+OWNER, BEFORE = Owner("ns", "iris", "uid-1"), Owner("ns", "iris", "uid-0")
+CORE = "/api/v1/namespaces/ns"
+MADE = ["iris", "iris", "iris-abcde", "iris-master", "iris-token"]
+
+
+@pytest.fixture
+def cluster() -> SmallCluster:
+    made = SmallCluster()
+    made.put(f"{CORE}/pods", {"metadata": {"name": "iris-abcde", "creationTimestamp": "2026-11-21T10:00:07Z"}})
+    return made
+
+
+def furnish(cluster: SmallCluster, folder: Path, beside: Callable[[], Any] = lambda: None) -> Furnished:
+    async def story() -> Furnished:
+        async with serving(cluster) as api:
+            work = asyncio.ensure_future(Furnishing(api, OWNER, "iris-abcde", folder).run())
+            await asyncio.sleep(0.3)
+            beside()
+            return await work
+
+    return asyncio.run(story())
+
+
+def mount(folder: Path, token: str, uid: str) -> None:
+    (folder / TOKEN_KEY).write_text(token)
+    (folder / UID_KEY).write_text(uid)
+
+
+def pod(cluster: SmallCluster, name: str, uid: str = OWNER.uid) -> None:
+    cluster.put(f"{CORE}/pods", {"metadata": {"name": name, "labels": {JOB_UID_LABEL: uid}}})
+
+
+def test_the_first_master_makes_the_token_and_what_its_processes_need(cluster: SmallCluster, tmp_path: Path) -> None:
+    found = furnish(cluster, tmp_path)
+    secret = cluster.objects[f"{CORE}/secrets/iris-token"]
+    assert secret["stringData"] == {TOKEN_KEY: found.token, UID_KEY: OWNER.uid} and len(found.token) > 30
+    assert cluster.names() == MADE and not found.replaces
+    assert found.epoch == 1795255207, "the second in which the API server made its pod"
+    assert found.token not in repr(found)
+
+
+def test_the_next_master_ends_what_the_one_before_left_and_keeps_its_token(cluster: SmallCluster, tmp_path: Path) -> None:
+    mount(tmp_path, "opensesame", OWNER.uid)
+    for name in ("iris-worker-0", "iris-ps-0"):
+        pod(cluster, name)
+    pod(cluster, "other-worker-0", "uid-9")
+    found = furnish(cluster, tmp_path)
+    assert (found.token, found.replaces) == ("opensesame", True)
+    assert sorted(cluster.deleted) == [("iris-ps-0", 1), ("iris-worker-0", 1)]
+    assert "other-worker-0" in cluster.names() and "iris-master" in cluster.names()
+
+
+def test_a_pod_that_does_not_go_is_taken_off_the_books(
+    cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(furnishing, "_FORCE_AFTER_S", 0.6)
+    mount(tmp_path, "opensesame", OWNER.uid)
+    pod(cluster, "iris-worker-0")
+    cluster.stubborn = {"iris-worker-0"}
+    assert furnish(cluster, tmp_path).replaces
+    assert cluster.deleted == [("iris-worker-0", 1), ("iris-worker-0", 0)]
+
+
+def test_what_a_job_of_the_same_name_left_is_waited_for_not_used(cluster: SmallCluster, tmp_path: Path) -> None:
+    mount(tmp_path, "stale", BEFORE.uid)
+    cluster.put(f"{CORE}/secrets", token_secret(BEFORE, "stale"))
+    cluster.put(f"{CORE}/services", services(BEFORE)[0])
+
+    def cleared() -> None:
+        del cluster.objects[f"{CORE}/secrets/iris-token"], cluster.objects[f"{CORE}/services/iris-master"]
+
+    found = furnish(cluster, tmp_path, cleared)
+    assert found.token != "stale" and not found.replaces
+    assert cluster.objects[f"{CORE}/services/iris-master"]["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid
+
+
+def test_a_secret_whose_making_was_not_confirmed_is_read_when_it_is_mounted(cluster: SmallCluster, tmp_path: Path) -> None:
+    def lost(method: str, path: str, _body: dict[str, Any]) -> dict[str, Any] | None:
+        return status(500, "InternalError", "etcd: leader changed") if (method, path) == ("POST", f"{CORE}/secrets") else None
+
+    cluster.lose = lost
+    made = cluster.objects
+
+    def mounted() -> None:
+        mount(tmp_path, made[f"{CORE}/secrets/iris-token"]["stringData"][TOKEN_KEY], OWNER.uid)
+
+    assert furnish(cluster, tmp_path, mounted).token == made[f"{CORE}/secrets/iris-token"]["stringData"][TOKEN_KEY]
+
+
+def test_an_api_server_that_is_away_for_a_moment_is_waited_for(cluster: SmallCluster, tmp_path: Path) -> None:
+    busy = [status(503, "ServiceUnavailable")] * 2
+
+    cluster.bend = lambda _method, _path, _body: busy.pop() if busy else None
+    assert furnish(cluster, tmp_path).token
+    assert cluster.names() == MADE
+
+
+def test_an_api_server_that_stays_away_has_the_master_started_again(
+    cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(furnishing, "LIMIT_S", 1.0)
+    cluster.bend = lambda _method, _path, _body: status(503, "ServiceUnavailable")
+    with pytest.raises(ElasticDLError, match="could not be made within 1 s") as away:
+        furnish(cluster, tmp_path)
+    assert away.value.exit_code is ExitCode.UNAVAILABLE
+
+
+def test_a_right_that_is_missing_is_named_and_nothing_is_made(cluster: SmallCluster, tmp_path: Path) -> None:
+    cluster.lacking = {"watch pods"}
+    with pytest.raises(ElasticDLError, match="not allowed in namespace ns: watch pods") as refused:
+        furnish(cluster, tmp_path)
+    assert refused.value.exit_code is ExitCode.CLUSTER_REFUSED
+    assert cluster.names() == ["iris-abcde"]

@@ -1,0 +1,226 @@
+"""The way to a pod through an API server: over a real WebSocket to a server that speaks the protocol, or breaks it as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+from kubernetes.aio.client.configuration import Configuration
+
+from elasticdl.cluster.apiserver import ApiServer
+from elasticdl.cluster.tunnel import PROTOCOL, Tunnel
+from elasticdl.errors import ExitCode, PermanentError, TransientError
+
+pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
+PORT = 50001
+Pod = Callable[[web.WebSocketResponse], Awaitable[None]]
+
+
+class Pods:
+    """`behave` is what the pod's side of a connection does; `refuse` an HTTP code for who wants one."""
+
+    def __init__(self, behave: Pod, refuse: int = 0) -> None:
+        self.behave, self.refuse = behave, refuse
+        self.asked: list[tuple[str, str]] = []
+
+    async def forward(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append((request.match_info["pod"], request.query["ports"]))
+        if self.refuse:
+            return web.json_response({"message": "no"}, status=self.refuse)
+        socket = web.WebSocketResponse(protocols=(PROTOCOL,))
+        await socket.prepare(request)
+        for channel in (0, 1):
+            await socket.send_bytes(bytes((channel,)) + struct.pack("<H", PORT))
+        await self.behave(socket)
+        return socket
+
+
+async def echo(socket: web.WebSocketResponse) -> None:
+    async for message in socket:
+        if message.type is aiohttp.WSMsgType.BINARY and message.data[0] == 0:
+            await socket.send_bytes(b"\0" + message.data[1:].upper())
+
+
+async def nobody_listens(socket: web.WebSocketResponse) -> None:
+    await socket.send_bytes(b"\1error forwarding port 50001: dial tcp4 127.0.0.1:50001: connect: connection refused")
+    await socket.close()
+
+
+async def breaks_off(socket: web.WebSocketResponse) -> None:
+    async for message in socket:
+        if message.type is aiohttp.WSMsgType.BINARY:
+            assert socket._req is not None and socket._req.transport is not None
+            socket._req.transport.abort()
+            return
+
+
+@asynccontextmanager
+async def tunnel(pods: Pods, names: list[str] | None = None) -> AsyncIterator[Tunnel]:
+    application = web.Application()
+    application.router.add_get("/api/v1/namespaces/ns/pods/{pod}/portforward", pods.forward)
+    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    api = ApiServer(Configuration(host=f"http://{host}:{port}"), "ns")
+    waiting = list(names or ["master"])
+
+    async def pod_of() -> str:
+        return waiting.pop(0) if len(waiting) > 1 else waiting[0]
+
+    made = Tunnel(api, "ns", pod_of, PORT)
+    try:
+        yield made
+    finally:
+        await made.close()
+        await api.close()
+        await runner.cleanup()
+
+
+async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = address.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def said(address: str, words: bytes) -> bytes:
+    """What comes back of `words`, all of it; b'' if the connection ends instead."""
+    reader, writer = await connected(address)
+    try:
+        writer.write(words)
+        found = b""
+        while len(found) < len(words) and (piece := await reader.read(1 << 16)):
+            found += piece
+        return found
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+        await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(30):
+            await scenario()
+
+    asyncio.run(limited())
+
+
+def test_bytes_travel_both_ways_and_several_connections_do_not_mix() -> None:
+    async def scenario() -> None:
+        pods = Pods(echo)
+        async with tunnel(pods) as made:
+            address = await made.open()
+            assert address.startswith("127.0.0.1:")
+            words = [bytes((97 + number,)) * 300_000 for number in range(5)]
+            assert await asyncio.gather(*(said(address, one) for one in words)) == [one.upper() for one in words]
+            assert made.problem == ""
+        assert set(pods.asked) == {("master", str(PORT))}
+
+    run(scenario)
+
+
+def test_a_pod_that_was_replaced_is_followed_by_the_next_connection() -> None:
+    async def scenario() -> None:
+        pods = Pods(echo)
+        async with tunnel(pods, ["first", "first", "second"]) as made:
+            address = await made.open()
+            assert await said(address, b"a") == b"A"
+            assert await said(address, b"b") == b"B"
+        assert [pod for pod, _ in pods.asked] == ["first", "first", "second"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words", "exit_code"),
+    [
+        (
+            403,
+            PermanentError,
+            r"you may not connect to pods in namespace ns \(get and create pods/portforward\)",
+            ExitCode.CLUSTER_REFUSED,
+        ),
+        (404, TransientError, "pod master is gone", ExitCode.JOB_FAILED),
+        (503, TransientError, "the API server answered 503", ExitCode.JOB_FAILED),
+    ],
+)
+def test_a_way_that_is_barred_is_told_at_once_and_in_words(
+    code: int, kind: type[Exception], words: str, exit_code: ExitCode
+) -> None:
+    async def scenario() -> None:
+        async with tunnel(Pods(echo, refuse=code)) as made:
+            with pytest.raises(kind, match=words) as caught:
+                await made.open()
+            assert caught.value.exit_code is exit_code  # type: ignore[attr-defined]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("behave", "words"),
+    [(nobody_listens, "nothing listens at port 50001 of pod master"), (breaks_off, "")],
+    ids=["nobody listens", "the API server breaks off"],
+)
+def test_a_connection_that_breaks_ends_on_our_side_too_and_the_next_one_may_work(behave: Pod, words: str) -> None:
+    async def scenario() -> None:
+        pods = Pods(behave)
+        async with tunnel(pods) as made:
+            address = await made.open()
+            assert await said(address, b"a") == b""
+            assert words in made.problem
+            pods.behave = echo
+            assert await said(address, b"a") == b"A"
+            assert made.problem == ""
+
+    run(scenario)
+
+
+async def greets(socket: web.WebSocketResponse) -> None:
+    await socket.send_bytes(b"\0hello")
+    await echo(socket)
+
+
+@pytest.mark.parametrize(
+    ("behave", "words"),
+    [
+        (echo, "pod master says nothing at port 50001"),
+        (nobody_listens, "nothing listens at port 50001 of pod master"),
+        (greets, ""),
+    ],
+    ids=["silent", "nobody", "greets"],
+)
+def test_whether_somebody_listens_is_learned_before_anybody_connects(behave: Pod, words: str) -> None:
+    async def scenario() -> None:
+        async with tunnel(Pods(behave)) as made:
+            if not words:
+                assert await made.open(greeting_s=10.0)
+                return
+            with pytest.raises(TransientError, match=words):
+                await made.open(greeting_s=0.2)
+
+    run(scenario)
+
+
+def test_an_api_server_that_goes_away_is_told_and_nothing_is_left_open() -> None:
+    async def scenario() -> None:
+        pods = Pods(echo)
+        async with tunnel(pods) as made:
+            address = await made.open()
+            assert await said(address, b"a") == b"A"
+            pods.refuse = 502
+            assert await said(address, b"a") == b""
+            assert "the API server answered 502" in made.problem
+            reader, writer = await connected(address)
+            await made.close()
+            assert await reader.read() == b""
+            writer.close()
+            with pytest.raises(ConnectionRefusedError):
+                await connected(address)
+
+    run(scenario)

@@ -1,0 +1,135 @@
+"""Which job somebody means."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+from elasticdl.cli import directory_job
+from elasticdl.cli.directory_job import DirectoryJob
+from elasticdl.cli.finding import found, local_jobs, no_cluster
+from elasticdl.cli.found import Kind, Sought
+from elasticdl.cli.progress import age, ends, table
+from elasticdl.errors import ExitCode, PermanentError
+from elasticdl.master.files import JobDirectory
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of the test's own, and no cluster."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-kubeconfig"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    return tmp_path
+
+
+def made(directory: Path, name: str = "digits", **left: object) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "job.json").write_text(json.dumps({"cluster": {"job_name": name}}))
+    if left:
+        (directory / "status.json").write_text(json.dumps(left))
+    return directory
+
+
+def test_a_bare_name_is_a_job_in_jobs_or_a_directory(here: Path) -> None:
+    made(here / "jobs" / "digits")
+    made(here / "elsewhere" / "iris", name="iris")
+    with found(Sought(job="digits")) as job:
+        assert (job.name, job.place.kind, job.place.job_dir) == ("digits", Kind.LOCAL, str(here / "jobs" / "digits"))
+    with found(Sought(job="elsewhere/iris")) as job:
+        assert job.name == "iris"
+    with found(Sought(job_dir=str(here / "elsewhere" / "iris"))) as job:
+        assert job.name == "iris"
+    assert [job.name for job in local_jobs()] == ["digits"]
+
+
+def test_where_it_was_looked_for_is_told(here: Path) -> None:
+    made(here / "jobs" / "digits")
+    with (
+        pytest.raises(PermanentError, match=r"there is no job in jobs/iris or iris; no cluster is set up here") as caught,
+        found(Sought("iris")),
+    ):
+        pass
+    assert caught.value.exit_code is ExitCode.NO_SUCH_JOB and "in ./jobs there are digits" in caught.value.hint
+    with pytest.raises(PermanentError, match=r"there is no job in x/iris$") as caught, found(Sought(job_dir="x/iris")):
+        pass
+    assert caught.value.exit_code is ExitCode.NO_SUCH_JOB
+
+
+def test_a_cluster_that_cannot_be_asked_is_told(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "kubeconfig").write_text("nonsense: [")
+    monkeypatch.setenv("KUBECONFIG", str(here / "kubeconfig"))
+    assert no_cluster() == ""
+    words = "there is no job in jobs/iris or iris, and the cluster cannot be asked: no cluster to talk to"
+    with pytest.raises(PermanentError, match=words) as caught, found(Sought("iris")):
+        pass
+    assert caught.value.exit_code is ExitCode.NO_SUCH_JOB
+
+
+@pytest.mark.parametrize("sought", [Sought(), Sought(namespace="ns"), Sought("digits", job_dir="jobs/digits", namespace="ns")])
+def test_what_names_no_job_or_two_is_bad_usage(sought: Sought) -> None:
+    with pytest.raises(click.UsageError), found(sought):
+        pass
+
+
+def test_a_job_that_has_ended_answers_from_what_it_left(here: Path) -> None:
+    job = DirectoryJob(
+        JobDirectory(made(here / "j", exit_code=130, message="stopped: enough", hint="resume it", status={"version": 7}))
+    )
+    outcome, report = job.outcome(), job.report()
+    assert outcome is not None and (outcome.exit_code, outcome.message) == (130, "stopped: enough")
+    assert (report.state, report.as_dict()["version"], report.as_dict()["hint"]) == ("stopped", 7, "resume it")
+    assert report.as_row()["records"] == {"trained": 0, "expected": 0}
+
+
+def test_a_job_that_failed_before_it_began_has_a_status_too(here: Path) -> None:
+    report = DirectoryJob(JobDirectory(made(here / "j", exit_code=2, message="no such model", hint="", status=None))).report()
+    assert (report.state, report.as_dict()["message"], report.as_dict()["processes"]) == ("failed", "no such model", ())
+
+
+def test_a_young_job_without_a_master_is_starting_and_an_old_one_was_killed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = DirectoryJob(JobDirectory(made(here / "j")))
+    assert job.outcome() is None and job.report().state == "waiting"
+    monkeypatch.setattr(directory_job, "_STARTS_WITHIN_S", -1.0)
+    monkeypatch.setattr(directory_job, "_LAST_WORD_WITHIN_S", 0.0)
+    outcome = job.outcome()
+    assert outcome is not None and outcome.exit_code == 1 and "was killed" in outcome.message
+
+
+def test_a_master_that_takes_its_address_away_first_is_not_taken_for_killed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = made(here / "j")
+    monkeypatch.setattr(directory_job, "_STARTS_WITHIN_S", -1.0)
+
+    def leaves_its_word(_seconds: float) -> None:
+        (directory / "status.json").write_text(json.dumps({"exit_code": 0, "message": "done", "hint": ""}))
+
+    monkeypatch.setattr(time, "sleep", leaves_its_word)
+    outcome = DirectoryJob(JobDirectory(directory)).outcome()
+    assert outcome is not None and (outcome.exit_code, outcome.message) == (0, "done")
+
+
+def test_what_ended_since_the_last_look_is_announced_once() -> None:
+    def status(*states: str) -> dict[str, object]:
+        rows = [
+            {"name": f"worker-{i}", "state": state, "cause": "preempted", "message": "preempted"} for i, state in enumerate(states)
+        ]
+        return {"processes": rows}
+
+    assert ends(None, status("ended")) == []
+    (event,) = ends(status("ready", "ended"), status("ended", "ended", "ready"))
+    assert event == {"text": "worker-0: preempted", "cause": "preempted", "level": "warning"}
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0.4, "0s"), (119, "119s"), (121, "2m"), (7300, "2h"), (200_000, "2d")])
+def test_ages_are_short(seconds: float, words: str) -> None:
+    assert age(seconds) == words
+
+
+def test_columns_stand_below_each_other() -> None:
+    assert table([("A", "B"), ("long", "x y"), ("", "")]) == ["A     B", "long  x y", ""]

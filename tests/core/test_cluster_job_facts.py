@@ -1,0 +1,210 @@
+"""What a Job and its pods say of a job on a cluster."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from elasticdl.cli.cluster_job import outcome_of_ended
+from elasticdl.cli.found import Kind, Place, Report, blank_status
+from elasticdl.cli.pod_rows import rows
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.cluster.checking import Weight, image, judged, needs
+from elasticdl.cluster.job_facts import Standing, job_facts
+from elasticdl.cluster.labels import JOB_UID_LABEL, labels, pod_name
+from elasticdl.cluster.outcome import Ended, outcome_text
+from elasticdl.cluster.pod_logs import chosen, entries
+from elasticdl.job import Action, JobSpec
+from elasticdl.master.core.state import JobState
+
+pytestmark = pytest.mark.core
+UID = "uid-of-the-job"
+
+
+def job(*conditions: tuple[str, str], **spec: Any) -> dict[str, Any]:
+    found = [{"type": kind, "status": "True", "message": message} for kind, message in conditions]
+    metadata = {"name": "digits", "namespace": "ns", "uid": UID, "creationTimestamp": "2026-11-21T10:00:00Z"}
+    return {"metadata": metadata, "spec": spec, "status": {"conditions": found}}
+
+
+def pod(role: Role, index: int = 0, incarnation: int = 0, *, at_s: int = 1, uid: str = UID, **state: Any) -> dict[str, Any]:
+    """`state` is that of its container: running, waiting or terminated."""
+    name = ProcessName(role, index, incarnation)
+    ended = state.get("terminated")
+    phase = "Pending" if not state or "waiting" in state else "Running" if ended is None else "Failed"
+    return {
+        "metadata": {
+            "name": f"{pod_name('digits', name)}-{at_s}",
+            "namespace": "ns",
+            "uid": f"{name}-{at_s}",
+            "creationTimestamp": f"2026-11-21T10:00:{at_s:02}Z",
+            "labels": {**labels("digits", name), JOB_UID_LABEL: uid},
+            "ownerReferences": [{"uid": uid}],
+        },
+        "spec": {"nodeName": "node0", "containers": [{"name": "process", "image": "i"}]},
+        "status": {"phase": phase, "containerStatuses": [{"name": "process", "state": state}] if state else []},
+    }
+
+
+def running(role: Role = Role.MASTER, index: int = 0, incarnation: int = 0, *, at_s: int = 1) -> dict[str, Any]:
+    return pod(role, index, incarnation, at_s=at_s, running={"startedAt": "2026-11-21T10:00:02Z"})
+
+
+def ended(code: int, said: str = "", *, at_s: int = 1, reason: str = "Error") -> dict[str, Any]:
+    return pod(Role.MASTER, at_s=at_s, terminated={"exitCode": code, "reason": reason, "message": said})
+
+
+@pytest.mark.parametrize(
+    ("found", "standing", "waits_for"),
+    [
+        (job_facts(job()), Standing.WAITING, "the cluster has not made its master's pod yet"),
+        (job_facts(job(suspend=True)), Standing.WAITING, "it is suspended; it starts when whoever suspended it"),
+        (job_facts(job(), [pod(Role.MASTER)]), Standing.WAITING, "its master: node node0 is preparing it"),
+        (job_facts(job(), [ended(137, at_s=1)]), Standing.WAITING, "its master ended (signal 9) and is being started again"),
+        (job_facts(job(), [ended(1, at_s=1), running(at_s=2)]), Standing.RUNNING, ""),
+        (
+            job_facts({**job(), "metadata": {**job()["metadata"], "deletionTimestamp": "2026-11-21T10:01:00Z"}}, [running()]),
+            Standing.LEAVING,
+            "it is being deleted",
+        ),
+    ],
+)
+def test_a_job_that_has_not_ended_runs_or_says_what_it_waits_for(found: Any, standing: Standing, waits_for: str) -> None:
+    assert found.standing is standing and found.ended is None
+    assert found.waits_for.startswith(waits_for) and bool(waits_for) == bool(found.waits_for)
+
+
+@pytest.mark.parametrize(("code", "standing"), [(0, Standing.DONE), (1, Standing.FAILED), (130, Standing.STOPPED)])
+def test_the_masters_word_is_how_a_job_ended(code: int, standing: Standing) -> None:
+    said = Ended(
+        code, "so it ended", "do this", {"expected": 10, "trained": 10, "lost": 0}, {"accuracy": 0.9}, 0.1, "/out", "/data/digits"
+    )
+    condition = "Complete" if code == 0 else "Failed"
+    found = job_facts(job((condition, "")), [ended(1, "an earlier one"), ended(code, outcome_text(said), at_s=9)])
+    assert (found.standing, found.ended) == (standing, said)
+    outcome = outcome_of_ended(said)
+    assert (outcome.exit_code, outcome.receipt["total"]["trained"], outcome.metrics) == (code, 10, {"accuracy": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("condition", "pods", "code", "words"),
+    [
+        (("Complete", ""), [], 0, "done"),
+        (
+            ("Failed", "Container process for pod ns/digits failed with exit code 130 matching FailJob rule"),
+            [],
+            130,
+            "left no word",
+        ),
+        (("Failed", "Job has reached the specified backoff limit"), [ended(137, "last words", reason="OOMKilled")], 1, "OOMKilled"),
+        (("Failed", "Job has reached the specified backoff limit"), [ended(137, "last words")], 1, "last words"),
+        (("Failed", ""), [ended(77, "")], 1, "exit code 77"),
+    ],
+)
+def test_without_a_word_the_clusters_facts_tell_the_end(condition: Any, pods: Any, code: int, words: str) -> None:
+    found = job_facts(job(condition), pods).ended
+    assert found is not None and found.exit_code == code and words in found.message
+
+
+def test_pods_of_another_job_of_that_name_and_pods_that_are_none_of_ours_do_not_count() -> None:
+    stranger = {"metadata": {"name": "x", "uid": "x", "ownerReferences": [{"uid": UID}], "labels": {}}}
+    found = job_facts(job(), [pod(Role.MASTER, uid="another"), stranger, running(Role.WORKER)])
+    assert found.masters == () and len(found.pods) == 1
+
+
+def test_logs_are_chosen_by_process_and_the_newest_incarnation_is_meant() -> None:
+    pods = [
+        ended(137, at_s=1),
+        running(at_s=5),
+        running(Role.PS, 0, 1, at_s=3),
+        pod(Role.PS, 0, 0, at_s=2, terminated={"exitCode": 66}),
+    ]
+    found = job_facts(job(), [*pods, running(Role.WORKER, 2)])
+    assert [name for name, _ in entries(found)] == ["master-0", "master-0.1", "worker-2", "ps-0", "ps-0.1"]
+    assert dict(entries(found))["ps-0"] == "ended with exit code 66" and dict(entries(found))["worker-2"] == "runs on node0"
+
+    def name_of(process: str) -> str:
+        chosen_pod = chosen(found, process)
+        return "" if chosen_pod is None else chosen_pod["metadata"]["uid"]
+
+    assert name_of("master-0") == "master-0-5" and name_of("master-0.0") == "master-0-1"
+    assert name_of("ps-0") == name_of("ps-0.1") == "ps-0.1-3" and name_of("ps-0.0") == "ps-0-2"
+    for nonsense in ("worker-0", "ps-0.7", "../../etc/passwd", "", "worker"):
+        assert name_of(nonsense) == ""
+
+
+def test_processes_are_told_in_the_masters_words() -> None:
+    found = job_facts(
+        job(), [running(), pod(Role.WORKER, 1, terminated={"exitCode": 137, "reason": "OOMKilled"}), pod(Role.WORKER, 2)]
+    )
+    told = {row["name"]: row for row in rows(found)}
+    assert told["master-0"]["state"] == "running"
+    assert (told["worker-1"]["state"], told["worker-1"]["cause"]) == ("ended", "out_of_memory")
+    assert (told["worker-2"]["state"], told["worker-2"]["message"]) == ("pending", "node node0 is preparing it")
+    processes = set(json.loads(JobState(spec()).status().to_json()))
+    assert processes <= set(blank_status("")), "a status without its master has every key of one with"
+
+
+def spec(**flags: object) -> JobSpec:
+    return JobSpec.from_flags(Action.TRAIN, {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv", **flags})
+
+
+def test_one_schema_wherever_a_job_is() -> None:
+    status = blank_status("its master is starting")
+    local = Report("digits", Place(Kind.LOCAL, job_dir="/jobs/digits"), "waiting", 3.0, status).as_dict()
+    remote = Report("digits", Place(Kind.KUBERNETES, namespace="ns"), "waiting", 3.0, status).as_dict()
+    assert set(local) == set(remote)
+    assert {key for key in local if local[key] != remote[key]} == {"place", "namespace", "job_dir"}
+    assert (str(Place(Kind.LOCAL, job_dir="/jobs/digits")), str(Place(Kind.KUBERNETES, namespace="ns"))) == (
+        "/jobs/digits",
+        "namespace ns",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "weight"),
+    [
+        ("registry.example.com:5000/team/elasticdl:1.0", Weight.FINE),
+        ("localhost/elasticdl@sha256:" + "0" * 64, Weight.FINE),
+        ("[::1]:5000/elasticdl:1", Weight.FINE),
+        ("elasticdl", Weight.WARNING),
+        ("registry:5000/elasticdl", Weight.WARNING),
+        ("Elasticdl:1", Weight.PROBLEM),
+        ("https://registry/elasticdl:1", Weight.PROBLEM),
+        ("a b", Weight.PROBLEM),
+        ("elasticdl:", Weight.PROBLEM),
+    ],
+)
+def test_names_of_images_are_told_from_what_is_none(name: str, weight: Weight) -> None:
+    assert image(name).weight is weight
+
+
+def on_cluster(**flags: object) -> JobSpec:
+    asked = {"image_name": "i:1", "num_workers": "2:4", "worker_resource_request": "cpu=500m,memory=1Gi", "job_name": "digits"}
+    return spec(**{**asked, "ps_resource_limit": "cpu=1", **flags})
+
+
+def test_what_a_job_takes_is_counted_as_quotas_count_it() -> None:
+    found = needs(on_cluster(num_ps_pods=2), workers=4)
+    assert (found["requests.cpu"], found["cpu"], found["limits.cpu"], found["pods"]) == (4, 4, 2, 7)
+    assert found["requests.memory"] == Decimal(4 << 30)
+
+
+@pytest.mark.parametrize(
+    ("used", "hard", "weight", "words"),
+    [
+        ("8", "8", Weight.WARNING, "quota team-a: cpu 8 of 8 used; the job needs 2 to begin: it would wait"),
+        ("5", "8", None, ""),
+        ("5500m", "8", Weight.WARNING, "all of the job takes 3: it would run with fewer workers"),
+        ("0", "1500m", Weight.PROBLEM, "cpu 0 of 1500m used; the job needs 2 to begin, which is never there"),
+    ],
+)
+def test_a_quota_says_what_is_used_and_what_is_needed(used: str, hard: str, weight: Weight | None, words: str) -> None:
+    quota = {"metadata": {"name": "team-a"}, "status": {"hard": {"cpu": hard, "pods": "99"}, "used": {"cpu": used}}}
+    job_spec = on_cluster()
+    found = judged(quota, needs(job_spec, 2), needs(job_spec, 4))
+    assert [one.weight for one in found] == ([weight] if weight else [])
+    assert all(words in one.text for one in found)

@@ -1,0 +1,352 @@
+"""Whatever ends a process or keeps it from starting: one cause in words, a budget of its own, and a name for each wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticdl.cluster.base import ExitFacts, Role
+from elasticdl.cluster.fake import DELETED, EVICTED, NODE_LOST, NODE_TAINTED, OUT_OF_MEMORY, PREEMPTED, no_image, no_program
+from elasticdl.errors import ExitCode
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.core.budgets import Budgets
+from elasticdl.master.core.failures import Cause, Verdict, verdict
+from elasticdl.master.core.memory import Memory, MemoryPolicy
+from elasticdl.master.core.parts import Limits
+
+pytestmark = pytest.mark.core
+
+GIB = 2**30
+QUOTA = "quota team exhausted: cpu 8 of 8 used, 2 more asked for"
+ON_KUBERNETES = {
+    "image_name": "zoo:1",
+    "worker_resource_limit": "memory=1Gi",
+    "ps_resource_limit": "memory=512Mi",
+    "oom_memory_limit": "2Gi",
+}
+
+
+def started(job, commands=None) -> list[c.StartProcess]:
+    return job.of(c.StartProcess, commands)
+
+
+def names(job, commands=None) -> list[str]:
+    return [str(command.name) for command in started(job, commands)]
+
+
+def told(job, kind="wait") -> list[str]:
+    return [command.text for command in job.of(c.Announce) if command.kind == kind]
+
+
+def cause_of(job, name: str) -> str:
+    return next(process.cause for process in job.state.status().processes if process.name == name)
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause", "words"),
+    [
+        (PREEMPTED, Cause.PREEMPTED, "preempted for a pod of higher priority"),
+        (EVICTED, Cause.EVICTED, "evicted by request"),
+        (NODE_TAINTED, Cause.NODE_DRAINED, "its node was tainted"),
+        (NODE_LOST, Cause.NODE_LOST, "its node is gone"),
+        (DELETED, Cause.DELETED, "deleted by somebody"),
+        (ExitFacts(exit_code=66, reason="Deleted"), Cause.DELETED, "deleted by somebody; it gave its work back first"),
+        (ExitFacts(exit_code=66, conditions=PREEMPTED.conditions), Cause.PREEMPTED, "it gave its work back first"),
+        (no_image("image zoo:1 cannot be pulled (ErrImagePull): 401"), Cause.IMAGE, "zoo:1 cannot be pulled (ErrImagePull): 401"),
+        (no_program('exec: "trian": not found'), Cause.START_ERROR, 'could not be started: exec: "trian": not found'),
+        (ExitFacts(reason="Terminated"), Cause.NODE_DRAINED, "shut down"),
+        (ExitFacts(reason="Odd", log_tail="so it was"), Cause.INFRASTRUCTURE, "Odd: so it was"),
+        (ExitFacts(reason="Deleted", asked=True), Cause.DRAINED, "ended as asked"),
+        (
+            ExitFacts(signal=15, reason="Evicted", log_tail="The node was low on memory\nstep 7"),
+            Cause.EVICTED,
+            ": The node was low",
+        ),
+    ],
+)
+def test_each_fate_has_its_cause_and_words(facts, cause, words):
+    found = verdict(facts)
+    assert (found.cause, found.blames_work) == (cause, False)
+    assert words in found.text
+    assert "step 7" not in found.text
+
+
+@pytest.mark.parametrize(
+    ("limit", "peak", "words"),
+    [
+        (GIB, None, "out of memory at 1.0 of 1.0 GiB"),
+        (GIB, GIB - 1000, "out of memory at 1.0 of 1.0 GiB"),
+        (3 * GIB // 2, GIB // 2, "out of memory at 1.5 of 1.5 GiB (512 MiB when last heard of)"),
+        (None, GIB, "out of memory; it had 1.0 GiB when last heard of"),
+        (None, None, "out of memory"),
+    ],
+)
+def test_an_end_out_of_memory_names_limit_and_peak(limit, peak, words):
+    facts = ExitFacts(signal=9, reason="OOMKilled", memory_peak_bytes=peak)
+    assert verdict(facts, limit_bytes=limit).text == words
+
+
+# -- budgets ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("facts", [PREEMPTED, EVICTED, NODE_TAINTED, NODE_LOST, DELETED], ids=lambda facts: verdict(facts).cause)
+def test_what_a_cluster_does_is_borne_for_ever_and_the_worker_comes_back(bench, facts):
+    job = bench()
+    job.up()
+    for index in range(100):
+        assert names(job, job.die(job.worker(index), facts)) == [f"worker-{index + 1}"]
+        job.attach(job.worker(index + 1))
+    assert job.state.status().exit_code is None
+    assert cause_of(job, "worker-7") == verdict(facts).cause
+
+
+def test_an_image_that_nobody_of_that_role_ever_had_fails_the_job_with_the_registrys_words(bench):
+    job = bench(num_workers=2)
+    job.start()
+    job.put(e.ProcessSeen(0, job.worker(0), running=False, waiting_for="image zoo:1 cannot be pulled"))
+    job.die(job.worker(0), no_image("image zoo:1 cannot be pulled (ErrImagePull): 401 Unauthorized"))
+    assert job.state.status().exit_code == ExitCode.JOB_FAILED
+    assert job.state.status().outcome == "worker-0: image zoo:1 cannot be pulled (ErrImagePull): 401 Unauthorized"
+
+
+def test_a_program_that_never_started_fails_the_job_at_its_third_try(bench):
+    job = bench(num_workers=1)
+    job.start()
+    job.attach(job.ps(0))
+    for index in range(2):
+        job.die(job.worker(index), no_program('exec: "trian": not found'))
+        assert job.state.status().exit_code is None
+    job.die(job.worker(2), no_program('exec: "trian": not found'))
+    assert job.state.status().outcome == 'worker-2: could not be started: exec: "trian": not found'
+
+
+@pytest.mark.parametrize("facts", [no_image("registry away"), no_program("runtime busy")], ids=["image", "start"])
+def test_where_one_ran_before_starts_are_tried_again_with_growing_pauses(bench, facts):
+    job = bench(num_workers=2)
+    job.up(2)
+    delays = []
+    for index in range(1, 9):
+        (start,) = started(job, job.die(job.worker(index), facts))
+        delays.append(start.delay_s)
+    assert delays == sorted(delays) and delays[-1] == 30.0
+    assert job.state.status().exit_code is None
+    lease = job.lease(0)
+    job.finish(0, lease)
+    (start,) = started(job, job.die(job.worker(9), facts))
+    assert start.delay_s <= 0.5
+
+
+def test_starts_that_never_work_again_end_the_job_at_last():
+    budgets, end = Budgets(0), Verdict(Cause.IMAGE, "registry away")
+    reasons = [budgets.died("worker-1", end, answered=False, role_ran=True) for _ in range(50)]
+    assert not any(reasons[:-1]) and "registry away" in reasons[-1]
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_memory_grows_by_half_up_to_the_limit_and_never_shrinks():
+    memory = Memory({Role.WORKER: MemoryPolicy(100, 200)})
+    assert (memory.of(Role.WORKER), memory.raised(Role.WORKER), memory.of(Role.PS)) == (100, None, None)
+    assert memory.answer(Role.WORKER, 100) == 150
+    assert memory.answer(Role.WORKER, 150) == 200
+    assert memory.answer(Role.WORKER, 100) == 200, "one that was started before gets what the others get"
+    assert memory.answer(Role.WORKER, 200) is None
+    assert memory.answer(Role.PS, 100) is None and memory.answer(Role.WORKER, None) is None
+    assert memory.raised(Role.WORKER) == 200
+
+
+def test_a_worker_out_of_memory_comes_back_with_more_and_at_the_limit_the_failure_names_limit_and_shard(bench):
+    job = bench(num_workers=1, **ON_KUBERNETES)
+    job.up()
+    assert [start.memory_bytes for start in started(job)] == [None, None]
+    given = []
+    for index in range(4):
+        lease = job.lease(index)
+        (start,) = started(job, job.die(job.worker(index), OUT_OF_MEMORY))
+        given.append(start.memory_bytes)
+        job.fenced(index, None)
+        job.attach(job.worker(index + 1))
+    assert given == [3 * GIB // 2, 2 * GIB, 2 * GIB, 2 * GIB]
+    assert job.said("the next worker gets 1.5 GiB (--oom-memory-limit 2.0 GiB)")
+    assert job.state.status().exit_code is None
+    job.lease(4)
+    job.die(job.worker(4), OUT_OF_MEMORY)
+    job.fenced(4, None)
+    status = job.state.status()
+    assert status.exit_code == ExitCode.JOB_FAILED
+    assert status.outcome.startswith(f"worker-4 out of memory at 2.0 of 2.0 GiB, 3 times on shard {lease.shard.id}; ")
+    assert "--worker-resource-limit" in job.state._facts.outcome.hint
+
+
+def test_a_shard_that_is_too_big_for_every_worker_is_parked_like_any_other(bench):
+    job = bench(num_workers=1, max_failed_shards=1, **ON_KUBERNETES | {"oom_memory_limit": "1Gi"})
+    job.up()
+    for index in range(3):
+        job.lease(index)
+        job.die(job.worker(index), OUT_OF_MEMORY)
+        job.fenced(index, None)
+        job.attach(job.worker(index + 1))
+    assert job.state.status().exit_code is None
+    assert "attempt 3: worker-2: out of memory at 1.0 of 1.0 GiB" in job.state.status().parked[0]
+    job.train_all(3)
+
+
+def test_a_server_out_of_memory_at_its_limit_fails_the_job_at_the_fourth_time(bench):
+    job = bench(**ON_KUBERNETES | {"oom_memory_limit": "512Mi", "worker_resource_limit": "memory=256Mi"})
+    job.up()
+    for incarnation in range(4):
+        assert job.state.status().exit_code is None
+        job.die(job.ps(0, incarnation), OUT_OF_MEMORY)
+        job.attach(job.ps(0, incarnation + 1))
+    assert job.state.status().outcome == "ps-0.3 out of memory at 512 of 512 MiB; this was the 4th such end"
+
+
+def test_more_memory_is_ordered_again_with_a_start_that_was_refused(bench):
+    job = bench(num_workers=1, **ON_KUBERNETES)
+    job.up()
+    job.die(job.worker(0), OUT_OF_MEMORY)
+    job.put(e.CreateFailed(0, job.worker(1), QUOTA, retry=True))
+    (start,) = started(job, job.tick(1.1))
+    assert start == c.StartProcess(job.worker(1), 0.0, 3 * GIB // 2)
+
+
+# -- waits ------------------------------------------------------------------------------------------------------------
+
+
+def four_workers(bench, placed=2, **flags):
+    """A job with room for only some of its four workers."""
+    job = bench(**{"num_workers": "1:4"} | flags)
+    job.up(placed)
+    for index in range(placed, 4):
+        job.put(e.CreateFailed(0, job.worker(index), QUOTA, retry=True))
+    return job
+
+
+def test_a_quota_is_one_named_wait_of_the_job_and_training_goes_on(bench):
+    job = four_workers(bench)
+    assert job.state.status().waiting[0] == f"2 of 4 workers placed; {QUOTA}"
+    job.tick(1)
+    for _ in range(50):
+        job.put(e.CreateFailed(0, job.worker(2), QUOTA, retry=True))
+        job.tick(1)
+    assert told(job) == [f"2 of 4 workers placed; {QUOTA}"]
+    assert job.lease(0) and job.lease(1)
+    assert job.state.status().exit_code is None
+
+
+def test_the_wait_is_told_when_it_changes_and_when_it_is_over(bench):
+    job = four_workers(bench)
+    job.tick(1)
+    job.put(e.ProcessSeen(0, job.worker(2), running=False, waiting_for="no node has room for it: 0/3 nodes are available"))
+    job.put(e.ProcessSeen(0, job.worker(3), running=True))
+    job.tick(6)
+    assert len(told(job)) == 1, "not more often than anybody can read"
+    job.tick(5)
+    job.put(e.ProcessSeen(0, job.worker(2), running=True))
+    job.tick(1)
+    assert told(job)[1:] == [
+        "3 of 4 workers placed; no node has room for it: 0/3 nodes are available",
+        "every process has its place",
+    ]
+
+
+def test_being_placed_takes_a_moment_that_is_no_wait(bench):
+    job = bench(num_workers=2)
+    job.start()
+    job.put(e.ProcessSeen(0, job.worker(0), running=False, waiting_for="node n1 is preparing it"))
+    job.tick(4)
+    assert told(job) == []
+    job.tick(2)
+    assert told(job) == [
+        "0 of 1 parameter servers placed; the cluster has not shown it yet; "
+        "0 of 2 workers placed; node n1 is preparing it (and 1 other reason)"
+    ]
+
+
+def test_fewer_workers_than_wanted_at_least_is_said_and_still_trains(bench):
+    job = four_workers(bench, placed=1, num_workers="3:4")
+    assert job.state.status().waiting[0] == f"1 of 4 workers placed, fewer than the 3 that are wanted at least; {QUOTA}"
+    assert job.lease(0)
+    job.tick(100_000)
+    assert job.state.status().exit_code is None
+
+
+def test_a_server_without_a_place_is_named_to_those_who_wait_for_it(bench):
+    job = bench(num_ps_pods=2)
+    job.start()
+    job.attach(job.ps(0), job.worker(0))
+    job.put(e.ProcessSeen(0, job.ps(1), running=False, waiting_for="no node has room for it: Insufficient memory"))
+    job.tick(6)
+    assert job.refused() == "waiting for parameter servers: ps-1 is pending: no node has room for it: Insufficient memory"
+    assert told(job) == ["1 of 2 parameter servers placed; no node has room for it: Insufficient memory"]
+
+
+def test_refused_processes_ask_again_at_different_times_and_at_most_every_30_s(bench):
+    job = bench(num_workers=20)
+    job.start()
+    pauses: dict[str, list[float]] = {}
+    asked = dict.fromkeys((job.worker(index) for index in range(20)), 0.0)
+    for name in asked:
+        job.put(e.CreateFailed(0, name, QUOTA, retry=True))
+    while job.t < 200:
+        for start in started(job, job.tick(0.25)):
+            pauses.setdefault(str(start.name), []).append(job.t - asked[start.name])
+            asked[start.name] = job.t
+            job.put(e.CreateFailed(0, start.name, QUOTA, retry=True))
+    assert all(max(found) <= 30.25 for found in pauses.values())
+    assert all(found[-1] >= 24.0 for found in pauses.values())
+    assert len({found[-2] for found in pauses.values()}) > 5
+    assert [text for text in told(job) if QUOTA in text][-1].endswith(f"0 of 20 workers placed; {QUOTA}")
+    assert len(told(job)) <= 2, "once more when the servers are waited for, too"
+
+
+def test_a_forbidden_creation_names_verb_and_resource_and_exits_with_3(bench):
+    job = bench()
+    job.start()
+    words = "service account elasticdl of namespace ns may not create pods in namespace ns"
+    job.put(e.CreateFailed(0, job.ps(0), words, retry=False))
+    assert (job.state.status().exit_code, words in job.state.status().outcome) == (ExitCode.CLUSTER_REFUSED, True)
+
+
+# -- coming up --------------------------------------------------------------------------------------------------------
+
+
+def limited(bench, starting, **flags):
+    from elasticdl.master.core.state import JobState
+
+    job = bench(**flags)
+    job.state = JobState(job.spec, Limits(starting=starting))
+    return job
+
+
+def test_workers_come_up_a_few_at_a_time_where_the_place_wants_it_so_and_it_is_told(bench):
+    job = limited(bench, 2, num_workers=6, records_per_task=8)
+    job.start()
+    assert names(job) == ["ps-0", "worker-0", "worker-1"]
+    assert "4 more workers wait for their turn to start: 2 at a time here" in job.state.status().waiting
+    job.attach(job.ps(0), job.worker(0), job.worker(1))
+    assert names(job) == ["ps-0", "worker-0", "worker-1"], "attached, but the model is not built yet"
+    job.put(e.LeaseRequested(0, job.worker(1)))
+    assert names(job)[3:] == ["worker-2"]
+    job.put(e.LeaseRequested(0, job.worker(0)))
+    assert names(job)[3:] == ["worker-2", "worker-3"]
+    job.put(e.ScaleRequested(0, 1, 2))
+    assert "wait for their turn" not in str(job.state.status().waiting)
+
+
+def test_one_that_does_not_come_up_does_not_hold_the_others_up_for_ever(bench):
+    job = limited(bench, 1, num_workers=2)
+    job.start()
+    job.attach(job.ps(0), job.worker(0))
+    assert names(job) == ["ps-0", "worker-0"]
+    assert names(job, job.tick(119)) == []
+    assert names(job, job.tick(2)) == ["worker-1"]
+
+
+def test_without_a_limit_all_come_at_once(bench):
+    job = bench(num_workers=500)
+    assert len(names(job, job.start(training=(e.Source("a", 64_000),)))) == 501

@@ -1,0 +1,167 @@
+"""What a master in a pod makes of its job's directory, and how it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.clock import ManualClock
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.cluster.plans import Owner
+from elasticdl.errors import ExitCode, SpecError
+from elasticdl.job import Action, JobSpec
+from elasticdl.master.core import events as e
+from elasticdl.master.core.commands import FinishJob
+from elasticdl.master.core.state import JobState
+from elasticdl.master.departing import LIMIT_S, checkpoint_in_time
+from elasticdl.master.inbox import Inbox
+from elasticdl.master.pod import open_directory
+from elasticdl.shard import Source
+
+pytestmark = pytest.mark.core
+OURS, THEIRS = Owner("team-a", "iris", "uid-1"), Owner("team-a", "iris", "uid-0")
+
+
+def job(tmp_path: Path, **flags: Any) -> JobSpec:
+    needed = {"model_zoo": "z", "model_def": "m", "training_data": "t", "job_name": "iris", "job_dir": str(tmp_path / "jobs/iris")}
+    volume = {"volume": f"claim_name=c,mount_path={tmp_path}"} if str(tmp_path) != "/tmp" else {}
+    return JobSpec.from_flags(Action.TRAIN, {**needed, "image_name": "i", **volume, **flags})
+
+
+def checkpoint(spec: JobSpec) -> None:
+    made = Path(spec.cluster.job_dir, "checkpoints/version-3")
+    made.mkdir(parents=True)
+    (made / "manifest.json").touch()
+
+
+def read(spec: JobSpec) -> JobSpec:
+    return JobSpec.model_validate_json(Path(spec.cluster.job_dir, "job.json").read_text())
+
+
+def test_the_first_master_makes_the_directory_and_says_whose_it_is(tmp_path: Path) -> None:
+    spec = job(tmp_path, envs="KEY=secret")
+    directory, warnings = open_directory(spec, OURS, replaces=False)
+    assert (read(spec), warnings) == (spec, ())
+    assert json.loads((directory.path / "kubernetes.json").read_text())["uid"] == "uid-1"
+    assert directory.spec.stat().st_mode & 0o077 == 0 and (directory.path / "job.yaml").stat().st_mode & 0o077 == 0
+
+
+def test_a_directory_that_holds_another_job_is_refused_unless_it_is_to_be_resumed(tmp_path: Path) -> None:
+    spec = job(tmp_path)
+    directory, _ = open_directory(spec, THEIRS, replaces=False)
+    directory.preflight.write_text("{}")
+    with pytest.raises(SpecError, match="holds a job already"):
+        open_directory(spec, OURS, replaces=False)
+    resumed = job(tmp_path, resume=True)
+    open_directory(resumed, OURS, replaces=False)
+    assert read(spec).checkpoint.resume
+    assert not directory.preflight.exists(), "the data may be other than it was"
+
+
+def test_the_next_master_goes_on_from_the_newest_checkpoint_and_says_so(tmp_path: Path) -> None:
+    spec = job(tmp_path, checkpoint_steps=10)
+    directory, _ = open_directory(spec, OURS, replaces=False)
+    directory.preflight.write_text("{}")
+    checkpoint(spec)
+    _, (warning,) = open_directory(spec, OURS, replaces=True)
+    assert read(spec).checkpoint.resume and "goes on from its newest checkpoint" in warning
+    assert directory.preflight.exists(), "the same job need not look at its data again"
+    told = (directory.path / "job.yaml").read_text()
+    assert "resume" not in told and "checkpoint_steps: 10" in told
+
+
+@pytest.mark.parametrize("passing", [True, False])
+def test_without_a_checkpoint_the_next_master_begins_afresh_and_says_it_aloud(tmp_path: Path, passing: bool) -> None:
+    spec = job(tmp_path, **({"volume": "claim_name=c,mount_path=/elsewhere"} if passing else {}))
+    _, (warning,) = open_directory(spec, OURS, replaces=True)
+    assert not read(spec).checkpoint.resume
+    assert "no checkpoint in" in warning and "begins afresh" in warning
+    assert ("--checkpoint-steps keep the work" in warning) == passing
+
+
+def test_evaluation_begins_afresh_whatever_lies_there(tmp_path: Path) -> None:
+    flags = {**job(tmp_path).flags(), "validation_data": "v", "checkpoint_dir_for_init": "/c"}
+    spec = JobSpec.from_flags(Action.EVALUATE, flags)
+    checkpoint(spec)
+    _, (warning,) = open_directory(spec, OURS, replaces=True)
+    assert not read(spec).checkpoint.resume and "begins afresh" in warning
+
+
+def test_a_directory_that_cannot_be_written_is_the_users_to_mend(tmp_path: Path) -> None:
+    (tmp_path / "jobs").touch()
+    with pytest.raises(SpecError, match="cannot be used in the master's pod") as refused:
+        open_directory(job(tmp_path), OURS, replaces=False)
+    assert refused.value.exit_code is ExitCode.USAGE and "--fs-group" in refused.value.hint
+
+
+# -- going ------------------------------------------------------------------------------------------------------------
+
+
+class Stage:
+    """A job with a server, and a clock that jumps whenever the departing master looks again."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.core = JobState(job(tmp_path))
+        self.clock = ManualClock()
+        self.inbox = Inbox(self.clock)
+        self.running: asyncio.Future[FinishJob] = asyncio.get_running_loop().create_future()
+        self.core.handle(e.JobStarted(0.0, (Source("a", 100),), (), ()))
+        self.core.handle(e.ProcessAttached(0.0, ProcessName(Role.PS, 0), "a:1", "a:2", None))
+
+    async def leave(self, possible: bool = True) -> None:
+        async with asyncio.timeout(10):
+            await checkpoint_in_time(self.core, self.inbox, self.running, lambda: possible)
+
+
+def test_a_master_that_leaves_waits_for_a_checkpoint(tmp_path: Path) -> None:
+    async def story() -> None:
+        stage = Stage(tmp_path)
+        stage.clock.advance(5.0)
+        leaving = asyncio.ensure_future(stage.leave())
+        ((entry,)) = await stage.inbox.take()
+        assert isinstance(entry.event, e.CheckpointRequested)
+        (snapshot,) = [one.snapshot for one in stage.core.handle(entry.event) if hasattr(one, "snapshot")]
+        stage.core.handle(e.SnapshotCut(6.0, snapshot, 3, {}))
+        await asyncio.sleep(0.15)
+        assert not leaving.done()
+        stage.core.handle(e.SnapshotSaved(7.0, snapshot, 3, "/c/version-3", 10))
+        await leaving
+
+    asyncio.run(story())
+
+
+def test_a_master_leaves_at_once_where_no_checkpoint_can_be_had(tmp_path: Path) -> None:
+    async def story() -> None:
+        stage = Stage(tmp_path)
+        await stage.leave(possible=False)
+        assert not stage.core.status().checkpoints
+
+    asyncio.run(story())
+
+
+def test_a_checkpoint_that_takes_too_long_does_not_hold_a_leaving_master(tmp_path: Path) -> None:
+    async def story() -> None:
+        stage = Stage(tmp_path)
+        leaving = asyncio.ensure_future(stage.leave())
+        await stage.inbox.take()
+        stage.clock.advance(LIMIT_S + 1.0)
+        await leaving
+
+    asyncio.run(story())
+
+
+def test_a_job_that_was_stopped_may_end_before_its_master_leaves(tmp_path: Path) -> None:
+    async def story() -> None:
+        stage = Stage(tmp_path)
+        stage.core.handle(e.StopRequested(1.0, "enough"))
+        leaving = asyncio.ensure_future(stage.leave(possible=False))
+        await asyncio.sleep(0.15)
+        assert not leaving.done() and stage.core.status().exit_code == ExitCode.INTERRUPTED
+        stage.running.set_result(FinishJob(ExitCode.INTERRUPTED, "stopped"))
+        await leaving
+
+    asyncio.run(story())

@@ -1,0 +1,63 @@
+"""What is left of TensorFlow's messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticdl.model.usercode import short
+
+pytestmark = pytest.mark.core
+
+IN_FEED = """Graph execution error:
+
+Detected at node StringToNumber defined at (most recent call last):
+<stack traces unavailable>
+Error in user-defined function passed to ParallelMapDatasetV2:1 transformation with iterator: SingleElementIterator::BatchV2::Map: StringToNumberOp could not correctly convert string: 12:x
+\t [[{{node StringToNumber}}]]
+\t [[DatasetToSingleElement]] [Op:__inference__records_by_dataset_33]"""
+
+IN_STEP = """Graph execution error:
+
+Detected at node sequential_1/dense_1/MatMul defined at (most recent call last):
+  File "/usr/lib/python3.11/runpy.py", line 198, in _run_module_as_main
+
+  File "/site-packages/keras/src/backend/tensorflow/numpy.py", line 485, in matmul
+    return tf.matmul(x1, x2)
+
+Matrix size-incompatible: In[0]: [3,4], In[1]: [5,3]
+\t [[{{node sequential_1/dense_1/MatMul}}]] [Op:__inference_step_98]"""
+
+SEVERAL = """Graph execution error:
+
+Detected at node gather defined at (most recent call last):
+<stack traces unavailable>
+Detected at node gather defined at (most recent call last):
+<stack traces unavailable>
+2 root error(s) found.
+  (0) INVALID_ARGUMENT:  indices[1] = 9 is not in [0, 5)
+\t [[{{node gather}}]]
+\t [[strided_slice/_4]]
+  (1) INVALID_ARGUMENT:  indices[1] = 9 is not in [0, 5)
+\t [[{{node gather}}]]
+0 successful operations.
+0 derived errors ignored. [Op:__inference_step_12]"""
+
+EAGER = "{{function_node __wrapped__StringToNumber_device_/job:localhost/replica:0}} StringToNumberOp could not [Op:StringToNumber]"
+
+
+@pytest.mark.parametrize(
+    ("message", "left"),
+    [
+        (IN_FEED, "StringToNumberOp could not correctly convert string: 12:x"),
+        (IN_STEP, "Matrix size-incompatible: In[0]: [3,4], In[1]: [5,3]"),
+        (SEVERAL, "indices[1] = 9 is not in [0, 5)"),
+        (EAGER, "StringToNumberOp could not"),
+        ("", ""),
+        ("Graph execution error:\n\n", "Graph execution error:"),
+        ("no such column: [Op: x] was never a thing", "no such column: [Op: x] was never a thing"),
+        ("\x1b[1mthe user's words\x1b[0m\n\nArguments received by Dense.call():\n  • x", "the user's words\nArguments received by Dense.call():\n  • x"),
+        ("\n".join(map(str, range(20))), "\n".join([*map(str, range(12)), "..."])),
+    ],
+)  # fmt: skip
+def test_only_the_words_of_the_operation_are_left(message: str, left: str) -> None:
+    assert short(message) == left

@@ -1,0 +1,171 @@
+"""Whole jobs on the cluster, run and looked at as a user does: by the command line, and by what they leave on a volume."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.kubernetes.place import Place
+
+ROOT = Path(__file__).parents[2]
+CLAIM, DATA = "data", "/data"
+CALL_LIMIT_S = 120.0
+RBAC = (ROOT / "docker/rbac.yaml").read_text()
+
+
+def make(place: Place, kind: str, metadata: dict[str, str], spec: dict[str, Any]) -> None:
+    place.kubectl("create", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec}))
+
+
+@contextlib.contextmanager
+def volume(place: Place, namespace: str, folder: Path) -> Iterator[None]:
+    """A claim of the namespace on a folder of this machine, which only the tests' own cluster has."""
+    folder.mkdir()
+    folder.chmod(0o777)
+    name = f"volume-{namespace}"
+    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    source = {
+        "capacity": {"storage": "1Gi"},
+        "hostPath": {"path": str(folder)},
+        "claimRef": {"namespace": namespace, "name": CLAIM},
+    }
+    make(place, "PersistentVolume", {"name": name}, common | source)
+    asked = {"volumeName": name, "resources": {"requests": {"storage": "1Gi"}}}
+    make(place, "PersistentVolumeClaim", {"name": CLAIM, "namespace": namespace}, common | asked)
+    try:
+        yield
+    finally:
+        place.kubectl("delete", "persistentvolume", name, "--wait=false")
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Jobs of a namespace that keep everything on one volume: `folder` here, /data in the pods."""
+
+    place: Place
+    namespace: str
+    image: str
+    folder: Path
+
+    def elasticdl(self, verb: str, *arguments: object, limit_s: float = CALL_LIMIT_S) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end."""
+        command = [sys.executable, "-m", "elasticdl.cli.main", verb, *map(str, arguments), "--namespace", self.namespace]
+        environment = {**os.environ, "KUBECONFIG": str(self.place.kubeconfig)}
+        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=limit_s)
+
+    def submit(self, name: str, **flags: object) -> Job:
+        """Start `elasticdl train` and leave it running."""
+        given = {
+            "image_name": self.image,
+            "image_pull_policy": "Never",
+            "model_zoo": "/model_zoo",
+            "job_name": name,
+            "job_dir": f"{DATA}/{name}",
+            "volume": f"claim_name={CLAIM},mount_path={DATA}",
+            **flags,
+        }
+        arguments = [part for key, value in given.items() for part in (f"--{key.replace('_', '-')}", value)]
+        done = self.elasticdl("train", *arguments, "--detach")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == [name]
+        return Job(self, name)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One of them."""
+
+    jobs: Jobs
+    name: str
+
+    @property
+    def directory(self) -> Path:
+        return self.jobs.folder / self.name
+
+    def wait(self, limit_s: float) -> tuple[int, str]:
+        """Its exit code, and what `elasticdl wait` said."""
+        done = self.jobs.elasticdl("wait", self.name, "--timeout", limit_s, limit_s=limit_s + 60)
+        return done.returncode, done.stdout + done.stderr
+
+    def status(self) -> dict[str, Any]:
+        """As `elasticdl status -o json` tells it."""
+        done = self.jobs.elasticdl("status", self.name, "-o", "json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def causes(self) -> dict[str, str]:
+        """Why each process that has ended did, as the status says."""
+        return {process["name"]: process["cause"] for process in self.status()["processes"] if process["state"] == "ended"}
+
+    def receipt(self) -> dict[str, int]:
+        return json.loads((self.directory / "receipt.json").read_text())["total"]
+
+    def events(self) -> list[dict[str, Any]]:
+        path = self.directory / "events.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What was measured, in order."""
+        lines = (self.directory / "metrics.jsonl").read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def metrics(self) -> dict[str, float]:
+        """Those of the last evaluation."""
+        return [row["values"] for row in self.rows() if row["kind"] == "evaluation"][-1]
+
+    def progress(self) -> int:
+        """Records trained by now. Seen without asking the cluster."""
+        return int(self.rows()[-1]["records"])
+
+    def until(self, what: str, condition: Callable[[list[dict[str, Any]]], Any], limit_s: float = 90) -> Any:
+        """The first true value of a condition on the events."""
+        deadline_s = time.monotonic() + limit_s
+        while time.monotonic() < deadline_s:
+            if found := condition(self.events()):
+                return found
+            time.sleep(0.2)
+        raise AssertionError(f"not within {limit_s:g} s: {what}\n{self.story()}")
+
+    def ready(self) -> list[str]:
+        """Workers that are up, by the events."""
+        up: list[str] = []
+        for event in self.events():
+            if event["process"].startswith("worker-"):
+                if " is ready" in event["text"]:
+                    up.append(event["process"])
+                elif event["cause"] and event["process"] in up:
+                    up.remove(event["process"])
+        return up
+
+    def until_workers(self, count: int, limit_s: float = 90) -> list[str]:
+        """Until so many workers are up; their names."""
+        return self.until(f"{count} workers are ready", lambda _: found if len(found := self.ready()) >= count else None, limit_s)
+
+    def ended(self, process: str, limit_s: float = 90) -> dict[str, Any]:
+        """The event of a process's end."""
+
+        def first(events: list[dict[str, Any]]) -> dict[str, Any] | None:
+            return next((event for event in events if event["process"] == process and event["cause"]), None)
+
+        return self.until(f"{process} has ended", first, limit_s)
+
+    def pod(self, process: str) -> str:
+        return f"{self.name}-{process}"
+
+    def story(self) -> str:
+        """All that helps to see why something did not happen."""
+        events = "\n".join(
+            f"{event['at_s']:8.1f} {event['process']:12} {event['cause']:14} {event['text']}" for event in self.events()
+        )
+        described = self.jobs.place.kubectl("-n", self.jobs.namespace, "get", "pods", "-o", "wide")
+        master = self.jobs.place.kubectl("-n", self.jobs.namespace, "logs", f"job/{self.name}", "--tail=30")
+        return f"{events}\n{described}\n{master}"

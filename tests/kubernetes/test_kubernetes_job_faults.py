@@ -1,0 +1,217 @@
+"""Whole jobs on a real cluster: they learn what they learn locally, whatever the cluster does to their pods."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from model_zoo import make_data
+from tests.kubernetes.jobs import DATA, ROOT, Job, Jobs, make
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
+JOB_LIMIT_S = 300.0
+AWAY_S = 20.0
+PRIORITIES = (ROOT / "docker/priorities.yaml").read_text()
+CRITEO = "format=csv;delimiter=tab;header=false"
+KILL = """
+import os
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    arguments = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")
+    if b"elasticdl.worker.main" in arguments:
+        os.kill(int(pid), 9)
+"""
+
+
+def data(jobs: Jobs, name: str, records: int = 0) -> Path:
+    folder = jobs.folder / name
+    folder.mkdir()
+    make_data.MAKERS[name](folder, records)
+    return folder
+
+
+def assert_done(job: Job) -> None:
+    code, said = job.wait(JOB_LIMIT_S)
+    assert code == 0, f"{said}\n{job.story()}"
+    total = job.receipt()
+    assert total["lost"] == 0 and total["trained"] == total["expected"] > 0, total
+
+
+def test_deepfm_learns_as_well_as_on_one_machine(jobs: Jobs) -> None:
+    planted = json.loads((data(jobs, "criteo", 30_000) / "truth.json").read_text())["planted_auc"]
+    job = jobs.submit(
+        "deepfm",
+        model_def="deepfm",
+        training_data=f"{DATA}/criteo/train.tsv",
+        validation_data=f"{DATA}/criteo/test.tsv",
+        data_reader_params=CRITEO,
+        num_epochs=3,
+        minibatch_size=256,
+        num_workers=2,
+        num_ps_pods=2,
+        output=f"{DATA}/deepfm/export",
+        checkpoint_steps=100,
+    )
+    assert_done(job)
+    assert job.receipt()["repeated"] == 0
+    assert planted - 0.05 < job.metrics()["auc"] < planted + 0.005
+    assert (job.directory / "export/saved_model.pb").exists()
+    assert list(job.directory.glob("checkpoints/version-*/manifest.json"))
+
+
+def test_one_job_suffers_everything_that_a_cluster_does_and_loses_nothing(jobs: Jobs) -> None:
+    place = jobs.place
+    assert place.own is not None
+    data(jobs, "digits")
+    place.kubectl("apply", "-f", "-", text=PRIORITIES)
+    job = jobs.submit(
+        "suffers",
+        model_def="paced",
+        training_data=f"{DATA}/digits/train.npz",
+        validation_data=f"{DATA}/digits/test.npz",
+        num_epochs=40,
+        minibatch_size=32,
+        num_workers=2,
+        num_ps_pods=1,
+        envs=f"PACED_FOLDER={DATA}",
+        master_pod_priority="elasticdl-guaranteed",
+        ps_pod_priority="elasticdl-guaranteed",
+        worker_pod_priority="elasticdl-rung-{rung}",
+        worker_resource_request="cpu=400m,memory=900Mi",
+        worker_resource_limit="memory=1200Mi",
+    )
+    told: dict[str, str] = {}
+    job.until_workers(2, 180)
+    told |= deleted_while_the_node_is_cordoned(job)
+    told |= killed(job)
+    told |= evicted(job)
+    told |= out_of_memory(job)
+    told |= preempted(job)
+    the_api_server_is_away(job, AWAY_S)
+    the_kubelet_is_restarted(job)
+    by_status = job.causes()
+    assert {name: by_status.get(name) for name in told} == told, job.story()
+    (jobs.folder / "hurry").touch()
+    assert_done(job)
+    assert job.metrics()["accuracy"] >= 0.95
+    by_events = {event["process"]: event["cause"] for event in job.events() if event["process"] in told and event["cause"]}
+    assert by_events == told, job.story()
+
+
+def kubectl(job: Job, *arguments: str, text: str | None = None) -> str:
+    return job.jobs.place.kubectl("-n", job.jobs.namespace, *arguments, text=text)
+
+
+def deleted_while_the_node_is_cordoned(job: Job) -> dict[str, str]:
+    victim = job.until_workers(2)[0]
+    node = kubectl(job, "get", "pod", job.pod(victim), "-o", "jsonpath={.spec.nodeName}")
+    kubectl(job, "cordon", node)
+    try:
+        kubectl(job, "delete", "pod", job.pod(victim), "--wait=false")
+        job.ended(victim)
+        job.until(
+            "the wait is told",
+            lambda events: [event for event in events if event["kind"] == "wait" and "unschedulable" in event["text"]],
+        )
+    finally:
+        kubectl(job, "uncordon", node)
+    job.until_workers(2)
+    return {victim: "deleted"}
+
+
+def killed(job: Job) -> dict[str, str]:
+    victim = job.until_workers(2)[0]
+    try:
+        kubectl(job, "exec", job.pod(victim), "--", "python3", "-c", KILL)
+    except RuntimeError as error:
+        # The container goes, and takes this command with it.
+        assert "137" in str(error), error
+    event = job.ended(victim)
+    assert "SIGKILL" in event["text"], event
+    job.until_workers(2)
+    return {victim: "infrastructure"}
+
+
+def evicted(job: Job) -> dict[str, str]:
+    victim = job.until_workers(2)[0]
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": job.pod(victim), "namespace": job.jobs.namespace}}
+    path = f"/api/v1/namespaces/{job.jobs.namespace}/pods/{job.pod(victim)}/eviction"
+    kubectl(job, "create", "--raw", path, "-f", "-", text=json.dumps(body))
+    job.ended(victim)
+    job.until_workers(2)
+    return {victim: "evicted"}
+
+
+def out_of_memory(job: Job) -> dict[str, str]:
+    before = set(job.until_workers(2))
+    (job.jobs.folder / "eat").touch()
+    event = job.until("a worker is killed for its memory", lambda events: [e for e in events if e["cause"] == "out_of_memory"])[0]
+    assert event["process"] in before
+    job.until_workers(2)
+    return {event["process"]: "out_of_memory"}
+
+
+def preempted(job: Job) -> dict[str, str]:
+    """A pod of a higher class, below that of master and server, fills the node and goes again."""
+    above = f"above-{job.jobs.namespace}"
+    between = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": above}, "value": -105}
+    kubectl(job, "create", "-f", "-", text=json.dumps(between))
+    before = job.until_workers(2)
+    allocatable = job.jobs.place.read("nodes")["items"][0]["status"]["allocatable"]["cpu"]
+    room_m = int(allocatable.removesuffix("m")) if allocatable.endswith("m") else int(allocatable) * 1000
+    container = {
+        "name": "filler",
+        "image": job.jobs.place.busybox,
+        "command": ["sleep", "600"],
+        "imagePullPolicy": "Never",
+        "resources": {"requests": {"cpu": f"{room_m - 300}m"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    security = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    spec = {
+        "containers": [container],
+        "priorityClassName": above,
+        "terminationGracePeriodSeconds": 1,
+        "securityContext": security,
+    }
+    make(job.jobs.place, "Pod", {"name": "filler", "namespace": job.jobs.namespace}, spec)
+    told = {victim: job.ended(victim)["cause"] for victim in before}
+    assert set(told.values()) == {"preempted"}, job.story()
+    kubectl(job, "wait", "--for=condition=Ready", "pod/filler", "--timeout=60s")
+    job.until(
+        "the wait is told",
+        lambda events: [event for event in events if event["kind"] == "wait" and "Insufficient cpu" in event["text"]],
+    )
+    kubectl(job, "delete", "pod", "filler", "--wait=false")
+    kubectl(job, "delete", "priorityclass", above)
+    job.until_workers(2)
+    return told
+
+
+def the_api_server_is_away(job: Job, away_s: float) -> None:
+    """Nobody's training notices."""
+    own = job.jobs.place.own
+    assert own is not None
+    before = job.until_workers(2)
+    own.kill("kube-apiserver")
+    try:
+        trained = job.progress()
+        time.sleep(away_s)
+        assert job.progress() > trained
+    finally:
+        own.start("kube-apiserver")
+    job.jobs.place.wait_until_reachable()
+    assert job.ready() == before, job.story()
+
+
+def the_kubelet_is_restarted(job: Job) -> None:
+    own = job.jobs.place.own
+    assert own is not None
+    before = job.until_workers(2)
+    own.kill("kubelet")
+    own.start("kubelet")
+    trained = job.progress()
+    job.until("training goes on", lambda _: job.progress() > trained)
+    assert job.ready() == before, job.story()

@@ -1,0 +1,102 @@
+"""A cluster leaves nothing on the machine: not when it is stopped, and not for long when whoever ran it was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes import place as places
+from tests.kubernetes.cluster import cluster, leftovers
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
+LIMIT_S = 60.0
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def killed() -> Iterator[str]:
+    """The name of a cluster with a running pod, whose test run was ended by SIGKILL."""
+    program = "import time; from tests.kubernetes import place\nwith place.found() as p:\n  print(p.own.state, flush=True); time.sleep(600)"
+    run = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    state = Path(run.stdout.readline().strip())
+    started = cluster.Cluster(_first_process(state.name), state, _programs(), run)
+    try:
+        _run_a_pod(started.kubectl)
+        assert {"process", "cgroup", "folder"} <= _kinds(state.name)
+    finally:
+        run.kill()
+        run.wait()
+        run.stdout.close()
+    yield state.name
+
+
+def _programs() -> Path:
+    built = subprocess.run([cluster.HERE / "programs/build"], stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=True)
+    return Path(built.stdout.strip())
+
+
+def _first_process(name: str) -> int:
+    """The one that is PID 1 of the cluster's namespaces."""
+    found = [pid for pid in leftovers.processes(name) if f"NSpid:\t{pid}\t1\n" in Path(f"/proc/{pid}/status").read_text()]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def _elsewhere() -> list[str]:
+    """What kubelets, containerd and CNI plugins write where nobody told them to."""
+    places = (
+        "/var/log/pods",
+        "/var/log/containers",
+        "/var/lib/cni/results",
+        "/var/lib/cni/networks",
+        "/var/lib/kubelet",
+        "/run/netns",
+    )
+    return sorted(str(path) for place in places if Path(place).is_dir() for path in Path(place).iterdir())
+
+
+def _kinds(name: str) -> set[str]:
+    return {line.split()[0] for line in leftovers.found(name)}
+
+
+def _run_a_pod(kubectl: Callable[..., str]) -> None:
+    container = {"name": "process", "image": places.BUSYBOX, "command": ["sleep", "600"], "imagePullPolicy": "Never"}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "sleeper"}, "spec": {"containers": [container]}}
+    kubectl("wait", "--for=create", "serviceaccount/default", f"--timeout={LIMIT_S:g}s")
+    kubectl("create", "-f", "-", text=json.dumps(pod))
+    kubectl("wait", "--for=condition=Ready", "pod/sleeper", f"--timeout={LIMIT_S:g}s")
+
+
+def _until(what: str, condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {LIMIT_S:g} s: {what}"
+        time.sleep(0.1)
+
+
+def test_a_stopped_cluster_leaves_nothing_and_a_start_removes_what_a_killed_one_left(request) -> None:
+    if os.environ.get("KUBECONFIG"):
+        pytest.skip("the cluster that KUBECONFIG names is not ours to kill")
+    if reason := places.why_not():
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    before = _elsewhere()
+    name = request.getfixturevalue("killed")
+    _until("the kernel ends its processes", lambda: not leftovers.processes(name))
+    assert _kinds(name) == {"cgroup", "folder"}
+    with places.found() as place:
+        assert leftovers.found(name) == []
+        assert place.own is not None
+        _run_a_pod(place.own.kubectl)
+        assert {"process", "cgroup", "folder"} <= _kinds(place.own.state.name)
+        # A second start leaves alone what has an owner.
+        assert place.own.state.name not in leftovers.clean_up()
+    assert leftovers.found(place.own.state.name) == []
+    assert _elsewhere() == before

@@ -1,0 +1,44 @@
+"""Many more workers than this machine has cores: they come up a few at a time, and the job goes on meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from contextlib import suppress
+
+import pytest
+
+from elasticdl.rpc.master_client import MasterClient
+
+pytestmark = pytest.mark.process
+AT_ONCE = max(2, len(os.sched_getaffinity(0)))
+
+
+def test_scaling_to_twenty_workers_starves_nobody_and_loses_nothing(start_job, iris_csv):
+    job = start_job(
+        model_def="iris", training_data=iris_csv(200), num_epochs=2, num_workers="1:1", num_ps_pods=1, minibatch_size=16
+    )
+    job.wait_until("training is under way", lambda status: status["records"]["trained"] > 0)
+    where = json.loads((job.directory / "master.json").read_text())
+    client = MasterClient(where["address"], where["token"], "cli")
+    try:
+        client.scale(1, 20)
+        most = 0
+        while (status := job.status()) is not None and job.process.poll() is None:
+            coming_up = [
+                p for p in status["processes"] if p["role"] == "worker" and p["state"] in ("requested", "pending", "starting")
+            ]
+            most = max(most, len(coming_up))
+            with suppress(subprocess.TimeoutExpired):
+                job.process.wait(timeout=0.2)
+    finally:
+        client.close()
+    code, output = job.finish()
+    assert code == 0, output
+    total = job.receipt()["total"]
+    assert (total["expected"], total["trained"], total["lost"]) == (60_000, 60_000, 0)
+    assert most <= AT_ONCE
+    words = [event["text"] for event in job.events()]
+    assert any("wait for their turn to start" in text for text in words)
+    assert not [event for event in job.events() if event["cause"] in ("silent", "straggler")], words

@@ -1,0 +1,197 @@
+"""The master as a process that is told what a pod of its job is told, with an API server on the loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.cluster.outcome import Ended, read_outcome
+from elasticdl.errors import ExitCode
+from elasticdl.job import Action, JobSpec
+from tests.contract.api_server import status
+from tests.contract.small_cluster import SmallCluster, serving
+
+pytestmark = pytest.mark.process
+ROOT = Path(__file__).parents[2]
+PODS = "/api/v1/namespaces/ns/pods"
+MASTER = """
+import sys
+from elasticdl.master import furnishing, main, pod, preflight
+preflight.COMMAND = (sys.executable, sys.argv[1])
+pod.MASTER_PORT, furnishing.LIMIT_S = 0, float(sys.argv[2])
+code = main.main()
+assert not {"tensorflow", "keras"} & set(sys.modules)
+sys.exit(code)
+"""
+CHECK = """
+import json, os, sys, time
+spec = json.loads(sys.stdin.read())
+assert "ELASTICDL_TOKEN" not in os.environ
+open(os.environ["BEGUN"], "w").close()
+if spec["model"]["model_def"] == "slow":
+    time.sleep(600)
+if spec["model"]["model_def"] == "wrong":
+    print('{"ok": false, "error": "wrong.py:3: no such layer", "hint": "mend it", "exit_code": 2}')
+else:
+    print('{"ok": true, "training": [{"name": "a.csv", "records": 40}]}')
+"""
+
+
+@pytest.fixture
+def cluster() -> Iterator[tuple[SmallCluster, str]]:
+    """An API server in a thread of its own, and its address."""
+    made, told, over = SmallCluster(), threading.Event(), threading.Event()
+    made.put(PODS, {"metadata": {"name": "iris-abcde"}})
+    address: list[str] = []
+
+    async def serve() -> None:
+        async with serving(made) as api:
+            address.append(str(api._client.configuration.host))
+            told.set()
+            while not over.is_set():
+                await asyncio.sleep(0.02)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert told.wait(30)
+    yield made, address[0]
+    over.set()
+    thread.join(30)
+
+
+class Pod:
+    """One master's pod: what it is told, and what it leaves."""
+
+    def __init__(self, folder: Path, address: str, limit_s: float = 60.0, **flags: Any) -> None:
+        needed = {"model_def": "m", "training_data": "t", "image_name": "i", "job_name": "iris", "job_dir": str(folder / "job")}
+        spec = JobSpec.from_flags(Action.TRAIN, {**needed, **flags})
+        self.folder, self.outcome, self.begun = folder, folder / "outcome", folder / "begun"
+        user = {"contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}], "users": [{"name": "u", "user": {}}]}
+        servers = {"clusters": [{"name": "c", "cluster": {"server": address}}], "current-context": "c"}
+        (folder / "kubeconfig").write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **user, **servers}))
+        (folder / "master.py").write_text(MASTER)
+        (folder / "check.py").write_text(CHECK)
+        (folder / "token").mkdir(exist_ok=True)
+        told = {
+            "ELASTICDL_JOB": spec.model_dump_json(), "ELASTICDL_NAMESPACE": "ns", "ELASTICDL_JOB_NAME": "iris",
+            "ELASTICDL_JOB_UID": "uid-1", "ELASTICDL_POD_NAME": "iris-abcde",
+            "ELASTICDL_TOKEN_FILE": str(folder / "token/ELASTICDL_TOKEN"), "ELASTICDL_OUTCOME_FILE": str(self.outcome),
+            "KUBECONFIG": str(folder / "kubeconfig"), "BEGUN": str(self.begun), "PYTHONPATH": str(ROOT),
+        }  # fmt: skip
+        command = [sys.executable, str(folder / "master.py"), str(folder / "check.py"), str(limit_s)]
+        with (folder / "log").open("w") as log:
+            self.process = subprocess.Popen(command, env={**os.environ, **told}, stdout=log, stderr=log)
+
+    def finish(self) -> int:
+        return self.process.wait(60)
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def left(self) -> Ended | None:
+        if not self.outcome.exists():
+            return None
+        state = {"terminated": {"message": self.outcome.read_text()}}
+        return read_outcome({"status": {"containerStatuses": [{"name": "process", "state": state}]}})
+
+    def until(self, what: str, look: Callable[[], object]) -> None:
+        deadline_s = time.monotonic() + 60
+        while not look():
+            assert time.monotonic() < deadline_s and self.process.poll() is None, f"{what}\n{self.log()}"
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def start(cluster: tuple[SmallCluster, str], tmp_path: Path) -> Iterator[Callable[..., Pod]]:
+    started: list[Pod] = []
+
+    def begin(**flags: Any) -> Pod:
+        started.append(Pod(tmp_path, cluster[1], **flags))
+        return started[-1]
+
+    yield begin
+    for pod in started:
+        if pod.process.poll() is None:
+            pod.process.kill()
+            pod.process.wait(30)
+
+
+def test_a_master_that_is_told_to_leave_leaves_its_processes_to_the_next(
+    start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
+) -> None:
+    pod = start()
+    pod.until("its processes are made", lambda: {"iris-worker-0", "iris-ps-0"} <= set(cluster[0].names()))
+    told = cluster[0].objects[f"{PODS}/iris-ps-0"]["spec"]["containers"][0]["env"]
+    variables = {entry["name"]: entry.get("value") for entry in told}
+    assert (variables["ELASTICDL_MASTER"], variables["ELASTICDL_BIND_HOST"]) == ("iris-master:50001", "0.0.0.0")
+    assert "token" not in json.loads((pod.folder / "job/master.json").read_text())
+    pod.process.send_signal(signal.SIGTERM)
+    assert pod.finish() == ExitCode.DRAINED, pod.log()
+    assert pod.left() is None and not (pod.folder / "job/status.json").exists()
+    assert {"iris-worker-0", "iris-ps-0"} <= set(cluster[0].names()) and cluster[0].deleted == []
+
+
+def test_the_next_master_ends_them_and_begins_again(start: Callable[..., Pod], cluster: tuple[SmallCluster, str]) -> None:
+    first = start()
+    first.until("its processes are made", lambda: {"iris-worker-0", "iris-ps-0"} <= set(cluster[0].names()))
+    first.process.kill()
+    first.finish()
+    for key, text in cluster[0].objects["/api/v1/namespaces/ns/secrets/iris-token"]["stringData"].items():
+        (first.folder / "token" / key).write_text(text)
+    second = start()
+    second.until("it says so", lambda: "was started again" in (second.folder / "job/events.jsonl").read_text())
+    assert {"iris-worker-0", "iris-ps-0"} <= {name for name, _ in cluster[0].deleted}
+    second.until("they are made anew", lambda: {"iris-worker-0", "iris-ps-0"} <= set(cluster[0].names()))
+    second.process.send_signal(signal.SIGTERM)
+    assert second.finish() == ExitCode.DRAINED, second.log()
+
+
+def test_a_master_that_is_told_to_leave_in_the_check_is_started_again(start: Callable[..., Pod]) -> None:
+    pod = start(model_def="slow")
+    pod.until("the check has begun", pod.begun.exists)
+    pod.process.send_signal(signal.SIGTERM)
+    assert pod.finish() == ExitCode.DRAINED, pod.log()
+    assert pod.left() is None
+
+
+def test_a_wrong_model_is_the_jobs_end_and_its_words_are_left(start: Callable[..., Pod]) -> None:
+    pod = start(model_def="wrong")
+    assert pod.finish() == ExitCode.USAGE, pod.log()
+    left = pod.left()
+    assert left is not None and (left.exit_code, left.message, left.hint) == (2, "wrong.py:3: no such layer", "mend it")
+
+
+def test_a_directory_of_another_job_is_the_jobs_end(start: Callable[..., Pod], tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/job.json").write_text("{}")
+    pod = start()
+    assert pod.finish() == ExitCode.USAGE, pod.log()
+    left = pod.left()
+    assert left is not None and "holds a job already" in left.message
+    assert (tmp_path / "job/job.json").read_text() == "{}"
+
+
+def test_a_missing_right_is_the_jobs_end_with_its_name(start: Callable[..., Pod], cluster: tuple[SmallCluster, str]) -> None:
+    cluster[0].lacking = {"create pods"}
+    pod = start()
+    assert pod.finish() == ExitCode.CLUSTER_REFUSED, pod.log()
+    left = pod.left()
+    assert left is not None and "create pods" in left.message
+
+
+def test_without_an_api_server_the_master_is_started_again(start: Callable[..., Pod], cluster: tuple[SmallCluster, str]) -> None:
+    cluster[0].bend = lambda _method, _path, _body: status(503, "ServiceUnavailable")
+    pod = start(limit_s=1.5)
+    assert pod.finish() == ExitCode.UNAVAILABLE, pod.log()
+    assert pod.left() is None
