@@ -71,8 +71,7 @@ class Worker:
     marks: set[int] = field(default_factory=set)
 
     def word(self) -> e.RingTold:
-        ready = self.inside == 0
-        return e.RingTold(0, self.name, ready, self.entered, self.broken, self.drain, "it broke" if self.broken else "")
+        return e.RingTold(0, self.name, True, self.entered, self.broken, self.drain, "it broke" if self.broken else "")
 
 
 class RingWorld:

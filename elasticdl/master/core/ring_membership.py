@@ -70,8 +70,7 @@ class RingMembership:
         if process is None:
             return
         word = self._words.setdefault(event.worker, _Word(event.at_s))
-        free = event.ready or event.broken >= max(event.entered, 1)
-        if not free:
+        if not event.ready or self._inside(event):
             word.free_since_s = None
         elif word.free_since_s is None or event.broken > word.broken:
             word.free_since_s = event.at_s
@@ -84,6 +83,11 @@ class RingMembership:
             process.enter(Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + _LEAVE_LIMIT_S)
             self._facts.orders.announce("process", text, process=event.worker)
         self._entered(event)
+
+    def _inside(self, event: RingTold) -> bool:
+        present = self.present
+        here = present is not None and event.worker in present.members and event.entered == present.number
+        return here and event.broken < event.entered
 
     def lost_connection(self, event: ConnectionLost) -> None:
         """A worker's order stream broke: it may well be dead. The next thing that it says proves that it is not."""
