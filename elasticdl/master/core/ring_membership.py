@@ -7,7 +7,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.master.core import ring
-from elasticdl.master.core.commands import LookAgain, PublishRing, WithdrawRing
+from elasticdl.master.core.commands import LookAgain, PublishRing, WithdrawRing, WorkFinished
 from elasticdl.master.core.events import ConnectionLost, RingTold
 from elasticdl.master.core.leasing import Leasing
 from elasticdl.master.core.parts import Facts, Phase
@@ -82,6 +82,9 @@ class RingMembership:
             text = f"{event.worker} is draining: the ring goes on without it"
             process.enter(Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + _LEAVE_LIMIT_S)
             self._facts.orders.announce("process", text, process=event.worker)
+        if self._facts.phase in (Phase.ENDING, Phase.ENDED) and event.broken >= event.entered and process.finished:
+            # Others were faster to leave, and it may wait for a ring that never comes.
+            self._facts.orders.give(WorkFinished(event.worker))
         self._entered(event)
 
     def _inside(self, event: RingTold) -> bool:
