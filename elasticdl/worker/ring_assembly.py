@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import final
 
 import numpy as np
 
-from elasticdl.errors import PermanentError
+from elasticdl.checkpoint import ring_file
+from elasticdl.errors import UserError
 from elasticdl.job import Action
 from elasticdl.model.building import NeedsFeatures
 from elasticdl.model.export import export
@@ -88,9 +90,9 @@ def assemble_ring(assignment: Assignment, host: str, source: ItemSource, forms: 
         Task.SUMMARY: SummaryTask(step, callbacks, around.outbox),
         Task.EXPORT: ExportTask(_Whole(), 0, partial(export, served), assignment.output, around.outbox),
     }
-    copies = Copies(exchange, around)
+    copies = Copies(exchange, list(model.state()), around)
     marks = RingMarks(source, sources, tasks, step, around)
-    listener = RingListener(marks, copies, callbacks, rate, _Restoring(exchange))
+    listener = RingListener(marks, copies, callbacks, rate, _Restoring(exchange, list(model.state())))
     reading = RingReading(source, sources, around.ending)
     parts = Parts(ring, exchange, RingStep(model, ring), reading, listener)
     trainer = RingTrainer(str(assignment.name), host, parts, around, forms)
@@ -122,13 +124,26 @@ def _model(assignment: Assignment, module: ModelModule, sources: Sources) -> Rin
 class _Restoring:
     """What a new ring begins with if nobody has a state any more."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, names: Sequence[str]) -> None:
         self._exchange = exchange
+        self._names = tuple(names)
         self._initial = exchange.copied()
 
     def __call__(self, directory: str) -> int:
         """Values of a checkpoint, or those that the model began with. The version."""
-        if directory:
-            raise PermanentError(f"a ring cannot take its weights from {directory} yet", hint="leave --checkpoint-dir-for-init out")
-        self._exchange.load(self._initial)
-        return 0
+        if not directory:
+            self._exchange.load(self._initial)
+            return 0
+        version, arrays = ring_file.read(Path(directory))
+        for name, mine in zip(self._names, self._initial, strict=True):
+            found = arrays.get(name)
+            if found is None or found.shape != mine.shape or found.dtype != mine.dtype:
+                what = "no such variable" if found is None else f"shape {found.shape}, {found.dtype}"
+                raise UserError(
+                    f"{directory} is of another model: {name} has shape {mine.shape}, {mine.dtype} here, and {what} there",
+                    hint="use the checkpoint with the module and --model-params that it was made with",
+                )
+        if extra := [name for name in arrays if name not in self._names]:
+            raise UserError(f"{directory} is of another model: it has {extra[0]}, which this one has not")
+        self._exchange.load([arrays[name] for name in self._names])
+        return version

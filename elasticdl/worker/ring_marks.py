@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, final
 
 import numpy as np
 
+from elasticdl.checkpoint import ring_file
 from elasticdl.errors import PermanentError, TransientError
-from elasticdl.rpc.conversation import Finished, RingCut, RingDrop, RingSave, RingSaved, Wait
+from elasticdl.rpc.conversation import Finished, RingCut, RingDrop, RingSave, RingSaved, Wait, WrittenFile
 from elasticdl.rpc.parameters import Pulled
 from elasticdl.shard import Lease, RingItem, SnapshotId, Task
 from elasticdl.worker.leases import Held
@@ -114,8 +116,10 @@ class RingMarks:
 class Copies:
     """Copies of the state that are kept for checkpoints until they are written or dropped. Thread-safe."""
 
-    def __init__(self, exchange: Exchange, around: Surroundings) -> None:
+    def __init__(self, exchange: Exchange, names: Sequence[str], around: Surroundings) -> None:
+        """`names` of the arrays, in the order in which `exchange` has them."""
         self._exchange = exchange
+        self._names = tuple(names)
         self._around = around
         self._lock = threading.Lock()
         self._kept: dict[SnapshotId, tuple[int, list[np.ndarray]]] = {}
@@ -137,8 +141,18 @@ class Copies:
         if isinstance(order, RingDrop):
             self.drop(order.snapshot)
         else:
-            problem = "a ring's checkpoints cannot be written yet"
-            self._around.outbox.saved(RingSaved(order.snapshot, problem=problem))
+            threading.Thread(target=self._save, args=(order,), name="saver", daemon=True).start()
+
+    def _save(self, order: RingSave) -> None:
+        """Beside the steps. A disk that refuses it costs this checkpoint only."""
+        try:
+            version, values = self.kept(order.snapshot)
+            part = ring_file.write(Path(order.directory), version, dict(zip(self._names, values, strict=True)))
+        except (OSError, PermanentError) as error:
+            self._around.outbox.saved(RingSaved(order.snapshot, problem=f"cannot write to {order.directory}: {error}"))
+            return
+        file = WrittenFile(part.name, part.bytes, part.checksum)
+        self._around.outbox.saved(RingSaved(order.snapshot, version, (file,)))
 
     def kept(self, snapshot: SnapshotId) -> tuple[int, list[np.ndarray]]:
         """Version and values. Raises PermanentError if there is no such copy."""

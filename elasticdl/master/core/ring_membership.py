@@ -18,6 +18,7 @@ from elasticdl.master.core.status import RingStatus
 
 _LEAVE_LIMIT_S = 60.0
 _DOUBT_S = 3.0
+_MOST_CHARS = 160
 _WORKING = (Phase.WORKING, Phase.EVALUATING, Phase.DRAINING, Phase.CHECKPOINTING, Phase.EXPORTING)
 
 
@@ -75,7 +76,7 @@ class RingMembership:
         elif word.free_since_s is None or event.broken > word.broken:
             word.free_since_s = event.at_s
         if event.broken > word.broken and event.problem:
-            self.problem = event.problem
+            self.problem = event.problem.splitlines()[0][:_MOST_CHARS]
         word.heard_s, word.cut_off, word.leaving = event.at_s, False, event.leaving
         word.entered, word.broken = max(word.entered, event.entered), max(word.broken, event.broken)
         if event.leaving and process.life is Life.READY:
