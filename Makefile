@@ -1,4 +1,4 @@
-.PHONY: demo test test-kubernetes churn check bench fix lock prepare clean cluster
+.PHONY: horovod demo test test-kubernetes churn check bench fix lock prepare clean cluster
 BIN := .venv/bin
 WORKERS ?= 2
 
@@ -16,6 +16,9 @@ test-kubernetes: prepare  ## Tests on a real Kubernetes: one made here (Linux, r
 
 churn: prepare  ## Twenty whole jobs with seeds, a worker killed every few seconds in each.
 	ELASTICDL_CHURN_SEEDS=20 $(BIN)/python -m pytest -s tests/process/test_job_churn.py $(ARGS)
+
+horovod: prepare  ## Build Horovod for this TensorFlow and install it: AllreduceStrategy needs it (3 minutes on 2 cores, once).
+	@scripts/horovod
 
 check: prepare  ## Format, lint, types, layers.
 	$(BIN)/ruff format --check .
@@ -38,7 +41,7 @@ prepare:
 
 lock: prepare  ## Pin everything anew, with hashes, within pyproject.toml's bounds.
 	$(BIN)/python -m pip install --quiet 'uv>=0.9,<1'
-	$(BIN)/uv pip compile pyproject.toml --all-extras --generate-hashes --no-annotate --no-header \
+	$(BIN)/uv pip compile pyproject.toml --extra zoo --extra dev --generate-hashes --no-annotate --no-header \
 	    --python-version 3.11 --no-emit-index-url --output-file requirements.lock
 
 clean:

@@ -31,8 +31,9 @@ class Manifest(_Frozen):
 
     format: int = FORMAT
     version: int = Field(ge=0)
-    servers: int = Field(ge=1)
-    parameters: ParametersSpec
+    servers: int = Field(ge=0)
+    """How many wrote it; 0: a ring, which has all of its state in one file and no `parameters`."""
+    parameters: ParametersSpec | None
     files: tuple[PartFile, ...]
     rows: int = Field(default=0, ge=0)
     ledger: str = ""

@@ -110,11 +110,12 @@ def manifest_of(command: SaveSnapshot, saved: Sequence[ServerSaved]) -> Manifest
     parameters = {part.parameters for part in saved}
     if len(parameters) != 1:
         raise PermanentError(f"the {len(saved)} servers hold parameters of {len(parameters)} different models")
+    spec = parameters.pop()
     try:
         return Manifest(
             version=command.version,
-            servers=len(saved),
-            parameters=ParametersSpec.model_validate_json(parameters.pop()),
+            servers=len(saved) if spec else 0,
+            parameters=ParametersSpec.model_validate_json(spec) if spec else None,
             files=tuple(PartFile(name=one.name, bytes=one.bytes, checksum=one.checksum) for part in saved for one in part.files),
             rows=sum(part.rows for part in saved),
             ledger=command.ledger,

@@ -60,7 +60,7 @@ def check_model(model: object, module: ModelModule) -> None:
             )
 
 
-def built(model: keras.Model, features: Structure | None, module: ModelModule) -> Structure:
+def inputs_of(model: keras.Model, features: Structure | None, module: ModelModule) -> Structure:
     """Give the model its variables; returns its inputs as specs."""
     if getattr(model, "inputs", None):
         return input_specs(model.inputs[0] if isinstance(model, keras.Sequential) else model.input)

@@ -10,11 +10,13 @@ import keras
 from keras.src.random.seed_generator import global_seed_generator
 from keras.src.utils.naming import reset_uids
 
+from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import UserError
 from elasticdl.job import Scalar
-from elasticdl.model.building import Variable, built, changing, check_model, check_params, optimizer_params, trainable
+from elasticdl.model.building import Variable, changing, check_model, check_params, inputs_of, optimizer_params, trainable
 from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import Optimizer
+from elasticdl.model.served import ServedModel
 from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import place, taken, user_code
 
@@ -51,11 +53,16 @@ class RingModel:
         with user_code("custom_model", module.zoo):
             model = module.custom_model(**taken(module.custom_model, params))
             check_model(model, module)
-            inputs = built(model, features, module)
+            inputs = inputs_of(model, features, module)
             averaged = changing(model, inputs)
             variables = tuple(trainable(model))
             optimizer.build(list(variables))
         return cls(module, model, optimizer, inputs, variables, averaged, _seeds(model))
+
+    def served(self) -> ServedModel:
+        """The same model as one of which servers hold nothing: to evaluate, predict and export as others do."""
+        nothing = ParametersSpec(optimizer=OptimizerSpec(kind=OptimizerKind.SGD), dense=(), tables=())
+        return ServedModel(self.model, nothing, self.optimizer, (), (), self.inputs)
 
     def state(self) -> dict[str, Variable]:
         """Every variable that must be equal on all members, by a name of its own, in an order that is the same everywhere."""

@@ -127,8 +127,8 @@ class RingStep:
             return self._reduce_and_apply(control, self._computed(control, *part))
 
         signature = [tf.TensorSpec([3], tf.int64), *tf.nest.flatten(specs, expand_composites=True)]
-        function = tf.function(step, input_signature=signature, autograph=False).get_concrete_function()
-        self._compiled.append(_Compiled(*specs, function))
+        function: Callable[..., Any] = tf.function(step, input_signature=signature, autograph=False).get_concrete_function()
+        self._compiled.append(_Compiled(specs[0], specs[1], function))
         return function
 
     def _function_of_nothing(self) -> Callable[..., Any]:

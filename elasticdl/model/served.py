@@ -15,14 +15,7 @@ from elasticdl.embedding.spec import DenseSpec, ParametersSpec, TableSpec
 from elasticdl.errors import UserError
 from elasticdl.job import Scalar
 from elasticdl.model import serving
-from elasticdl.model.building import (
-    Variable,
-    changing,
-    check_model,
-    check_params,
-    optimizer_params,
-    trainable,
-)
+from elasticdl.model.building import Variable, changing, check_model, check_params, inputs_of, optimizer_params, trainable
 from elasticdl.model.initializers import initializer_spec
 from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import Optimizer, optimizer_spec
@@ -75,7 +68,7 @@ class ServedModel:
         with serving.building(threshold_bytes) as built, user_code("custom_model", module.zoo):
             model = module.custom_model(**taken(module.custom_model, params))
             check_model(model, module)
-            inputs = built(model, features, module)
+            inputs = inputs_of(model, features, module)
         names = _unique([layer.path or layer.name for layer in built.layers])
         tables = tuple(
             TableSpec(

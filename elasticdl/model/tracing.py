@@ -194,6 +194,7 @@ class Tracer:
             return rows
 
         mapping = list(zip(self._served.variables, given.pieces, strict=True))
+        mapping += self._kept_here()
         with keras.StatelessScope(mapping, collect_losses=True) as scope, serving.lookups(look_up):
             outputs = self._served.model(given.features, training=training)
             losses = list(self._served.model.losses)
@@ -207,6 +208,12 @@ class Tracer:
             tf.cast(self._served.tables[table].embeddings_regularizer(given.rows[table]), tf.float32) for table in self._regularised
         ]
         return scope, outputs, losses
+
+    def _kept_here(self) -> list[tuple[Any, Tensor]]:
+        """Regularised weights of a model that no servers hold: Keras looks for them in the scope only."""
+        served = {id(one) for one in self._served.variables}
+        kept = [one for one in self._served.model.trainable_variables if id(one) not in served and one.regularizer is not None]
+        return [(one, tf.convert_to_tensor(one.value)) for one in kept]
 
     def _check_site(self, number: int, table: int) -> None:
         sites = self._batches.sites

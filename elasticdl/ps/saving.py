@@ -13,7 +13,7 @@ from elasticdl.checkpoint import store
 from elasticdl.checkpoint.layout import MANIFEST, Manifest, PartFile, part_name
 from elasticdl.checkpoint.part import Part, PartHeader, read_header
 from elasticdl.embedding.spec import ParametersSpec
-from elasticdl.errors import Corrupted, PermanentError, TransientError
+from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
 from elasticdl.rpc.native_spec import native_spec
 
 _log = logging.getLogger(__name__)
@@ -128,6 +128,11 @@ def restore_what_is_whole(server: _native.Server, place: Place, directory: Path)
 
 def _restore(server: _native.Server, place: Place, directory: Path, manifest: Manifest) -> int:
     parts = _parts(directory, manifest)
+    if manifest.parameters is None:
+        raise UserError(
+            f"{directory} was written by a ring of workers: parameter servers cannot go on from it",
+            hint="train with --distribution-strategy AllreduceStrategy, or begin without a checkpoint",
+        )
     server.begin_restore(native_spec(manifest.parameters))
     for file, part in parts:
         dense = list(part.dense_reads(place.server, place.servers))

@@ -74,6 +74,18 @@ class Worker:
     loop: Loop
     stages: tuple[ShardReading | Feeding | Loading, ...]
 
+    def run(self) -> None:
+        """Work until there is no more, or the worker ends."""
+        self.loop.run()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until all that was trained is pushed and told; False if that took longer or went wrong."""
+        return self.trainer.settle(timeout_s)
+
+    def leave(self) -> None:
+        """The worker drains."""
+        self.loop.leave()
+
     def start(self) -> None:
         """Give the servers their initial values and start all stages; the loop runs after that, in the main thread.
 

@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass
 from typing import Protocol, assert_never, final
 
-from elasticdl.errors import TransientError
+from elasticdl.errors import PermanentError, TransientError
 from elasticdl.rpc.conversation import Finished, LeaseAnswer, Wait
-from elasticdl.shard import Lease
+from elasticdl.shard import Lease, RingItem
 from elasticdl.worker.ending import Ending
 from elasticdl.worker.handoff import LOOK_AGAIN_S, Ended, Handoff
 from elasticdl.worker.outbox import Outbox
@@ -138,6 +138,8 @@ class LeaseKeeper:
                 case Finished():
                     self._leases.finish()
                     return False
+                case RingItem():
+                    raise PermanentError(f"asked for a lease, got item {answer.number} of a ring")
                 case _:
                     assert_never(answer)
         return False

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never, final
 
-from elasticdl.rpc.conversation import Drain, Finish, Order, Revoke, Servers
+from elasticdl.rpc.conversation import Drain, Finish, Order, Revoke, RingDrop, RingForm, RingSave, Servers
 from elasticdl.worker.ending import Done, Draining, Ending
 
 _log = logging.getLogger(__name__)
@@ -24,6 +24,11 @@ class Orders:
         self._lock = threading.Lock()
         self._revoke: Callable[[int], None] | None = None
         self._era: int | None = None
+        self._ring: Callable[[RingForm | RingSave | RingDrop], None] = lambda _: None
+
+    def ring_by(self, ring: Callable[[RingForm | RingSave | RingDrop], None]) -> None:
+        """Orders of the ring go there. Call it before `start`."""
+        self._ring = ring
 
     def start(self) -> None:
         """Begin to listen."""
@@ -56,6 +61,8 @@ class Orders:
                 self._pass_on_revocation(era)
             case Servers(addresses):
                 self._move(addresses)
+            case RingForm() | RingSave() | RingDrop():
+                self._ring(order)
             case Finish():
                 self._ending.end(Done())
             case _:

@@ -182,4 +182,7 @@ def _imported() -> Any:  # noqa: ANN401 - the package has no types
 
 
 def _first_line(message: str) -> str:
-    return message.strip().splitlines()[0][:300] if message.strip() else "no reason was given"
+    """What Horovod said, without what TensorFlow puts around it."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    told = [line for line in lines if "orovod" in line or "gloo" in line] or lines or ["no reason was given"]
+    return told[-1][:300]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, final
 
-from elasticdl.rpc.conversation import RingForm, RingWord
+from elasticdl.rpc.conversation import RingDrop, RingForm, RingSave, RingWord
 from elasticdl.worker.ending import Draining, Ending
 from elasticdl.worker.handoff import LOOK_AGAIN_S, Ended
 
@@ -28,12 +28,24 @@ class Forms:
         self._changed = threading.Condition()
         self._newest: RingForm | None = None
         self._listeners: list[Callable[[], None]] = []
+        self._copies: Callable[[RingSave | RingDrop], None] = lambda _: None
         ending.listen(self._wake)
 
     @property
     def generation(self) -> int:
         """The newest one, 0 before the first."""
         return self._newest.generation if self._newest is not None else 0
+
+    def follow(self, order: RingForm | RingSave | RingDrop) -> None:
+        """An order of the master's about the ring. Copies are somebody else's, once `copies_by` said whose."""
+        if isinstance(order, RingForm):
+            self.put(order)
+        else:
+            self._copies(order)
+
+    def copies_by(self, copies: Callable[[RingSave | RingDrop], None]) -> None:
+        """Orders about copies of the weights go there."""
+        self._copies = copies
 
     def put(self, form: RingForm) -> None:
         """The master published this generation. Old ones that come late or again are ignored."""

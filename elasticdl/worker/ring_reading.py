@@ -40,7 +40,7 @@ _GIVE_UP_S = 600.0
 class ItemSource(Protocol):
     """Who knows the sequence of items: the master's client."""
 
-    def request_item(self, number: int, at_mark: bool, wait_s: float) -> LeaseAnswer:
+    def request_item(self, number: int, wait_s: float, *, at_mark: bool = False) -> LeaseAnswer:
         """Blocks up to `wait_s`. Raises Refused, TransientError."""
 
 
@@ -195,7 +195,7 @@ class RingReading:
         tries = 0
         while True:
             try:
-                answer = self._source.request_item(number, at_mark=False, wait_s=WAIT_S)
+                answer = self._source.request_item(number, WAIT_S)
             except TransientError as error:
                 tries += 1
                 if tries * error.retry_after_s > _GIVE_UP_S:
@@ -273,8 +273,7 @@ class RingReading:
                 loaded = self._loaded(number, turn)
                 if loaded is None:
                     return
-                with self._ending.failing_for(item.lease):
-                    yield from self._parts(plan, item, loaded, item.lease.offset if offset is None else offset)
+                yield from self._parts(plan, item, loaded, item.lease.offset if offset is None else offset)
             number, offset = number + 1, None
 
     def _item(self, number: int, turn: int) -> RingItem | Finished | None:
@@ -302,7 +301,9 @@ class RingReading:
         assert lease is not None and lease.shard is not None
         order = order_of(lease.shard.records, lease.order_seed)
         for begin in range(offset, lease.end, item.batch):
-            yield self._part(plan, item, loaded, order, begin)
+            with self._ending.failing_for(lease):
+                part = self._part(plan, item, loaded, order, begin)
+            yield part
 
     def _part(self, plan: Plan, item: RingItem, loaded: LoadedShard, order: Positions, begin: int) -> Part:
         assert item.lease is not None

@@ -55,7 +55,7 @@ class Listener(Protocol):
     def rate(self, version: int, scale: float) -> None:
         """Set the learning rate for the step after `version`."""
 
-    def at_mark(self, item: RingItem, version: int, stop: Callable[[], bool]) -> bool:
+    def at_mark(self, item: RingItem, version: int, rank: int, stop: Callable[[], bool]) -> bool:
         """Do what a mark asks for. False if it is not over because `stop()`: a newer ring waits."""
 
     def restore(self, directory: str) -> int:
@@ -143,6 +143,7 @@ class RingTrainer:
                 if self._in(form):
                     return
         finally:
+            self._release()
             self._parts.ring.leave()
 
     def _leave_if_draining(self) -> None:
@@ -242,7 +243,9 @@ class RingTrainer:
         shard, attempt = lease.shard.id, lease.attempt
         version = self.version + int(outcome.applied)
         self._position = Position(version, part.item.number, part.end, shard, attempt, part.end)
-        self._unsafe = Advance(part.end, version, outcome.loss if outcome.applied else None, part.bad, part.bad_examples)
+        self._unsafe = Advance(
+            part.end, version, outcome.loss if outcome.applied else None, part.bad, part.bad_examples, part.end == lease.end
+        )
         self._around.gauges.count_records(part.mine)
         with self._around.ending.failing_for(lease):
             self._parts.listener.after_step(outcome.loss if outcome.applied else None, version)
@@ -276,7 +279,7 @@ class RingTrainer:
         if item.mark == "pause":
             self._confirm()
         self._position = replace(self._position, number=item.number, offset=AT_BEGIN)
-        if not self._parts.listener.at_mark(item, self.version, newer):
+        if not self._parts.listener.at_mark(item, self.version, self._rank, newer):
             return False
         self._position = replace(self._position, number=item.number + 1, offset=AT_BEGIN)
         if item.mark == "pause":
@@ -304,6 +307,7 @@ class RingTrainer:
         elif position.shard >= 0:
             known = advance is not None and (advance.version, advance.offset) == (position.version, position.done)
             self._tell(advance if known and advance is not None else Advance(position.done, position.version))
+            self._around.outbox.urgent.set()
 
     def _tell(self, advance: Advance) -> None:
         """Of the shard in the position: steps of one item end before those of the next begin."""

@@ -21,6 +21,7 @@ from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import ProcessName
 from elasticdl.data.files import DataChanged
 from elasticdl.errors import ElasticDLError, PermanentError, UserError
+from elasticdl.job import Action, Strategy
 from elasticdl.model.sifting import BadRecords
 from elasticdl.rpc.conversation import Attached, Failure
 from elasticdl.rpc.master_client import MasterClient
@@ -35,11 +36,13 @@ from elasticdl.worker.orders import Orders
 from elasticdl.worker.outbox import Outbox
 from elasticdl.worker.patience import Patience
 from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.ring_forms import Forms
 from elasticdl.worker.surroundings import Surroundings
 from elasticdl.worker.watch import Watch
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
     from elasticdl.worker.assembly import Worker
+    from elasticdl.worker.ring_assembly import RingWorker
 
 _log = logging.getLogger(__name__)
 
@@ -138,6 +141,7 @@ class Link:
     orders: Orders
     reporter: Reporter
     parameters: Parameters
+    forms: Forms
 
     @classmethod
     def make(cls, environment: Environment, client: MasterClient, ending: Ending) -> Link:
@@ -147,18 +151,24 @@ class Link:
         outbox, gauges, watch = Outbox(), Gauges(clock), Watch(clock)
         keeper = LeaseKeeper(client, outbox, ending)
         around = Surroundings(keeper, outbox, gauges, Patience(ending, gauges, clock), watch, ending)
-        parameters = ServerPool(attached.servers, str(environment.name), environment.token)
-        orders = Orders(client.orders, parameters.move, ending)
+        parameters = ServerPool(attached.servers or ("",), str(environment.name), environment.token)
+        # A ring has no servers: the order that names them is empty.
+        orders = Orders(client.orders, lambda servers: parameters.move(servers) if servers else None, ending)
+        forms = Forms(ending)
+        orders.ring_by(forms.follow)
         reporter = Reporter(outbox, gauges, client, attached.heartbeat_s, ending)
         reporter.start()
         orders.start()
         watch.start(ending)
-        return cls(attached, around, orders, reporter, parameters)
+        return cls(attached, around, orders, reporter, parameters, forms)
 
 
-def work(environment: Environment, link: Link, importing: _Import) -> Worker:
+def work(environment: Environment, client: MasterClient, link: Link, importing: _Import) -> Worker | RingWorker:
     """Build the worker and let it work until it ends, for whatever reason: that is in `Ending` then."""
     importing.wait(link.around.ending)
+    spec = link.attached.spec
+    if spec.training.distribution_strategy is Strategy.ALLREDUCE and spec.action is Action.TRAIN:
+        return _work_on_ring(environment, client, link)
     from elasticdl.worker.assembly import Assignment, assemble
 
     begin_s = time.monotonic()
@@ -169,11 +179,24 @@ def work(environment: Environment, link: Link, importing: _Import) -> Worker:
     worker.start()
     link.around.keeper.start()
     _log.info("ready: the model was built, and compared with what the servers hold, in %.1f s", time.monotonic() - begin_s)
-    worker.loop.run()
+    worker.run()
     return worker
 
 
-def wind_down(worker: Worker | None, link: Link) -> None:
+def _work_on_ring(environment: Environment, client: MasterClient, link: Link) -> RingWorker:
+    from elasticdl.worker.assembly import Assignment
+    from elasticdl.worker.ring_assembly import assemble_ring
+
+    assignment = Assignment(environment.name, link.attached.spec, environment.job_dir)
+    host = environment.master.rpartition(":")[0]
+    with link.around.watch.doing("building the model"):
+        worker = assemble_ring(assignment, host, client, link.forms, link.around)
+    link.forms.copies_by(worker.copies.follow)
+    worker.run()
+    return worker
+
+
+def wind_down(worker: Worker | RingWorker | None, link: Link) -> None:
     """What the reason to end still asks for, and the last report."""
     around = link.around
     reason = around.ending.reason
@@ -181,13 +204,13 @@ def wind_down(worker: Worker | None, link: Link) -> None:
     match reason:
         case Done() | None:
             if worker is not None:
-                worker.trainer.settle(SETTLE_S)
+                worker.settle(SETTLE_S)
                 worker.callbacks.end()
             around.ending.end(Done())
         case Draining():
             if worker is not None:
-                worker.loop.leave()
-            if worker is None or worker.trainer.settle(SETTLE_S):
+                worker.leave()
+            if worker is None or worker.settle(SETTLE_S):
                 around.outbox.give_back(around.outbox.held())
         case Failed(error):
             _tell_failure(reason, error, link)
@@ -229,9 +252,9 @@ def run(ending: Ending) -> None:
     importing = _Import(environment.threads)
     client = MasterClient(environment.master, environment.token, str(environment.name))
     link = Link.make(environment, client, ending)
-    worker: Worker | None = None
+    worker: Worker | RingWorker | None = None
     try:
-        worker = work(environment, link, importing)
+        worker = work(environment, client, link, importing)
     except Ended:
         _log.info("ended before the first step")
     except Exception as error:  # noqa: BLE001 - the top of the process: it ends the worker visibly

@@ -170,6 +170,20 @@ def test_a_callback_that_ends_training_ends_it_at_the_next_steps():
     assert total["lost"] == total["repeated"] == 0
 
 
+def test_one_that_falls_out_of_the_ring_because_others_left_first_is_told_again_that_all_is_done():
+    world = started(num_workers=2)
+    while world.state.status().phase == "working":
+        world.turn()
+    while world.state.status().phase != "ending":
+        for worker in list(world.workers.values()):
+            if world.state.status().phase != "ending":
+                world.act(worker)
+    name = list(world.workers)[-1]
+    worker = world.workers[name]
+    commands = world.put(e.RingTold(0, name, True, worker.entered, worker.entered, False, "the other is gone"))
+    assert c.WorkFinished(name) in commands
+
+
 def test_all_members_that_are_asked_to_go_hand_their_weights_to_those_who_come():
     world = started(num_workers="1:2")
     grow(world)

@@ -73,7 +73,7 @@ class Items:
     def __init__(self, setting: dict) -> None:
         self._setting = setting
 
-    def request_item(self, number: int, at_mark: bool, wait_s: float):
+    def request_item(self, number: int, wait_s: float, *, at_mark: bool = False):
         records, epochs, batch = (self._setting[name] for name in ("records", "epochs", "batch"))
         if number > 3 * epochs:
             return Finished()
@@ -99,7 +99,7 @@ class Telling:
 
     def rate(self, version: int, scale: float) -> None: ...
 
-    def at_mark(self, item: RingItem, version: int, stop) -> bool:
+    def at_mark(self, item: RingItem, version: int, rank: int, stop) -> bool:
         return not stop()
 
     def restore(self, directory: str) -> int:

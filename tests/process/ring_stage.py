@@ -16,7 +16,7 @@ from pathlib import Path
 from elasticdl.rpc.conversation import RingForm
 from elasticdl.rpc.rendezvous import Rendezvous, new_scope
 
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 MEMBER = Path(__file__).parent / "ring_member.py"
 
 

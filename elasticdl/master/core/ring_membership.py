@@ -7,7 +7,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.master.core import ring
-from elasticdl.master.core.commands import LookAgain, PublishRing, WithdrawRing
+from elasticdl.master.core.commands import LookAgain, PublishRing, WithdrawRing, WorkFinished
 from elasticdl.master.core.events import ConnectionLost, RingTold
 from elasticdl.master.core.leasing import Leasing
 from elasticdl.master.core.parts import Facts, Phase
@@ -18,6 +18,7 @@ from elasticdl.master.core.status import RingStatus
 
 _LEAVE_LIMIT_S = 60.0
 _DOUBT_S = 3.0
+_MOST_CHARS = 160
 _WORKING = (Phase.WORKING, Phase.EVALUATING, Phase.DRAINING, Phase.CHECKPOINTING, Phase.EXPORTING)
 
 
@@ -75,13 +76,16 @@ class RingMembership:
         elif word.free_since_s is None or event.broken > word.broken:
             word.free_since_s = event.at_s
         if event.broken > word.broken and event.problem:
-            self.problem = event.problem
+            self.problem = event.problem.splitlines()[0][:_MOST_CHARS]
         word.heard_s, word.cut_off, word.leaving = event.at_s, False, event.leaving
         word.entered, word.broken = max(word.entered, event.entered), max(word.broken, event.broken)
         if event.leaving and process.life is Life.READY:
             text = f"{event.worker} is draining: the ring goes on without it"
             process.enter(Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + _LEAVE_LIMIT_S)
             self._facts.orders.announce("process", text, process=event.worker)
+        if self._facts.phase in (Phase.ENDING, Phase.ENDED) and event.broken >= event.entered and process.finished:
+            # Others were faster to leave, and it may wait for a ring that never comes.
+            self._facts.orders.give(WorkFinished(event.worker))
         self._entered(event)
 
     def _inside(self, event: RingTold) -> bool:

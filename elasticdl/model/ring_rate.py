@@ -1,0 +1,70 @@
+"""The learning rate on a ring: the module's own, times what the master says for a larger global minibatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+import keras
+
+from elasticdl.model.callbacks import LearningRateScheduler
+from elasticdl.model.module import ModelModule
+from elasticdl.model.optimizers import Optimizer
+from elasticdl.model.usercode import user_code
+
+
+@final
+class Rate:
+    """Sets the optimizer's learning rate before each step. Make it before the optimizer is traced.
+
+    A `LearningRateScheduler` of the module comes first, then a Keras schedule, then the number that the optimizer has; that
+    number may be changed by callbacks at any time.
+    """
+
+    def __init__(self, optimizer: Optimizer, module: ModelModule) -> None:
+        self._optimizer = optimizer
+        self._zoo = module.zoo
+        self._schedule = _scheduler(module)
+        self._scale = keras.Variable(1.0, dtype="float32", trainable=False, name="rate_scale")
+        self._plain = isinstance(optimizer._learning_rate, keras.Variable)
+        self._scaled = 1.0
+        if not self._plain:
+            optimizer._learning_rate = _Scaled(optimizer._learning_rate, self._scale)
+
+    def set(self, version: int, scale: float) -> None:
+        """For the step after `version`. Raises UserError for what the module's schedule raises."""
+        if self._plain:
+            variable = self._optimizer._learning_rate
+            if self._schedule is not None:
+                with user_code("the learning rate schedule", self._zoo):
+                    variable.assign(float(self._schedule(version)) * scale)
+            elif scale != self._scaled:
+                variable.assign(float(variable.numpy()) / self._scaled * scale)
+        elif scale != self._scaled:
+            self._scale.assign(scale)
+        self._scaled = scale
+
+
+class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras has no types
+    """A schedule, or a function without arguments, times a variable."""
+
+    def __init__(self, inner: Callable[..., Any], scale: keras.Variable) -> None:
+        self._inner = inner
+        self._scale = scale
+
+    def __call__(self, step: Any) -> Any:  # noqa: ANN401
+        is_schedule = isinstance(self._inner, keras.optimizers.schedules.LearningRateSchedule)
+        rate = self._inner(step) if is_schedule else self._inner()
+        return rate * keras.ops.cast(self._scale, keras.ops.dtype(rate) if keras.ops.is_tensor(rate) else "float32")
+
+    def get_config(self) -> dict[str, Any]:
+        """As Keras wants it."""
+        return {}
+
+
+def _scheduler(module: ModelModule) -> Callable[[int], float] | None:
+    if module.callbacks is None:
+        return None
+    with user_code("callbacks", module.zoo):
+        found = [one for one in module.callbacks() or () if isinstance(one, LearningRateScheduler)]
+    return found[-1].schedule if found else None
