@@ -306,6 +306,7 @@ def test_our_yaml_reads_what_our_yaml_writes(tmp_path: Path) -> None:
         "g": {"h": [1, 2.5, True]},
         "i": "~",
         "j": "",
+        "k": "a\x85b\u2028c\u2029 d\ne",
     }
     (tmp_path / "x.yaml").write_text(as_yaml(value))
     assert read_yaml(tmp_path / "x.yaml") == value
