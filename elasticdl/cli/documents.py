@@ -66,9 +66,22 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     return found
 
 
+class _Dumper(yaml.SafeDumper):
+    """Characters that YAML takes for ends of lines are escaped: in other quotes they would come back as spaces."""
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    style = '"' if _LINE_ENDS & set(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_LINE_ENDS = frozenset("\x85\u2028\u2029")
+_Dumper.add_representer(str, _text)
+
+
 def as_yaml(value: object) -> str:
     """Ends with a newline; keys keep their order."""
-    return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=False))
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False))
 
 
 def render(value: object, form: Format) -> str:

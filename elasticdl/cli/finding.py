@@ -102,8 +102,12 @@ def _see(job: FoundJob, here: str, line: ClusterLine) -> None:
     try:
         job.facts()
     except ElasticDLError as error:
-        why = "nor in" if error.exit_code is ExitCode.NO_SUCH_JOB else f"and ({error.message}) it is not known whether there is in"
-        raise no_such_job(f"{here}, {why} namespace {line.namespace} of the current kube context", _known()) from error
+        where = f"namespace {line.namespace} of the current kube context"
+        if error.exit_code is ExitCode.NO_SUCH_JOB:
+            raise no_such_job(f"{here}, nor in {where}", _known()) from error
+        raise no_such_job(
+            f"{here}; whether there is one in {where} is not known: {error.message}", error.hint or _known()
+        ) from error
 
 
 def no_cluster() -> str:

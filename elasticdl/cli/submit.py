@@ -36,7 +36,7 @@ def submit(line: ClusterLine, spec: JobSpec) -> str:
     """
     from elasticdl.cluster import submitting
 
-    done = line.run(submitting.submit(line.api, spec, line.namespace), submitting.LIMIT_S + 5)
+    done = line.run(submitting.submit(line.api, spec, line.namespace, tell), submitting.LIMIT_S + 5)
     for warning in done.warnings:
         tell(f"Warning: {warning}")
     return str(done.job["metadata"]["name"])

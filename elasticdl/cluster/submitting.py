@@ -36,31 +36,56 @@ class Submitted:
     warnings: tuple[str, ...] = ()
 
 
-async def submit(api: ApiServer, spec: JobSpec, namespace: str) -> Submitted:
-    """Make the Job. `spec` has a name and a directory.
+async def submit(api: ApiServer, spec: JobSpec, namespace: str, say: Callable[[str], None] = _LOG.info) -> Submitted:
+    """Make the Job. `spec` has a name and a directory; `say` is told of a wait.
 
     Raises SpecError if the name is taken, PermanentError (exit code 3) if the cluster would refuse the job or one of its
     pods, ApiAway if it was not reached for a minute. Nothing is made then.
     """
-    made = job_object(spec, namespace)
-    made["metadata"]["annotations"] = {SUBMISSION: uuid.uuid4().hex}
-    try:
-        return await _submitted(api, spec, namespace, made)
-    except TimeoutError as error:
-        raise ApiAway(f"the API server did not answer all that was asked within {LIMIT_S:g} s") from error
+    return await _Submission(api, spec, namespace, say).run()
 
 
-async def _submitted(api: ApiServer, spec: JobSpec, namespace: str, made: Json) -> Submitted:
-    async with asyncio.timeout(LIMIT_S) as limit:
-        lacking = await _heard(lambda: rights.missing(api, namespace, _SUBMITTING), limit)
-        if lacking:
+@final
+class _Submission:
+    def __init__(self, api: ApiServer, spec: JobSpec, namespace: str, say: Callable[[str], None]) -> None:
+        self._api, self._spec, self._namespace, self._say = api, spec, namespace, say
+        self._waited = False
+
+    async def run(self) -> Submitted:
+        made = job_object(self._spec, self._namespace)
+        made["metadata"]["annotations"] = {SUBMISSION: uuid.uuid4().hex}
+        try:
+            async with asyncio.timeout(LIMIT_S) as limit:
+                return await self._steps(made, limit)
+        except TimeoutError as error:
+            raise ApiAway(f"the API server did not answer all that was asked within {LIMIT_S:g} s") from error
+
+    async def _steps(self, made: Json, limit: asyncio.Timeout) -> Submitted:
+        api, namespace = self._api, self._namespace
+        if await self._heard(lambda: rights.missing(api, namespace, _SUBMITTING), limit):
             raise refused(f"you may not create jobs in namespace {namespace}", "whoever runs the cluster can grant it")
         # Whether the name is free and the namespace is there, before anything that those would only obscure.
-        await _heard(lambda: _create(api, namespace, made, dry_run=True), limit)
-        await _refuse_powerless_master(api, spec, namespace, limit)
-        warnings = await _heard(lambda: rehearsal(api, spec, namespace), limit)
-        job = await _heard(lambda: _create(api, namespace, made), limit)
-    return Submitted(job, warnings)
+        await self._heard(lambda: _create(api, namespace, made, dry_run=True), limit)
+        account = self._spec.kubernetes.service_account or "default"
+        lacking = await self._heard(lambda: rights.missing_of(api, namespace, account), limit)
+        if lacking:
+            raise _powerless(lacking, account, namespace)
+        warnings = await self._heard(lambda: rehearsal(api, self._spec, namespace), limit)
+        return Submitted(await self._heard(lambda: _create(api, namespace, made), limit), warnings)
+
+    async def _heard(self, call: Callable[[], Awaitable[T]], limit: asyncio.Timeout) -> T:
+        """Once more while the server is away and there is time. Raises ApiAway."""
+        while True:
+            try:
+                return await call()
+            except ApiAway as away:
+                left_s = (limit.when() or 0.0) - asyncio.get_running_loop().time()
+                if away.retry_after_s + 1.0 > left_s:
+                    raise
+                if not self._waited:
+                    self._say(f"{away.message}; trying again for {left_s:.0f} s")
+                    self._waited = True
+                await asyncio.sleep(away.retry_after_s)
 
 
 async def rehearsal(api: ApiServer, spec: JobSpec, namespace: str) -> tuple[str, ...]:
@@ -84,16 +109,12 @@ async def rehearsal(api: ApiServer, spec: JobSpec, namespace: str) -> tuple[str,
     return tuple(warnings)
 
 
-async def _refuse_powerless_master(api: ApiServer, spec: JobSpec, namespace: str, limit: asyncio.Timeout) -> None:
-    account = spec.kubernetes.service_account or "default"
-    lacking = await _heard(lambda: rights.missing_of(api, namespace, account), limit)
-    if lacking:
-        few = len(lacking) <= _FEW
-        parts = "; ".join(f"{right} ({right.why})" if few else str(right) for right in lacking)
-        raise refused(
-            f"the job's master would run as service account {account} of namespace {namespace}, which may not {parts}",
-            f"kubectl -n {namespace} apply -f docker/rbac.yaml, or name another --service-account",
-        )
+def _powerless(lacking: rights.Rights, account: str, namespace: str) -> PermanentError:
+    parts = "; ".join(f"{right} ({right.why})" if len(lacking) <= _FEW else str(right) for right in lacking)
+    return refused(
+        f"the job's master would run as service account {account} of namespace {namespace}, which may not {parts}",
+        f"kubectl -n {namespace} apply -f docker/rbac.yaml, or name another --service-account",
+    )
 
 
 async def _create(api: ApiServer, namespace: str, made: Json, *, dry_run: bool = False) -> Json:
@@ -122,19 +143,6 @@ async def _there(api: ApiServer, path: str) -> Json | None:
 
 def _submission(job: Json) -> str:
     return str((job["metadata"].get("annotations") or {}).get(SUBMISSION) or "")
-
-
-async def _heard(call: Callable[[], Awaitable[T]], limit: asyncio.Timeout) -> T:
-    """Once more while the server is away and there is time. Raises ApiAway."""
-    while True:
-        try:
-            return await call()
-        except ApiAway as away:
-            left_s = (limit.when() or 0.0) - asyncio.get_running_loop().time()
-            if away.retry_after_s + 1.0 > left_s:
-                raise
-            _LOG.info("%s; again in %g s", away.message, away.retry_after_s)
-            await asyncio.sleep(away.retry_after_s)
 
 
 def refused(message: str, hint: str) -> PermanentError:

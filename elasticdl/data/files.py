@@ -6,12 +6,12 @@ short read becomes an error that names file and offset.
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from elasticdl.errors import UserError
 from elasticdl.shard import Source
@@ -105,6 +105,8 @@ def look_at(path: str) -> DataFile:
     try:
         facts = os.stat(path)
     except OSError as error:
+        if os.path.islink(path):
+            raise _missing(path) from error
         raise UserError(f"{path}: {error.strerror}", hint="the path must be visible to every worker") from error
     if not os.path.isfile(path):
         raise UserError(f"{path} is not a regular file")
@@ -119,21 +121,44 @@ def expand(origin: str) -> tuple[str, ...]:
     """The files that a path, a directory or a glob names, sorted. Raises UserError if there are none.
 
     In a directory, names that begin with `.` or `_` (markers of writers such as Spark) are left out, and so are
-    subdirectories.
+    subdirectories. A link that leads nowhere is not: its records would be missing without a word.
     """
     if os.path.isdir(origin):
-        names = sorted(name for name in os.listdir(origin) if not name.startswith((".", "_")))
-        paths = tuple(path for name in names if os.path.isfile(path := os.path.join(origin, name)))
+        try:
+            names = sorted(name for name in os.listdir(origin) if not name.startswith((".", "_")))
+        except OSError as error:
+            raise UserError(f"directory {origin} cannot be listed: {error.strerror}", hint=f"chmod +rx {origin}") from error
+        paths = tuple(path for name in names if _is_data(path := os.path.join(origin, name)))
         if not paths:
             raise UserError(f"directory {origin} has no data files", hint="name a file, a directory of files, or a glob")
         return paths
     if os.path.exists(origin):
         return (origin,)
     if glob.has_magic(origin):
-        paths = tuple(sorted(path for path in glob.glob(origin, recursive=True) if os.path.isfile(path)))
+        paths = tuple(sorted(path for path in glob.glob(origin, recursive=True) if _is_data(path)))
         if paths:
             return paths
         raise UserError(f"no file matches {origin}", hint="quote the pattern so that the shell leaves it alone")
-    parent = Path(origin).parent
-    hint = f"{parent} does not exist either" if not parent.exists() else f"{parent} exists"
-    raise UserError(f"{origin} does not exist", hint=hint)
+    raise _missing(origin)
+
+
+def _is_data(path: str) -> bool:
+    return os.path.isfile(path) or not os.path.exists(path)
+
+
+def _missing(path: str) -> UserError:
+    """Why there is nothing at a path."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            return UserError(f"{path}: {error.strerror}", hint="name a file, a directory of files, or a glob")
+    except ValueError:
+        pass  # a name with a zero byte: no file has such
+    if os.path.islink(path):
+        return UserError(f"{path} is a link to {os.readlink(path)}, which does not exist", hint="mend the link, or remove it")
+    parent = os.path.dirname(path) or "."
+    return UserError(
+        f"{path or 'a file without a name'} does not exist",
+        hint=f"{parent} exists" if os.path.isdir(parent) else f"{parent} does not exist either",
+    )

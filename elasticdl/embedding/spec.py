@@ -121,6 +121,16 @@ class ParametersSpec(_Frozen):
         """Elements of the flat vector to which pushes are added."""
         return sum(variable.size for variable in self.dense if variable.additive)
 
+    def weight_name(self, table: int, at: int) -> str:
+        """A weight in words: `row 17 of table items` (`at` is an id), or `dense/kernel[12]` (`table` is -1, `at` an index in the flat vector)."""
+        if table >= 0:
+            return f"row {at} of table {self.tables[table].name}"
+        for variable in self.dense:
+            if at < variable.size:
+                return f"{variable.path}[{at}]"
+            at -= variable.size
+        raise IndexError(f"a weight {at} beyond the last variable")
+
 
 def even_slice(size: int, part: int, parts: int) -> slice:
     """Part `part` of `parts` of range(size): contiguous, in order, sizes differ by at most one."""

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
@@ -36,6 +36,7 @@ from elasticdl.master.hands import Hands, Means
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import JournalFile
 from elasticdl.master.launching import Launcher
+from elasticdl.master.lobby import Lobby, lobby
 from elasticdl.master.outcome import Results, ended, leave_outcome
 from elasticdl.master.preflight import Preflight, load_preflight, run_preflight, save_preflight
 from elasticdl.master.ring_desk import RingDesk
@@ -68,15 +69,20 @@ def plan(environment: Environment) -> Plan:
     epoch = max(environment.epoch, _next_epoch(directory.master))
     # Nobody listens there any more.
     directory.master.unlink(missing_ok=True)
-    try:
-        spec = JobSpec.model_validate_json(directory.spec.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{directory.spec} is not a job: {error}") from error
+    spec = read_spec(directory)
     preflight = load_preflight(directory.preflight)
     if preflight is None:
         preflight = run_preflight(spec, PREFLIGHT_S)
         save_preflight(directory.preflight, preflight)
     return Plan(spec, preflight, Archive(spec, directory.checkpoints).beginning(), epoch)
+
+
+def read_spec(directory: JobDirectory) -> JobSpec:
+    """The job of a directory. Raises UserError."""
+    try:
+        return JobSpec.model_validate_json(directory.spec.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{directory.spec} is not a job: {error}") from error
 
 
 def _next_epoch(path: Path) -> int:
@@ -281,18 +287,22 @@ def _site() -> Site:
 def _work(site: Site) -> FinishJob:
     """All of the job that falls to this master. Raises ElasticDLError if the site cannot even be told what is wrong."""
     directory: JobDirectory | None = None
+    waiting: Lobby | None = None
     try:
         environment = site.open()
         directory = environment.directory
-        return asyncio.run(serve(environment, plan(environment), site))
+        with lobby(environment, read_spec(directory)) if site.has_next else nullcontext() as waiting:
+            found = plan(environment)
+        return asyncio.run(serve(environment, found, site))
     except ElasticDLError as error:
         if directory is None and not site.has_next:
             raise
         code = ExitCode.JOB_FAILED if error.exit_code is ExitCode.USER_ERROR else error.exit_code
         finish = FinishJob(code, error.message, error.hint)
     except KeyboardInterrupt:
-        code = ExitCode.DRAINED if site.has_next else ExitCode.INTERRUPTED
-        finish = FinishJob(code, "ended before any process was started")
+        stopped = waiting.stopped if waiting is not None else ""
+        code = ExitCode.DRAINED if site.has_next and not stopped else ExitCode.INTERRUPTED
+        finish = FinishJob(code, f"stopped: {stopped}" if stopped else "ended before any process was started")
     if finish.exit_code not in (ExitCode.DRAINED, ExitCode.UNAVAILABLE):
         if directory is not None:
             leave_outcome(directory, finish, Results())

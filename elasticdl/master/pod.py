@@ -132,7 +132,7 @@ def open_directory(spec: JobSpec, owner: Owner, *, replaces: bool) -> tuple[JobD
         write_json(claim, {"namespace": owner.namespace, "job": owner.job, "uid": owner.uid})
         resumed, warnings = (_gone_on(spec, directory), _loss(spec, directory)) if replaces else (spec, ())
         told = {key: value for key, value in spec.told().items() if key != "resume"}
-        text = f"# elasticdl {spec.action} -f job.yaml\n{yaml.safe_dump(told, sort_keys=False, allow_unicode=True)}"
+        text = f"# elasticdl {spec.action} -f job.yaml\n{yaml.safe_dump(told, sort_keys=False)}"
         write_whole(directory.path / "job.yaml", text, mode=0o600)
         write_whole(directory.spec, resumed.model_dump_json(indent=2) + "\n", mode=0o600)
     except OSError as error:

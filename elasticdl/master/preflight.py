@@ -24,6 +24,7 @@ from elasticdl.shard import Source
 
 COMMAND: tuple[str, ...] = (sys.executable, "-m", "elasticdl.model.check")
 _LAST_LINES = 15
+_DEATH_S = 10.0
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
 """What TensorFlow says of itself is not what is wrong with a model. oneDNN only makes it faster, which a batch does not need."""
 
@@ -62,6 +63,9 @@ def run_preflight(spec: JobSpec, timeout_s: float, *, command: Sequence[str] = (
             # Whatever the user's code started goes with it.
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
+            # After a Ctrl-C `Popen` itself waits for a quarter of a second only, and we would be gone before it.
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_DEATH_S)
     found = _answer(output)
     if found is None:
         raise UserError(

@@ -74,23 +74,14 @@ def save(server: _native.Server, place: Place, snapshot: int, directory: Path) -
         size, crc, bad = server.save(snapshot, str(making), header.model_dump_json())
         if bad is not None:
             making.unlink(missing_ok=True)
-            raise Diverged(f"{weight_name(header.parameters, *bad)} in version {header.version}: the model has diverged")
+            table, at, value = bad
+            name = header.parameters.weight_name(table, at)
+            raise Diverged(f"{name} is {value} in version {header.version}: the model has diverged")
         os.replace(making, path)
     except OSError as error:
         making.unlink(missing_ok=True)
         raise TransientError(f"{path} cannot be written: {error.strerror or error}") from error
     return Saved(path.name, size, f"crc32c:{crc:08x}", header.version, sum(header.rows), facts["spec"])
-
-
-def weight_name(parameters: ParametersSpec, table: int, at: int, value: float) -> str:
-    """A weight in words: `dense/kernel[12] is inf`, `row 17 of table items is nan`. `table` -1: `at` counts in the dense vector."""
-    if table >= 0:
-        return f"row {at} of table {parameters.tables[table].name} is {value}"
-    for variable in parameters.dense:
-        if at < variable.size:
-            return f"{variable.path}[{at}] is {value}"
-        at -= variable.size
-    return f"a weight beyond all variables is {value}"
 
 
 def restore(server: _native.Server, place: Place, directory: Path) -> int:

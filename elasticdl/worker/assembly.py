@@ -120,7 +120,7 @@ def assemble(assignment: Assignment, parameters: Parameters, around: Surrounding
         Task.EVALUATION: EvaluationTask(step, around),
         Task.SUMMARY: SummaryTask(step, callbacks, around.outbox),
         Task.PREDICTION: PredictionTask(step, _sink(assignment, module, around), around),
-        Task.EXPORT: ExportTask(trainer, len(served.parameters.tables), partial(export, served), assignment.output, around.outbox),
+        Task.EXPORT: ExportTask(trainer, served.parameters, partial(export, served), assignment.output, around.outbox),
     }
     reading = ShardReading(sources, around)
     feeding = Feeding(reading, sources, around)

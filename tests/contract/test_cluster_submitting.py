@@ -16,6 +16,7 @@ from tests.contract.api_server import status
 from tests.contract.small_cluster import SmallCluster, serving
 
 pytestmark = pytest.mark.contract
+SAID: list[str] = []
 JOBS, PODS = "/apis/batch/v1/namespaces/ns/jobs", "/api/v1/namespaces/ns/pods"
 QUOTA = 'pods "x" is forbidden: exceeded quota: team, requested: cpu=2, used: cpu=8, limited: cpu=8'
 
@@ -25,7 +26,7 @@ def send(cluster: SmallCluster) -> Submitted:
 
     async def story() -> Submitted:
         async with serving(cluster) as api:
-            return await submit(api, JobSpec.from_flags(Action.TRAIN, flags), "ns")
+            return await submit(api, JobSpec.from_flags(Action.TRAIN, flags), "ns", SAID.append)
 
     return asyncio.run(story())
 
@@ -124,6 +125,9 @@ def test_a_server_that_stays_away_ends_the_wait_and_nothing_is_made(monkeypatch:
     monkeypatch.setattr(submitting, "LIMIT_S", 2.5)
     cluster = SmallCluster()
     cluster.bend = lambda _method, _path, _body: status(503, "ServiceUnavailable")
+    SAID.clear()
     with pytest.raises(ApiAway):
         send(cluster)
     assert cluster.names() == []
+    (told,) = SAID
+    assert "the API server answered 503" in told and "trying again for 2 s" in told

@@ -65,10 +65,11 @@ def test_preempted_evicted_deleted_tainted_and_lost_workers_come_back_and_each_c
         job._lives[lost].cancel()
         await job.until("it is missed", lambda job: any(e["cause"] == "silent" for e in events(job)))
         job.cluster.notice_loss(lost)
+        await job.until("it is explained", lambda job: any(e["cause"] == "node_lost" for e in events(job)))
 
     finish, job = play(scenario, pace_s=0.03, max_relaunches=0)
     assert finish.exit_code is ExitCode.DONE, finish
-    assert causes(job) == ["preempted", "evicted", "deleted", "node_drained", "silent"]
+    assert causes(job) == ["preempted", "evicted", "deleted", "node_drained", "silent", "node_lost"]
     assert whole(job)
 
 

@@ -218,6 +218,32 @@ def test_yaml_is_read_as_people_mean_it(tmp_path: Path, capsys: pytest.CaptureFi
     assert found["model_params"] == {"lr": 0.001, "deep": True, "mode": "on", "day": "2026-11-21", "n": 7}
 
 
+def test_a_file_may_say_what_a_cluster_is_told_in_its_own_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = """
+image-name: registry/zoo
+model-def: m
+training-data: /data/t
+volume:
+  - {claim_name: c, mount_path: /data}
+  - {source: {nfs: {server: n, path: /x}}, mount_path: /nfs, read_only: true}
+  - host_path=/y,mount_path=/y
+worker-resource-limit: {cpu: 2, memory: 4Gi, nvidia.com/gpu: 1}
+node-selector: {pool: spot}
+image-pull-secrets: [a, b]
+tolerations:
+  - {key: spot, operator: Exists}
+affinity:
+  nodeAffinity: {}
+"""
+    assert run(yaml_job(tmp_path, text)) == 0
+    asked = spec_of(json.loads(capsys.readouterr().out)).kubernetes
+    assert [(mount.mount_path, mount.read_only) for mount in asked.volume] == [("/data", False), ("/nfs", True), ("/y", False)]
+    assert asked.volume[1].source == {"nfs": {"server": "n", "path": "/x"}} and asked.volume[2].host_path == "/y"
+    assert asked.worker_resource_limit == {"cpu": "2", "memory": "4Gi", "nvidia.com/gpu": "1"}
+    assert (asked.node_selector, asked.image_pull_secrets) == ({"pool": "spot"}, ("a", "b"))
+    assert (asked.tolerations, asked.affinity) == (({"key": "spot", "operator": "Exists"},), {"nodeAffinity": {}})
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -282,6 +308,7 @@ def test_our_yaml_reads_what_our_yaml_writes(tmp_path: Path) -> None:
         "g": {"h": [1, 2.5, True]},
         "i": "~",
         "j": "",
+        "k": "a\x85b\u2028c\u2029 d\ne",
     }
     (tmp_path / "x.yaml").write_text(as_yaml(value))
     assert read_yaml(tmp_path / "x.yaml") == value

@@ -103,6 +103,29 @@ def test_what_a_cluster_does_is_borne_for_ever_and_the_worker_comes_back(bench, 
     assert cause_of(job, "worker-7") == verdict(facts).cause
 
 
+@pytest.mark.parametrize("facts", [NODE_LOST, PREEMPTED, EVICTED, ExitFacts(reason="NodeLost", asked=True)])
+def test_silence_is_explained_by_the_platform_when_it_tells_and_costs_nothing_then(bench, facts):
+    job = bench()
+    job.up()
+    for index in range(60):
+        job.put(e.ProcessSilent(0, job.worker(index), 10.0))
+        assert cause_of(job, f"worker-{index}") == "silent"
+        job.die(job.worker(index), facts)
+        assert cause_of(job, f"worker-{index}") == verdict(facts).cause
+        job.attach(job.worker(index + 1))
+    assert job.said("worker-7, which had fallen silent: ")
+    assert job.state.status().exit_code is None
+
+
+def test_one_that_fell_silent_for_lack_of_memory_is_followed_by_one_with_more(bench):
+    job = bench(num_workers=1, **ON_KUBERNETES)
+    job.up()
+    job.put(e.ProcessSilent(0, job.worker(0), 10.0))
+    job.die(job.worker(0), OUT_OF_MEMORY)
+    (start,) = started(job, job.die(job.worker(1)))
+    assert start.memory_bytes == 3 * GIB // 2
+
+
 def test_an_image_that_nobody_of_that_role_ever_had_fails_the_job_with_the_registrys_words(bench):
     job = bench(num_workers=2)
     job.start()

@@ -222,7 +222,7 @@ def test_a_process_whose_end_is_never_seen_is_written_off(bench):
     job = bench()
     job.up()
     job.put(e.ProcessSilent(0, job.worker(0), 10.0))
-    job.tick(31)
+    job.tick(61)
     assert entry(job, "worker-0").state == "ended"
     assert "its end was never seen" in entry(job, "worker-0").message
 

@@ -20,12 +20,21 @@ from tests.kubernetes.place import Place
 HERE = Path(__file__).parent
 
 
+WHOLE_JOBS = (
+    "test_kubernetes_image",
+    "test_kubernetes_job_faults",
+    "test_kubernetes_training",
+    "test_kubernetes_verbs",
+    "test_kubernetes_zoo",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several processes, one has a cluster with the project's image and all tests that need it, one a cluster for the others."""
+    """Two processes of several have a cluster each: one for whole jobs, one for the other tests, which take as long."""
     for item in items:
         if HERE in item.path.parents:
-            needs_image = "elasticdl_image" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("kubernetes-images" if needs_image else "kubernetes"))
+            group = "kubernetes-jobs" if item.path.stem in WHOLE_JOBS else "kubernetes"
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

@@ -86,6 +86,8 @@ def test_checkpoints_restore_to_another_number_of_servers_for_training_evaluatio
     code, output = evaluation.finish()
     assert code == 0, output
     assert evaluation.final("accuracy") == pytest.approx(first.final("accuracy"), abs=0.005)
+    newest = max(int(path.name.removeprefix("version-")) for path in checkpoints.glob("version-*"))
+    assert evaluation.metrics()[-1]["version"] == newest > 0
     prediction = start_job(
         "predict",
         model_def="iris",

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.outcome import Ended, read_outcome
-from elasticdl.errors import ExitCode
+from elasticdl.errors import ExitCode, Refused
 from elasticdl.job import Action, JobSpec
+from elasticdl.rpc.master_client import MasterClient
 from tests.contract.api_server import status
 from tests.contract.small_cluster import SmallCluster, serving
 
@@ -26,10 +27,14 @@ pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 PODS = "/api/v1/namespaces/ns/pods"
 MASTER = """
-import sys
+import socket, sys
 from elasticdl.master import furnishing, main, pod, preflight
 preflight.COMMAND = (sys.executable, sys.argv[1])
-pod.MASTER_PORT, furnishing.LIMIT_S = 0, float(sys.argv[2])
+with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    pod.MASTER_PORT = probe.getsockname()[1]
+open("port", "w").write(str(pod.MASTER_PORT))
+furnishing.LIMIT_S = float(sys.argv[2])
 code = main.main()
 assert not {"tensorflow", "keras"} & set(sys.modules)
 sys.exit(code)
@@ -91,7 +96,7 @@ class Pod:
         }  # fmt: skip
         command = [sys.executable, str(folder / "master.py"), str(folder / "check.py"), str(limit_s)]
         with (folder / "log").open("w") as log:
-            self.process = subprocess.Popen(command, env={**os.environ, **told}, stdout=log, stderr=log)
+            self.process = subprocess.Popen(command, cwd=folder, env={**os.environ, **told}, stdout=log, stderr=log)
 
     def finish(self) -> int:
         return self.process.wait(60)
@@ -163,6 +168,27 @@ def test_a_master_that_is_told_to_leave_in_the_check_is_started_again(start: Cal
     pod.process.send_signal(signal.SIGTERM)
     assert pod.finish() == ExitCode.DRAINED, pod.log()
     assert pod.left() is None
+
+
+def test_whoever_asks_during_the_check_is_answered_and_may_stop_the_job(
+    start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
+) -> None:
+    pod = start(model_def="slow")
+    pod.until("the check has begun", pod.begun.exists)
+    token = cluster[0].objects["/api/v1/namespaces/ns/secrets/iris-token"]["stringData"]["ELASTICDL_TOKEN"]
+    address = f"127.0.0.1:{(pod.folder / 'port').read_text()}"
+    stranger = MasterClient(address, "guessed", "cli", away_s=5.0)
+    with pytest.raises(Refused):
+        stranger.status()
+    stranger.close()
+    client = MasterClient(address, token, "cli", away_s=5.0)
+    status = client.status()
+    assert (status["message"], status["phase"], status["processes"]) == ("checking the model and the data", "starting", [])
+    client.stop("not today")
+    client.close()
+    assert pod.finish() == ExitCode.INTERRUPTED, pod.log()
+    left = pod.left()
+    assert left is not None and left.message == "stopped: not today"
 
 
 def test_a_wrong_model_is_the_jobs_end_and_its_words_are_left(start: Callable[..., Pod]) -> None:

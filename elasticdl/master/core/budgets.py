@@ -73,6 +73,10 @@ class Budgets:
             case _:
                 return ""
 
+    def explained(self) -> None:
+        """An end that was counted as a kill turned out to be the platform's doing."""
+        self.kills_in_a_row = max(0, self.kills_in_a_row - 1)
+
     def back_off_s(self) -> float:
         """How long to wait before the next start: 0 at first, growing to 5 s (30 s if nothing can be started) without progress."""
         pause_s = _BACK_OFF_S[min(self.deaths_in_a_row, len(_BACK_OFF_S) - 1)]

@@ -43,6 +43,8 @@ class Cause(StrEnum):
 
 PROBLEMS = frozenset(Cause) - {Cause.DRAINED, Cause.FENCED, Cause.FINISHED, Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_DRAINED}
 """Causes that somebody may want to do something about."""
+PLATFORM = frozenset((Cause.OUT_OF_MEMORY, Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_DRAINED, Cause.NODE_LOST, Cause.DELETED))
+"""Causes that only the platform can tell, maybe long after a process was missed."""
 MEMORY_WORDS = "out of memory"
 """In each sentence about such an end."""
 

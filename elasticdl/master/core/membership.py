@@ -9,7 +9,7 @@ from elasticdl.master.core.checkpointing import Checkpointing
 from elasticdl.master.core.commands import PublishServers, RevokeLeases, StopProcess
 from elasticdl.master.core.evaluation import Evaluation
 from elasticdl.master.core.events import ProcessAttached, ProcessEnded, ProcessSeen, ProcessSilent
-from elasticdl.master.core.failures import PROBLEMS, Cause, Verdict, gibibytes, verdict
+from elasticdl.master.core.failures import PLATFORM, PROBLEMS, Cause, Verdict, gibibytes, verdict
 from elasticdl.master.core.leasing import Leasing
 from elasticdl.master.core.parts import MORE_MEMORY, Facts, Phase
 from elasticdl.master.core.processes import Life, Process
@@ -126,8 +126,7 @@ class Membership:
             return
         told = verdict(event.facts, finished=process.finished, limit_bytes=process.memory_bytes)
         if process.life is Life.LOST:
-            # Why we gave it up is the cause; how it ended then says nothing new.
-            self._facts.processes.end(process, process.cause or told.cause, process.message, event.at_s)
+            self._explained(process, told)
             return
         if told.cause not in (Cause.IMAGE, Cause.START_ERROR):
             process.ran = process.ran or event.facts.exit_code is not None or event.facts.signal is not None
@@ -135,6 +134,18 @@ class Membership:
             told = Verdict(Cause.DRAINED, f"{told.text} ({process.message})")
         self._facts.processes.end(process, told.cause, told.text, event.at_s)
         self._account(process, told)
+
+    def _explained(self, process: Process, told: Verdict) -> None:
+        """The end of one that was given up. Why we did is the cause, but for silence, which the platform may explain later."""
+        if process.cause is not Cause.SILENT or told.cause not in PLATFORM:
+            self._facts.processes.end(process, process.cause or told.cause, process.message, self._facts.now_s)
+            return
+        self._facts.processes.end(process, told.cause, told.text, self._facts.now_s)
+        self._facts.budgets.explained()
+        text = f"{process.name}, which had fallen silent: {told.text}"
+        self._facts.orders.announce("process", text, process=process.name, cause=told.cause)
+        if told.cause is Cause.OUT_OF_MEMORY:
+            self._give_more(process)
 
     def silent(self, event: ProcessSilent) -> None:
         """Nothing was heard of a process: it is given up now, whatever it does later."""

@@ -16,6 +16,8 @@ from elasticdl.master.core.processes import Life, Process
 
 DRAIN_GRACE_S = 30.0
 _STOP_MARGIN_S = 30.0
+_EXPLAIN_LIMIT_S = 60.0
+"""Platforms tell of a lost node half a minute after its grace; nobody waits for that but the table of processes."""
 _REFUSED_RETRY_S = 1.0
 _LONGEST_REFUSED_RETRY_S = 30.0
 _COME_UP_LIMIT_S = 120.0
@@ -113,7 +115,8 @@ class Scaling:
         """Ask a process to end. LOST instead of STOPPING: nothing that it says counts any more."""
         now_s = self._facts.now_s
         never_made = process.life is Life.REFUSED
-        process.enter(life, now_s, reason, deadline_s=now_s + grace_s + _STOP_MARGIN_S)
+        margin_s = _EXPLAIN_LIMIT_S if life is Life.LOST else _STOP_MARGIN_S
+        process.enter(life, now_s, reason, deadline_s=now_s + grace_s + margin_s)
         if never_made:
             self._facts.processes.end(process, Cause.DRAINED, f"never created: {reason}", now_s)
             return

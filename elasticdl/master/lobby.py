@@ -1,0 +1,78 @@
+"""Answers whoever asks after a job whose master still looks at its model and data: in a pod that may take minutes, and is seen
+from outside only.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import NoReturn, final
+
+import grpc
+
+from elasticdl.job import JobSpec
+from elasticdl.master.core.state import JobState
+from elasticdl.master.site import Environment
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.channel import SyncChecks, server_options
+from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+
+_LOG = logging.getLogger(__name__)
+_THREADS = 2
+_CLOSE_S = 0.5
+
+
+@final
+class Lobby(MasterServicer):
+    """Speaks for the master until that speaks for itself. Its methods run in threads of gRPC's."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        known = asdict(JobState(spec).status())
+        self._status = json.dumps({**known, "message": "checking the model and the data", "gauges": {}, "records_per_s": 0.0})
+        self.stopped = ""
+        """Why a person wants the job to end, if one does."""
+
+    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
+        return pb.StatusReply(status=self._status)
+
+    def Stop(self, request: pb.StopRequest, context: grpc.ServicerContext) -> pb.Done:
+        self.stopped = request.reason or "no reason was given"
+        # The main thread waits for the check: this ends the wait, and the check with it.
+        os.kill(os.getpid(), signal.SIGINT)
+        return pb.Done()
+
+    def Scale(self, request: pb.ScaleRequest, context: grpc.ServicerContext) -> pb.Done:
+        _later(context)
+
+    def Checkpoint(self, request: pb.CheckpointRequest, context: grpc.ServicerContext) -> pb.Done:
+        _later(context)
+
+
+def _later(context: grpc.ServicerContext) -> NoReturn:
+    context.abort(grpc.StatusCode.UNAVAILABLE, "the job has not begun: its model and data are being checked")
+    raise AssertionError("abort raises")
+
+
+@contextmanager
+def lobby(environment: Environment, spec: JobSpec) -> Iterator[Lobby]:
+    """At the master's own address for as long as the context lasts. Without it, if the address cannot be had."""
+    service = Lobby(spec)
+    server = grpc.server(
+        ThreadPoolExecutor(_THREADS), interceptors=[SyncChecks(environment.token, lambda *_: "")], options=server_options()
+    )
+    add_MasterServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    try:
+        server.add_insecure_port(f"{environment.host}:{environment.port}")
+        server.start()
+    except RuntimeError as error:
+        _LOG.warning("nobody can ask after the job while it is being checked: %s", error)
+    try:
+        yield service
+    finally:
+        server.stop(_CLOSE_S).wait(_CLOSE_S * 4)

@@ -1,0 +1,56 @@
+"""What is exported is a model: a weight that is no number any more is named instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elasticdl.embedding.spec import DenseSpec, OptimizerKind, OptimizerSpec, ParametersSpec, TableSpec
+from elasticdl.shard import Lease, Task
+from elasticdl.worker.ending import NonFinite
+from elasticdl.worker.exporting import ExportTask
+from elasticdl.worker.leases import Held
+from elasticdl.worker.outbox import Outbox
+from elasticdl.worker.trainer import Batch, Loaded
+
+pytestmark = pytest.mark.core
+SPEC = ParametersSpec(
+    optimizer=OptimizerSpec(kind=OptimizerKind.SGD),
+    dense=(DenseSpec(path="a/kernel", shape=(2, 3)), DenseSpec(path="a/mean", shape=(3,), additive=True)),
+    tables=(TableSpec(name="items", dim=2),),
+)
+
+
+class Whole:
+    def __init__(self) -> None:
+        self.vector = np.ones(9, np.float32)
+        self.ids, self.weights = np.array([-7, 4]), np.ones((2, 2), np.float32)
+
+    def dense(self, snapshot):
+        return self.vector
+
+    def rows(self, table, snapshot):
+        return self.ids, self.weights
+
+
+def export(whole: Whole) -> list[Path]:
+    written: list[Path] = []
+    task = ExportTask(whole, SPEC, lambda dense, tables, directory: written.append(directory), Path("out"), Outbox())
+    task.run(Loaded(Batch(Held(Lease(Task.EXPORT, None, 0)))))
+    return written
+
+
+def test_a_whole_model_is_written():
+    assert export(Whole()) == [Path("out")]
+
+
+def test_a_weight_that_is_no_number_is_named_by_variable_or_row():
+    whole = Whole()
+    whole.weights[1, 1] = np.nan
+    with pytest.raises(NonFinite, match="row 4 of table items is nan: the model has diverged"):
+        export(whole)
+    whole.vector[7] = -np.inf
+    with pytest.raises(NonFinite, match=r"a/mean\[1\] is -inf"):
+        export(whole)

@@ -1,0 +1,186 @@
+"""`scripts/prepare` on machines whose interpreters lack something: it works, or says exactly what to install."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ["bash", "sh", "cat", "cut", "dirname", "find", "id", "ls", "rm", "sha256sum", "sort", "tr", "xargs", "env"]
+REAL = Path(sys.base_prefix) / f"bin/python3.{sys.version_info[1]}"
+HIDE = "import sys, sysconfig\nfor name in {hidden!r}: sys.modules[name] = None\nsys.base_prefix = {prefix!r}\n"
+
+
+class Machine:
+    """A checkout with nothing in it but the script, and a PATH with nothing on it but what a test puts there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.bin = folder / "checkout", folder / "bin"
+        (self.folder / "scripts").mkdir(parents=True)
+        self.bin.mkdir()
+        shutil.copy(ROOT / "scripts/prepare", self.folder / "scripts")
+        for name in ("requirements.lock", "pyproject.toml"):
+            (self.folder / name).touch()
+        for tool in TOOLS:
+            (self.bin / tool).symlink_to(str(shutil.which(tool)))
+        self.program("g++", "exit 0")
+
+    def program(self, name: str, body: str) -> Path:
+        path = self.bin / name
+        path.unlink(missing_ok=True)
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+        return path
+
+    def python(self, name: str, *hidden: str, prefix: str = "/opt/python", headers: bool = True) -> Path:
+        """An interpreter that lacks these modules."""
+        site = self.bin / f"{name}-site"
+        site.mkdir()
+        text = HIDE.format(hidden=hidden, prefix=prefix)
+        if not headers:
+            text += "import sysconfig\nsysconfig.get_path = lambda *_: '/nowhere'\n"
+        (site / "sitecustomize.py").write_text(text)
+        return self.program(name, f'PYTHONPATH={site} exec {REAL} "$@"')
+
+    def prepare(self, **environment: str) -> subprocess.CompletedProcess[str]:
+        # Pip's own wheel is all that is there to be installed.
+        wheels = next((Path(sys.base_prefix) / "lib").glob("python3.*/ensurepip/_bundled"), Path("/usr/share/python-wheels"))
+        clean: Mapping[str, str] = {"HOME": str(self.folder), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
+        return subprocess.run(
+            ["bash", str(self.folder / "scripts/prepare")],
+            env={**clean, "PATH": str(self.bin), **environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    @property
+    def has_environment(self) -> bool:
+        """As far as the script gets here, where there is nothing to build."""
+        made = subprocess.run([self.folder / ".venv/bin/python", "-m", "pip", "--version"], capture_output=True)
+        return made.returncode == 0 and (self.folder / ".venv/.locked").exists()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def somebody(machine: Machine) -> None:
+    (machine.bin / "id").unlink()
+    machine.program("id", "echo 1000")
+
+
+def root_with_apt(machine: Machine, install: str) -> Path:
+    (machine.bin / "id").unlink()
+    machine.program("id", "echo 0")
+    said = machine.folder / "installed"
+    machine.program("apt-get", f'case "$1" in install) echo "$@" >> {said}; {install};; esac')
+    return said
+
+
+def test_an_interpreter_that_has_everything_is_taken(machine: Machine) -> None:
+    machine.python("python3.11")
+    machine.prepare()
+    assert machine.has_environment
+
+
+def test_a_complete_interpreter_goes_before_one_that_lacks_something(machine: Machine) -> None:
+    machine.python("python3.11", "ensurepip", "pip", prefix="/usr")
+    machine.python("python3")
+    ran = machine.prepare()
+    assert machine.has_environment, ran.stderr
+
+
+def test_without_ensurepip_the_interpreters_own_pip_will_do(machine: Machine) -> None:
+    machine.python("python3.11", "ensurepip", prefix="/usr")
+    ran = machine.prepare()
+    assert machine.has_environment, ran.stderr
+
+
+def test_an_environment_that_was_left_half_made_is_made_anew(machine: Machine) -> None:
+    python = machine.python("python3.11")
+    subprocess.run([python, "-m", "venv", "--without-pip", machine.folder / ".venv"], check=True, timeout=60)
+    machine.prepare()
+    assert machine.has_environment
+
+
+def test_the_systems_interpreter_names_the_packages_of_its_own_version(machine: Machine) -> None:
+    somebody(machine)
+    machine.python("python3.11", "ensurepip", "pip", prefix="/usr", headers=False)
+    version = f"python3.{sys.version_info[1]}"
+    ran = machine.prepare()
+    assert ran.returncode == 2
+    assert f"sudo apt-get install {version}-venv {version}-dev" in ran.stderr
+
+
+def test_nothing_at_all_names_all_packages(machine: Machine) -> None:
+    somebody(machine)
+    (machine.bin / "g++").unlink()
+    ran = machine.prepare()
+    assert ran.returncode == 2
+    assert "sudo apt-get install g++ python3 python3-venv python3-dev" in ran.stderr
+
+
+def test_an_interpreter_of_no_package_is_named_with_what_it_lacks(machine: Machine) -> None:
+    said = root_with_apt(machine, "exit 1")
+    python = machine.python("python3.11", "ensurepip", "pip")
+    ran = machine.prepare()
+    assert ran.returncode == 2
+    assert f"{python} can make no virtual environment" in ran.stderr and "PYTHON=" in ran.stderr
+    assert not said.exists()  # packages would not help it
+
+
+def test_an_interpreter_without_headers_is_named(machine: Machine) -> None:
+    python = machine.python("python3.11", headers=False)
+    ran = machine.prepare()
+    assert ran.returncode == 2
+    assert f"{python} comes without Python.h" in ran.stderr
+
+
+def test_an_interpreter_in_a_place_of_its_own_is_taken_when_named(machine: Machine, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "my python"
+    elsewhere.mkdir()
+    machine.python("python3.11", "ensurepip", "pip")
+    python = machine.python("python3.12").rename(elsewhere / "python3")
+    ran = machine.prepare(PYTHON=str(python))
+    assert machine.has_environment, ran.stderr
+
+
+@pytest.mark.parametrize("named", ["/nowhere/python3.11", "false"])
+def test_a_named_interpreter_that_will_not_do_is_said(machine: Machine, named: str) -> None:
+    machine.python("python3.11")
+    machine.program("false", 'echo "Python 3.9.1"; exit 1')
+    ran = machine.prepare(PYTHON=named)
+    assert ran.returncode == 2
+    assert f"Python 3.11 or 3.12 is needed; {named} here is" in ran.stderr
+
+
+def test_root_has_the_packages_installed(machine: Machine) -> None:
+    version = f"python3.{sys.version_info[1]}"
+    said = root_with_apt(machine, f'echo "PYTHONPATH= exec {REAL} \\"\\$@\\"" > {machine.bin}/python3.11')
+    machine.python("python3.11", "ensurepip", "pip", prefix="/usr")
+    machine.prepare()
+    assert said.read_text().split()[-1:] == [f"{version}-venv"]
+    assert machine.has_environment
+
+
+def test_packages_that_cannot_be_installed_are_named(machine: Machine) -> None:
+    root_with_apt(machine, "exit 100")
+    machine.python("python3.11", "ensurepip", "pip", prefix="/usr")
+    ran = machine.prepare()
+    assert ran.returncode == 2
+    assert "apt-get could not install" in ran.stderr and "-venv" in ran.stderr
+
+
+def test_no_shell_complains_about_the_script() -> None:
+    checked = subprocess.run(["bash", "-n", ROOT / "scripts/prepare"], capture_output=True, text=True, env=os.environ)
+    assert checked.returncode == 0 and checked.stderr == ""
