@@ -225,8 +225,7 @@ class RingTrainer:
                 case Mark(item):
                     if not self._at_mark(item, newer, form):
                         return False
-                case End():
-                    self._confirm()
+                case End():  # the last pause has confirmed all; others may have left already
                     return True
 
     def _plan(self, form: RingForm) -> None:
