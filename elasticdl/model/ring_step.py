@@ -12,6 +12,7 @@ reduction of the last layers overlaps with the gradients of the first. Sparse gr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
 
@@ -40,6 +41,9 @@ class Reducer(Protocol):
 
     def gathered(self, name: str, tensor: Tensor) -> Tensor:
         """All members' rows, in the order of their ranks; the first axis may differ between members."""
+
+    def guarded(self) -> AbstractContextManager[None]:
+        """Around calls of functions that reduce: what the ring raises becomes an error of this product's own tree."""
 
 
 @final
@@ -84,8 +88,8 @@ class _Compiled:
 
 @final
 class RingStep:
-    """Traces at the first batch. One thread at a time. Raises UserError for what user code raises, and what `Reducer`'s
-    operations raise unchanged.
+    """Traces at the first batch. One thread at a time. Raises UserError for what user code raises, and what
+    `Reducer.guarded` does.
     """
 
     def __init__(self, model: RingModel, reducer: Reducer) -> None:
@@ -103,12 +107,14 @@ class RingStep:
         """
         control = tf.constant([rank, iteration, int(wish)], tf.int64)
         if part is None:
-            made = self._function_of_nothing()(control)
+            with self._reducer.guarded():
+                made = self._function_of_nothing()(control)
         else:
             flat = [tf.convert_to_tensor(one) for one in tf.nest.flatten(part, expand_composites=True)]
             with user_code("the training step", self._model.module.zoo):
                 function = self._function(*part)
-            made = function(control, *flat)
+                with self._reducer.guarded():
+                    made = function(control, *flat)
         loss, examples, wishes, finite = (one.numpy() for one in made)
         return RingOutcome(float(loss), int(examples), int(wishes), self._blamed(finite))
 

@@ -42,12 +42,13 @@ class Rendezvous:
 
     def __init__(self) -> None:
         self._scopes: dict[bytes, _Scope] = {}
+        self._connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str = "", port: int = 0) -> int:
         """Listen; the port. Raises OSError if that is not possible."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self._answer, self._leave), host or None, port, backlog=1024)
+        self._server = await loop.create_server(self._connection, host or None, port, backlog=1024)
         return int(self._server.sockets[0].getsockname()[1])
 
     def open(self, scope: str) -> None:
@@ -67,6 +68,13 @@ class Rendezvous:
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
+        for connection in self._connections:
+            connection.abort()
+        while self._connections:  # the loop calls each one's connection_lost in its next turn
+            await asyncio.sleep(0)
+
+    def _connection(self) -> _Connection:
+        return _Connection(self._answer, self._connections, self._leave)
 
     def _answer(self, connection: _Connection, method: bytes, path: bytes, value: bytes) -> None:
         found = _PATH.fullmatch(path)
@@ -105,8 +113,9 @@ _Leave: TypeAlias = "Callable[[_Connection], None]"
 class _Connection(asyncio.Protocol):
     """One request, one reply, and the end: as Horovod's client has it."""
 
-    def __init__(self, answer: _Answer, leave: _Leave) -> None:
+    def __init__(self, answer: _Answer, open_ones: set[_Connection], leave: _Leave) -> None:
         self._answer = answer
+        self._open_ones = open_ones
         self._leave = leave
         self._received = bytearray()
         self._transport: asyncio.Transport | None = None
@@ -116,9 +125,16 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._open_ones.add(self)
+
+    def abort(self) -> None:
+        """Close without an answer."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._open_ones.discard(self)
         self._leave(self)
 
     def data_received(self, data: bytes) -> None:

@@ -124,9 +124,8 @@ class RingTrainer:
             self._parts.exchange.gather(self._position.numbers())
             kept = self._parts.exchange.copied()
             if batch is not None:
-                with self._parts.ring.guarded():
-                    self._parts.step.train(batch, rank=0, iteration=0)
-                    self._parts.step.train(None, rank=0, iteration=0)
+                self._parts.step.train(batch, rank=0, iteration=0)
+                self._parts.step.train(None, rank=0, iteration=0)
             self._parts.exchange.load(kept)
             self._parts.exchange.hand_over(giving=True)
             self._parts.ring.leave()
@@ -226,8 +225,7 @@ class RingTrainer:
                 case Mark(item):
                     if not self._at_mark(item, newer, form):
                         return False
-                case End():
-                    self._confirm()
+                case End():  # the last pause has confirmed all; others may have left already
                     return True
 
     def _plan(self, form: RingForm) -> None:
@@ -266,7 +264,7 @@ class RingTrainer:
 
     def _computed(self, part: Part, wish: bool) -> RingOutcome:
         """The step, applied. Raises NonFinite if it gives NaN or infinity, which it would again."""
-        with self._around.gauges.timed("step_ms"), self._parts.ring.guarded():
+        with self._around.gauges.timed("step_ms"):
             outcome = self._parts.step.train(part.batch, rank=self._rank, iteration=self.version, wish=wish)
         if outcome.nonfinite:
             raise NonFinite(

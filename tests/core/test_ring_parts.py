@@ -1,0 +1,136 @@
+"""Parts of global minibatches: whoever is in the ring, together they are the windows, each record once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticdl.data.base import Block, Metadata
+from elasticdl.rpc.conversation import Finished, Wait
+from elasticdl.shard import Lease, RingItem, Shard, ShardId, Source, Task
+from elasticdl.worker.ending import Draining, Ending
+from elasticdl.worker.handoff import Ended
+from elasticdl.worker.reading import Sources
+from elasticdl.worker.ring_reading import End, Mark, Part, Plan, RingReading, slice_of
+
+pytestmark = pytest.mark.core
+
+SHARD, BATCH = 20, 6
+
+
+class Reader:
+    metadata = Metadata(())
+
+    def sources(self):
+        return (Source("memory", SHARD),)
+
+    def read(self, shard: Shard):
+        rows = np.arange(shard.begin, shard.end)
+        yield Block(rows[:8], 8)
+        yield Block(rows[8:-1], len(rows) - 8, bad=1, bad_examples=("row 19 is bad",))
+
+    def close(self) -> None: ...
+
+
+class Items:
+    """Training, a pause, training, the end."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def request_item(self, number: int, wait_s: float, *, at_mark: bool = False):
+        self.asked.append(number)
+        if number == 2:
+            return RingItem(2, None, mark="pause")
+        if number > 3:
+            return Finished() if self.asked.count(number) > 1 else Wait("not yet")
+        return RingItem(number, Lease(Task.TRAINING, Shard(ShardId(0), "memory", 0, SHARD), number, order_seed=number), batch=BATCH)
+
+
+@pytest.fixture
+def ending():
+    made = Ending()
+    yield made
+    made.fail(RuntimeError("the test is over"))
+
+
+def reading_of(ending: Ending, items: Items) -> RingReading:
+    reading = RingReading(items, Sources(lambda task: Reader(), lambda task: lambda rows: (rows, rows), BATCH), ending)
+    reading.start()
+    return reading
+
+
+def until_mark(reading: RingReading) -> list[Part]:
+    parts = []
+    while isinstance(found := reading.next(lambda: False), Part):
+        parts.append(found)
+    assert isinstance(found, (Mark, End))
+    return parts
+
+
+@given(begin=st.integers(0, 50), length=st.integers(0, 40), size=st.integers(1, 9))
+def test_slices_follow_one_another_and_differ_by_at_most_one(begin, length, size) -> None:
+    slices = [slice_of(begin, begin + length, rank, size) for rank in range(size)]
+    assert [one for low, high in slices for one in range(low, high)] == list(range(begin, begin + length))
+    lengths = {high - low for low, high in slices}
+    assert max(lengths) - min(lengths) <= 1
+
+
+@settings(max_examples=15, deadline=None)
+@given(size=st.integers(1, 5), offset=st.integers(0, SHARD))
+def test_members_together_read_each_record_of_each_window_once(size, offset) -> None:
+    ending = Ending()
+    try:
+        of_all = []
+        for rank in range(size):
+            reading = reading_of(ending, Items())
+            reading.begin(Plan(1, offset, rank, size))
+            of_all.append(until_mark(reading))
+        order = np.random.Generator(np.random.PCG64(1)).permutation(SHARD)
+        for parts in zip(*of_all, strict=True):
+            begin, end = parts[0].begin, parts[0].end
+            assert {(one.begin, one.end, one.bad) for one in parts} == {(begin, end, int(19 in order[begin:end]))}
+            read = [row for one in parts if one.batch is not None for row in one.batch[0].tolist()]
+            assert read == [row for row in order[begin:end].tolist() if row != 19]
+            assert sum(one.mine for one in parts) == end - begin
+        assert sum(parts[0].records for parts in zip(*of_all, strict=True)) == SHARD - offset
+    finally:
+        ending.fail(RuntimeError("the test is over"))
+
+
+def test_a_new_plan_drops_what_was_made_for_the_old_one_and_reads_no_shard_again(ending) -> None:
+    items = Items()
+    reading = reading_of(ending, items)
+    reading.begin(Plan(1, None, 0, 2))
+    first = reading.next(lambda: False)
+    reading.begin(Plan(1, 0, 0, 1))
+    again = reading.next(lambda: False)
+    assert isinstance(first, Part) and isinstance(again, Part)
+    assert (first.begin, first.mine) == (0, 3) and (again.begin, again.mine) == (0, 6)
+    assert items.asked.count(1) == 1
+    until_mark(reading)
+    assert ending.reason is None
+
+
+def test_nothing_after_a_pause_is_asked_for_before_the_pause_is_over(ending) -> None:
+    items = Items()
+    reading = reading_of(ending, items)
+    reading.begin(Plan(1, None, 0, 1))
+    until_mark(reading)
+    assert set(items.asked) == {1, 2}
+    reading.begin(Plan(3, None, 0, 1))
+    assert len(until_mark(reading)) == 4
+
+
+def test_who_waits_for_a_part_can_be_called_away_and_a_drain_does_not_end_it(ending) -> None:
+    reading = reading_of(ending, Items())
+    assert reading.next(lambda: True) is None
+    ending.end(Draining("test"))
+    reading.begin(Plan(1, None, 0, 1))
+    assert isinstance(reading.next(lambda: False), Part)
+    ending.fail(RuntimeError("gone"))
+    with pytest.raises(Ended):
+        while True:
+            reading.next(lambda: False)
