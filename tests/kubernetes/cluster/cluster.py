@@ -155,15 +155,19 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def main() -> None:
-    """Run one until Ctrl-C, printing how to reach it."""
+    """Run one until Ctrl-C, printing how to reach it, with an image of the project and its model zoo."""
+    from tests.kubernetes import image
+
     if reason := why_not():
         sys.exit(reason)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with running() as cluster:
+    with contextlib.suppress(KeyboardInterrupt), running() as cluster:
         inside = " ".join(cluster.inside(["env", f"KUBECONFIG={cluster.kubeconfig}", "bash"]))
         print(f"Kubernetes is up. KUBECONFIG={cluster.kubeconfig}\nA shell in its network: {inside}\nCtrl-C ends it.", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.pause()
+        print("Building the image; the first time takes ten minutes ...", flush=True)
+        cluster.import_image(image.project_zoo())
+        print(f"In the cluster now: --image-name {image.ZOO} --image-pull-policy Never", flush=True)
+        signal.pause()
 
 
 if __name__ == "__main__":
