@@ -143,6 +143,13 @@ def test_evaluation_rounds_come_at_exactly_the_steps_that_were_asked_for():
     assert sorted(set(world.rounds)) == [*range(5, steps + 1, 5), steps]
 
 
+def test_checkpoints_come_once_at_exactly_the_steps_that_were_asked_for():
+    world = started(num_workers=2, checkpoint_steps=5)
+    world.run_out()
+    saved = [event.version for event in world.handled if isinstance(event, e.SnapshotSaved)]
+    assert saved == [5, 10, 15, 20, 25, 28]
+
+
 def test_a_job_that_is_stopped_keeps_a_checkpoint_of_the_step_that_it_was_at():
     world = started(num_workers=2)
     while world.newest.version < 6:
