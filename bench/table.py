@@ -45,28 +45,10 @@ def one_core(command: list[str]) -> list[str]:
 
 def process_memory_ratio() -> float:
     """Growth of a Python process's peak by making the rows, over the raw rows."""
-    made = subprocess.run([sys.executable, "-c", GROWTH], check=True, capture_output=True, text=True, timeout=300, cwd=ROOT)
-    return float(made.stdout)
-
-
-GROWTH = """
-import numpy as np
-from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, TableSpec
-from elasticdl.embedding.table import native_table
-
-def peak_bytes():
-    # Not getrusage: its maximum is inherited from the process that started this one.
-    status = open("/proc/self/status").read()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
-
-table = native_table(TableSpec(name="t", dim=16), OptimizerSpec(kind=OptimizerKind.ADAM))
-ids = np.random.default_rng(0).integers(-2**63, 2**63 - 1, 1_000_000)
-table.lookup(np.arange(10))
-before = peak_bytes()
-for first in range(0, len(ids), 10_000):
-    table.lookup(ids[first : first + 10_000])
-print((peak_bytes() - before) / (len(ids) * 16 * 3 * 4))
-"""
+    made = subprocess.run(
+        [sys.executable, "-m", "bench.row_memory"], check=True, capture_output=True, text=True, timeout=300, cwd=ROOT
+    )
+    return float(made.stdout.split()[0])
 
 
 def show(figures: dict[str, float]) -> None:

@@ -17,7 +17,7 @@ from tests.kubernetes.place import Place
 
 ROOT = Path(__file__).parents[2]
 CLAIM, DATA = "data", "/data"
-CALL_LIMIT_S = 120.0
+CALL_LIMIT_S, STEP_LIMIT_S = 180.0, 240.0
 RBAC = (ROOT / "docker/rbac.yaml").read_text()
 
 
@@ -126,7 +126,7 @@ class Job:
         """Records trained by now. Seen without asking the cluster."""
         return int(self.rows()[-1]["records"])
 
-    def until(self, what: str, condition: Callable[[list[dict[str, Any]]], Any], limit_s: float = 90) -> Any:
+    def until(self, what: str, condition: Callable[[list[dict[str, Any]]], Any], limit_s: float = STEP_LIMIT_S) -> Any:
         """The first true value of a condition on the events."""
         deadline_s = time.monotonic() + limit_s
         while time.monotonic() < deadline_s:
@@ -146,11 +146,11 @@ class Job:
                     up.remove(event["process"])
         return up
 
-    def until_workers(self, count: int, limit_s: float = 90) -> list[str]:
+    def until_workers(self, count: int, limit_s: float = STEP_LIMIT_S) -> list[str]:
         """Until so many workers are up; their names."""
         return self.until(f"{count} workers are ready", lambda _: found if len(found := self.ready()) >= count else None, limit_s)
 
-    def ended(self, process: str, limit_s: float = 90) -> dict[str, Any]:
+    def ended(self, process: str, limit_s: float = STEP_LIMIT_S) -> dict[str, Any]:
         """The event of a process's end."""
 
         def first(events: list[dict[str, Any]]) -> dict[str, Any] | None:

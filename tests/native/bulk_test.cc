@@ -16,16 +16,9 @@
 #include "elasticdl/checkpoint/native/part_file.h"
 #include "elasticdl/ps/native/connection.h"
 #include "elasticdl/rpc/native/pool.h"
+#include "tests/native/check.h"
 
 using namespace elasticdl;
-
-#define CHECK(condition)                                                          \
-  do {                                                                            \
-    if (!(condition)) {                                                           \
-      std::fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #condition); \
-      std::exit(1);                                                               \
-    }                                                                             \
-  } while (false)
 
 namespace {
 using Addresses = std::vector<std::string>;
@@ -128,7 +121,7 @@ void pushes_pulls_cuts_and_saves_run_beside_one_another() {
     CHECK(reader.pool.rows(0, -1, nullptr, kLimitS).ids.size() >= (dense[0] < 0 ? 600u : 0u));
     auto view = servers[0]->core.views().get(snapshot);
     checkpoint::Writer writer("/dev/null");
-    checkpoint::write_table(writer, view->model().table(0), view->slot());
+    CHECK(!checkpoint::write_table(writer, view->model().table(0), view->slot(), 0));
     for (auto& server : servers) server->core.views().drop(snapshot);
   }
   for (std::thread& thread : threads) thread.join();

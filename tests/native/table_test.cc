@@ -15,15 +15,9 @@
 #include <thread>
 #include <vector>
 
-using namespace elasticdl;
+#include "tests/native/check.h"
 
-#define CHECK(condition)                                                          \
-  do {                                                                            \
-    if (!(condition)) {                                                           \
-      std::fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #condition); \
-      std::exit(1);                                                               \
-    }                                                                             \
-  } while (false)
+using namespace elasticdl;
 
 namespace {
 using Ids = std::vector<int64_t>;
