@@ -55,9 +55,12 @@ class ClusterJob:
         self._lock = threading.Lock()
         self._way: _Way | None = None
 
-    def facts(self) -> JobFacts:
-        """The Job and its pods. Raises an error with exit code 4 if there is none, or another one has its name by now."""
-        found = self._line.run(self._jobs.one(self.name))
+    def facts(self, *, whole: bool = False) -> JobFacts:
+        """The Job and its masters' pods, or all its pods.
+
+        Raises an error with exit code 4 if there is none, or another one has its name by now.
+        """
+        found = self._line.run(self._jobs.one(self.name, whole=whole))
         if found is None:
             if self._uid:
                 raise no_such_job(f"job {self.name} is gone from {self.place}", "it was deleted, or its time to live is over")
@@ -72,20 +75,25 @@ class ClusterJob:
         from elasticdl.cluster.tunnel import NobodyListens
 
         facts = self.facts()
+        message = "its master is starting"
+        if facts.ended is None and not facts.waits_for:
+            try:
+                return self._report(facts, blank_status("") | self._call(lambda master: master.status()))
+            except NobodyListens:
+                message = _CHECKING
+            except TransientError as error:
+                message = f"its master does not answer: {error.message}"
+            except ElasticDLError as error:
+                message = f"its master cannot be asked: {error.message}"
+        return self._without_master(self.facts(whole=True), message)
+
+    def _without_master(self, facts: JobFacts, message: str) -> Report:
         ended = facts.ended
         if ended is not None:
-            return self._report(facts, _status_of_pods(facts, ended.message, ended), ended)
-        if facts.waits_for:
-            return self._report(facts, _status_of_pods(facts, f"waiting: {facts.waits_for}"))
-        try:
-            status = blank_status("") | self._call(lambda master: master.status())
-        except NobodyListens:
-            return self._report(facts, _status_of_pods(facts, _CHECKING))
-        except TransientError as error:
-            return self._report(facts, _status_of_pods(facts, f"its master does not answer: {error.message}"))
-        except ElasticDLError as error:
-            return self._report(facts, _status_of_pods(facts, f"its master cannot be asked: {error.message}"))
-        return self._report(facts, status)
+            message = ended.message
+        elif facts.waits_for:
+            message = f"waiting: {facts.waits_for}"
+        return self._report(facts, _status_of_pods(facts, message, ended), ended)
 
     def outcome(self) -> Outcome | None:
         """See FoundJob."""
@@ -130,13 +138,13 @@ class ClusterJob:
         """See FoundJob."""
         from elasticdl.cluster.pod_logs import entries
 
-        return [LogEntry(name, what) for name, what in entries(self.facts())]
+        return [LogEntry(name, what) for name, what in entries(self.facts(whole=True))]
 
     def read_log(self, wish: LogWish) -> Iterator[str]:
         """See FoundJob."""
         from elasticdl.cluster.pod_logs import chosen, followed, last
 
-        facts = self.facts()
+        facts = self.facts(whole=True)
         pod = chosen(facts, wish.process)
         if pod is None:
             names = ", ".join(entry.process for entry in self.logs()) or "none yet"

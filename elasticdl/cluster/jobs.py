@@ -32,8 +32,8 @@ class Jobs:
         found = [job_facts(job, masters) for job in jobs]
         return tuple(sorted(found, key=lambda facts: -facts.created_wall_s))
 
-    async def one(self, name: str) -> JobFacts | None:
-        """A job with all its pods; None if there is none of that name that is ours."""
+    async def one(self, name: str, *, whole: bool = False) -> JobFacts | None:
+        """A job with its masters' pods, or with all that it has; None if there is none of that name that is ours."""
         path = f"/apis/batch/v1/namespaces/{self._namespace}/jobs/{name}"
         try:
             job = await self._api.get(path)
@@ -43,7 +43,8 @@ class Jobs:
             raise self._not_allowed(refused, "get jobs") from refused
         if (job["metadata"].get("labels") or {}).get("app.kubernetes.io/name") != "elasticdl":
             return None
-        own = ",".join(f"{key}={value}" for key, value in selector(name).items())
+        wanted = {**selector(name), **({} if whole else {ROLE_LABEL: "master"})}
+        own = ",".join(f"{key}={value}" for key, value in wanted.items())
         return job_facts(job, await self._list(f"/api/v1/namespaces/{self._namespace}/pods", {"labelSelector": own}, "list pods"))
 
     async def token(self, facts: JobFacts) -> str:

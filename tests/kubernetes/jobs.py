@@ -133,7 +133,9 @@ class Job:
             if found := condition(self.events()):
                 return found
             time.sleep(0.2)
-        raise AssertionError(f"not within {limit_s:g} s: {what}\n{self.story()}")
+        with contextlib.suppress(RuntimeError):  # The API server may be away, which is no news then.
+            what += f"\n{self.story()}"
+        raise AssertionError(f"not within {limit_s:g} s: {what}")
 
     def ready(self) -> list[str]:
         """Workers that are up, by the events."""

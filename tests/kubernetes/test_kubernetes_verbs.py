@@ -1,0 +1,334 @@
+"""The verbs that look after a job, with the command line as people use it: one job for all tests, with real pods, from its submission
+to its end. The tests are steps of one story and run in their order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.kubernetes.place import Place
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 120.0
+JOB = "meadow"
+MODULE = """
+'Flowers that are made up as they are read: a job that needs no file.'
+import tensorflow as tf
+from iris import custom_model, eval_metrics_fn, loss, optimizer
+
+KINDS = ((5.1, 3.5, 1.4, 0.2, 0.0), (6.4, 3.2, 4.5, 1.5, 1.0), (6.3, 3.3, 6.0, 2.5, 2.0))
+
+
+class Meadow:
+    def __init__(self, count):
+        self.count = count
+
+    def create_shards(self):
+        return {"meadow": (0, self.count)}
+
+    def read_records(self, task):
+        for number in range(task.start, task.end):
+            yield KINDS[number % len(KINDS)]
+
+
+def custom_data_reader(data_origin, records_per_task=None):
+    return Meadow(int(data_origin))
+
+
+def feed(dataset, mode, metadata):
+    return dataset.map(lambda row: (tf.cast(row[:4], tf.float32), tf.cast(row[4], tf.int32)))
+"""
+ZOO = '{"source": {"configMap": {"name": "zoo"}}, "mount_path": "/zoo", "read_only": true}'
+
+
+@dataclass(frozen=True)
+class Commands:
+    """`elasticdl` on a cluster, in a directory of the test's own, as whoever `kubeconfig` says."""
+
+    place: Place
+    namespace: str
+    directory: Path
+    kubeconfig: Path
+    image: str
+
+    def start(self, *arguments: str, **more: Any) -> subprocess.Popen[str]:
+        return self._start("-m", "elasticdl.cli.main", *arguments, **more)
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        return self._ended(self.start(*arguments))
+
+    def python(self, *arguments: str) -> tuple[int, str, str]:
+        return self._ended(self._start(*arguments))
+
+    def _start(self, *arguments: str, **more: Any) -> subprocess.Popen[str]:
+        command: list[str] = [sys.executable, *arguments]
+        if self.place.own is not None:
+            command = self.place.own.inside(command)
+        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **more}
+        return subprocess.Popen(command, cwd=self.directory, env=environment, **pipes)
+
+    @staticmethod
+    def _ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+        with process:
+            output, errors = process.communicate(timeout=LIMIT_S)
+        return process.returncode, output, errors
+
+    def json(self, *arguments: str) -> Any:
+        code, output, errors = self.run(*arguments, "-o", "json")
+        assert code == 0, errors
+        return json.loads(output)
+
+    def submit(self, *more: str) -> tuple[int, str, str]:
+        job = ("--model-zoo", "/zoo", "--model-def", "meadow", "--training-data", "3000", "--volume", ZOO)
+        size = ("--worker-resource-request", "cpu=50m,memory=64Mi", "--num-epochs", "1000000", "--detach")
+        return self.run("train", "--image-name", self.image, "--image-pull-policy", "Never", *job, *size, *more)
+
+    def kubectl(self, *arguments: str, **more: Any) -> str:
+        return self.place.kubectl("-n", self.namespace, *arguments, **more)
+
+    def until(self, holds: Callable[[], object], what: str) -> None:
+        deadline_s = time.monotonic() + LIMIT_S
+        while not holds():
+            if time.monotonic() > deadline_s:
+                raise AssertionError(f"not within {LIMIT_S:g} s: {what}\n{self.kubectl('describe', 'jobs,pods')[-6000:]}")
+            time.sleep(0.5)
+
+
+@pytest.fixture(scope="module")
+def elasticdl(whole_cluster: Place, elasticdl_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    directory = tmp_path_factory.mktemp("verbs")
+    namespace = f"elasticdl-test-{uuid.uuid4().hex[:8]}"
+    config = json.loads(whole_cluster.kubectl("config", "view", "--raw", "--minify", "-o", "json"))
+    config["contexts"][0]["context"]["namespace"] = namespace
+    (directory / "kubeconfig").write_text(json.dumps(config))
+    whole_cluster.kubectl("create", "namespace", namespace)
+    whole_cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    commands = Commands(whole_cluster, namespace, directory, directory / "kubeconfig", elasticdl_image)
+    commands.kubectl("create", "-f", str(ROOT / "docker/rbac.yaml"))
+    modules = (f"--from-file={ROOT / 'model_zoo/iris.py'}", f"--from-literal=meadow.py={MODULE}")
+    commands.kubectl("create", "configmap", "zoo", *modules)
+    yield commands
+    whole_cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+def heard(process: subprocess.Popen[str], words: str) -> None:
+    """Read on until a process says some words."""
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if words in line:
+            return
+    raise AssertionError(f"never said {words!r}, but:\n{''.join(said)}")
+
+
+def only(commands: Commands) -> dict[str, Any]:
+    (row,) = commands.json("list")
+    return row
+
+
+def test_check_says_what_would_stand_in_the_way(elasticdl: Commands) -> None:
+    flags = ("--image-name", elasticdl.image, "--model-zoo", "/zoo", "--model-def", "meadow", "--training-data", "3000")
+    found = elasticdl.json("check", *flags)
+    assert found["result"] != "problem", found
+    assert {one["about"] for one in found["findings"]} == {
+        "name",
+        "rights",
+        "account",
+        "pods",
+        "quota",
+        "priority",
+        "volumes",
+        "image",
+    }
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "team-a"}, "spec": {"hard": {"cpu": "1"}}}
+    elasticdl.kubectl("create", "-f", "-", text=json.dumps(quota))
+    asks = ("--worker-pod-priority", "nobody", "--volume", "claim_name=nothing,mount_path=/data", "--service-account", "ghost")
+    asks += ("--worker-resource-request", "cpu=2", "--master-resource-request", "cpu=100m", "--ps-resource-request", "cpu=100m")
+    code, output, _ = elasticdl.run("check", *flags, *asks)
+    elasticdl.kubectl("delete", "resourcequota", "team-a")
+    assert code == 3
+    for words in (
+        "there is no priority class nobody",
+        "there is no volume claim nothing in namespace",
+        "there is no service account ghost in namespace",
+        "quota team-a: cpu 0 of 1 used; the job needs 2.2 to begin, which is never there",
+    ):
+        assert words in output, output
+    code, output, _ = elasticdl.run(
+        "check", *flags, "--volume", "host_path=/etc,mount_path=/host", "--namespace", elasticdl.namespace
+    )
+    assert code == 3 and "pod security" in output and "hostPath" in output, output
+
+
+def test_a_job_whose_image_is_not_there_waits_says_why_and_is_gone_when_it_is_stopped(elasticdl: Commands) -> None:
+    assert elasticdl.submit("--job-name", "ghost", "--image-name", "localhost/nothing:1")[0] == 0
+    elasticdl.until(lambda: "ErrImageNeverPull" in elasticdl.run("status", "ghost")[1], "the reason is told")
+    row = only(elasticdl)
+    assert (row["job"], row["state"], row["place"]) == ("ghost", "waiting", "kubernetes") and "localhost/nothing:1" in row[
+        "message"
+    ]
+    assert "waiting" in elasticdl.run("logs", "ghost")[1] or "cannot be pulled" in elasticdl.run("logs", "ghost")[1]
+    code, _, errors = elasticdl.run("scale", "ghost", "--num-workers", "2")
+    assert code == 1 and "cannot be told: its master:" in errors
+    code, _, errors = elasticdl.run("stop", "ghost", "--yes")
+    assert code == 0 and "is deleted with all that is its own" in errors
+    elasticdl.until(lambda: not elasticdl.json("list"), "the job is gone")
+    code, _, errors = elasticdl.run("status", "ghost")
+    assert code == 4 and f"namespace {elasticdl.namespace} of the current kube context" in errors and "jobs/ghost" in errors
+
+
+def test_a_running_job_is_listed_and_its_status_has_the_schema_of_a_local_one(elasticdl: Commands) -> None:
+    code, output, errors = elasticdl.submit("--job-name", JOB)
+    assert (code, output) == (0, f"{JOB}\n"), errors
+    elasticdl.until(lambda: elasticdl.json("status", JOB)["records"]["trained"] > 0, "records are trained")
+    row = only(elasticdl)
+    assert (row["job"], row["state"], row["namespace"], row["job_dir"]) == (JOB, "running", elasticdl.namespace, "")
+    status = elasticdl.json("status", JOB, "--namespace", elasticdl.namespace)
+    assert status["state"] == "running" and {p["role"] for p in status["processes"]} == {"worker", "ps"}
+    from elasticdl.cli.directory_job import DirectoryJob
+    from elasticdl.master.files import JobDirectory
+
+    local = elasticdl.directory / "jobs" / "local"
+    local.mkdir(parents=True)
+    (local / "job.json").write_text(json.dumps({"cluster": {"job_name": "local"}}))
+    (local / "status.json").write_text(json.dumps({"exit_code": 0, "message": "done", "hint": "", "status": None}))
+    assert set(DirectoryJob(JobDirectory(local)).report().as_dict()) == set(status)
+    assert [one["place"] for one in elasticdl.json("list")] == ["local", "kubernetes"]
+    shutil.rmtree(local.parent)
+    code, output, _ = elasticdl.run("list")
+    assert code == 0 and output.splitlines()[0].split() == ["JOB", "WHERE", "STATE", "PROGRESS", "AGE", "WHAT"]
+
+
+def test_logs_of_pods_are_read_and_followed_without_a_gap(elasticdl: Commands) -> None:
+    _, output, _ = elasticdl.run("logs", JOB)
+    assert {line.split()[0] for line in output.splitlines()} >= {"master-0", "worker-0", "ps-0"}
+    code, output, _ = elasticdl.run("logs", JOB, "master-0", "-n", "3")
+    assert code == 0 and len(output.splitlines()) == 3
+    code, _, errors = elasticdl.run("logs", JOB, "../../etc/passwd")
+    assert code == 4 and "there are master-0" in errors
+    assert elasticdl.run("logs", JOB, "worker-77")[0] == 4
+
+
+def test_scale_and_checkpoint_reach_the_master(elasticdl: Commands) -> None:
+    assert elasticdl.run("scale", JOB, "--num-workers", "2")[0] == 0
+    elasticdl.until(lambda: elasticdl.json("status", JOB)["scale"]["observed"] == 2, "the second worker is there")
+    assert elasticdl.run("checkpoint", JOB)[0] == 0
+    elasticdl.until(lambda: "checkpoint" in elasticdl.run("logs", JOB, "master-0")[1], "the master heard of it")
+
+
+def test_a_handle_in_python_does_the_same(elasticdl: Commands) -> None:
+    program = f"""
+from elasticdl.cli.cluster_handle import ClusterJobHandle
+from elasticdl.cli.line import ClusterLine
+from elasticdl.errors import TransientError
+handle = ClusterJobHandle(ClusterLine(), {JOB!r}, show=True)
+assert handle.running and handle.status()["records"]["trained"] > 0
+handle.scale(1)
+try:
+    handle.wait(timeout_s=0.1)
+except TransientError as error:
+    print(error.message)
+"""
+    code, output, errors = elasticdl.python("-c", program)
+    assert (code, output) == (0, f"job {JOB} has not ended after 0.1 s\n"), errors
+    elasticdl.until(lambda: elasticdl.json("status", JOB)["scale"]["high"] == 1, "the master heard of it")
+
+
+def test_wait_gives_up_with_124_and_a_watched_status_survives_an_api_server_that_is_away(elasticdl: Commands) -> None:
+    code, _, errors = elasticdl.run("wait", JOB, "--timeout", "1")
+    assert code == 124 and "has not ended after 1 s" in errors
+    if elasticdl.place.own is None:
+        pytest.skip("taking the API server away needs the tests' own cluster")
+    with elasticdl.start("status", JOB, "--watch") as watching:
+        heard(watching, "records (")
+        elasticdl.place.own.kill("kube-apiserver")
+        try:
+            heard(watching, "looking again")
+        finally:
+            elasticdl.place.own.start("kube-apiserver")
+        heard(watching, "records (")
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(LIMIT_S) == 130
+    elasticdl.until(lambda: elasticdl.run("status", JOB)[0] == 0, "the API server is back")
+
+
+def test_without_a_right_the_verb_names_it(elasticdl: Commands) -> None:
+    account = [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "looker"}},
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "Role",
+            "metadata": {"name": "looker"},
+            "rules": [
+                {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get"]},
+                {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
+                {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]},
+            ],
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": "looker"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "looker"},
+            "subjects": [{"kind": "ServiceAccount", "name": "looker"}],
+        },
+    ]
+    elasticdl.kubectl("create", "-f", "-", text=yaml.safe_dump_all(account))
+    config = json.loads(elasticdl.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": elasticdl.kubectl("create", "token", "looker").strip()}
+    limited = elasticdl.directory / "looker"
+    limited.write_text(json.dumps(config))
+    looker = Commands(elasticdl.place, elasticdl.namespace, elasticdl.directory, limited, elasticdl.image)
+    code, output, _ = looker.run("status", JOB)
+    assert code == 0 and "you may not connect to pods" in output and "worker-0" in output, output
+    code, _, errors = looker.run("scale", JOB, "--num-workers", "1")
+    assert code == 3 and "(get and create pods/portforward)" in errors
+    code, _, errors = looker.run("logs", JOB, "worker-0")
+    assert code == 3 and "you may not read logs" in errors
+    code, _, errors = looker.run("list", "--namespace", elasticdl.namespace)
+    assert code == 3 and "you may not list jobs" in errors
+
+
+def test_a_stopped_job_ends_with_130_still_answers_and_leaves_nothing_that_runs(elasticdl: Commands) -> None:
+    following = elasticdl.start("logs", JOB, "worker-0", "--follow")
+    waiting = elasticdl.start("wait", JOB)
+    code, _, errors = elasticdl.run("stop", JOB)
+    assert code == 2 and "--yes" in errors, "without a terminal nobody can be asked"
+    code, _, errors = elasticdl.run("stop", JOB, "--yes", "--reason", "enough of it")
+    assert code == 0 and "asked to stop" in errors
+    _, errors = waiting.communicate(timeout=LIMIT_S)
+    assert waiting.returncode == 130 and "enough of it" in errors
+    output, _ = following.communicate(timeout=LIMIT_S)
+    assert following.returncode == 0 and output
+    status = elasticdl.json("status", JOB)
+    assert (status["state"], status["exit_code"]) == ("stopped", 130) and "enough of it" in status["outcome"]
+    assert status["records"]["trained"] > 0 and status["records"]["lost"] == 0
+    code, _, errors = elasticdl.run("wait", JOB, "--timeout", "5")
+    assert code == 130 and "enough of it" in errors
+    code, output, _ = elasticdl.run("logs", JOB, "master-0", "-n", "50")
+    assert code == 0 and "enough of it" in output
+    assert elasticdl.run("scale", JOB, "--num-workers", "1")[0] == 4
+    assert elasticdl.run("stop", JOB, "--yes")[0] == 0
+    live = "status.phase!=Succeeded,status.phase!=Failed"
+    elasticdl.until(lambda: not elasticdl.kubectl("get", "pods", "--field-selector", live, "-o", "name"), "no pod runs")
+    elasticdl.kubectl("delete", "job", JOB)
+    kinds = "pods,services,secrets,networkpolicies"
+    mine = ("get", kinds, "-l", f"app.kubernetes.io/instance={JOB}", "-o", "name")
+    elasticdl.until(lambda: not elasticdl.kubectl(*mine), "nothing is left")
