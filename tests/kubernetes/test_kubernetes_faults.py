@@ -16,6 +16,7 @@ from elasticdl.cluster.plans import Identity, Image, Owner, Placement, Resources
 from elasticdl.master.core.failures import Cause, verdict
 from tests.kubernetes.bench import SLEEP, KubernetesBench, bench, plan
 from tests.kubernetes.place import Place
+from tests.kubernetes.test_kubernetes_scale import fake_nodes  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.kubernetes
 LIMIT_S = 200.0
@@ -235,7 +236,9 @@ def _preemption(priority_class: str) -> Scenario:
     return scenario
 
 
+@pytest.mark.usefixtures("fake_nodes")
 def test_a_node_that_falls_silent_is_told_as_lost_and_comes_back(run, place) -> None:
+    """With other nodes beside it: where all are silent, Kubernetes takes itself for the one that is cut off and evicts nobody."""
     if place.own is None:
         pytest.skip("only the tests' own cluster may lose its node")
 
