@@ -1,4 +1,4 @@
-.PHONY: horovod demo test test-kubernetes churn check bench fix lock prepare clean cluster
+.PHONY: horovod demo test test-ring test-kubernetes churn check bench fix lock prepare clean cluster
 BIN := .venv/bin
 WORKERS ?= 2
 
@@ -7,12 +7,15 @@ demo: prepare  ## Train digits with a worker killed halfway, evaluate, export, l
 
 test: prepare  ## Every test; those on a real Kubernetes last and where they can run, so that they disturb no other. With ARGS (for pytest) without them.
 	@status=0; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --ignore tests/kubernetes $(ARGS) || status=$$?; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --ignore tests/kubernetes --ignore tests/ring $(ARGS) || status=$$?; \
 	[ -n "$(ARGS)" ] || scripts/test-kubernetes $(WORKERS) || status=$$?; \
 	exit $$status
 
 test-kubernetes: prepare  ## Tests on a real Kubernetes: one made here (Linux, root, Go), or the one that KUBECONFIG names.
 	@scripts/test-kubernetes $(WORKERS) $(ARGS)
+
+test-ring: horovod  ## Rings of real processes: members killed, stopped, joining.
+	$(BIN)/python -m pytest tests/ring $(ARGS)
 
 churn: prepare  ## Twenty whole jobs with seeds, a worker killed every few seconds in each.
 	ELASTICDL_CHURN_SEEDS=20 $(BIN)/python -m pytest -s tests/process/test_job_churn.py $(ARGS)

@@ -301,6 +301,11 @@ class JobSpec(_Section):
     def _check_strategy(self) -> None:
         training, servers = self.training, self.cluster.num_ps_pods
         ring = training.distribution_strategy is Strategy.ALLREDUCE
+        if ring and self.action is not Action.TRAIN:
+            raise SpecError(
+                f"`elasticdl {self.action}` with --distribution-strategy {Strategy.ALLREDUCE}",
+                hint="a ring trains; it evaluates while it trains, on --validation-data, and exports to --output",
+            )
         if ring and servers:
             raise SpecError(
                 f"--num-ps-pods {servers} with --distribution-strategy {Strategy.ALLREDUCE}",

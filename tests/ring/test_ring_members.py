@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import random
 import signal
 from collections.abc import Awaitable, Callable
@@ -11,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.ring_stage import RingStage
+from tests.ring.ring_stage import RingStage
 
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: run `make horovod`"),
-]
+pytestmark = pytest.mark.process
 
 STEPS = 24
 """Of 2 epochs with 96 records in 2 shards, by 8."""
