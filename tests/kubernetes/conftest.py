@@ -28,6 +28,7 @@ WHOLE_JOBS = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Two processes of several have a cluster each: one for whole jobs, one for the other tests, which take as long."""
     for item in items:

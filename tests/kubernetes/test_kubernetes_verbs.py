@@ -217,7 +217,8 @@ def test_a_running_job_is_listed_and_its_status_has_the_schema_of_a_local_one(el
 
 
 def test_logs_of_pods_are_read_and_followed_without_a_gap(elasticdl: Commands) -> None:
-    _, output, _ = elasticdl.run("logs", JOB)
+    code, output, errors = elasticdl.run("logs", JOB)
+    assert code == 0, errors
     assert {line.split()[0] for line in output.splitlines()} >= {"master-0", "worker-0", "ps-0"}
     code, output, _ = elasticdl.run("logs", JOB, "master-0", "-n", "3")
     assert code == 0 and len(output.splitlines()) == 3
@@ -227,7 +228,8 @@ def test_logs_of_pods_are_read_and_followed_without_a_gap(elasticdl: Commands) -
 
 
 def test_scale_and_checkpoint_reach_the_master(elasticdl: Commands) -> None:
-    assert elasticdl.run("scale", JOB, "--num-workers", "2")[0] == 0
+    code, output, errors = elasticdl.run("scale", JOB, "--num-workers", "2")
+    assert code == 0, errors
     elasticdl.until(lambda: elasticdl.json("status", JOB)["scale"]["observed"] == 2, "the second worker is there")
     assert elasticdl.run("checkpoint", JOB)[0] == 0
     elasticdl.until(lambda: "checkpoint" in elasticdl.run("logs", JOB, "master-0")[1], "the master heard of it")
