@@ -228,7 +228,7 @@ def test_logs_of_pods_are_read_and_followed_without_a_gap(elasticdl: Commands) -
 
 
 def test_scale_and_checkpoint_reach_the_master(elasticdl: Commands) -> None:
-    code, output, errors = elasticdl.run("scale", JOB, "--num-workers", "2")
+    code, _, errors = elasticdl.run("scale", JOB, "--num-workers", "2")
     assert code == 0, errors
     elasticdl.until(lambda: elasticdl.json("status", JOB)["scale"]["observed"] == 2, "the second worker is there")
     assert elasticdl.run("checkpoint", JOB)[0] == 0
