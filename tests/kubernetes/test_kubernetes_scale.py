@@ -167,6 +167,7 @@ def test_one_master_makes_five_hundred_pods_and_replaces_a_hundred(
         num_workers=f"1:{PODS}",
         num_ps_pods=1,
         tolerations=json.dumps([{"key": SELECTOR, "operator": "Exists"}]),
+        master_resource_request="cpu=1",
         master_resource_limit=f"{REAL}=1",
         ps_resource_limit=f"{REAL}=1",
         worker_resource_limit=f"{FAKE}=1",
