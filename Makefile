@@ -7,7 +7,7 @@ demo: prepare  ## Train digits with a worker killed halfway, evaluate, export, l
 
 test: prepare  ## Every test; those on a real Kubernetes last and where they can run, so that they disturb no other. With ARGS (for pytest) without them.
 	@status=0; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --ignore tests/kubernetes --ignore tests/ring $(ARGS) || status=$$?; \
+	$(BIN)/python -m pytest -n $(WORKERS) --ignore tests/kubernetes --ignore tests/ring $(ARGS) || status=$$?; \
 	[ -n "$(ARGS)" ] || scripts/test-kubernetes $(WORKERS) || status=$$?; \
 	exit $$status
 

@@ -16,26 +16,6 @@ from tests.kubernetes.cluster import leftovers
 from tests.kubernetes.jobs import RBAC, Jobs, volume
 from tests.kubernetes.place import Place
 
-HERE = Path(__file__).parent
-
-
-WHOLE_JOBS = (
-    "test_kubernetes_image",
-    "test_kubernetes_job_faults",
-    "test_kubernetes_training",
-    "test_kubernetes_verbs",
-    "test_kubernetes_zoo",
-)
-
-
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two processes of several have a cluster each: one for whole jobs, one for the other tests, which take as long."""
-    for item in items:
-        if HERE in item.path.parents:
-            group = "kubernetes-jobs" if item.path.stem in WHOLE_JOBS else "kubernetes"
-            item.add_marker(pytest.mark.xdist_group(group))
-
 
 @pytest.fixture(scope="session")
 def whole_cluster() -> Iterator[Place]:
