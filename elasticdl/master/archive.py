@@ -16,7 +16,7 @@ from elasticdl.checkpoint import store
 from elasticdl.checkpoint.layout import Manifest, PartFile
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
-from elasticdl.job import JobSpec
+from elasticdl.job import JobSpec, Strategy
 from elasticdl.master.core.commands import SaveSnapshot
 from elasticdl.rpc.ps_control import ServerSaved
 from elasticdl.shard import SnapshotId
@@ -50,6 +50,7 @@ class Archive:
 
     def __init__(self, spec: JobSpec, checkpoints: Path) -> None:
         self._spec = spec.checkpoint
+        self._strategy = spec.training.distribution_strategy
         self._checkpoints = checkpoints
         self.restore_from = ""
 
@@ -62,6 +63,7 @@ class Archive:
             return self._resumed()
         if self._spec.checkpoint_dir_for_init:
             found = store.require(Path(self._spec.checkpoint_dir_for_init).resolve())
+            self._refuse_of_other_strategy(found)
             _LOG.info("beginning with the parameters of %s", found.directory)
             return Beginning(str(found.directory), passed_over=found.rejected)
         return Beginning()
@@ -101,8 +103,18 @@ class Archive:
             )
         if not found.manifest.ledger:
             raise UserError(f"{found.directory} has no data ledger to resume", hint="use --checkpoint-dir-for-init instead")
+        self._refuse_of_other_strategy(found)
         _LOG.info("going on from %s", found.directory)
         return Beginning(str(found.directory), found.manifest.ledger, found.manifest.version, found.rejected)
+
+    def _refuse_of_other_strategy(self, found: store.Found) -> None:
+        """Raise UserError: servers hold rows by id, a ring whole variables; neither reads the other's files."""
+        made_by = Strategy.PARAMETER_SERVER if found.manifest.servers else Strategy.ALLREDUCE
+        if made_by is not self._strategy:
+            raise UserError(
+                f"{found.directory} was made with --distribution-strategy {made_by}, this job has {self._strategy}",
+                hint="begin with a checkpoint of the same strategy",
+            )
 
 
 def manifest_of(command: SaveSnapshot, saved: Sequence[ServerSaved]) -> Manifest:

@@ -116,6 +116,19 @@ def test_a_checkpoint_is_not_removed_for_a_later_version_that_was_passed_over(tm
     assert bench.names() == ["version-6"]
 
 
+@pytest.mark.parametrize("beginning", ["resume", "init"])
+def test_a_checkpoint_of_the_other_strategy_is_refused_by_name(tmp_path: Path, beginning: str) -> None:
+    """Before any process starts: servers and rings would only find files that they cannot read."""
+    made = Bench(tmp_path)
+    path, _ = made.save(3, "ledger")
+    asked = {"resume": True} if beginning == "resume" else {"checkpoint_dir_for_init": path}
+    ring = Bench(tmp_path, distribution_strategy="AllreduceStrategy", num_ps_pods=0, **asked)
+    with pytest.raises(
+        UserError, match="made with --distribution-strategy ParameterServerStrategy, this job has AllreduceStrategy"
+    ):
+        ring.archive.beginning()
+
+
 def test_a_version_that_is_saved_again_takes_the_place_of_the_first(tmp_path: Path) -> None:
     bench = Bench(tmp_path, resume=True)
     bench.save(3, "first")
