@@ -116,6 +116,28 @@ def test_a_checkpoint_is_taken_each_time_the_version_crosses_the_steps(bench):
     assert [one.version for one in job.state.status().checkpoints] == [13]
 
 
+def test_a_heartbeat_that_is_late_makes_no_version_be_crossed_twice(bench):
+    """Workers tell of a version sooner than the servers' heartbeats: these may name an older one after the cut."""
+    job = bench(checkpoint_steps=10)
+    job.up()
+    job.put(e.VersionAdvanced(0, 12))
+    saved(job, cut(job, 15))
+    job.put(e.VersionAdvanced(0, 9))
+    assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 16))) == []
+    assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 20)))
+
+
+def test_versions_are_crossed_again_after_a_server_came_back_from_an_older_checkpoint(bench):
+    job = bench(checkpoint_steps=10)
+    job.up()
+    job.put(e.VersionAdvanced(0, 10))
+    saved(job, cut(job, 10))
+    job.die(job.ps(0))
+    job.attach(job.ps(0, 1), restored=0)
+    job.put(e.VersionAdvanced(0, 3))
+    assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 10)))
+
+
 def test_a_failed_checkpoint_is_told_tried_again_and_training_goes_on(bench):
     job = bench(checkpoint_steps=10)
     job.up()

@@ -136,8 +136,7 @@ class Checkpointing:
     def version_changed(self) -> None:
         """The servers are at another version."""
         steps, version = self._facts.spec.checkpoint.checkpoint_steps, self._facts.version
-        if version < self._anchor_version and not self._facts.on_ring:
-            # Servers came back from an older checkpoint. (A ring counts from marks that are still to be reached.)
+        if version < self._anchor_version and self._facts.version_may_fall():
             self._anchor_version = version
         if steps and self._facts.phase is Phase.WORKING and version // steps > self._anchor_version // steps:
             self._anchor_version = version

@@ -97,7 +97,8 @@ class Evaluation:
 
     def version_changed(self) -> None:
         """The servers are at another version; at an older one after a restore."""
-        self._anchor_version = min(self._anchor_version, self._facts.version)
+        if self._facts.on_ring or self._facts.version_may_fall():
+            self._anchor_version = min(self._anchor_version, self._facts.version)
 
     # -- when ---------------------------------------------------------------------------------------------------------
 

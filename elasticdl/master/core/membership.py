@@ -89,6 +89,7 @@ class Membership:
         if event.name.incarnation:
             known, restored = max(self._facts.version, self._facts.acknowledged_version), event.restored_version or 0
             self._facts.acknowledged_version = restored
+            self._facts.server_back_s = event.at_s
             lost = max(0, known - restored)
             self._facts.updates_lost += lost
             if lost:

@@ -18,6 +18,8 @@ from elasticdl.master.core.processes import Process, Processes
 from elasticdl.master.core.shards import Count, Ids, Ledger, Piece
 from elasticdl.shard import Source, Task
 
+_FALLING_S = 10.0
+"""So long after a server came back reports of both the old and the new versions may come."""
 MORE_MEMORY = (
     "allow for more with --worker-resource-limit, --ps-resource-limit and --oom-memory-limit, or use a smaller --minibatch-size"
 )
@@ -80,6 +82,8 @@ class Facts:
     acknowledged_version: int = 0
     """The newest that a worker was told: each server was there. `version` comes with heartbeats only, thus later."""
     updates_lost: int = 0
+    server_back_s: float = float("-inf")
+    """When a server last came back from a checkpoint."""
     now_s: float = 0.0
     loss: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -111,6 +115,10 @@ class Facts:
             why = f": {process.message}" if process and process.message else ""
             parts.append(f"{process.name} is {process.life}{why}" if process else f"ps-{index} is away")
         return "; ".join(parts)
+
+    def version_may_fall(self) -> bool:
+        """Whether a lower version is news: else it is a heartbeat that was sent before workers told of a newer one."""
+        return self.now_s - self.server_back_s < _FALLING_S
 
     def enter(self, phase: Phase, text: str) -> None:
         """Go to another phase, and say so."""
