@@ -9,12 +9,13 @@ from elasticdl.cli.outcome import Outcome, summary
 from elasticdl.cli.telling import tell
 from elasticdl.errors import ExitCode
 
+_TITLES: dict[int, str] = {ExitCode.INTERRUPTED: "Stopped", ExitCode.DONE: "Warning"}
+
 
 def tell_end(outcome: Outcome, form: Format) -> None:
     """The same for a job on this machine and for one on a cluster."""
-    if outcome.exit_code != ExitCode.DONE:
-        title = "Stopped" if outcome.exit_code == ExitCode.INTERRUPTED else "Error"
-        tell(f"{title}: {outcome.message}")
+    if outcome.exit_code != ExitCode.DONE or outcome.hint:
+        tell(f"{_TITLES.get(outcome.exit_code, 'Error')}: {outcome.message}")
         if outcome.hint:
             tell(f"Hint: {outcome.hint}")
     text = "\n".join(summary(outcome)) + "\n" if form is Format.TABLE else render(outcome.as_dict(), form)

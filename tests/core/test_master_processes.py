@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticdl.cluster.base import ExitFacts
+from elasticdl.cluster.base import ExitFacts, ProcessName
 from elasticdl.errors import ExitCode
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -99,6 +99,23 @@ def test_updates_that_a_server_lost_are_counted_and_shown(bench):
     assert job.state.status().updates_lost == 20
     assert job.said("20 updates of its part are lost")
     job.lease()
+
+
+def test_a_job_that_lost_updates_says_so_at_its_end_and_what_bounds_it(bench):
+    """The receipt accounts for records: all of them were trained, but some of it went with the server."""
+    job = bench(num_ps_pods=1)
+    job.up()
+    job.put(e.VersionAdvanced(0, 120))
+    job.die(job.ps(0))
+    job.attach(job.ps(0, 1))
+    job.train_all()
+    for process in job.state.status().processes:
+        if process.state != "ended":
+            job.die(ProcessName.parse(process.name), ExitFacts(exit_code=0, asked=True))
+    assert job.state.status().exit_code == 0
+    assert "done, but 120 updates of weights went" in job.state.status().outcome
+    (finish,) = job.of(c.FinishJob)
+    assert "--checkpoint-steps" in finish.hint
 
 
 def test_updates_that_no_heartbeat_told_of_count_as_lost_too_and_only_once(bench):

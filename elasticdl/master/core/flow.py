@@ -109,7 +109,7 @@ class Flow:
             case Phase.CHECKPOINTING:
                 self._after_checkpoint()
             case Phase.EXPORTING if self._exported:
-                self._end("done")
+                self._done()
             case Phase.ENDING:
                 self._ending_step()
             case _:
@@ -123,7 +123,7 @@ class Flow:
         if lost:
             facts.fail(f"{lost} records were neither trained nor given up: the ledger does not add up")
         elif facts.spec.action is Action.PREDICT:
-            self._end("done")
+            self._done()
         elif facts.validation:
             facts.enter(Phase.EVALUATING, "training is done; the final evaluation begins")
         else:
@@ -131,7 +131,7 @@ class Flow:
 
     def _to_checkpoint(self) -> None:
         if self._facts.spec.action is not Action.TRAIN:
-            self._end("done")
+            self._done()
         elif self._facts.spec.checkpoint.checkpoint_steps:
             self._checkpointing.begin_final()
             self._facts.enter(Phase.CHECKPOINTING, "the last checkpoint is taken")
@@ -177,7 +177,18 @@ class Flow:
             self._facts.export = Errand(Task.EXPORT)
             self._facts.enter(Phase.EXPORTING, "the model is exported")
         else:
-            self._end("done")
+            self._done()
+
+    def _done(self) -> None:
+        """All that the user asked for is there; what a dead server took with it is said, since the receipt is of records only."""
+        if not (updates := self._facts.updates_lost):
+            return self._end("done")
+        self._facts.outcome = self._facts.outcome or Outcome(
+            ExitCode.DONE,
+            f"done, but {updates} updates of weights went with parameter servers that died",
+            "--checkpoint-steps bounds how many can go: a server comes back with its part of the newest checkpoint",
+        )
+        return self._end("")
 
     def _end(self, message: str) -> None:
         self._facts.outcome = self._facts.outcome or Outcome(ExitCode.DONE, message)
