@@ -2,7 +2,7 @@
 
 1. `--job-dir PATH` is that job of this machine.
 2. `--namespace` or `--kube-context` means a job on a cluster.
-3. A bare name is the job in ./jobs/NAME (or in the directory NAME); if there is none, the one in the namespace of the current
+3. A bare name is the job in ./jobs/NAME (or in the directory NAME, or of that name below ./jobs); if there is none, the one in the namespace of the current
    kube context, if there is one.
 """
 
@@ -20,6 +20,7 @@ import click
 
 from elasticdl.cli.directory_job import DirectoryJob, no_such_job
 from elasticdl.cli.found import FoundJob, Sought
+from elasticdl.cli.outcome import read_object
 from elasticdl.cli.place import JOBS
 from elasticdl.errors import ElasticDLError
 from elasticdl.master.files import JobDirectory
@@ -58,7 +59,7 @@ def found(sought: Sought) -> Iterator[FoundJob]:
         raise click.UsageError("--job-dir is a job of this machine, --namespace and --kube-context one on a cluster.")
     on_cluster = bool(sought.namespace or sought.kube_context)
     if not on_cluster:
-        places = [Path(sought.job_dir)] if sought.job_dir else [JOBS / sought.job, Path(sought.job)]
+        places = [Path(sought.job_dir)] if sought.job_dir else [JOBS / sought.job, Path(sought.job), *_named(sought.job)]
         for place in places:
             if (place / "job.json").is_file():
                 yield DirectoryJob(JobDirectory(place.resolve()))
@@ -67,6 +68,12 @@ def found(sought: Sought) -> Iterator[FoundJob]:
     if sought.job_dir:
         raise no_such_job(f"there is no job in {sought.job_dir}", _known())
     yield from _on_cluster(sought, certain=on_cluster)
+
+
+def _named(job: str) -> list[Path]:
+    """Directories below ./jobs that are called otherwise (--job-dir) and hold a job of that name, the newest first."""
+    made = [path for path in JOBS.glob("*/job.json") if (read_object(path).get("cluster") or {}).get("job_name") == job]
+    return [path.parent for path in sorted(made, key=lambda path: path.stat().st_mtime, reverse=True)]
 
 
 def _on_cluster(sought: Sought, *, certain: bool) -> Iterator[FoundJob]:

@@ -49,6 +49,13 @@ def test_a_bare_name_is_a_job_in_jobs_or_a_directory(here: Path) -> None:
     assert [job.name for job in local_jobs()] == ["digits"]
 
 
+def test_a_job_in_a_directory_of_another_name_is_found_by_the_name_that_list_shows(here: Path) -> None:
+    made(here / "jobs" / "long", name="fruit-1")
+    (listed,) = local_jobs()
+    with found(Sought(job=listed.name)) as job:
+        assert job.place.job_dir == str(here / "jobs" / "long")
+
+
 def test_where_it_was_looked_for_is_told(here: Path) -> None:
     made(here / "jobs" / "digits")
     with (
