@@ -45,14 +45,21 @@ void Lane::run(std::vector<Part>& parts, const Seed& seed, double timeout_s, con
   Time deadline = now() + std::chrono::duration_cast<Time::duration>(std::chrono::duration<double>(timeout_s));
   listen_to_owner();
   Abandon abandon{links_};
-  for (Part& part : parts) links_[part.server]->start(part, seed);
+  bool held = identity_.pushes;
+  for (Part& part : parts) links_[part.server]->start(part, seed, held);
   for (;;) {
-    bool waiting = false;
+    bool waiting = false, all_met = true;
     for (const auto& link : links_) {
       if (link->waiting()) link->advance(now());
       waiting = waiting || link->waiting();
+      all_met = all_met && (!link->waiting() || link->met());
     }
     if (!waiting) return;
+    if (held && all_met) {
+      held = false;
+      for (Part& part : parts) links_[part.server]->release();
+      continue;
+    }
     if (now() >= deadline) give_up(timeout_s, what);
     wait(deadline);
   }
@@ -62,7 +69,7 @@ void Lane::wait(Time deadline) {
   std::vector<pollfd> fds{{wake_, POLLIN, 0}};
   Time until = std::min(deadline, now() + kSlice);
   for (const auto& link : links_) {
-    if (!link->waiting()) continue;
+    if (!link->waiting() || link->met()) continue;
     if (!link->away()) fds.push_back({link->fd(), link->events(), 0});
     else if (link->reachable()) until = std::min(until, link->retry_at());
   }
@@ -101,7 +108,7 @@ void Lane::give_up(double timeout_s, const char* what) {
   std::string text = std::string(what) + " of " + identity_.name + " was not answered within " + seconds(timeout_s) + " by ";
   bool first = true;
   for (const auto& link : links_) {
-    if (!link->waiting()) continue;
+    if (!link->waiting() || link->met()) continue;
     text += (first ? "" : "; ") + link->story();
     first = false;
   }

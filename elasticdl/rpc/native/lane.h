@@ -1,8 +1,10 @@
 // One direction of a client: a connection to each server, and requests to several of them at once.
 //
 // A lane sends all requests before it waits for replies, and does not return before every server has answered or the
-// deadline passed. In between it survives lost connections, new addresses, and servers that come back empty. It is used
-// by one thread at a time; `move` and `close` may come from any other.
+// deadline passed. A push goes out when every server has met the worker: a server that has not would take a cut without
+// waiting for its part of the push, and the view would hold that push on some servers only. In between a lane survives lost
+// connections, new addresses, and servers that come back empty. It is used by one thread at a time; `move` and `close` may
+// come from any other.
 #pragma once
 
 #include <chrono>

@@ -53,10 +53,16 @@ Link::Link(const Identity& identity, uint32_t server, uint32_t servers, std::str
     : identity_(identity), server_(server), servers_(servers), address_(std::move(address)),
       random_(static_cast<uint32_t>(identity.session) + server) {}
 
-void Link::start(Part& part, const Seed& seed) {
+void Link::start(Part& part, const Seed& seed, bool held) {
   part_ = &part;
+  held_ = held;
   seed_ = &seed;
   retry_at_ = Time{};
+  if (state_ == State::ready) ask_unless_held();
+}
+
+void Link::release() {
+  held_ = false;
   if (state_ == State::ready) ask();
 }
 
@@ -72,6 +78,7 @@ void Link::move(const std::string& address) {
 
 void Link::abandon() {
   part_ = nullptr;
+  held_ = false;
   if (state_ == State::ready) return;
   socket_.close();
   state_ = State::away;
@@ -147,6 +154,11 @@ void Link::seed() {
 
 void Link::ask() { send(State::asking, part_->kind, "", part_->payload); }
 
+void Link::ask_unless_held() {
+  if (held_) state_ = State::ready;
+  else ask();
+}
+
 // True when a whole reply was dealt with and there may be more to do.
 bool Link::receive(Time now) {
   while (header_have_ < sizeof header_) {
@@ -183,7 +195,7 @@ bool Link::begin_payload() {
 void Link::answered(Time now) {
   switch (state_) {
     case State::greeting: return greeted(now);
-    case State::seeding: return ask();
+    case State::seeding: return ask_unless_held();
     default: break;
   }
   if (part_->targets.empty()) {
@@ -220,7 +232,7 @@ void Link::greeted(Time now) {
   }
   version_ = std::max(version_, reply.version);
   if (reply.has_state == 0 && part_->kind != wire::Kind::initialise && !seed_->spec.empty()) return seed();
-  ask();
+  ask_unless_held();
 }
 
 // The first reconnect is at once: the server may only have closed a connection that was idle.

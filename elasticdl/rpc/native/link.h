@@ -52,8 +52,10 @@ class Link {
  public:
   Link(const Identity& identity, uint32_t server, uint32_t servers, std::string address);
 
-  // From here on `part` is to be answered, over however many connections that takes.
-  void start(Part& part, const Seed& seed);
+  // From here on `part` is to be answered, over however many connections that takes. `held`: the server is met, but not asked yet.
+  void start(Part& part, const Seed& seed, bool held);
+  // Ask now, or as soon as the server is met.
+  void release();
   // Does all that can be done now. Throws Refused, UserError or Gone when the server says so.
   void advance(Time now);
   void move(const std::string& address);
@@ -61,6 +63,8 @@ class Link {
   void abandon();
 
   bool waiting() const { return part_ != nullptr; }
+  // Held, and the server knows us.
+  bool met() const { return held_ && state_ == State::ready; }
   bool away() const { return state_ == State::away; }
   bool reachable() const { return !address_.empty(); }
   int fd() const { return socket_.fd(); }
@@ -77,6 +81,7 @@ class Link {
   void send(State next, wire::Kind kind, std::string own, const std::vector<iovec>& rest);
   void seed();
   void ask();
+  void ask_unless_held();
   bool receive(Time now);
   bool begin_payload();
   void answered(Time now);
@@ -91,6 +96,7 @@ class Link {
   Socket socket_;
   State state_ = State::away;
   Part* part_ = nullptr;
+  bool held_ = false;
   const Seed* seed_ = nullptr;
   Outgoing out_;
   Incoming in_;
