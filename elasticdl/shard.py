@@ -31,11 +31,36 @@ class Task(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file, table or origin and how many records it has. `fingerprint` tells that it changed during the job."""
+    """One file, table or origin and how many records it has. `fingerprint` tells that it changed during the job.
+
+    That of a file is `BYTES:TIME` or `BYTES:TIME:blake2b=DIGEST`, those of several are joined by `+`; a reader of one's own has any
+    words. '' tells nothing.
+    """
 
     name: str
     records: int
     fingerprint: str = ""
+
+
+DIGEST_MARK = "blake2b="
+
+
+def same_data(one: Source, other: Source) -> bool:
+    """Whether two sources are of one name, as many records and the same data. Where both have digests, times do not matter."""
+    if (one.name, one.records) != (other.name, other.records):
+        return False
+    mine, theirs = one.fingerprint.split("+"), other.fingerprint.split("+")
+    return len(mine) == len(theirs) and all(map(same_file, mine, theirs))
+
+
+def same_file(one: str, other: str) -> bool:
+    """Whether two fingerprints are of the same bytes, as far as they tell."""
+    mine, theirs = one.split(":"), other.split(":")
+    if len(mine) == len(theirs) == 3 and mine[2].startswith(DIGEST_MARK):
+        return (mine[0], mine[2]) == (theirs[0], theirs[2])
+    if 3 in (len(mine), len(theirs)) and DIGEST_MARK in f"{one}{other}":
+        return mine[:2] == theirs[:2]
+    return one == other
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from elasticdl.data.base import Block, Metadata
 from elasticdl.data.file_reader import opened
-from elasticdl.data.files import DataFile
+from elasticdl.data.files import DataFile, fingerprints
 from elasticdl.data.record_index import BLOCK_RECORDS
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard, Source
@@ -115,7 +115,7 @@ class ColumnsReader:
     """
 
     def __init__(self, name: str, columns: Mapping[str, Column], files: Sequence[DataFile] = ()) -> None:
-        self._source = Source(name, records_of(columns, name), "+".join(file.fingerprint for file in files))
+        self._source = Source(name, records_of(columns, name))
         self._columns = columns
         self._files = tuple(files)
         if self._source.records == 0:
@@ -131,7 +131,7 @@ class ColumnsReader:
         return metadata_of(self._columns)
 
     def sources(self) -> tuple[Source, ...]:
-        return (self._source,)
+        return (replace(self._source, fingerprint="+".join(fingerprints(self._files))),)
 
     def read(self, shard: Shard) -> Iterator[Block]:
         """See `Reader.read`."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Protocol, final
 
 from elasticdl.data.base import Block, Metadata
-from elasticdl.data.files import DataChanged, DataFile, check_as_counted, look_at
+from elasticdl.data.files import DataChanged, DataFile, check_as_counted, fingerprints, look_at
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard, Source
 
@@ -70,7 +70,8 @@ class FileReader:
             if count == 0:
                 raise UserError(f"{file.path} has no records", hint="remove it, or write records into it")
         self._check_bad(files)
-        return tuple(Source(file.path, count, file.fingerprint) for file, count in zip(files, counts, strict=True))
+        told = fingerprints(files)
+        return tuple(Source(file.path, count, text) for file, count, text in zip(files, counts, told, strict=True))
 
     def read(self, shard: Shard) -> Iterator[Block]:
         """See `Reader.read`."""
@@ -129,10 +130,7 @@ def _words(metadata: Metadata) -> str:
 @contextmanager
 def opened(file: DataFile) -> Iterator[int]:
     """A descriptor for `DataFile.read`."""
-    try:
-        descriptor = os.open(file.path, os.O_RDONLY)
-    except OSError as error:
-        raise UserError(f"{file.path}: cannot open: {error.strerror}") from error
+    descriptor = file.open()
     try:
         yield descriptor
     finally:

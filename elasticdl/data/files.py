@@ -10,12 +10,18 @@ import errno
 import glob
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import blake2b
+from itertools import accumulate
 
 from elasticdl.errors import UserError
-from elasticdl.shard import Source
+from elasticdl.shard import DIGEST_MARK, Source
 
+DIGESTED_BYTES = 256 << 20
+"""Of so many bytes of a job's data, in order, digests are taken when records are counted: a second or less. Of the rest, times tell."""
+_PART_BYTES = 4 << 20
 _NEW_FILE = "write new data to a new file and start a new job with it"
 
 
@@ -33,7 +39,26 @@ class DataFile:
 
     @property
     def fingerprint(self) -> str:
+        """What costs nothing to know: tells that the file was written, not whether other bytes were."""
         return f"{self.size_bytes}:{self.mtime_ns}"
+
+    def digest(self) -> str:
+        """Of all its bytes. Raises DataChanged, UserError as `read`."""
+        state = blake2b(digest_size=16)
+        descriptor = self.open()
+        try:
+            for begin in range(0, self.size_bytes, _PART_BYTES):
+                state.update(self.read(descriptor, begin, min(begin + _PART_BYTES, self.size_bytes)))
+        finally:
+            os.close(descriptor)
+        return f"{DIGEST_MARK}{state.hexdigest()}"
+
+    def open(self) -> int:
+        """A descriptor for `read`, which the caller closes. Raises UserError."""
+        try:
+            return os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot open: {error.strerror}") from error
 
     def check_unchanged(self) -> None:
         """Raise DataChanged if the file is another one by now."""
@@ -67,20 +92,42 @@ class DataFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def fingerprints(files: Sequence[DataFile]) -> list[str]:
+    """Of each file, in order: with a digest of its bytes for the first DIGESTED_BYTES of all. Raises DataChanged, UserError."""
+    ends = accumulate(file.size_bytes for file in files)
+    wanted = [file for file, end in zip(files, ends, strict=True) if end <= DIGESTED_BYTES]
+    with ThreadPoolExecutor(max(1, min(8, len(wanted), os.cpu_count() or 1))) as pool:
+        digests = dict(zip(wanted, pool.map(DataFile.digest, wanted), strict=True))
+    return [f"{file.fingerprint}:{digests[file]}" if file in digests else file.fingerprint for file in files]
+
+
 def check_as_counted(files: Sequence[DataFile], counted: Source) -> None:
     """Raise DataChanged if files are not those whose records were counted before the job: its shards mean other records now.
 
-    `counted.fingerprint` is that of all files, in order, joined by `+`; '' is not compared.
+    `counted.fingerprint` is that of all files, in order, joined by `+`; '' is not compared. A file of another time has the bytes that
+    were counted if it has their digest: volumes made of a ConfigMap, and copies, have times of their own.
     """
-    then = counted.fingerprint.split("+")
-    if not counted.fingerprint or then == [file.fingerprint for file in files]:
+    if not counted.fingerprint:
         return
+    then = counted.fingerprint.split("+")
     if len(then) != len(files):
         raise DataChanged(f"{counted.name} has {len(files)} files, but {len(then)} when its records were counted", hint=_NEW_FILE)
-    file, old = next((file, old) for file, old in zip(files, then, strict=True) if file.fingerprint != old)
-    size, _, mtime_ns = old.partition(":")
+    for file, old in zip(files, then, strict=True):
+        _check_one(file, old)
+
+
+def _check_one(file: DataFile, old: str) -> None:
+    size, _, rest = old.partition(":")
+    mtime_ns, _, digest = rest.partition(":")
+    if f"{size}:{mtime_ns}" == file.fingerprint:
+        return
+    hint = _NEW_FILE
     if size != str(file.size_bytes):
-        what, hint = f"it had {size} bytes, now {file.size_bytes}", _NEW_FILE
+        what = f"it had {size} bytes, now {file.size_bytes}"
+    elif digest:
+        if file.digest() == digest:
+            return
+        what = f"it has {size} bytes as before, but other ones, written at {_time(file.mtime_ns)}"
     else:
         what = f"it has {size} bytes as before, but was written at {_time(file.mtime_ns)}, not at {_time(int(mtime_ns))}"
         hint = f"{_NEW_FILE}; where machines have copies of their own, keep the times when copying (cp -p, rsync -t)"

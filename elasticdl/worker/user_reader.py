@@ -10,7 +10,7 @@ from elasticdl.data.custom import AdaptedReader
 from elasticdl.data.files import DataChanged
 from elasticdl.data.places import place_of
 from elasticdl.model.usercode import user_code
-from elasticdl.shard import Shard, Source
+from elasticdl.shard import Shard, Source, same_data
 
 
 @final
@@ -58,7 +58,7 @@ class UserReader:
         counted, self._counted = self._counted, {}
         for now in self.sources() if counted else ():
             then = counted.get(now.name, now)
-            if now != then:
+            if not same_data(now, then):
                 raise DataChanged(
                     f"the data changed since its records were counted: {now.name} had {_facts(then)}, now {_facts(now)}",
                     hint="leave the data as it is while a job runs",

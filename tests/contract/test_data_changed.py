@@ -12,7 +12,7 @@ import pytest
 from elasticdl.data import Reader, open_custom_reader, open_reader
 from elasticdl.data.base import Block, Metadata
 from elasticdl.data.files import DataChanged
-from elasticdl.shard import Shard, ShardId, Source
+from elasticdl.shard import Shard, ShardId, Source, same_data
 from elasticdl.worker.user_reader import UserReader
 
 pytestmark = pytest.mark.contract
@@ -48,7 +48,10 @@ def test_data_that_stayed_as_it_was_counted_is_read(tmp_path: Path) -> None:
     [
         (lambda path: path.write_text("a,b\n1,2\n3,4\n5,6\n"), r"data\.csv changed since .*: it had 12 bytes, now 16"),
         (lambda path: path.write_text("a,b\n1,2\n"), r"data\.csv changed since .*: it had 12 bytes, now 8"),
-        (later, r"data\.csv changed since .*: it has 12 bytes as before, but was written at .* UTC, not at .* UTC"),
+        (
+            lambda path: (path.write_text("a,b\n1,2\n3,5\n"), later(path)),
+            r"data\.csv changed since .*: it has 12 bytes as before, but other ones, written at .* UTC",
+        ),
     ],
 )
 def test_a_file_that_changed_before_a_worker_opened_it_is_named(
@@ -61,6 +64,59 @@ def test_a_file_that_changed_before_a_worker_opened_it_is_named(
         with pytest.raises(DataChanged, match=words) as caught:
             use(open_reader(str(path), {}, counted=counted))
     assert "new file" in caught.value.hint
+
+
+def test_the_same_bytes_at_another_time_are_the_same_data(tmp_path: Path) -> None:
+    path = write_csv(tmp_path)
+    (source,) = counted = open_reader(str(path), {}).sources()
+    path.unlink()
+    later(write_csv(tmp_path), -3600)
+    assert read_all(open_reader(str(path), {}, counted=counted), source) == 2
+    assert same_data(source, open_reader(str(path), {}).sources()[0])
+
+
+def test_of_more_data_than_digests_are_taken_of_the_times_tell(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("elasticdl.data.files.DIGESTED_BYTES", 12)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text("a,b\n1,2\n3,4\n")
+    counted = open_reader(str(tmp_path), {}).sources()
+    for name in ("a", "b"):
+        later(tmp_path / f"{name}.csv")
+    reader = open_reader(str(tmp_path), {}, counted=counted)
+    assert read_all(reader, counted[0]) == 2
+    with pytest.raises(DataChanged, match=r"b\.csv changed since .*: it has 12 bytes as before, but was written at .* UTC, not at"):
+        read_all(reader, counted[1])
+
+
+def test_a_file_with_one_other_byte_in_its_middle_is_other_data(tmp_path: Path) -> None:
+    values = np.zeros(3_000_000)
+    np.save(tmp_path / "x.npy", values)
+    counted = open_reader(str(tmp_path / "x.npy"), {}).sources()
+    values[1_500_000] = 1
+    np.save(tmp_path / "x.npy", values)
+    later(tmp_path / "x.npy")
+    with pytest.raises(DataChanged, match=r"x\.npy changed since .* but other ones"):
+        open_reader(str(tmp_path / "x.npy"), {}, counted=counted)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("12:1:blake2b=aa", "12:2:blake2b=aa", True),
+        ("12:1:blake2b=aa", "12:1:blake2b=bb", False),
+        ("12:1:blake2b=aa", "12:1", True),  # counted by an earlier version
+        ("12:1:blake2b=aa", "12:2", False),
+        ("12:1:blake2b=aa+3:1", "12:2:blake2b=aa+3:1", True),
+        ("12:1:blake2b=aa+3:1", "12:2:blake2b=aa+3:2", False),
+        ("table:1:etag", "table:2:etag", False),
+        ("", "", True),
+        ("12:1:blake2b=aa", "", False),
+    ],
+)
+def test_fingerprints_are_compared_by_their_digests_where_both_have_them(one: str, other: str, same: bool) -> None:
+    assert same_data(Source("x", 1, one), Source("x", 1, other)) is same
+    assert same_data(Source("x", 1, other), Source("x", 1, one)) is same
+    assert not same_data(Source("x", 1, one), Source("x", 2, other))
 
 
 def test_files_that_came_later_are_left_alone(tmp_path: Path) -> None:
@@ -87,8 +143,9 @@ def test_numpy_files_side_by_side_are_compared_one_by_one(tmp_path: Path) -> Non
     for name in ("x", "y"):
         np.save(tmp_path / f"{name}.npy", np.arange(10))
     counted = open_reader(str(tmp_path), {}).sources()
+    np.save(tmp_path / "y.npy", np.arange(1, 11))
     later(tmp_path / "y.npy")
-    with pytest.raises(DataChanged, match=r"y\.npy changed since .*, but was written"):
+    with pytest.raises(DataChanged, match=r"y\.npy changed since .*, but other ones"):
         open_reader(str(tmp_path), {}, counted=counted)
     np.save(tmp_path / "z.npy", np.arange(10))
     with pytest.raises(DataChanged, match="has 3 files, but 2 when its records were counted"):

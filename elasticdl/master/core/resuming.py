@@ -11,7 +11,7 @@ from elasticdl.errors import UserError
 from elasticdl.job import Shuffle
 from elasticdl.master.core.cutting import Plan
 from elasticdl.master.core.shards import Count, Held, Ids, Ledger, Piece, reached
-from elasticdl.shard import Applied, ShardId, Source, Task
+from elasticdl.shard import Applied, ShardId, Source, Task, same_data
 
 _FORMAT = 1
 
@@ -133,7 +133,7 @@ def _piece(plan: Plan, entry: dict[str, Any]) -> Piece:
 
 def _check_same(before: tuple[Source, ...], now: tuple[Source, ...]) -> None:
     for old, new in zip(before, now, strict=False):
-        if old != new:
+        if not same_data(old, new):
             raise UserError(
                 f"the training data changed since the checkpoint: {old.name} had {old.records} records"
                 f" (fingerprint {old.fingerprint or 'none'}), now {new.name} has {new.records} ({new.fingerprint or 'none'})",
