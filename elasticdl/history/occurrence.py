@@ -1,0 +1,103 @@
+"""One thing that happened in a job, as a line of events.jsonl tells it. `docs/history.md` has the words of `details`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias, final
+
+Value: TypeAlias = float | int | str
+MOST_CHARS = 8_000
+"""Of a text: a traceback in full is in the log of its process."""
+
+
+class Step(StrEnum):
+    """`details["step"]`: what a line means, for whoever reads it by program."""
+
+    BEGUN = "begun"
+    """Of a master (kind `job`), a wait or an evaluation."""
+    ENDED = "ended"
+    """Of a process, a wait, an evaluation or the job."""
+    ORDERED = "ordered"
+    READY = "ready"
+    WORKING = "working"
+    """A process made its first progress."""
+    STOPPING = "stopping"
+    LOST = "lost"
+    """A process was given up before its end was seen."""
+    EXPLAINED = "explained"
+    """The platform told later why a process was lost."""
+    PHASE = "phase"
+    PUBLISHED = "published"
+    """A generation of the ring."""
+    COMPLETE = "complete"
+    """All members of a generation are in it."""
+    SAVED = "saved"
+    FAILED = "failed"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """`seq` counts from 0 in the order of the file; `at` is unix time, `at_s` seconds since the job began."""
+
+    seq: int
+    at: float
+    at_s: float
+    kind: str
+    text: str
+    process: str = ""
+    cause: str = ""
+    level: str = "info"
+    details: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def step(self) -> str:
+        """One of `Step`, or '' where the line is for people only."""
+        return str(self.details.get("step", ""))
+
+    def number(self, name: str, default: float = 0.0) -> float:
+        """A number of the details; `default` where there is none."""
+        value = self.details.get(name, default)
+        return float(value) if isinstance(value, int | float) else default
+
+    def as_dict(self) -> dict[str, Any]:
+        """A line of the file."""
+        return {
+            "seq": self.seq,
+            "at": self.at,
+            "at_s": self.at_s,
+            "kind": self.kind,
+            "text": self.text,
+            "process": self.process,
+            "cause": self.cause,
+            "level": self.level,
+            "details": dict(self.details),
+        }
+
+
+def occurrence(found: Mapping[str, Any], seq: int) -> Occurrence:
+    """The value of a line; `seq` is used where it has none. Raises ValueError for what is no such line."""
+    try:
+        details = found.get("details") or {}
+        return Occurrence(
+            seq=int(found.get("seq", seq)),
+            at=float(found["at"]),
+            at_s=float(found["at_s"]),
+            kind=str(found["kind"]),
+            text=bounded(str(found.get("text", ""))),
+            process=str(found.get("process") or ""),
+            cause=str(found.get("cause") or ""),
+            level=str(found.get("level") or "info"),
+            details={str(key): value for key, value in details.items() if isinstance(value, int | float | str)},
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no occurrence: {error!r}") from error
+
+
+def bounded(text: str) -> str:
+    """At most 8,000 characters of it."""
+    if len(text) <= MOST_CHARS:
+        return text
+    return f"{text[:MOST_CHARS]} … ({len(text) - MOST_CHARS:,} characters more: see the log)"

@@ -1,0 +1,139 @@
+"""Curves of a job, bounded: when one has too many points, each two neighbours become one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+MOST_POINTS = 1_024
+MOST_LABELS = 64
+LABELLED_POINTS = 256
+"""Of a curve that is one of many, such as a worker's."""
+_QUIET_S = 30.0
+"""A label that was not heard of for so long may make room for another."""
+
+
+@dataclass(slots=True)
+class _Point:
+    """The mean of the finite `values` that fell into a bucket of time; `at_s` and `records` are of the last of them."""
+
+    bucket: int
+    at_s: float
+    records: int
+    total: float
+    count: int
+
+    def merge(self, other: _Point) -> None:
+        self.at_s, self.records = other.at_s, other.records
+        self.total += other.total
+        self.count += other.count
+
+    @property
+    def value(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+
+@final
+@dataclass(slots=True)
+class Series:
+    """One curve. Never more than `most` points; `width_s` of time a point, doubled when they are too many."""
+
+    name: str
+    label: str
+    unit: str
+    most: int = MOST_POINTS
+    width_s: float = 1.0
+    points: list[_Point] = field(default_factory=list)
+
+    def add(self, at_s: float, records: int, value: float | None) -> None:
+        """A value at a time that is not before the last one. None, NaN and infinity are gaps."""
+        known = value is not None and math.isfinite(value)
+        self._put(_Point(int(at_s // self.width_s), at_s, records, float(value or 0.0) if known else 0.0, int(known)))
+        while len(self.points) > self.most:
+            self._halve()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: times and values side by side, null for a gap."""
+        return {
+            "name": self.name,
+            "label": self.label,
+            "unit": self.unit,
+            "width_s": self.width_s,
+            "at_s": [round(point.at_s, 3) for point in self.points],
+            "records": [point.records for point in self.points],
+            "values": [None if (value := point.value) is None else float(f"{value:.7g}") for point in self.points],
+        }
+
+    def _put(self, point: _Point) -> None:
+        if self.points and point.bucket <= self.points[-1].bucket:
+            self.points[-1].merge(point)
+        else:
+            self.points.append(point)
+
+    def _halve(self) -> None:
+        self.width_s *= 2
+        points, self.points = self.points, []
+        for point in points:
+            point.bucket //= 2
+            self._put(point)
+
+
+@final
+class SeriesBook:
+    """All curves of a job. At most 64 labels a name: those that are quiet make room, more are counted and left out."""
+
+    def __init__(self) -> None:
+        self._series: dict[str, dict[str, Series]] = {}
+        self.labels_left_out = 0
+
+    def add(self, series: tuple[str, str, str], at_s: float, records: int, value: float | None) -> None:
+        """`series`: name, label and unit."""
+        found = self._find(*series, at_s)
+        if found is not None:
+            found.add(at_s, records, value)
+
+    def as_list(self) -> list[dict[str, Any]]:
+        """All of them, by name and label in the order in which they came."""
+        return [one.as_dict() for labels in self._series.values() for one in labels.values()]
+
+    def load(self, saved: Iterable[Mapping[str, Any]]) -> None:
+        """Go on with what was saved; what is no series is left out."""
+        for row in saved:
+            try:
+                one = _loaded(row)
+            except (KeyError, TypeError, ValueError):
+                continue
+            labels = self._series.setdefault(one.name, {})
+            if len(labels) < MOST_LABELS:
+                labels[one.label] = one
+
+    def _find(self, name: str, label: str, unit: str, at_s: float) -> Series | None:
+        labels = self._series.setdefault(name, {})
+        found = labels.get(label)
+        if found is None:
+            if len(labels) >= MOST_LABELS and not _make_room(labels, at_s):
+                self.labels_left_out += 1
+                return None
+            found = labels[label] = Series(name, label, unit, LABELLED_POINTS if label and name != "metric" else MOST_POINTS)
+        return found
+
+
+def _make_room(labels: dict[str, Series], at_s: float) -> bool:
+    quiet = min(labels.values(), key=lambda one: one.points[-1].at_s if one.points else -math.inf)
+    if quiet.points and at_s - quiet.points[-1].at_s < _QUIET_S:
+        return False
+    del labels[quiet.label]
+    return True
+
+
+def _loaded(row: Mapping[str, Any]) -> Series:
+    name, label, width_s = str(row["name"]), str(row["label"]), float(row.get("width_s", 1.0))
+    if not width_s > 0:
+        raise ValueError(f"series {name}: {width_s} s a point")
+    one = Series(name, label, str(row["unit"]), LABELLED_POINTS if label and name != "metric" else MOST_POINTS, width_s)
+    numbers: Sequence[tuple[Any, Any, Any]] = list(zip(row["at_s"], row["records"], row["values"], strict=True))
+    for at_s, records, value in numbers:
+        one.add(float(at_s), int(records), None if value is None else float(value))
+    return one

@@ -1,0 +1,162 @@
+"""A job as page and report show it, in one JSON value: live out of the master's memory, later out of the job's directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+from elasticdl.history.chronicle import KEPT, Chronicle, read_occurrences
+from elasticdl.history.lines import read_lines
+from elasticdl.history.occurrence import Occurrence
+from elasticdl.history.series import SeriesBook
+from elasticdl.history.timeline import Timeline
+from elasticdl.job import JobSpec
+
+EVENTS, METRICS, SERIES = "events.jsonl", "metrics.jsonl", "series.json"
+LOSS, METRIC = ("loss", "", ""), "metric"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a job is, from its beginning to its end. `started_at` is unix time."""
+
+    name: str
+    action: str
+    strategy: str
+    started_at: float
+    version_of_elasticdl: str
+    namespace: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What happened: the newest occurrences, how many there were before them, and the timeline of all."""
+
+    occurrences: Sequence[Occurrence]
+    dropped: int
+    timeline: Mapping[str, Any]
+    started_at: float
+
+
+def about(spec: JobSpec, started_at: float, namespace: str = "") -> About:
+    """Of the job of a spec."""
+    strategy = str(spec.training.distribution_strategy)
+    return About(spec.cluster.job_name, str(spec.action), strategy, started_at, installed_version(), namespace)
+
+
+def installed_version() -> str:
+    """Of this package; 'unknown' for one that was never installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("elasticdl")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def snapshot(
+    of: About,
+    status: Mapping[str, Any],
+    record: Record,
+    series: Iterable[Mapping[str, Any]],
+    outcome: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """See the module. `outcome` has exit_code, message and hint of a job that has ended. NaN and infinity become null."""
+    ended = None if outcome is None else {key: outcome.get(key) for key in ("exit_code", "message", "hint")}
+    whole = {
+        "job": asdict(of),
+        "status": status,
+        "occurrences": [one.as_dict() for one in record.occurrences],
+        "occurrences_dropped": record.dropped,
+        "timeline": record.timeline,
+        "series": list(series),
+        "outcome": ended,
+    }
+    return {key: finite(value) for key, value in whole.items()}
+
+
+def shown_status(
+    of: About, status: Mapping[str, Any], *, now: float, state: str, view_age_s: float | None = None
+) -> dict[str, Any]:
+    """A master's status with what /api/v1/status adds. `state` in words; `now` is unix time."""
+    added = {
+        "job": of.name,
+        "state": state,
+        "strategy": of.strategy,
+        "started_at": of.started_at,
+        "now": round(now, 3),
+        "uptime_s": round(max(0.0, now - of.started_at), 3),
+        "eta_s": eta_s(status),
+        "cluster_view_age_s": None if view_age_s is None else round(view_age_s, 3),
+    }
+    return {**status, **added}
+
+
+def eta_s(status: Mapping[str, Any]) -> float | None:
+    """Seconds to the last record at the present rate; None while nothing moves."""
+    records, rate = status["records"], float(status.get("records_per_s") or 0)
+    left = records["expected"] - records["trained"]
+    return left / rate if rate > 0 and left > 0 else None
+
+
+def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """The same without NaN and infinity, which JSON has not: null."""
+    match value:
+        case float():
+            return value if value - value == 0.0 else None
+        case str():
+            return value
+        case Mapping():
+            return {str(key): finite(one) for key, one in value.items()}
+        case list() | tuple():
+            return [finite(one) for one in value]
+        case _:
+            return value
+
+
+def record_of(chronicle: Chronicle, status: Mapping[str, Any]) -> Record:
+    """Out of a master's memory."""
+    rows = {str(row["name"]): row for row in status.get("processes") or ()}
+    timeline = chronicle.timeline.as_dict(float(status.get("at_s") or 0.0), rows)
+    return Record(tuple(chronicle), chronicle.dropped, timeline, chronicle.started_at)
+
+
+def record_in(directory: Path, now_s: float | None = None) -> Record:
+    """Out of a job's directory, live or ended. Raises OSError if it cannot be read. `now_s`: default, the last occurrence's."""
+    occurrences, left_out = read_occurrences(directory / EVENTS)
+    timeline = Timeline()
+    for one in occurrences:
+        timeline.add(one)
+    kept = occurrences[-KEPT:]
+    started_at = occurrences[-1].at - occurrences[-1].at_s if occurrences else 0.0
+    return Record(kept, left_out + len(occurrences) - len(kept), timeline.as_dict(now_s), started_at)
+
+
+def series_in(directory: Path) -> list[dict[str, Any]]:
+    """The curves that were saved; where there are none, loss and metrics as metrics.jsonl has them. Raises OSError."""
+    with suppress(FileNotFoundError, ValueError):
+        saved = json.loads((directory / SERIES).read_text(encoding="utf-8"))
+        if isinstance(saved, list):
+            return saved
+    book = SeriesBook()
+    for line in read_lines(directory / METRICS):
+        note_metrics(book, line.row)
+    return book.as_list()
+
+
+def note_metrics(book: SeriesBook, row: Mapping[str, Any]) -> None:
+    """A row of metrics.jsonl as points of the curves `loss` and `metric`."""
+    values, at_s, records = row.get("values"), row.get("at_s"), row.get("records")
+    if not isinstance(values, Mapping) or not isinstance(at_s, int | float) or not isinstance(records, int):
+        return
+    if row.get("kind") == "training" and "loss" in values:
+        book.add(LOSS, at_s, records, values["loss"])
+    elif row.get("kind") == "evaluation":
+        for name, value in values.items():
+            book.add((METRIC, str(name), ""), at_s, records, value)

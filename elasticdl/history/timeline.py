@@ -1,0 +1,146 @@
+"""Bars of processes, generations of the ring and marks: what the membership timeline shows, made from occurrences."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+from elasticdl.history.occurrence import Occurrence, Step
+from elasticdl.history.thinning import HISTORY
+
+MOST_ENDED_BARS = 2_000
+MOST_MARKS = 500
+MOST_GENERATIONS = 500
+_MARKED = ("checkpoint", "evaluation", "scale", "server", "memory", "export", HISTORY)
+_UNSEEN = "its end was not recorded: its master was replaced"
+
+
+@dataclass(slots=True)
+class Bar:
+    """A process from its order to its end. Times are None as long as they are not known."""
+
+    process: str
+    role: str
+    ordered_s: float
+    ready_s: float | None = None
+    ended_s: float | None = None
+    state: str = "requested"
+    cause: str = ""
+    text: str = ""
+    where: str = ""
+    replaces: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Of the ring, from when it was published. `reason` says why it is another than the one before."""
+
+    generation: int
+    at_s: float
+    members: tuple[str, ...]
+    reason: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that is neither a process nor a generation."""
+
+    at_s: float
+    kind: str
+    text: str
+
+
+@final
+class Timeline:
+    """Takes occurrences in their order. Bounded: of ended processes the newest 2,000 stay."""
+
+    def __init__(self) -> None:
+        self._going: dict[str, Bar] = {}
+        self._ended: deque[Bar] = deque(maxlen=MOST_ENDED_BARS)
+        self._generations: deque[Generation] = deque(maxlen=MOST_GENERATIONS)
+        self._marks: deque[Mark] = deque(maxlen=MOST_MARKS)
+        self._bars = 0
+        self._at_s = 0.0
+
+    def add(self, one: Occurrence) -> None:
+        """One more."""
+        self._at_s = max(self._at_s, one.at_s)
+        match one.kind:
+            case "process":
+                self._process(one)
+            case "ring" if one.step == Step.PUBLISHED:
+                members = tuple(str(one.details.get("members", "")).split())
+                reason = str(one.details.get("reason", one.text))
+                self._generations.append(Generation(int(one.number("generation")), one.at_s, members, reason))
+            case "job":
+                self._job(one)
+            case kind if kind in _MARKED or one.level == "error":
+                self._marks.append(Mark(one.at_s, kind, one.text))
+            case _:
+                pass
+
+    def as_dict(self, now_s: float | None = None, processes: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
+        """For JSON. `processes`: rows of the status by name, for the state and place that those which go on have now."""
+        going = [self._now(bar, (processes or {}).get(bar.process)) for bar in self._going.values()]
+        bars = sorted((*self._ended, *going), key=lambda bar: bar.ordered_s)
+        return {
+            "now_s": round(self._at_s if now_s is None else now_s, 3),
+            "bars": [asdict(bar) for bar in bars],
+            "bars_dropped": self._bars - len(bars),
+            "generations": [{**asdict(one), "members": list(one.members)} for one in self._generations],
+            "marks": [asdict(mark) for mark in self._marks],
+        }
+
+    def _now(self, bar: Bar, row: Mapping[str, Any] | None) -> Bar:
+        if row is None or row.get("state") == "ended":
+            return bar
+        now = Bar(**asdict(bar))
+        now.state, now.where = str(row.get("state") or bar.state), str(row.get("where") or bar.where)
+        now.text = str(row.get("message") or bar.text)
+        return now
+
+    def _process(self, one: Occurrence) -> None:
+        if one.step == Step.ORDERED:
+            self._close(one.process, one.at_s, _UNSEEN)
+            role = one.process.rpartition("-")[0]
+            self._going[one.process] = Bar(one.process, role, one.at_s, replaces=str(one.details.get("replaces", "")))
+            self._bars += 1
+            return
+        bar = self._going.get(one.process)
+        match one.step:
+            case Step.READY if bar is not None:
+                bar.ready_s, bar.state = one.at_s, "ready"
+                bar.where = str(one.details.get("where", ""))
+            case Step.STOPPING if bar is not None:
+                bar.state, bar.text = "stopping", str(one.details.get("reason", one.text))
+            case Step.ENDED | Step.LOST if bar is not None:
+                self._close(one.process, one.at_s, str(one.details.get("reason", one.text)), one.cause)
+            case Step.ENDED | Step.EXPLAINED:
+                self._explain(one)
+            case _:
+                pass
+
+    def _close(self, process: str, at_s: float, text: str, cause: str = "") -> None:
+        bar = self._going.pop(process, None)
+        if bar is not None:
+            bar.ended_s, bar.state, bar.text, bar.cause = at_s, "ended", text, cause
+            self._ended.append(bar)
+
+    def _explain(self, one: Occurrence) -> None:
+        """The platform's word on an end comes late; it is what counts."""
+        for bar in reversed(self._ended):
+            if bar.process == one.process:
+                bar.cause, bar.text = one.cause or bar.cause, str(one.details.get("reason", bar.text))
+                return
+
+    def _job(self, one: Occurrence) -> None:
+        if one.step == Step.BEGUN:
+            # Whatever a master before left going went with it, or is another process by now.
+            for process in list(self._going):
+                self._close(process, one.at_s, _UNSEEN)
+        if one.step:
+            self._marks.append(Mark(one.at_s, one.kind, one.text))
