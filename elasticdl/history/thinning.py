@@ -87,10 +87,20 @@ def thinned(lines: Sequence[Line], policy: Policy) -> list[Line]:
     kept = _of_middle(middle, policy)
     chosen = set(map(id, kept))
     gone = [line for line in middle if id(line) not in chosen]
-    result = list(lines[:first])
+    result = [*lines[:first], *kept, *lines[len(lines) - newest :]]
     if before.lines or gone:
-        result.append(_told(before, gone, (gone or middle or lines)[0], policy))
-    return [*result, *kept, *lines[len(lines) - newest :]]
+        place = _gap(result, max(0, first - 1))
+        result.insert(place + 1, _told(before, gone, result[place].row, policy))
+    return result
+
+
+def _gap(lines: Sequence[Line], begin: int) -> int:
+    """The index, from `begin` on, of the last line before numbers are missing for the first time."""
+    for index in range(begin, len(lines) - 1):
+        here, after = lines[index].row.get("seq"), lines[index + 1].row.get("seq")
+        if not isinstance(here, int) or after != here + 1:
+            return index
+    return begin
 
 
 def _fitting(lines: Sequence[Line], size_bytes: float) -> int:
@@ -114,12 +124,15 @@ def _of_middle(middle: Sequence[Line], policy: Policy) -> list[Line]:
     return kept
 
 
-def _told(before: Left, gone: Sequence[Line], where: Line, policy: Policy) -> Line:
+def _told(before: Left, gone: Sequence[Line], last: Row, policy: Policy) -> Line:
+    """The line that says so. It has the number of one that is gone: the one after `last`."""
     words = Counter(dict(before.by_word))
     words.update(str(line.row.get("cause") or line.row.get("kind") or "line") for line in gone)
     total = before.lines + len(gone)
     listed = ", ".join(f"{count:,} {word}" for word, count in words.most_common(12))
     text = f"{total:,} older lines were left out to keep this file below {policy.limit_bytes / 2**20:g} MiB: {listed}"
-    stamp = {key: where.row[key] for key in ("seq", "at", "at_s", "version", "records") if key in where.row}
+    stamp = {key: last[key] for key in ("seq", "at", "at_s", "version", "records") if key in last}
+    if isinstance(stamp.get("seq"), int):
+        stamp["seq"] += 1
     row = {**stamp, "kind": HISTORY, "text": text, "values": {}, "details": {"dropped": total, **dict(words.most_common(24))}}
     return Line(json.dumps(row).encode(), row)

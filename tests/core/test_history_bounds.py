@@ -1,0 +1,180 @@
+"""The record of a job: bounded in memory and on disk, whatever the job does, and honest about what it left out."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticdl.history.chronicle import Chronicle, _notable, read_occurrences
+from elasticdl.history.lines import JsonLines, read_lines
+from elasticdl.history.series import LABELLED_POINTS, MOST_LABELS, MOST_POINTS, Series, SeriesBook
+from elasticdl.history.thinning import HISTORY, Line, Policy, left_out, thinned
+
+pytestmark = pytest.mark.core
+
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "kind": st.sampled_from(("process", "shard", "wait")),
+            "cause": st.sampled_from(("", "", "", "preempted", "infrastructure")),
+            "text": st.text(max_size=60),
+        }
+    ),
+    max_size=300,
+)
+
+
+def lines_of(rows) -> list[Line]:
+    found = []
+    for seq, row in enumerate(rows):
+        whole = {"seq": seq, "at": 1000.0 + seq, "at_s": float(seq), **row}
+        found.append(Line(json.dumps(whole).encode(), whole))
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(ROWS, st.integers(4_000, 40_000), st.booleans())
+def test_a_file_that_was_thinned_is_smaller_in_order_keeps_its_ends_and_counts_the_rest(rows, limit_bytes, sparse):
+    lines = lines_of(rows)
+    kept = thinned(lines, Policy(limit_bytes, _notable, sparse))
+    told = [line for line in kept if line.row["kind"] != HISTORY]
+    seqs = [line.row["seq"] for line in told]
+    assert seqs == sorted(set(seqs))
+    assert left_out(kept).lines == len(lines) - len(told)
+    if lines:
+        assert seqs[0] == 0 and seqs[-1] == len(lines) - 1
+    assert sum(line.size_bytes for line in told) <= 0.75 * limit_bytes + 2 * max((line.size_bytes for line in lines), default=0)
+    size = sum(line.size_bytes for line in lines if _notable(line.row))
+    if size <= limit_bytes / 4 and not sparse:
+        assert {line.row["seq"] for line in lines if _notable(line.row)} <= set(seqs)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(ROWS, min_size=2, max_size=5))
+def test_what_was_left_out_is_counted_over_many_thinnings(batches):
+    policy, kept, total = Policy(5_000, _notable), [], 0
+    for rows in batches:
+        fresh = lines_of([{}] * total + rows)[total:]
+        total += len(rows)
+        kept = thinned([*kept, *fresh], policy)
+    assert left_out(kept).lines + sum(line.row["kind"] != HISTORY for line in kept) == total
+    assert sum(line.row["kind"] == HISTORY for line in kept) <= 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 50), st.floats(allow_nan=True, allow_infinity=True, width=32) | st.none()), max_size=400),
+    st.integers(2, 40),
+)
+def test_a_curve_never_has_more_points_than_it_may_and_keeps_its_mean(steps, most):
+    series, at_s, seen = Series("loss", "", "", most), 0.0, []
+    for wait_s, value in steps:
+        at_s += wait_s
+        series.add(at_s, len(seen), value)
+        seen.append(value)
+        assert len(series.points) <= most
+    found = series.as_dict()
+    assert found["at_s"] == sorted(found["at_s"])
+    assert all(value is None or math.isfinite(value) for value in found["values"])
+    finite = [value for value in seen if value is not None and math.isfinite(value)]
+    assert sum(point.count for point in series.points) == len(finite)
+    assert math.isclose(sum(point.total for point in series.points), math.fsum(finite), rel_tol=1e-5, abs_tol=1e30)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_a_day_of_samples_each_second_keeps_its_shape():
+    series = Series("records_per_s", "", "records/s")
+    for second in range(86_400):
+        series.add(float(second), second * 10, math.sin(second / 86_400 * 2 * math.pi))
+    assert MOST_POINTS / 2 <= len(series.points) <= MOST_POINTS
+    for point in series.points:
+        assert point.value == pytest.approx(math.sin(point.at_s / 86_400 * 2 * math.pi), abs=0.02)
+
+
+def test_labels_are_bounded_and_the_quiet_ones_make_room():
+    book = SeriesBook()
+    for second in range(50):
+        for worker in range(MOST_LABELS):
+            book.add(("staleness", f"worker-{worker}", "updates"), float(second), 0, 1.0)
+    book.add(("staleness", "worker-64", "updates"), 50.0, 0, 1.0)
+    assert book.labels_left_out == 1 and len(book.as_list()) == MOST_LABELS
+    for worker in range(1, MOST_LABELS):
+        book.add(("staleness", f"worker-{worker}", "updates"), 90.0, 0, 1.0)
+    book.add(("staleness", "worker-65", "updates"), 90.0, 0, 1.0)
+    labels = [one["label"] for one in book.as_list()]
+    assert "worker-0" not in labels and "worker-65" in labels and len(labels) == MOST_LABELS
+
+
+def test_curves_that_were_saved_go_on_where_they_were():
+    book, again = SeriesBook(), SeriesBook()
+    for second in range(5_000):
+        book.add(("workers", "", ""), float(second), second, float(second % 7))
+        book.add(("pull_s", "worker-0", "s"), float(second), second, None if second % 3 else math.inf)
+    saved = json.loads(json.dumps(book.as_list(), allow_nan=False))
+    again.load([*saved, {"name": "no series"}])
+    assert again.as_list() == saved
+    again.add(("pull_s", "worker-0", "s"), 6_000.0, 6_000, 1.0)
+    assert [len(one["at_s"]) <= most for one, most in zip(again.as_list(), (MOST_POINTS, LABELLED_POINTS), strict=True)] == [True, True]
+
+
+def append(chronicle: Chronicle, at_s: float, text: str = "x" * 40, **told) -> None:
+    chronicle.append({"at": 1_000.0 + at_s, "at_s": at_s}, {"kind": "shard", "text": text, **told})
+
+
+def test_a_record_of_days_stays_below_its_size_and_says_what_it_left_out(tmp_path: Path):
+    path = tmp_path / "events.jsonl"
+    chronicle = Chronicle(path, 1_000.0, Policy(40_000, _notable))
+    largest = 0
+    for index in range(2_000):
+        append(chronicle, float(index), cause="preempted" if index % 100 == 50 else "")
+        largest = max(largest, path.stat().st_size)
+    chronicle.close()
+    found, dropped = read_occurrences(path)
+    told = [one for one in found if one.kind != HISTORY]
+    assert largest < 40_500
+    assert dropped + len(told) == 2_000
+    assert told[0].seq == 0 and told[-1].seq == 1_999
+    assert sum(one.cause == "preempted" for one in told) == 20
+    marker = next(one for one in found if one.kind == HISTORY)
+    assert f"{dropped:,} older lines were left out" in marker.text and marker.details["dropped"] == dropped
+    assert [one.seq for one in chronicle.after(1_997)] == [1_998, 1_999]
+    assert chronicle.after(-1, limit=1)[0].seq == 1_000 and chronicle.dropped == 1_000
+
+
+def test_a_master_that_goes_on_goes_on_with_numbers_and_time(tmp_path: Path):
+    path = tmp_path / "events.jsonl"
+    first = Chronicle(path, 1_000.0)
+    append(first, 0.0)
+    append(first, 10.0)
+    first.close()
+    second = Chronicle(path, 1_070.0)
+    assert (second.next_seq, second.began_s, second.started_at) == (2, 70.0, 1_000.0)
+    second.append({"at": 1_070.0, "at_s": 70.0}, {"kind": "job", "text": "done", "details": {"step": "ended"}})
+    second.close()
+    third = Chronicle(path, 90_000.0)
+    assert (third.next_seq, third.began_s) == (3, 70.0), "a job that had ended did not last until it was gone on with"
+
+
+def test_lines_that_are_damaged_or_of_an_older_version_do_no_harm(tmp_path: Path):
+    path = tmp_path / "events.jsonl"
+    good = json.dumps({"at": 5.0, "at_s": 1.0, "kind": "job", "text": "a"})
+    path.write_bytes(b"\n".join([good.encode(), b"{", b"\xff", b"7", b'{"kind": "job"}', good.encode(), b'{"at": 1']))
+    found, dropped = read_occurrences(path)
+    assert [(one.seq, one.text, dropped) for one in found] == [(0, "a", 0), (1, "a", 0)]
+    assert read_occurrences(tmp_path / "none") == ([], 0)
+
+
+def test_a_disk_that_refuses_lines_costs_lines_only(tmp_path: Path, caplog):
+    lines = JsonLines(tmp_path / "away" / "metrics.jsonl")
+    lines.append({"a": 1})
+    lines.append({"a": 2})
+    assert len(caplog.records) == 1
+    (tmp_path / "away").mkdir()
+    lines.append({"a": 3})
+    lines.close()
+    assert [line.row for line in read_lines(tmp_path / "away" / "metrics.jsonl")] == [{"a": 3}]
