@@ -56,13 +56,20 @@ class JsonLines:
     def _thin(self, policy: Policy) -> None:
         """Replace the file by a shorter one: whoever reads has the one or the other."""
         self.close()
-        text = b"".join(line.text + b"\n" for line in thinned(read_lines(self._path), policy))
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        try:
-            temporary.write_bytes(text)
-            temporary.replace(self._path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_whole(self._path, b"".join(line.text + b"\n" for line in thinned(read_lines(self._path), policy)))
+
+
+def replace_whole(path: Path, content: bytes) -> None:
+    """Readers see the file as it was or as it is now. Not forced to the disk: what is lost with a machine is history only.
+
+    Raises OSError.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_lines(path: Path) -> list[Line]:

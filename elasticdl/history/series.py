@@ -87,12 +87,15 @@ class SeriesBook:
     def __init__(self) -> None:
         self._series: dict[str, dict[str, Series]] = {}
         self.labels_left_out = 0
+        self._full_s: dict[str, float] = {}
+        """When a name had no room for one more label: nobody looks for it twice at the same time."""
 
-    def add(self, series: tuple[str, str, str], at_s: float, records: int, value: float | None) -> None:
-        """`series`: name, label and unit."""
+    def add(self, series: tuple[str, str, str], at_s: float, records: int, value: float | None) -> bool:
+        """`series`: name, label and unit. False if there are too many labels of that name."""
         found = self._find(*series, at_s)
         if found is not None:
             found.add(at_s, records, value)
+        return found is not None
 
     def as_list(self) -> list[dict[str, Any]]:
         """All of them, by name and label in the order in which they came."""
@@ -113,7 +116,8 @@ class SeriesBook:
         labels = self._series.setdefault(name, {})
         found = labels.get(label)
         if found is None:
-            if len(labels) >= MOST_LABELS and not _make_room(labels, at_s):
+            if len(labels) >= MOST_LABELS and (self._full_s.get(name) == at_s or not _make_room(labels, at_s)):
+                self._full_s[name] = at_s
                 self.labels_left_out += 1
                 return None
             found = labels[label] = Series(name, label, unit, LABELLED_POINTS if label and name != "metric" else MOST_POINTS)

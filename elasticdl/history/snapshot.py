@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from elasticdl.history.chronicle import KEPT, Chronicle, read_occurrences
 from elasticdl.history.lines import read_lines
@@ -18,6 +18,8 @@ from elasticdl.job import JobSpec
 
 EVENTS, METRICS, SERIES = "events.jsonl", "metrics.jsonl", "series.json"
 LOSS, METRIC = ("loss", "", ""), "metric"
+Point: TypeAlias = tuple[str, str, str, float, int, float | None]
+"""Of a curve: its name, label and unit; seconds, records, value."""
 
 
 @final
@@ -150,13 +152,16 @@ def series_in(directory: Path) -> list[dict[str, Any]]:
     return book.as_list()
 
 
-def note_metrics(book: SeriesBook, row: Mapping[str, Any]) -> None:
-    """A row of metrics.jsonl as points of the curves `loss` and `metric`."""
+def note_metrics(book: SeriesBook, row: Mapping[str, Any]) -> list[Point]:
+    """A row of metrics.jsonl as points of the curves `loss` and `metric`; those points."""
     values, at_s, records = row.get("values"), row.get("at_s"), row.get("records")
     if not isinstance(values, Mapping) or not isinstance(at_s, int | float) or not isinstance(records, int):
-        return
+        return []
+    found: list[Point] = []
     if row.get("kind") == "training" and "loss" in values:
-        book.add(LOSS, at_s, records, values["loss"])
+        found = [(*LOSS, at_s, records, values["loss"])]
     elif row.get("kind") == "evaluation":
-        for name, value in values.items():
-            book.add((METRIC, str(name), ""), at_s, records, value)
+        found = [(METRIC, str(name), "", at_s, records, value) for name, value in values.items()]
+    for name, label, unit, _, _, value in found:
+        book.add((name, label, unit), at_s, records, value)
+    return found

@@ -1,0 +1,139 @@
+"""Looks at the master's status once a second and keeps curves of it, bounded, also on disk. Use it from one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+from elasticdl.clock import Clock
+from elasticdl.history.lines import replace_whole
+from elasticdl.history.series import SeriesBook
+from elasticdl.history.snapshot import note_metrics
+
+_LOG = logging.getLogger(__name__)
+SAMPLE_S = 1.0
+_RATE_WINDOW_S = 10.0
+_SAVE_EVERY_S = 10.0
+_SAVE_SHARE = 0.005
+"""Of the time may be spent on saving: it is done less often the longer it takes."""
+
+Name: TypeAlias = tuple[str, str, str]
+"""Of a curve: name, label and unit."""
+_BY_WORKER = (
+    ("records_per_s", "records_per_s", "records/s", 1.0),
+    ("staleness", "staleness_mean", "updates", 1.0),
+    ("pull_s", "pull_ms", "s", 1e-3),
+    ("push_s", "push_ms", "s", 1e-3),
+)
+"""Name of the curve, of the worker's gauge, unit, and what the gauge is multiplied with."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One new point of a curve, as it was measured."""
+
+    name: str
+    label: str
+    unit: str
+    at_s: float
+    records: int
+    value: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        value = self.value if self.value is not None and self.value - self.value == 0.0 else None
+        return {
+            "name": self.name,
+            "label": self.label,
+            "unit": self.unit,
+            "at_s": round(self.at_s, 3),
+            "records": self.records,
+            "value": value,
+        }
+
+
+@final
+class Collector:
+    """`newest`: the points of the last look, with what metrics.jsonl got since the one before; `looks` counts the looks."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        """`path`: series.json. Goes on with what is there."""
+        self._path = path
+        self._clock = clock
+        self._book = SeriesBook()
+        self._versions: deque[tuple[float, int]] = deque()
+        self._recorded: list[Sample] = []
+        self._save_at_s = clock.now_s() + _SAVE_EVERY_S
+        self.newest: list[Sample] = []
+        self.looks = 0
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            self._book.load(saved if isinstance(saved, list) else ())
+        except (OSError, ValueError):
+            pass
+
+    def as_list(self) -> list[dict[str, Any]]:
+        """All curves, as the snapshot has them."""
+        return self._book.as_list()
+
+    def recorded(self, row: Mapping[str, Any]) -> None:
+        """A row went into metrics.jsonl: points of the loss or of metrics."""
+        self._recorded += [Sample(*one) for one in note_metrics(self._book, row)]
+
+    def look(self, status: Mapping[str, Any]) -> list[Sample]:
+        """Take one sample of a status; the new points. About a millisecond for a thousand workers."""
+        at_s, records = float(status["at_s"]), int(status["records"]["trained"])
+        found, self._recorded = self._recorded, []
+        for (name, label, unit), value in self._values(status, at_s):
+            if self._book.add((name, label, unit), at_s, records, value):
+                found.append(Sample(name, label, unit, at_s, records, value))
+        self.newest, self.looks = found, self.looks + 1
+        return found
+
+    async def save_if_due(self) -> None:
+        """Write the curves down now and then; beside the loop, but for making the text."""
+        begin_s = self._clock.now_s()
+        if begin_s < self._save_at_s:
+            return
+        text = self._text()
+        took_s = self._clock.now_s() - begin_s
+        self._save_at_s = begin_s + max(_SAVE_EVERY_S, took_s / _SAVE_SHARE)
+        await asyncio.to_thread(self._write, text)
+
+    def save(self) -> None:
+        """Write the curves down now."""
+        self._write(self._text())
+
+    def _text(self) -> str:
+        return json.dumps(self._book.as_list(), allow_nan=False, separators=(",", ":"))
+
+    def _write(self, text: str) -> None:
+        try:
+            replace_whole(self._path, text.encode())
+        except OSError as error:
+            _LOG.warning("cannot save the curves in %s: %s", self._path, error)
+
+    def _values(self, status: Mapping[str, Any], at_s: float) -> Iterator[tuple[Name, float | None]]:
+        yield ("records_per_s", "", "records/s"), float(status.get("records_per_s") or 0.0)
+        yield ("workers", "", "workers"), float(status["scale"]["observed"])
+        yield ("updates_per_s", "", "updates/s"), self._updates_per_s(at_s, int(status["version"]))
+        for process, gauges in (status.get("gauges") or {}).items():
+            if process.startswith("worker-"):
+                for name, gauge, unit, factor in _BY_WORKER:
+                    if gauge in gauges:
+                        yield (name, process, unit), float(gauges[gauge]) * factor
+
+    def _updates_per_s(self, at_s: float, version: int) -> float:
+        """Over ten seconds: versions are told with heartbeats, in jumps. One that falls back counts as none."""
+        self._versions.append((at_s, version))
+        while len(self._versions) > 2 and self._versions[1][0] <= at_s - _RATE_WINDOW_S:
+            self._versions.popleft()
+        first_s, first = self._versions[0]
+        return max(0, version - first) / (at_s - first_s) if at_s > first_s else 0.0
