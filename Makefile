@@ -1,4 +1,4 @@
-.PHONY: horovod demo test test-ring test-kubernetes churn check bench fix lock prepare clean cluster
+.PHONY: horovod demo test test-ring test-kubernetes churn churn-ring check bench fix lock prepare clean cluster
 BIN := .venv/bin
 WORKERS ?= 2
 
@@ -19,6 +19,9 @@ test-ring: horovod  ## Rings of real processes: members killed, stopped, joining
 
 churn: prepare  ## Twenty whole jobs with seeds, a worker killed every few seconds in each.
 	ELASTICDL_CHURN_SEEDS=20 $(BIN)/python -m pytest -s tests/process/test_job_churn.py $(ARGS)
+
+churn-ring: horovod  ## Twenty whole jobs on a ring with seeds, a member killed every five seconds in each.
+	ELASTICDL_CHURN_SEEDS=20 $(BIN)/python -m pytest -s tests/ring/test_ring_churn.py $(ARGS)
 
 horovod: prepare  ## Build Horovod for this TensorFlow and install it: AllreduceStrategy needs it (3 minutes on 2 cores, once).
 	@scripts/horovod

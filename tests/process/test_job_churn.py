@@ -5,20 +5,19 @@ CI runs three seeds; `make churn` runs twenty and prints a line for each.
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 
 import pytest
 
+from tests import churn
+
 pytestmark = pytest.mark.process
 
-SEEDS = range(int(os.environ.get("ELASTICDL_CHURN_SEEDS", "3")))
 MINIBATCH = 16
 RECORDS = 150 * 500
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(churn.SEEDS or 3))
 def test_a_job_whose_workers_are_killed_all_the_time_loses_nothing(seed, start_job, iris_csv):
     choose = random.Random(seed)
     job = start_job(
@@ -31,13 +30,8 @@ def test_a_job_whose_workers_are_killed_all_the_time_loses_nothing(seed, start_j
         minibatch_size=MINIBATCH,
         seed=seed,
     )
-    kills = 0
     job.wait_until("training began", lambda status: status["records"]["trained"] > 0)
-    while job.process.poll() is None and kills < 8:
-        try:
-            job.process.wait(timeout=choose.uniform(1.0, 4.0))
-        except subprocess.TimeoutExpired:
-            kills += job.kill_one("worker", choose) is not None
+    kills = len(churn.kill_until_it_ends(job, choose, every_s=(1.0, 4.0), victims=churn.live("worker"), most=8))
     code, output = job.finish()
     assert code == 0, output
     total = job.receipt()["total"]

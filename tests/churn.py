@@ -1,0 +1,98 @@
+"""Kills in a running job: SIGKILL to a random process every few seconds until the job ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.conftest import Job
+
+SEEDS = int(os.environ.get("ELASTICDL_CHURN_SEEDS", "0"))
+"""How many seeds a churn test is to run; 0: as many as it runs among all others."""
+
+_LOOK_S = 0.05
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One that was killed: its name, where it stood among those that could be, and of how many."""
+
+    name: str
+    place: int
+    among: int
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.place + 1} of {self.among})"
+
+
+Victims = Callable[[dict[str, Any]], Sequence[str]]
+"""From the master's status to the processes of which one may be killed now; none: look again in a moment."""
+
+
+def kill_until_it_ends(job: Job, choose: random.Random, *, every_s: tuple[float, float], victims: Victims, most: int) -> list[Kill]:
+    """Kill one of `victims` after a random time of `every_s`, at most so often, until the job ends by itself."""
+    kills: list[Kill] = []
+    while len(kills) < most and not _ended(job, choose.uniform(*every_s)):
+        found: tuple[dict[str, Any], Sequence[str]] | None = None
+        while found is None and not _ended(job, _LOOK_S):
+            status = job.status()
+            names = victims(status) if status is not None else ()
+            found = (status, names) if status is not None and names else None
+        if found is not None:
+            status, names = found
+            place = choose.randrange(len(names))
+            if _kill(status, names[place]):
+                kills.append(Kill(names[place], place, len(names)))
+    return kills
+
+
+def _ended(job: Job, within_s: float) -> bool:
+    try:
+        job.process.wait(timeout=within_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _kill(status: dict[str, Any], name: str) -> bool:
+    where = next((one["where"] for one in status["processes"] if one["name"] == name), "")
+    if not where.startswith("pid "):
+        return False
+    try:
+        os.kill(int(where.removeprefix("pid ")), signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def live(role: str) -> Victims:
+    """All processes of a role that are there."""
+
+    def names(status: dict[str, Any]) -> list[str]:
+        return [one["name"] for one in status["processes"] if one["role"] == role and one["where"].startswith("pid ")]
+
+    return names
+
+
+def spare_members() -> Victims:
+    """Members of the newest ring by rank, where two at least have the weights: the last one's would go with it.
+
+    What was killed before must be out of the ring: a status may be older than the kill.
+    """
+    seen = 0
+
+    def names(status: dict[str, Any]) -> Sequence[str]:
+        nonlocal seen
+        ring = status["ring"]
+        if ring is None or len(ring["members"]) < 2 or not seen < ring["generation"] == ring["formed"]:
+            return ()
+        seen = ring["generation"]
+        return ring["members"]
+
+    return names
