@@ -1,0 +1,64 @@
+"""What browsers load beside the page: names with the hash of what is in them, so that they can be kept for ever."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import cache
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent
+_STATIC, _VENDOR = _FOLDER / "static", _FOLDER / "vendor"
+MODULES = (
+    "dom", "words", "address", "table", "head", "curves", "plots", "bars", "processes", "shards", "events", "logs", "actions", "stream", "page",
+)  # fmt: skip
+"""In the order in which they need one another."""
+_TYPES = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
+_IMPORT = re.compile(r"^import \{[^}]*\} from \"\./\w+\.js\";\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export ", re.MULTILINE)
+
+
+class NoSuchFile(KeyError):
+    """No such static file."""
+
+
+@cache
+def text(name: str) -> str:
+    """One of `page.js`, `page.css`, `early.js`, `sign-in.js`, `icon.svg`, `plot.js`; `plot.js` is '' where uPlot is missing."""
+    if name == "page.js":
+        return _script()
+    if name == "page.css":
+        return _read(_VENDOR / "uPlot.min.css") + _read(_STATIC / "page.css")
+    if name == "plot.js":
+        return _read(_VENDOR / "uPlot.iife.min.js")
+    return (_STATIC / name).read_text(encoding="utf-8")
+
+
+def _script() -> str:
+    """The modules as one: they import names of one another only, so that taking these lines away is all that it takes."""
+    parts = (_EXPORT.sub("", _IMPORT.sub("", (_STATIC / f"{name}.js").read_text(encoding="utf-8"))) for name in MODULES)
+    return "".join(parts)
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+@cache
+def address(name: str) -> str:
+    """Where the server has it: `page-1a2b3c4d5e6f7a8b.js`."""
+    stem, _, kind = name.rpartition(".")
+    return f"{stem}-{hashlib.sha256(text(name).encode()).hexdigest()[:16]}.{kind}"
+
+
+@cache
+def _by_address() -> dict[str, str]:
+    return {address(name): name for name in ("page.js", "page.css", "early.js", "sign-in.js", "icon.svg", "plot.js")}
+
+
+def static(name: str) -> tuple[bytes, str]:
+    """The content and its type, of a name that `address` gave. Raises NoSuchFile: nothing else is ever read."""
+    known = _by_address().get(name)
+    if known is None:
+        raise NoSuchFile(name)
+    return text(known).encode(), _TYPES[known.rpartition(".")[2]]

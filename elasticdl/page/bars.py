@@ -1,0 +1,168 @@
+"""The membership timeline: a row for each process, from its order to its end, coloured and labelled by why it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from elasticdl.page import words
+from elasticdl.page.markup import Child, Html, el
+from elasticdl.page.sketch import percent, ticks
+
+ROWS = 100
+_LINES = 60
+_BUCKETS = 240
+
+
+def timeline(snapshot: Mapping[str, Any]) -> Html:
+    """Axis, how many were there, a row for each process; the generations of a ring below."""
+    line = snapshot.get("timeline") or {}
+    bars: Sequence[Mapping[str, Any]] = line.get("bars") or ()
+    generations: Sequence[Mapping[str, Any]] = line.get("generations") or ()
+    span = max(1.0, float(line.get("now_s") or 0))
+    marks = [one["at_s"] for one in generations][-_LINES:]
+    rows = [bar_row(bar, span, marks) for bar in bars[:ROWS]]
+    heads = [
+        el("th", word, scope="col", class_=class_) for word, class_ in (("Process", "who"), (None, "when"), ("How it ended", "why"))
+    ]
+    heads[1] = el("th", axis(span, generations[-_LINES:]), scope="col", class_="when", aria_label="From its order to its end")
+    crowd = el("tr", el("th", "Workers", scope="row"), el("td", presence(bars, span)), el("td", _peak(bars)), class_="crowd")
+    return el(
+        "div",
+        el(
+            "table",
+            el("thead", el("tr", heads), crowd if len(bars) > 1 else None),
+            el("tbody", rows, id="bars"),
+            class_="bars",
+            aria_label="Processes over time",
+        ),
+        pager("bars", len(bars)),
+        ring(generations) if generations else None,
+    )
+
+
+def pager(name: str, total: int) -> Html:
+    """Where the script puts its steps to further rows; without it, how many there are."""
+    text = f"{ROWS:,} of {total:,}" if total > ROWS else ""
+    return el("div", text, class_="pager", id=f"{name}-pager")
+
+
+def axis(span: float, generations: Sequence[Mapping[str, Any]]) -> Html:
+    """Round times, and the numbers of generations above."""
+    times = [
+        el("text", words.clock(at), x=percent(at, span), y=26, class_="last" if at > 0.94 * span else "first" if at == 0 else None)
+        for at in ticks(span)
+    ]
+    numbers, last = [], -1.0
+    for one in generations:
+        share = one["at_s"] / span
+        if share - last >= 0.03:
+            numbers.append(el("text", f"{one['generation']}", x=percent(one["at_s"], span), y=10, class_="generation"))
+            last = share
+    return el("svg", numbers, times, width="100%", height=32, class_="axis", aria_hidden="true")
+
+
+def bar_row(bar: Mapping[str, Any], span: float, marks: Sequence[float]) -> Html:
+    """Name, bar, end in words."""
+    tone = words.tone_of(dict(bar))
+    return el(
+        "tr",
+        el("th", el("a", bar["process"], href=f"?process={bar['process']}#processes"), scope="row"),
+        el("td", drawing(bar, span, marks, tone)),
+        el(
+            "td",
+            el("span", f"{tone.mark} {tone.word}", class_=f"tag {tone.name}"),
+            " ",
+            el("span", _text(bar, tone), class_="text"),
+        ),
+    )
+
+
+def _text(bar: Mapping[str, Any], tone: words.Tone) -> str:
+    text = str(bar.get("text") or "").partition("\n")[0]
+    return "" if text in (tone.word, "finished") else text
+
+
+def drawing(bar: Mapping[str, Any], span: float, marks: Sequence[float], tone: words.Tone) -> Html:
+    """Thin while it was waited for, full while it worked."""
+    ordered, end = float(bar["ordered_s"]), float(bar["ended_s"] if bar.get("ended_s") is not None else span)
+    ready = bar.get("ready_s")
+    shapes: list[Child] = [el("line", x1=percent(at, span), x2=percent(at, span), y1=0, y2=20, class_="mark") for at in marks]
+    wait_end = float(ready) if ready is not None else end
+    shapes.append(el("rect", x=percent(ordered, span), width=percent(wait_end - ordered, span), y=8, height=4, class_="waited"))
+    if ready is not None:
+        shapes.append(el("rect", x=percent(ready, span), width=percent(end - ready, span), y=4, height=12, rx=2, class_=tone.name))
+    if bar.get("ended_s") is not None:
+        shapes.append(el("line", x1=percent(end, span), x2=percent(end, span), y1=2, y2=18, class_=f"end {tone.name}"))
+    until = words.clock(bar["ended_s"]) if bar.get("ended_s") is not None else "now"
+    label = f"{bar['process']}: {words.clock(ordered)} to {until}, {tone.word}"
+    return el("svg", shapes, width="100%", height=20, role="img", aria_label=label)
+
+
+def presence(bars: Sequence[Mapping[str, Any]], span: float) -> Html:
+    """How many workers were ready at each time, as an area."""
+    levels = _levels(bars, span)
+    top = max(levels) or 1
+    points = " ".join(
+        f"{index},{24 - 22 * level / top:.1f} {index + 1},{24 - 22 * level / top:.1f}" for index, level in enumerate(levels)
+    )
+    return el(
+        "svg",
+        el("polygon", points=f"0,24 {points} {_BUCKETS},24"),
+        viewBox=f"0 0 {_BUCKETS} 24",
+        preserveAspectRatio="none",
+        width="100%",
+        height=24,
+        role="img",
+        aria_label=f"workers ready over time, at most {max(levels):,}",
+    )
+
+
+def _peak(bars: Sequence[Mapping[str, Any]]) -> str:
+    now = sum(1 for bar in bars if bar["role"] == "worker" and bar.get("ready_s") is not None and bar.get("ended_s") is None)
+    all_of_them = sum(bar["role"] == "worker" for bar in bars)
+    return f"{now:,} ready now, {all_of_them:,} in all"
+
+
+def _levels(bars: Sequence[Mapping[str, Any]], span: float) -> list[int]:
+    changes = [0] * (_BUCKETS + 1)
+    for bar in bars:
+        if bar["role"] == "worker" and bar.get("ready_s") is not None:
+            changes[_bucket(bar["ready_s"], span)] += 1
+            changes[_bucket(bar["ended_s"], span) if bar.get("ended_s") is not None else _BUCKETS] -= 1
+    levels, level = [], 0
+    for change in changes[:_BUCKETS]:
+        level += change
+        levels.append(level)
+    return levels
+
+
+def _bucket(at_s: float, span: float) -> int:
+    return max(0, min(_BUCKETS - 1, int(_BUCKETS * at_s / span)))
+
+
+def ring(generations: Sequence[Mapping[str, Any]]) -> Html:
+    """Newest first."""
+    rows = list(_generations(generations[-ROWS:]))[::-1]
+    heads = [
+        el("th", word, scope="col", class_=kind) for word, kind in (("Generation", "n"), ("At", "n"), ("Members", ""), ("Why", ""))
+    ]
+    return el(
+        "section",
+        el("h3", "Ring generations"),
+        el("div", el("table", el("thead", el("tr", heads)), el("tbody", rows, id="generations")), class_="scroll", tabindex=0),
+    )
+
+
+def _generations(generations: Sequence[Mapping[str, Any]]) -> Iterator[Html]:
+    for one in generations:
+        members = [str(name) for name in one["members"]]
+        named = ", ".join(members[:12]) + (f" and {len(members) - 12:,} more" if len(members) > 12 else "")
+        reason = str(one.get("reason") or "").partition("\n")[0]
+        yield el(
+            "tr",
+            el("td", f"{one['generation']}", class_="n"),
+            el("td", words.clock(one["at_s"]), class_="n"),
+            el("td", f"{len(members):,}: ", named),
+            el("td", reason),
+        )

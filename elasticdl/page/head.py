@@ -1,0 +1,176 @@
+"""The head of the page: what the job is, how far it is, how it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl.page import words
+from elasticdl.page.markup import Child, Html, el
+
+PHASES = {
+    "starting": "starting",
+    "working": "at work",
+    "evaluating": "evaluating",
+    "draining": "stopping",
+    "checkpointing": "taking the last checkpoint",
+    "exporting": "exporting the model",
+    "ending": "ending",
+    "ended": "ended",
+}
+_METRICS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One figure of the head: `note` is what stands behind it, small; `tone` colours what somebody should look at."""
+
+    key: str
+    label: str
+    value: str
+    note: str = ""
+    tone: str = ""
+
+
+def state_of(snapshot: Mapping[str, Any]) -> tuple[str, str]:
+    """A tone and a word or two."""
+    status, outcome = snapshot["status"], snapshot.get("outcome")
+    exit_code = outcome["exit_code"] if outcome else status.get("exit_code")
+    if exit_code is not None:
+        return ("good", "done") if exit_code == 0 else ("error", f"failed, exit code {exit_code}")
+    phase = str(status.get("phase") or "")
+    if status.get("waiting") and not ready(status):
+        return "moved", "waiting"
+    word = {"train": "training", "evaluate": "evaluating", "predict": "predicting"}.get(str(status.get("action")), "")
+    return "live", (word or PHASES[phase]) if phase == "working" else PHASES.get(phase, phase or "starting")
+
+
+def ready(status: Mapping[str, Any]) -> int:
+    """Workers that work."""
+    return int((status.get("scale") or {}).get("observed") or 0)
+
+
+def facts(snapshot: Mapping[str, Any]) -> Iterator[Fact]:
+    """In the order in which they are looked for; what a job has not is left out."""
+    status = snapshot["status"]
+    records, scale = status.get("records") or {}, status.get("scale") or {}
+    over = snapshot.get("outcome") is not None
+    rate = status.get("records_per_s") or 0
+    yield Fact("rate", "Records per second", words.number(rate), "at the end" if over else "")
+    epochs = int(status.get("epochs") or 0)
+    if epochs:
+        yield Fact("epoch", "Epoch", words.count(min(int(status.get("epoch") or 0) + 1, epochs)), f"of {epochs:,}")
+    yield Fact("version", "Version", words.count(status.get("version") or 0))
+    yield _workers(scale, over)
+    yield from _others(status)
+    if status.get("loss") is not None:
+        yield Fact("loss", "Loss", words.number(status["loss"]))
+    for name, value in list((status.get("metrics") or {}).items())[:_METRICS]:
+        yield Fact(f"metric-{name}", name, words.number(value), "evaluated")
+    yield Fact("uptime", "Took" if over else "Uptime", words.duration(_uptime_s(status)))
+    yield from _troubles(status, records)
+
+
+def _uptime_s(status: Mapping[str, Any]) -> float:
+    told = status.get("uptime_s")
+    return float(told if told is not None else status.get("at_s") or 0)
+
+
+def _workers(scale: Mapping[str, Any], over: bool) -> Fact:
+    low, high = scale.get("low"), scale.get("high")
+    asked = f"{low}" if low == high else f"{low} to {high}"
+    if over:
+        return Fact("workers", "Workers", asked, "asked for")
+    short = int(scale.get("observed") or 0) < int(low or 0)
+    return Fact("workers", "Workers ready", words.count(scale.get("observed")), f"asked for {asked}", "moved" if short else "")
+
+
+def _others(status: Mapping[str, Any]) -> Iterator[Fact]:
+    ring = status.get("ring")
+    if ring:
+        members = len(ring.get("members") or ())
+        yield Fact(
+            "ring", "Ring generation", words.count(ring.get("generation")), f"{members:,} member{'' if members == 1 else 's'}"
+        )
+    servers = [one for one in status.get("processes") or () if one["role"] == "ps" and one["state"] != "ended"]
+    if servers:
+        up = sum(one["state"] == "ready" for one in servers)
+        yield Fact("servers", "Servers ready", words.count(up), f"of {len(servers):,}", "moved" if up < len(servers) else "")
+
+
+def _troubles(status: Mapping[str, Any], records: Mapping[str, Any]) -> Iterator[Fact]:
+    checkpoints: Sequence[Mapping[str, Any]] = status.get("checkpoints") or ()
+    if checkpoints:
+        yield Fact(
+            "checkpoint", "Checkpoint", words.count(checkpoints[-1]["version"]), f"at {words.clock(checkpoints[-1]['at_s'])}"
+        )
+    for key, label in (("repeated", "Records repeated"), ("bad", "Bad records"), ("lost", "Records lost")):
+        if records.get(key):
+            yield Fact(key, label, words.count(records[key]), tone="error" if key == "lost" else "moved")
+    if status.get("updates_lost"):
+        yield Fact("updates", "Updates lost", words.count(status["updates_lost"]), "with a server", "error")
+    if status.get("cluster_view_age_s") is not None:
+        age = status["cluster_view_age_s"]
+        yield Fact("view", "Cluster view", words.duration(age), "old", "moved" if age > 30 else "")
+
+
+def progress(snapshot: Mapping[str, Any]) -> Html:
+    """The bar with its words."""
+    status = snapshot["status"]
+    records = status.get("records") or {}
+    done, expected = int(records.get("trained") or 0), int(records.get("expected") or 0)
+    share = min(1.0, done / expected) if expected else 0.0
+    said = f"{done:,} of {expected:,} records" if expected else "the data is not counted yet"
+    return el(
+        "div",
+        el("progress", words.percent(share), id="bar", max=1, value=round(share, 4), aria_labelledby="share-words"),
+        el("div", el("b", words.percent(share), id="share"), " ", el("span", said, id="share-words"), class_="share"),
+        el("div", el("span", _remaining(snapshot), id="eta"), class_="eta"),
+        class_="progress",
+    )
+
+
+def _remaining(snapshot: Mapping[str, Any]) -> str:
+    status = snapshot["status"]
+    if snapshot.get("outcome") is not None or status.get("eta_s") is None:
+        return ""
+    return f"{words.duration(status['eta_s'])} left at this rate"
+
+
+def notices(snapshot: Mapping[str, Any]) -> Iterator[Html]:
+    """What somebody should read first: how it ended, what it waits for, what went wrong with the data."""
+    outcome, status = snapshot.get("outcome"), snapshot["status"]
+    if outcome is not None:
+        failed = outcome["exit_code"] != 0
+        first, _, rest = str(outcome.get("message") or "").partition("\n")
+        more: Child = el("details", el("summary", "All of it"), el("pre", rest)) if rest else None
+        hint: Child = el("p", "What to do: ", outcome["hint"], class_="hint") if outcome.get("hint") else None
+        if failed or more or hint:
+            yield el("div", el("strong", first or "failed"), more, hint, class_=f"notice {'error' if failed else 'good'}")
+    for reason in list(status.get("waiting") or ())[:4] if outcome is None else ():
+        yield el("div", el("strong", "Waiting"), " ", reason, class_="notice moved")
+    more_waits = len(status.get("waiting") or ()) - 4
+    if outcome is None and more_waits > 0:
+        yield el("div", f"and {more_waits:,} more waits", class_="notice moved")
+
+
+def head(snapshot: Mapping[str, Any]) -> Html:
+    """All of it."""
+    tone, word = state_of(snapshot)
+    status = snapshot["status"]
+    message = str(status.get("state") or status.get("message") or "").partition("\n")[0]
+    return el(
+        "div",
+        el("p", el("span", word, id="state", class_=f"state {tone}"), el("span", message, id="message"), class_="line"),
+        progress(snapshot),
+        el("div", notices(snapshot), id="notices", role="status"),
+        el("dl", [fact(one) for one in facts(snapshot)], id="facts"),
+        class_="head",
+    )
+
+
+def fact(one: Fact) -> Html:
+    """A label, a figure, a note."""
+    note = el("small", one.note) if one.note else None
+    return el("div", el("dt", one.label), el("dd", one.value, " " if note else None, note), class_=one.tone or None)

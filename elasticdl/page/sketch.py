@@ -1,0 +1,45 @@
+"""Drawings that need no script: SVG whose widths are percentages, so that they fit any screen without a measure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from elasticdl.page.markup import Html, el
+
+_POINTS = 240
+_LINES = 12
+TICKS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 432000)
+
+
+def percent(value: float, span: float) -> str:
+    """Where `value` of `span` lies, as an SVG length."""
+    return f"{max(0.0, min(100.0, 100 * value / span if span else 0.0)):.2f}%"
+
+
+def ticks(span_s: float) -> list[float]:
+    """At most seven round times within a span."""
+    step = next((step for step in TICKS_S if span_s / step <= 7), TICKS_S[-1])
+    return [step * index for index in range(math.floor(span_s / step) + 1)]
+
+
+def lines(series: Sequence[Mapping[str, Any]], axis: str) -> Html:
+    """Curves in a box of 100 by 100 that is stretched to its place; the tallest value is at the top, zero or the lowest below."""
+    found = [points for one in series[:_LINES] if (points := _points(one, axis))]
+    if not found:
+        return el("p", "no values yet", class_="empty")
+    xs, ys = [x for points in found for x, _ in points], [y for points in found for _, y in points]
+    left, right, low, high = min(xs), max(xs), min(0.0, *ys), max(ys)
+    across, up = (right - left) or 1.0, (high - low) or 1.0
+    paths = [" ".join(f"{100 * (x - left) / across:.2f},{100 - 96 * (y - low) / up:.2f}" for x, y in points) for points in found]
+    shapes = [
+        el("polyline", points=path, vector_effect="non-scaling-stroke", class_=f"c{index}") for index, path in enumerate(paths)
+    ]
+    return el("svg", shapes, viewBox="0 0 100 100", preserveAspectRatio="none", class_="sketch", aria_hidden="true")
+
+
+def _points(series: Mapping[str, Any], axis: str) -> list[tuple[float, float]]:
+    pairs = [(x, y) for x, y in zip(series[axis], series["values"], strict=True) if x is not None and y is not None]
+    step = max(1, math.ceil(len(pairs) / _POINTS))
+    return pairs[::step] if len(pairs) > 1 else []

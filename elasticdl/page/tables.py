@@ -1,0 +1,153 @@
+"""Processes, shards and the receipt, events, logs: what stands on the page as tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from elasticdl.page import words
+from elasticdl.page.bars import ROWS, pager
+from elasticdl.page.markup import Child, Html, el
+
+PROCESS_COLUMNS = (
+    ("name", "Process", ""),
+    ("state", "State", ""),
+    ("where", "Where", "wide"),
+    ("shard", "Works on", "wide"),
+    ("records", "Records", "n"),
+    ("rate", "Records/s", "n"),
+    ("cpu", "CPU", "n wide"),
+    ("memory", "Memory", "n wide"),
+    ("since", "For", "n"),
+)
+_SHARD_STATES = ("todo", "leased", "settling", "retried", "done", "parked")
+_RECEIPT = ("expected", "trained", "repeated", "bad", "lost")
+_EPOCHS = 200
+
+
+def by_name(name: str) -> tuple[str, tuple[int, ...]]:
+    """A key that sorts `worker-9` before `worker-10`."""
+    return re.sub(r"[-.\d]+$", "", name), tuple(int(part) for part in re.findall(r"\d+", name))
+
+
+def shown_first(processes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those that live, by name, then those that ended, the last one first."""
+    live = sorted((one for one in processes if one["state"] != "ended"), key=lambda one: by_name(one["name"]))
+    return [
+        *live,
+        *sorted((one for one in processes if one["state"] == "ended"), key=lambda one: (-one["since_s"], by_name(one["name"]))),
+    ]
+
+
+def processes(snapshot: Mapping[str, Any]) -> Html:
+    """One row a process."""
+    status = snapshot["status"]
+    found: Sequence[Mapping[str, Any]] = status.get("processes") or ()
+    gauges = status.get("gauges") or {}
+    now_s = float(status.get("at_s") or 0)
+    rows = [_process({**gauges.get(one["name"], {}), **one}, now_s) for one in shown_first(found)[:ROWS]]
+    heads = [el("th", word, scope="col", class_=kind, data_key=key) for key, word, kind in PROCESS_COLUMNS]
+    table = el("table", el("thead", el("tr", heads)), el("tbody", rows, id="process-rows"), id="process-table")
+    return el("div", el("div", table, class_="scroll", tabindex=0), pager("processes", len(found)))
+
+
+def _process(row: Mapping[str, Any], now_s: float) -> Html:
+    tone = words.tone_of(dict(row))
+    ended = row["state"] == "ended"
+    message = str(row.get("message") or "").partition("\n")[0]
+    since = max(0.0, now_s - float(row["since_s"]))
+    cells: Sequence[Child] = (
+        el("td", el("span", f"{tone.mark} {tone.word}", class_=f"tag {tone.name}"), " ", el("span", message, class_="text")),
+        el("td", row.get("where") or "", class_="wide"),
+        el("td", row.get("shard") or "", class_="wide"),
+        el("td", words.count(row.get("records") or 0), class_="n"),
+        el("td", "" if ended else words.number(row.get("records_per_s") or 0), class_="n"),
+        el("td", "" if ended else _cpu(row.get("cpu_cores")), class_="n wide"),
+        el("td", "" if ended else words.memory(row.get("rss_bytes")), class_="n wide"),
+        el("td", words.duration(since), class_="n"),
+    )
+    return el("tr", el("th", el("a", row["name"], href=f"?process={row['name']}#processes"), scope="row"), cells)
+
+
+def _cpu(cores: float | None) -> str:
+    return words.NOTHING if cores is None else f"{cores:.2f}"
+
+
+def shards(snapshot: Mapping[str, Any]) -> Html:
+    """How many are in which state, by task."""
+    found: Mapping[str, Mapping[str, int]] = snapshot["status"].get("shards") or {}
+    return el(
+        "div",
+        [task_bar(task, counts) for task, counts in found.items()] or el("p", "no shards yet", class_="empty"),
+        id="shard-counts",
+    )
+
+
+def task_bar(task: str, counts: Mapping[str, int]) -> Html:
+    """One bar, its pieces as wide as they are many, and the numbers in words."""
+    total = sum(counts.values())
+    pieces, at = [], 0.0
+    for state in (name for name in ("done", "leased", "settling", "todo", "parked") if counts.get(name)):
+        width = 100 * counts[state] / total
+        pieces.append(el("rect", x=f"{at:.3f}%", width=f"{width:.3f}%", y=0, height=14, class_=f"shard-{state}"))
+        at += width
+    said = [
+        el("li", el("i", class_=f"swatch shard-{state}"), f"{state} ", el("b", words.count(number)))
+        for state, number in counts.items()
+    ]
+    drawing = el("svg", pieces, width="100%", height=14, role="img", aria_label=f"{task} shards")
+    return el("div", el("h3", task), drawing, el("ul", said, class_="legend"), class_="task")
+
+
+def receipt(snapshot: Mapping[str, Any]) -> Html:
+    """Records by epoch, the sum first: what was expected must be what was trained and lost."""
+    found = snapshot["status"].get("receipt") or {}
+    epochs: Sequence[Mapping[str, Any]] = found.get("epochs") or ()
+    heads = [el("th", word.capitalize(), scope="col", class_="n" if word != "epoch" else None) for word in ("epoch", *_RECEIPT)]
+    total = [_receipt_row("all", found["total"], class_="total")] if found.get("total") else []
+    rows = [_receipt_row(f"{row['epoch'] + 1}", row) for row in epochs[:_EPOCHS]]
+    more = el("p", f"and {len(epochs) - _EPOCHS:,} more epochs", class_="empty") if len(epochs) > _EPOCHS else None
+    table = el("table", el("thead", el("tr", heads)), el("tbody", total, rows, id="receipt-rows"), id="receipt")
+    return el("div", el("div", table, class_="scroll tall", tabindex=0), more)
+
+
+def _receipt_row(name: str, row: Mapping[str, Any], class_: str = "") -> Html:
+    bad = {"lost": "error", "bad": "moved", "repeated": "moved"}
+    cells = [
+        el("td", words.count(row.get(key) or 0), class_=f"n {bad.get(key, '') if row.get(key) else ''}".strip()) for key in _RECEIPT
+    ]
+    return el("tr", el("th", name, scope="row"), cells, class_=class_ or None)
+
+
+def problems(snapshot: Mapping[str, Any]) -> Html | None:
+    """Shards that were given up, and records that could not be read, in full."""
+    status = snapshot["status"]
+    found = list(_problem_lists(status))
+    return el("div", found, id="problems") if found else el("div", id="problems")
+
+
+def _problem_lists(status: Mapping[str, Any]) -> Iterator[Html]:
+    for key, title in (("parked", "Shards given up"), ("bad_examples", "Records that could not be read")):
+        texts = list(status.get(key) or ())
+        if texts:
+            yield el("section", el("h3", title), el("ol", [el("li", el("pre", text)) for text in texts[:20]], class_="texts"))
+
+
+def events(occurrences: Sequence[Mapping[str, Any]], limit: int, name: str = "event-rows") -> Html:
+    """The newest first."""
+    rows = [event_row(one) for one in list(occurrences)[::-1][:limit]]
+    heads = [el("th", "At", scope="col", class_="n"), el("th", "What", scope="col")]
+    table = el("table", el("thead", el("tr", heads)), el("tbody", rows, id=name), class_="events", aria_label="What happened")
+    return table if rows else el("div", table, el("p", "nothing has happened yet", class_="empty"))
+
+
+def event_row(one: Mapping[str, Any]) -> Html:
+    """When, and what in words, its cause first; what goes over a line is folded away."""
+    first, _, rest = str(one.get("text") or "").partition("\n")
+    tone = words.CAUSES.get(str(one.get("cause") or ""))
+    more: Child = el("details", el("summary", "more"), el("pre", rest)) if rest else None
+    tag: Child = [el("span", f"{tone.mark} {tone.word}", class_=f"tag {tone.name}"), " "] if tone else None
+    level = str(one.get("level") or "info")
+    kind = level if level in ("warning", "error") else None
+    return el("tr", el("td", words.clock(one.get("at_s")), class_="n"), el("td", tag, first, more), class_=kind)

@@ -1,0 +1,106 @@
+"""Numbers and causes as people read them. `static/words.js` says the same in the same words: first paint and live page must not differ."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+NOTHING = "–"
+
+
+def count(value: float | None) -> str:
+    """1234567 → `1,234,567`."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def number(value: float | None) -> str:
+    """Three digits that say something: `1,235`, `12.3`, `0.0123`, `1.23e-6`."""
+    if value is None or not math.isfinite(value):
+        return NOTHING if value is None else str(value)
+    size = abs(value)
+    if size == 0 or size >= 100:
+        return f"{value:,.0f}"
+    if size < 1e-4:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    return f"{value:.{2 - math.floor(math.log10(size))}f}"
+
+
+def duration(seconds: float | None) -> str:
+    """`7 s`, `3:07`, `2:03:07`, `2 d 03:07`."""
+    if seconds is None:
+        return NOTHING
+    whole = max(0, math.floor(seconds + 0.5))
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24:02}:{minutes:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{left:02}"
+    return f"{minutes}:{left:02}" if minutes else f"{left} s"
+
+
+def clock(seconds: float | None) -> str:
+    """Time since the job began, to stand in a column: `0:07`, `1:02:03`, `3 d 02:03`."""
+    return duration(seconds) if seconds is None or seconds >= 59.5 else f"0:{max(0, math.floor(seconds + 0.5)):02}"
+
+
+def memory(size_bytes: float | None) -> str:
+    """`512 MiB`, `1.50 GiB`."""
+    if not size_bytes:
+        return NOTHING
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size_bytes >= scale:
+            return f"{number(size_bytes / scale)} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def percent(fraction: float) -> str:
+    """Whole percents; 100 only when nothing is left."""
+    return f"{math.floor(fraction * 100)} %"
+
+
+@dataclass(frozen=True, slots=True)
+class Tone:
+    """A class of the style sheet, a mark that says the same without colour, and words."""
+
+    name: str
+    mark: str
+    word: str
+
+
+CAUSES = {
+    "finished": Tone("good", "✓", "finished"),
+    "drained": Tone("calm", "○", "ended as asked"),
+    "fenced": Tone("calm", "○", "shut out"),
+    "preempted": Tone("moved", "△", "preempted"),
+    "evicted": Tone("moved", "△", "evicted"),
+    "node_drained": Tone("moved", "△", "node drained"),
+    "node_lost": Tone("lost", "✕", "node lost"),
+    "deleted": Tone("lost", "✕", "deleted"),
+    "infrastructure": Tone("lost", "✕", "infrastructure"),
+    "silent": Tone("lost", "✕", "silent"),
+    "straggler": Tone("lost", "✕", "straggler"),
+    "image_unavailable": Tone("error", "!", "image unavailable"),
+    "start_error": Tone("error", "!", "could not start"),
+    "user_error": Tone("error", "!", "user error"),
+    "out_of_memory": Tone("memory", "▲", "out of memory"),
+}
+STATES = {
+    "ready": Tone("live", "●", "ready"),
+    "lost": Tone("lost", "✕", "lost"),
+    "stopping": Tone("calm", "◐", "stopping"),
+    "refused": Tone("moved", "△", "refused"),
+    "pending": Tone("wait", "◌", "waiting"),
+    "requested": Tone("wait", "◌", "requested"),
+    "starting": Tone("wait", "◌", "starting"),
+}
+
+
+def tone_of(process: dict[str, Any]) -> Tone:
+    """Of a process or a bar: how it lives, or why it ended."""
+    state, cause = str(process.get("state") or ""), str(process.get("cause") or "")
+    if state == "ended" or cause:
+        return CAUSES.get(cause) or Tone("calm", "○", cause.replace("_", " ") or "ended")
+    return STATES.get(state) or Tone("wait", "◌", state or "unknown")
