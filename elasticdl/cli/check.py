@@ -12,6 +12,7 @@ from elasticdl.cli.options import FILE_OPTION, FLAG_SETTINGS, JobCommand, job_op
 from elasticdl.cli.progress import plain, table
 from elasticdl.errors import ExitCode
 from elasticdl.job import Action, JobSpec
+from elasticdl.words import amount
 
 
 @click.command(cls=JobCommand, context_settings=FLAG_SETTINGS)
@@ -48,7 +49,7 @@ def _here(spec: JobSpec, form: Format) -> int:
     for title, sources in (("training", found.training), ("validation", found.validation), ("prediction", found.prediction)):
         if sources:
             total = sum(source.records for source in sources)
-            click.echo(f"{title:<10} {total:,} records in {len(sources)} source{'s' * (len(sources) > 1)}")
+            click.echo(f"{title:<10} {amount(total, 'record')} in {amount(len(sources), 'source')}")
     click.echo("the model and the data are usable")
     return ExitCode.DONE
 

@@ -17,6 +17,7 @@ from elasticdl.cli.telling import tell
 from elasticdl.cli.watching import ENDS
 from elasticdl.errors import ExitCode, SpecError
 from elasticdl.job import WorkerRange
+from elasticdl.words import amount
 
 SETTINGS: dict[str, Any] = {
     "token_normalize_func": lambda token: token.replace("_", "-"),
@@ -77,7 +78,7 @@ def scale(sought: Sought, num_workers: str) -> None:
         ) from error
     with found(sought) as job:
         job.scale(wanted.low, wanted.high)
-    click.echo(f"asked for {wanted} workers", err=True)
+    click.echo(f"asked for {amount(wanted.low, 'worker') if wanted.low == wanted.high else f'{wanted} workers'}", err=True)
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)

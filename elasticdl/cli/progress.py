@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from elasticdl.words import amount
+
 Status: TypeAlias = Mapping[str, Any]
 
 
@@ -100,14 +102,14 @@ def head(status: Status) -> str:
     ready = sum(process["state"] == "ready" for process in workers)
     parts = [str(status["message"])]
     if share.expected:
-        parts.append(f"{share.done:,}/{share.expected:,} records ({share.fraction:.0%})")
+        parts.append(f"{share.done:,}/{amount(share.expected, 'record')} ({share.fraction:.0%})")
     if status.get("records_per_s"):
         parts.append(f"{number(status['records_per_s'])}/s")
     remaining = eta_s(status)
     if remaining is not None:
         parts.append(f"ETA {duration(remaining)}")
     if status["version"] or workers:
-        parts += [f"version {status['version']}", f"{ready}/{len(workers)} workers"]
+        parts += [f"version {status['version']}", f"{ready}/{amount(len(workers), 'worker')}"]
     parts += measures(status)
     return ", ".join(parts)
 

@@ -14,6 +14,7 @@ from elasticdl.cluster.rungs import PLACEHOLDER
 from elasticdl.errors import SpecError, UserError
 from elasticdl.job import JobSpec
 from elasticdl.kubernetes_section import Mount
+from elasticdl.words import amount
 
 SPEC_VARIABLE = "ELASTICDL_JOB"
 MASTER_COMMAND = ("python3", "-m", "elasticdl.master.main")
@@ -73,7 +74,7 @@ def job_object(spec: JobSpec, namespace: str) -> Json:
     text = spec.model_dump_json()
     if len(text.encode()) > LONGEST_SPEC_BYTES:
         raise SpecError(
-            f"the job is {len(text.encode())} bytes of JSON, and a pod is told at most {LONGEST_SPEC_BYTES}",
+            f"the job is {amount(len(text.encode()), 'byte')} of JSON, and a pod is told at most {LONGEST_SPEC_BYTES}",
             hint="put long values of --model-params, --data-reader-params and --envs into files of the image",
         )
     plan = JobPlan(namespace, spec.cluster.job_name, pod_plan(spec, Role.MASTER), ttl_s=spec.kubernetes.ttl_seconds)

@@ -19,6 +19,7 @@ from elasticdl.data.files import DataFile, refuse_compressed
 from elasticdl.data.places import plain_place
 from elasticdl.data.record_index import STRIDE_BYTES, STRIDE_RECORDS, RecordIndex, Span, cached, describe, from_native
 from elasticdl.errors import UserError
+from elasticdl.words import amount
 
 _BOM = b"\xef\xbb\xbf"
 _MAX_HEADER_BYTES = 16 << 20
@@ -92,7 +93,7 @@ class CsvFormat:
         dialect = self._dialect
         good, seen, bad = _native.csv_rows(data, dialect.delimiter, dialect.quoting, span.skip, span.line, columns, rows)
         if seen != span.take:
-            raise UserError(f"{file.path}:{span.line}: {seen} rows where its index has {span.take}: the file changed")
+            raise UserError(f"{file.path}:{span.line}: {amount(seen, 'row')} where its index has {span.take}: the file changed")
         examples = tuple(describe(file, *row) for row in bad[:3])
         return Block(rows[:good], span.take, len(bad), examples)
 

@@ -20,6 +20,7 @@ from elasticdl.data.record_index import BLOCK_RECORDS
 from elasticdl.errors import UserError
 from elasticdl.job import Scalar
 from elasticdl.shard import Shard, Source
+from elasticdl.words import amount
 
 
 class AbstractDataReader(Protocol):
@@ -121,12 +122,12 @@ class AdaptedReader:
             taken = list(islice(records, min(left, BLOCK_RECORDS)))
             if not taken:
                 raise UserError(
-                    f"read_records() gave {task.end - task.start - left} records of {task}, expected {task.end - task.start}"
+                    f"read_records() gave {amount(task.end - task.start - left, 'record')} of {task}, expected {task.end - task.start}"
                 )
             left -= len(taken)
             yield Block(stack(taken), len(taken))
         if next(records, None) is not None:
-            raise UserError(f"read_records() gave more than the {task.end - task.start} records of {task}")
+            raise UserError(f"read_records() gave more than the {amount(task.end - task.start, 'record')} of {task}")
 
     def close(self) -> None:
         """Close the inner reader if it can be."""

@@ -12,6 +12,7 @@ from elasticdl.data.base import Block, Metadata
 from elasticdl.data.files import DataChanged, DataFile, check_as_counted, fingerprints, look_at
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard, Source
+from elasticdl.words import amount
 
 
 class FileFormat(Protocol):
@@ -82,7 +83,7 @@ class FileReader:
         records = self._format.count(file)
         if not 0 <= shard.begin <= shard.end <= records:
             raise DataChanged(
-                f"{file.path} has {records} records, but a shard has records {shard.begin} to {shard.end}: it changed"
+                f"{file.path} has {amount(records, 'record')}, but a shard has records {shard.begin} to {shard.end}: it changed"
             )
         for block in self._format.blocks(file, shard.begin, shard.end):
             file.check_unchanged()

@@ -18,6 +18,7 @@ from itertools import accumulate
 
 from elasticdl.errors import UserError
 from elasticdl.shard import DIGEST_MARK, Source
+from elasticdl.words import amount
 
 DIGESTED_BYTES = 256 << 20
 """Of so many bytes of a job's data, in order, digests are taken when records are counted: a second or less. Of the rest, times tell."""
@@ -68,7 +69,7 @@ class DataFile:
             raise DataChanged(f"{self.path} disappeared during the job: {error.strerror}", hint="put it back and resume") from error
         if (now.st_size, now.st_mtime_ns) != (self.size_bytes, self.mtime_ns):
             raise DataChanged(
-                f"{self.path} changed during the job: it had {self.size_bytes} bytes, now {now.st_size}"
+                f"{self.path} changed during the job: it had {amount(self.size_bytes, 'byte')}, now {now.st_size}"
                 + ("" if now.st_size != self.size_bytes else " of a later time"),
                 hint=_NEW_FILE,
             )
@@ -111,7 +112,9 @@ def check_as_counted(files: Sequence[DataFile], counted: Source) -> None:
         return
     then = counted.fingerprint.split("+")
     if len(then) != len(files):
-        raise DataChanged(f"{counted.name} has {len(files)} files, but {len(then)} when its records were counted", hint=_NEW_FILE)
+        raise DataChanged(
+            f"{counted.name} has {amount(len(files), 'file')}, but {len(then)} when its records were counted", hint=_NEW_FILE
+        )
     for file, old in zip(files, then, strict=True):
         _check_one(file, old)
 

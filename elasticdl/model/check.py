@@ -31,6 +31,7 @@ from elasticdl.model.trial import Trial, check_callbacks, check_processor
 from elasticdl.model.usercode import place, user_code
 from elasticdl.shard import Shard, ShardId, Source, Task
 
+from elasticdl.words import amount
 _FIRST_BATCHES = 8
 """A feed may filter all of the first records out; so many minibatches are tried before that is an error."""
 
@@ -129,7 +130,7 @@ class Check:
         function = self.module.feed_batch or self.module.feed
         where = self.module.path if function is None else place(function)
         raise UserError(
-            f"{where}: feed kept none of the first {min(source.records, _FIRST_BATCHES * size)} records of {source.name}"
+            f"{where}: feed kept none of the first {amount(min(source.records, _FIRST_BATCHES * size), 'record')} of {source.name}"
         )
 
     def _fed(self, shard: Shard, blocks: Iterable[Block], sieve: Sieve) -> tuple[Structure, Structure] | None:

@@ -19,6 +19,7 @@ from elasticdl.data.places import number_of, place_of
 from elasticdl.data.records import cells_of, count_of, taken
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard
+from elasticdl.words import amount
 
 _PROBED = 4
 _EXAMPLES = 3
@@ -126,7 +127,7 @@ class Sieve:
 
     def _too_many(self, records: Records, found: Mapping[int, RecordsRefused], examples: Sequence[str]) -> BadRecords:
         allowed = self.max_bad_records
-        more = f"\nmore than {allowed} records of one minibatch cannot be used" if allowed else ""
+        more = f"\nmore than {amount(allowed, 'record')} of one minibatch cannot be used" if allowed else ""
         others = [index for index in range(count_of(records)) if index not in found]
         probed = others[:: max(1, len(others) // _PROBED)][:_PROBED]
         if probed and all(self._error(records, [index]) is not None for index in probed):

@@ -24,6 +24,7 @@ from elasticdl.model.optimizers import clipped, clips
 from elasticdl.model.served import ServedModel
 from elasticdl.model.serving import Tensor
 from elasticdl.model.structure import Structure
+from elasticdl.words import amount
 
 Function: TypeAlias = Callable[..., Any]
 """A concrete function of flat tensors."""
@@ -200,8 +201,8 @@ class Tracer:
             losses = list(self._served.model.losses)
         if len(given.looked_up) != len(self._batches.sites):
             raise UserError(
-                f"the model looked up embeddings {len(given.looked_up)} times with training={training}, "
-                f"but {len(self._batches.sites)} times when its ids were traced",
+                f"the model looked up embeddings {amount(len(given.looked_up), 'time')} with training={training}, "
+                f"but {amount(len(self._batches.sites), 'time')} when its ids were traced",
                 hint="call the same embedding layers in the same order whatever `training` is",
             )
         losses += [

@@ -21,6 +21,7 @@ from elasticdl.model.usercode import missing, place, user_code
 from elasticdl.rpc.parameters import Pulled
 
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
+from elasticdl.words import amount
 
 
 @final
@@ -111,7 +112,7 @@ def _check_loss(value: Any, outputs: Structure, module: ModelModule) -> None:  #
         raise UserError(f"{where}: loss returned a tensor of shape {shape}, expected a scalar or {count} values, one per example")
     if count > 1 and shape == (count, count) and len(leaves) == 1 and leaves[0].size == count:
         raise UserError(
-            f"{where}: loss returned a tensor of shape {shape} for {count} examples: labels and predictions were broadcast",
+            f"{where}: loss returned a tensor of shape {shape} for {amount(count, 'example')}: labels and predictions were broadcast",
             hint=f"predictions have shape {leaves[0].shape}; give labels the same shape in feed",
         )
 

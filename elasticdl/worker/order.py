@@ -22,6 +22,7 @@ from elasticdl.data.base import Block, Records
 from elasticdl.data.records import joined, taken
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard
+from elasticdl.words import amount
 
 Positions: TypeAlias = NDArray[np.int64]
 
@@ -64,7 +65,7 @@ class LoadedShard:
         count = sum(block.count for block in parts)
         if count != shard.records:
             raise UserError(
-                f"{shard.source}: records {shard.begin}:{shard.end} are {shard.records} records, but the reader gave {count}",
+                f"{shard.source}: records {shard.begin}:{shard.end} are {amount(shard.records, 'record')}, but the reader gave {count}",
                 hint="the data changed during the job, or the reader's `sources` and `read` do not agree",
             )
         places, good = [], 0

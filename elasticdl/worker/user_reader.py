@@ -11,6 +11,7 @@ from elasticdl.data.files import DataChanged
 from elasticdl.data.places import place_of
 from elasticdl.model.usercode import user_code
 from elasticdl.shard import Shard, Source, same_data
+from elasticdl.words import amount
 
 
 @final
@@ -66,4 +67,4 @@ class UserReader:
 
 
 def _facts(source: Source) -> str:
-    return f"{source.records} records" + (f" (fingerprint {source.fingerprint})" if source.fingerprint else "")
+    return amount(source.records, "record") + (f" (fingerprint {source.fingerprint})" if source.fingerprint else "")

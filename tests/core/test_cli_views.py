@@ -94,7 +94,7 @@ def test_lines_come_with_each_event_and_with_progress_now_and_then() -> None:
     view.show(None, [])
     assert stream.getvalue().splitlines() == [
         "worker-1 ended by SIGKILL [infrastructure]",
-        "training, epoch 2 of 2, 150/200 records (75%), 25/s, ETA 2 s, version 0, 1/1 workers, loss 0.25, auc 0.9, staleness 1",
+        "training, epoch 2 of 2, 150/200 records (75%), 25/s, ETA 2 s, version 0, 1/1 worker, loss 0.25, auc 0.9, staleness 1",
     ]
 
 

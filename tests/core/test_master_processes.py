@@ -97,7 +97,7 @@ def test_updates_that_a_server_lost_are_counted_and_shown(bench):
     assert "ps-1" in job.refused()
     job.attach(job.ps(1, 1), restored=100)
     assert job.state.status().updates_lost == 20
-    assert job.said("20 updates of its part are lost")
+    assert job.said("20 updates of its part lost")
     job.lease()
 
 
@@ -148,7 +148,7 @@ def test_a_server_that_passed_the_newest_checkpoint_over_is_known_by_its_version
         job.put(e.SnapshotSaved(0, taken, version, f"version-{version}", 1))
     job.die(job.ps(0))
     job.attach(job.ps(0, 1), restored=10)
-    assert job.said("10 updates of its part are lost; the checkpoint of version 20 was damaged, says its log")
+    assert job.said("10 updates of its part lost; the checkpoint of version 20 was damaged, says its log")
 
 
 def test_leases_stay_valid_while_a_server_is_away(bench):

@@ -84,7 +84,7 @@ def test_one_record_too_many_is_an_error_that_names_the_first() -> None:
         Sieve(feed_without(107, 111), Table())(window, SHARD, range(20))
     assert caught.value.message == "table: record 107: column 'one' is '107': feed raised: no number: 107 (at m.py:3)"
     assert "--max-bad-records" in caught.value.hint
-    with pytest.raises(BadRecords, match=r"record 107: .*\nmore than 1 records of one minibatch cannot be used"):
+    with pytest.raises(BadRecords, match=r"record 107: .*\nmore than 1 record of one minibatch cannot be used"):
         Sieve(feed_without(107, 111), Table(), max_bad_records=1)(window, SHARD, range(20))
     assert Sieve(feed_without(107, 111), Table(), max_bad_records=2)(window, SHARD, range(20)).bad == 2
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticdl.master.core.failures import Cause, Verdict
+from elasticdl.words import amount
 
 _OUT_OF_MEMORY_DEATHS = 3
 _CRASHES_IN_A_ROW = 5
@@ -47,7 +48,7 @@ class Budgets:
         self.last_error = error
         if self.user_errors <= self.max_user_errors:
             return ""
-        return f"the user's code failed {self.user_errors} times (--max-relaunches {self.max_user_errors}): {error}"
+        return f"the user's code failed {amount(self.user_errors, 'time')} (--max-relaunches {self.max_user_errors}): {error}"
 
     def died(self, who: str, told: Verdict, *, answered: bool, role_ran: bool = True) -> str:
         """Count an end of a process. Returns why the job must end, or ''.

@@ -18,6 +18,7 @@ from elasticdl.master.core.parts import Facts, Outcome, Phase
 from elasticdl.master.core.processes import Life
 from elasticdl.master.core.scaling import DRAIN_GRACE_S, Scaling
 from elasticdl.shard import Task
+from elasticdl.words import amount
 
 _END_LIMIT_S = 30.0
 _SERVERS_LIMIT_S = 15.0
@@ -52,7 +53,9 @@ class Flow:
         work = self._facts.work
         assert work is not None
         records, shards, epochs = work.plan.records, work.plan.shards, work.plan.epochs
-        text = f"{records} records in {shards} shards" + (f", {epochs} epochs" if action is Action.TRAIN else "")
+        text = f"{amount(records, 'record')} in {amount(shards, 'shard')}" + (
+            f", {amount(epochs, 'epoch')}" if action is Action.TRAIN else ""
+        )
         self._facts.enter(Phase.WORKING, f"{'training' if action is Action.TRAIN else 'prediction'} begins: {text}")
 
     def work_again(self, why: str) -> None:
@@ -121,7 +124,7 @@ class Flow:
             return
         lost = sum(count.lost - count.parked for count in work.counts)
         if lost:
-            facts.fail(f"{lost} records were neither trained nor given up: the ledger does not add up")
+            facts.fail(f"{amount(lost, 'record')} neither trained nor given up: the ledger does not add up")
         elif facts.spec.action is Action.PREDICT:
             self._done()
         elif facts.validation:
@@ -185,7 +188,7 @@ class Flow:
             return self._end("done")
         self._facts.outcome = self._facts.outcome or Outcome(
             ExitCode.DONE,
-            f"done, but {updates} updates of weights went with parameter servers that died",
+            f"done, but {amount(updates, 'update')} of weights went with parameter servers that died",
             "--checkpoint-steps bounds how many can go: a server comes back with its part of the newest checkpoint",
         )
         return self._end("")

@@ -14,6 +14,7 @@ from elasticdl.master.core.leasing import Leasing
 from elasticdl.master.core.parts import MORE_MEMORY, Facts, Phase
 from elasticdl.master.core.processes import Life, Process
 from elasticdl.master.core.scaling import Scaling
+from elasticdl.words import amount
 
 _ATTACH_LIMIT_S = 300.0
 _HINTS = {
@@ -93,7 +94,7 @@ class Membership:
             lost = max(0, known - restored)
             self._facts.updates_lost += lost
             if lost:
-                text = f"{event.name} came back with version {restored}: {lost} updates of its part are lost"
+                text = f"{event.name} came back with version {restored}: {amount(lost, 'update')} of its part lost"
                 newest = max((saved.version for saved in self._checkpointing.saved), default=0)
                 if restored < newest:
                     text += f"; the checkpoint of version {newest} was damaged, says its log"
@@ -164,7 +165,7 @@ class Membership:
         """Take back what the process held, spend the budget of the cause, say so."""
         name, expected = process.name, self._facts.phase in (Phase.ENDING, Phase.ENDED)
         level = "warning" if told.cause in PROBLEMS and not expected else "info"
-        done = f"; it had done {process.done_records} records" if process.done_records else ""
+        done = f"; it had done {amount(process.done_records, 'record')}" if process.done_records else ""
         text = f"{name} ended: {told.text}{done}"
         self._facts.orders.announce("process", text, process=name, cause=told.cause, level=level)
         if expected:

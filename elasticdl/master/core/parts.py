@@ -17,6 +17,7 @@ from elasticdl.master.core.orders import Orders
 from elasticdl.master.core.processes import Process, Processes
 from elasticdl.master.core.shards import Count, Ids, Ledger, Piece
 from elasticdl.shard import Source, Task
+from elasticdl.words import amount
 
 _FALLING_S = 10.0
 """So long after a server came back reports of both the old and the new versions may come."""
@@ -139,7 +140,7 @@ class Facts:
     def give_up(self, task: Task, piece: Piece) -> None:
         """A shard was parked: within the user's limit the job goes on without it."""
         shard = piece.shard
-        text = f"{task} shard {shard.id} ({shard.source} records {shard.begin} to {shard.end}) failed {len(piece.failures)} times"
+        text = f"{task} shard {shard.id} ({shard.source} records {shard.begin} to {shard.end}) failed {amount(len(piece.failures), 'time')}"
         reasons = "\n".join(f"attempt {n}: {reason}" for n, reason in enumerate(piece.failures, 1))
         self.given_up.append(f"{text}:\n{reasons}")
         self.orders.announce("shard", f"{text} and is given up:\n{reasons}", level="error")
@@ -149,7 +150,7 @@ class Facts:
         told, hint = f"{text} (--max-failed-shards {limit}):\n{reasons}", "mend what the reasons name, or allow for it"
         if all(MEMORY_WORDS in reason for reason in piece.failures):
             last = piece.failures[-1].replace(": ", " ", 1)
-            self.fail(f"{last}, {len(piece.failures)} times on shard {shard.id}; {told}", hint=MORE_MEMORY)
+            self.fail(f"{last}, {amount(len(piece.failures), 'time')} on shard {shard.id}; {told}", hint=MORE_MEMORY)
         else:
             self.fail(told, hint=f"{hint} with --max-failed-shards")
 
@@ -160,6 +161,6 @@ class Facts:
         if count.bad > limit:
             first = self.bad_examples[0] if self.bad_examples else "no example was told"
             self.fail(
-                f"{count.bad} records could not be read (--max-bad-records {limit}); the first: {first}",
+                f"{amount(count.bad, 'record')} could not be read (--max-bad-records {limit}); the first: {first}",
                 hint="mend the data, or allow for it with --max-bad-records",
             )

@@ -13,6 +13,7 @@ from elasticdl.cluster.base import Role
 from elasticdl.master.core.parts import Facts, Phase
 from elasticdl.master.core.processes import Life, Process
 from elasticdl.master.core.scaling import Scaling
+from elasticdl.words import amount
 
 _SETTLE_S = 5.0
 """Being placed takes a moment; only then is it a wait. A refusal is one at once."""
@@ -54,7 +55,7 @@ class Placement:
             return ""
         placed = sum(process.life in (Life.STARTING, Life.READY) for process in processes)
         (reason, _), *others = waiting.most_common()
-        more = f" (and {len(others)} other reason{'s' * (len(others) > 1)})" if others else ""
+        more = f" (and {amount(len(others), 'other reason')})" if others else ""
         short = role is Role.WORKER and placed < self._scaling.low < len(processes)
         least = f", fewer than the {self._scaling.low} that are wanted at least" if short else ""
         return f"{placed} of {len(processes)} {_NAMES[role]} placed{least}; {reason}{more}"

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from elasticdl.cluster.base import ProcessName
+from elasticdl.words import amount
 
 QUORUM_S = 30.0
 """How long the first workers that are ready wait for the fewest that the user wants."""
@@ -111,11 +112,11 @@ def _first(now_s: float, present: Generation | None, workers: Sequence[Standing]
     if len(free) >= wanted.low or not wanted.coming:
         at_s = min(at_s, _settled_s(free, wanted, enough=len(free) >= wanted.high))
     if now_s < at_s:
-        waits = f"{len(free)} of {wanted.low} workers are ready; waiting for the others for at most {QUORUM_S:.0f} s"
+        waits = f"{len(free)} of {amount(wanted.low, 'worker')} ready; waiting for the others for at most {QUORUM_S:.0f} s"
         return Decision((), number, waits, at_s)
     members = tuple(worker.name for worker in free[: wanted.high])
     few = "" if len(members) >= wanted.low else f", though {wanted.low} are wanted"
-    return Decision(members, number + 1, f"{len(members)} workers are ready{few}")
+    return Decision(members, number + 1, f"{amount(len(members), 'worker')} ready{few}")
 
 
 def _survivors(

@@ -23,6 +23,7 @@ from elasticdl.master.core.parts import Facts, Phase
 from elasticdl.master.core.shards import Held, Ledger
 from elasticdl.master.core.snapshots import Snapshots
 from elasticdl.shard import Mark, RingItem, ShardId, SnapshotId
+from elasticdl.words import amount
 
 RING = ProcessName(Role.MASTER, 0)
 """Who holds the ring's leases: no worker does."""
@@ -284,7 +285,7 @@ class RingWork:
         self._evaluation.version_changed()
         if repeated:
             where = path or "the beginning"
-            text = f"{why}: training goes on from {where}, version {version}; {repeated} records are trained again"
+            text = f"{why}: training goes on from {where}, version {version}; {amount(repeated, 'record')} to be trained again"
             self._facts.orders.announce("ring", text, level="warning", details={"repeated": repeated, "version": version})
         return path
 

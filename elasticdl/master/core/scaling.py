@@ -13,6 +13,7 @@ from elasticdl.master.core.events import CreateFailed, ScaleRequested
 from elasticdl.master.core.failures import Cause
 from elasticdl.master.core.parts import Facts, Phase
 from elasticdl.master.core.processes import Life, Process
+from elasticdl.words import amount
 
 DRAIN_GRACE_S = 30.0
 _STOP_MARGIN_S = 30.0
@@ -77,7 +78,7 @@ class Scaling:
         for _ in range(min(self._missing(live), self._room(live))):
             self._start(self._facts.processes.new_worker_name())
         for process in live[self.high :] if self._facts.phase is not Phase.DRAINING else ():
-            self.stop(process, DRAIN_GRACE_S, f"scaled down to {self.high} workers")
+            self.stop(process, DRAIN_GRACE_S, f"scaled down to {amount(self.high, 'worker')}")
         self._retry_refused()
 
     def _missing(self, live: list[Process]) -> int:
@@ -139,7 +140,7 @@ class Scaling:
             self._facts.fail(text, exit_code=ExitCode.CLUSTER_REFUSED, hint="`elasticdl check` tells which rights are missing")
         else:
             self.high = others
-            self._facts.orders.announce("scale", f"{text}; going on with {others} workers", level="warning")
+            self._facts.orders.announce("scale", f"{text}; going on with {amount(others, 'worker')}", level="warning")
 
     def _retry_refused(self) -> None:
         for process in list(self._facts.processes.going.values()):

@@ -13,6 +13,7 @@ from elasticdl.master.core.parts import Facts, Phase
 from elasticdl.master.core.processes import Process
 from elasticdl.master.core.shards import Blame, Held, Stage
 from elasticdl.shard import Applied
+from elasticdl.words import amount
 
 _ASK_AGAIN_S = 30.0
 
@@ -85,7 +86,7 @@ class Settlement:
         after = work.totals()
         if shards:
             trained, repeated = after.trained - before.trained, after.repeated - before.repeated
-            text = f"{worker}: {shards} shards settled; {trained} records more than it had reported, {repeated} to be repeated"
+            text = f"{worker}: {amount(shards, 'shard')} settled; {amount(trained, 'record')} more than it had reported, {repeated} to be repeated"
             self._facts.orders.announce("shard", text, process=worker)
         if parked is not None:
             self._facts.give_up(work.task, parked)

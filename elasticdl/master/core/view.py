@@ -14,7 +14,7 @@ from elasticdl.master.core.parts import Facts, Phase
 from elasticdl.master.core.placement import Placement
 from elasticdl.master.core.processes import Life, Process
 from elasticdl.master.core.scaling import Scaling
-from elasticdl.master.core.shards import Count, Ledger, Stage
+from elasticdl.master.core.shards import Count, Held, Ledger, Stage
 from elasticdl.master.core.status import (
     CheckpointStatus,
     JobStatus,
@@ -24,6 +24,7 @@ from elasticdl.master.core.status import (
     ScaleStatus,
     ShardCounts,
 )
+from elasticdl.words import amount
 
 _SHOWN_ROUNDS = 50
 
@@ -169,11 +170,17 @@ def _doing(facts: Facts, evaluation: Evaluation, name: ProcessName) -> str:
     for ledger in (current.ledger if current else None, facts.work):
         for held in ledger.held_by(name) if ledger else ():
             shard = held.piece.shard
-            where = f"{ledger.task if ledger else ''} shard {shard.id}: {held.offset} of {shard.records}"
+            where = f"{ledger.task if ledger else ''} shard {shard.id}: {_done(held)}"
             return where + (f" ({held.stage})" if held.stage is not Stage.LEASED else "")
     if current is not None and current.summary.holder == name:
         return f"summary of round {current.number}"
     return "export" if facts.export is not None and facts.export.holder == name else ""
+
+
+def _done(held: Held) -> str:
+    """Workers tell where they are every two seconds, and when they are through: nothing is known of a shard that takes less."""
+    records = held.piece.shard.records
+    return f"{held.offset:,} of {records:,}" if held.offset else amount(records, "record")
 
 
 def _rounds(evaluation: Evaluation) -> tuple[RoundStatus, ...]:
@@ -199,7 +206,7 @@ def _waiting(facts: Facts, parts: Parts) -> list[str]:
     if facts.work is not None:
         settling = sum(held.stage is Stage.SETTLING for held in facts.work.held.values())
         if settling:
-            reasons.append(f"{settling} shards of lost workers are being settled with the parameter servers")
+            reasons.append(f"being settled with the parameter servers: {amount(settling, 'shard')} of lost workers")
     if parts.checkpointing.under_way:
         reasons.append("a checkpoint is being taken")
     return reasons
