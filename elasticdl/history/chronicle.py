@@ -34,7 +34,7 @@ METRICS_POLICY = Policy(METRICS_BYTES, lambda row: row.get("kind") == "evaluatio
 
 @final
 class Chronicle:
-    """What happened, newest last. `began_s`: where the time of the job goes on for this master."""
+    """What happened, newest last. `began_s`: where the time of the job goes on for this master; `last_s`: of the newest."""
 
     def __init__(self, path: Path, wall_s: float, policy: Policy = EVENTS_POLICY) -> None:
         """Reads what is there already. A file that cannot be read counts as empty."""
@@ -42,7 +42,7 @@ class Chronicle:
         self._newest: deque[Occurrence] = deque(maxlen=KEPT)
         self.timeline = Timeline()
         self.next_seq = 0
-        self.began_s = 0.0
+        self.began_s = self.last_s = 0.0
         self.started_at = wall_s
         self.epochs_before = 0
         try:
@@ -96,6 +96,7 @@ class Chronicle:
 
     def _take(self, one: Occurrence) -> None:
         self._newest.append(one)
+        self.last_s = one.at_s
         self.next_seq = one.seq + 1
         self.timeline.add(one)
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, final
-
-_LOG = logging.getLogger(__name__)
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +43,23 @@ class JobDirectory:
 
     @property
     def events(self) -> Path:
-        """One JSON object a line: what was announced."""
+        """One JSON object a line: what was announced. Bounded: see history.thinning."""
         return self.path / "events.jsonl"
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a line: values of evaluation rounds, training losses."""
+        """One JSON object a line: values of evaluation rounds, training losses. Bounded as well."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def series(self) -> Path:
+        """The curves of the job, JSON."""
+        return self.path / "series.json"
+
+    @property
+    def report(self) -> Path:
+        """The status page as it stood at the end, in one file."""
+        return self.path / "report.html"
 
     @property
     def receipt(self) -> Path:
@@ -86,31 +93,3 @@ def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
 def write_json(path: Path, value: Mapping[str, Any], *, mode: int = 0o644) -> None:
     """Replace a file by one JSON object. Raises OSError."""
     write_whole(path, json.dumps(value, indent=2) + "\n", mode=mode)
-
-
-@final
-class JsonLines:
-    """Appends JSON objects, one a line. A disk that is full costs lines, with a warning, never the job."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: IO[str] | None = None
-        self._lost = 0
-
-    def append(self, value: Mapping[str, Any]) -> None:
-        """Write one line and flush it."""
-        try:
-            if self._file is None:
-                self._file = self._path.open("a", encoding="utf-8")
-            self._file.write(json.dumps(value) + "\n")
-            self._file.flush()
-        except OSError as error:
-            self._lost += 1
-            if self._lost == 1:
-                _LOG.warning("cannot write %s: %s; its lines are lost until that is mended", self._path, error)
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None

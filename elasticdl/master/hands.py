@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessName, Role
 from elasticdl.errors import ElasticDLError
@@ -13,7 +14,6 @@ from elasticdl.master.archive import Saver
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.fencing import Fences
-from elasticdl.master.files import JsonLines
 from elasticdl.master.front_desk import FrontDesk
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.launching import Launcher
@@ -34,6 +34,20 @@ class Archive(Protocol):
         """Write a cut view as a complete checkpoint; its directory and size in bytes. Raises ElasticDLError."""
 
 
+class Record(Protocol):
+    """What people read later of what happened: `history.chronicle.Chronicle`."""
+
+    def append(self, stamp: Mapping[str, float], told: Mapping[str, Any]) -> object:
+        """Write an announcement down. A disk that refuses it costs the line only."""
+
+
+class Rows(Protocol):
+    """Where numbers go: `history.lines.JsonLines`."""
+
+    def append(self, value: Mapping[str, Any]) -> None:
+        """Write a row. A disk that refuses it costs the row only."""
+
+
 @dataclass(frozen=True, slots=True)
 class Means:
     """What the hands work with."""
@@ -42,8 +56,8 @@ class Means:
     fences: Fences
     snapshots: Snapshots
     archive: Archive
-    events: JsonLines
-    metrics: JsonLines
+    events: Record
+    metrics: Rows
 
 
 @final
@@ -167,7 +181,7 @@ class Hands:
 
     def _announce(self, command: do.Announce) -> None:
         _LOG.log(_LEVELS.get(command.level, logging.INFO), "%s", command.text)
-        self._means.events.append({**self._stamp(), **asdict(command)})
+        self._means.events.append(self._stamp(), asdict(command))
 
     def _stamp(self) -> dict[str, float]:
         return {"at": round(self._inbox.clock.wall_s(), 3), "at_s": round(self._inbox.at_s(), 3)}

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
@@ -23,6 +24,9 @@ from elasticdl.cluster.leash import die_with_parent
 from elasticdl.cluster.planning import SPEC_VARIABLE
 from elasticdl.errors import ElasticDLError, ExitCode, UserError
 from elasticdl.job import Action, JobSpec, Strategy
+from elasticdl.history.chronicle import METRICS_POLICY, Chronicle
+from elasticdl.history.lines import JsonLines
+from elasticdl.history.occurrence import Step
 from elasticdl.master.archive import Archive, Beginning
 from elasticdl.master.core.commands import Announce, FinishJob
 from elasticdl.master.core.events import JobStarted, StopRequested
@@ -30,7 +34,7 @@ from elasticdl.master.core.state import JobState
 from elasticdl.master.departing import checkpoint_in_time
 from elasticdl.master.driver import Driver
 from elasticdl.master.fencing import Fences
-from elasticdl.master.files import JobDirectory, JsonLines, write_json
+from elasticdl.master.files import JobDirectory, write_json
 from elasticdl.master.front_desk import FrontDesk
 from elasticdl.master.hands import Hands, Means
 from elasticdl.master.inbox import Inbox
@@ -45,12 +49,14 @@ from elasticdl.master.servicer import MasterServer, MasterService, Welcome
 from elasticdl.master.site import Environment, Farewell, Machine, Site
 from elasticdl.master.snapshots import Snapshots
 from elasticdl.rpc.channel import Credentials
+from elasticdl.master.status.collector import Collector, MetricsLog
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Task
 
 _LOG = logging.getLogger("elasticdl.master")
 PREFLIGHT_S = 600.0
 _MAIN_TASK = {Action.TRAIN: Task.TRAINING, Action.EVALUATE: Task.EVALUATION, Action.PREDICT: Task.PREDICTION}
+_LOADED_S = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,11 @@ class Master:
         self._site = site
         self._farewell = Farewell()
         directory, spec = environment.directory, plan.spec
-        self.inbox = Inbox(SystemClock())
+        clock = SystemClock()
+        self.chronicle = Chronicle(directory.events, clock.wall_s())
+        self.collector = Collector(directory.series, clock)
+        self._metrics = MetricsLog(JsonLines(directory.metrics, METRICS_POLICY), self.collector)
+        self.inbox = Inbox(clock, self.chronicle.began_s)
         self.core = JobState(spec, site.limits)
         credentials = Credentials(environment.token, "master")
         self._roster = ServerRoster(
@@ -118,7 +128,6 @@ class Master:
         data = (*found.training, *found.validation, *found.prediction)
         welcome = Welcome(plan.epoch, spec.model_dump_json(), lambda: self._archive.restore_from, data)
         self._server = MasterServer(MasterService(self.inbox, self._desk, welcome, self.status_json), environment.token)
-        self._lines = JsonLines(directory.events), JsonLines(directory.metrics)
 
     def status(self) -> dict[str, Any]:
         """The core's status with what only an onlooker knows."""
@@ -158,12 +167,12 @@ class Master:
             await self._roster.close()
             await self._server.close()
             journal.close()
-            for lines in self._lines:
-                lines.close()
+            self._metrics.close()
+            self.chronicle.close()
             directory.master.unlink(missing_ok=True)
 
     async def _drive(self, journal: JournalFile, cluster: Cluster, launcher: Launcher) -> FinishJob:
-        means = Means(launcher, self._fences, Snapshots(self._roster), self._archive, *self._lines)
+        means = Means(launcher, self._fences, Snapshots(self._roster), self._archive, self.chronicle, self._metrics)
         hands = Hands(self.inbox, self._desk, means)
         for warning in self._environment.warnings:
             hands.carry_out(Announce("job", warning, level="warning"))
@@ -171,6 +180,8 @@ class Master:
         try:
             return await Driver(self.core, journal, self.inbox, self._desk, hands).run(cluster)
         except asyncio.CancelledError:
+        hands.carry_out(self._begun())
+        self.inbox.spawn("curves", self.collector.watch(self.status))
             for process in () if self.has_left else self.core.status().processes:
                 await cluster.delete(ProcessName.parse(process.name), grace_s=0.0)
             raise
@@ -193,6 +204,30 @@ class Master:
             self.inbox.at_s(),
             found.training,
             found.validation,
+    def _begun(self) -> Announce:
+        """A master takes the job on: the first, or one in the place of another."""
+        spec, epoch, away_s = self._plan.spec, self._plan.epoch, self.inbox.at_s() - self.chronicle.last_s
+        first = self.chronicle.next_seq == 0
+        what = f"{spec.action} {spec.model.model_def}"
+        text = f"the job begins: {what}" if first else f"a master takes the job on again after {away_s:.0f} s: {what}"
+        prepared_s = round(time.monotonic() - _LOADED_S, 3)
+        details: dict[str, float | int | str] = {
+            "step": str(Step.BEGUN),
+            "epoch": epoch,
+            "prepared_s": prepared_s,
+            "away_s": 0.0 if first else round(away_s, 3),
+        }
+        return Announce("job", text, details=details)
+
+    def close_record(self, finish: FinishJob) -> None:
+        """The last line: how the job ended."""
+        text = f"the job ended with exit code {int(finish.exit_code)}: {finish.message}"
+        details = {"step": str(Step.ENDED), "exit_code": int(finish.exit_code), "message": finish.message, "hint": finish.hint}
+        level = "info" if finish.exit_code in (ExitCode.DONE, ExitCode.INTERRUPTED) else "error"
+        stamp = {"at": round(self.inbox.clock.wall_s(), 3), "at_s": round(self.inbox.at_s(), 3)}
+        self.chronicle.append(stamp, {"kind": "job", "text": text, "level": level, "details": details})
+        self.chronicle.close()
+
             found.prediction,
             beginning.ledger,
             beginning.version,
@@ -252,13 +287,14 @@ async def serve(environment: Environment, plan: Plan, site: Site) -> FinishJob:
     return finish
 
 
+        master.close_record(finish)
 def _cut_short(master: Master) -> FinishJob:
     if master.has_left:
         return FinishJob(ExitCode.DRAINED, "the master leaves, the job goes on with the next one")
     status = master.core.status()
     if status.exit_code is not None:
-        return FinishJob(ExitCode(status.exit_code), status.outcome, "resume it with --resume")
-    return FinishJob(ExitCode.INTERRUPTED, "ended at once by a second signal", "resume it with --resume")
+        return FinishJob(ExitCode(status.exit_code), status.outcome, hint)
+    return FinishJob(ExitCode.INTERRUPTED, "ended at once by a second signal", hint)
 
 
 def main() -> int:

@@ -16,6 +16,8 @@ from elasticdl.clock import ManualClock
 from elasticdl.cluster.base import ProcessName, ProcessSpec
 from elasticdl.cluster.fake import FakeCluster
 from elasticdl.errors import PermanentError
+from elasticdl.history.chronicle import Chronicle
+from elasticdl.history.lines import JsonLines
 from elasticdl.job import Action, JobSpec
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
@@ -23,7 +25,6 @@ from elasticdl.master.core.commands import Command
 from elasticdl.master.core.events import Event
 from elasticdl.master.driver import Driver
 from elasticdl.master.fencing import Fences
-from elasticdl.master.files import JsonLines
 from elasticdl.master.front_desk import FrontDesk
 from elasticdl.master.hands import Hands, Means
 from elasticdl.master.inbox import Inbox
@@ -173,7 +174,7 @@ class Stage:
         fences = Fences(self.roster)
         self.desk = FrontDesk(self.inbox, self.roster, fences, Task.TRAINING, lambda name: name.index < 9)
         self.cluster = FakeCluster()
-        self.events = JsonLines(self.directory / "events.jsonl")
+        self.events = Chronicle(self.directory / "events.jsonl", self.clock.wall_s())
         self.metrics = JsonLines(self.directory / "metrics.jsonl")
         launcher = Launcher(self.cluster, lambda name: ProcessSpec(name, ("true",)))
         means = Means(launcher, fences, Snapshots(self.roster), NoArchive(), self.events, self.metrics)

@@ -16,13 +16,14 @@ from typing import Any
 from elasticdl.cluster.base import ExitFacts, ProcessExited, ProcessName, ProcessObserved, ProcessSpec, Role
 from elasticdl.cluster.fake import FakeCluster
 from elasticdl.errors import PermanentError, Refused
+from elasticdl.history.chronicle import Chronicle
+from elasticdl.history.lines import JsonLines
 from elasticdl.job import Action, JobSpec
 from elasticdl.master import driver
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.core.events import JobStarted, ProcessAttached
 from elasticdl.master.core.state import JobState
 from elasticdl.master.fencing import Fences
-from elasticdl.master.files import JsonLines
 from elasticdl.master.front_desk import FrontDesk
 from elasticdl.master.hands import Hands, Means
 from elasticdl.master.inbox import Inbox
@@ -101,7 +102,7 @@ class FakeJob:
         self._roster = ServerRoster(self.spec.cluster.num_ps_pods, lambda name, _: self.servers[str(name)])
         fences = Fences(self._roster)
         self.desk = FrontDesk(self.inbox, self._roster, fences, Task.TRAINING, self.core.may_attach)
-        self._lines = JsonLines(directory / "events.jsonl"), JsonLines(directory / "metrics.jsonl")
+        self._lines = Chronicle(directory / "events.jsonl", 0.0), JsonLines(directory / "metrics.jsonl")
         self.events_path = directory / "events.jsonl"
         launcher = Launcher(self.cluster, lambda name: ProcessSpec(name, ("train",)))
         means = Means(launcher, fences, Snapshots(self._roster), NoArchive(), *self._lines)

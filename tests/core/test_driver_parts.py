@@ -17,11 +17,12 @@ from elasticdl.clock import ManualClock
 from elasticdl.cluster.base import ExitFacts, ProcessName, ProcessSpec, Role
 from elasticdl.cluster.fake import FakeCluster
 from elasticdl.errors import ExitCode, PermanentError, Refused, TransientError, UserError
+from elasticdl.history.lines import JsonLines
 from elasticdl.job import Action, JobSpec
 from elasticdl.master.attendance import Attendance
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
-from elasticdl.master.files import JsonLines, write_json
+from elasticdl.master.files import write_json
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal_rules import may_free_work, worth_keeping
 from elasticdl.master.launching import Launcher

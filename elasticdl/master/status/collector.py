@@ -6,13 +6,13 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
 from elasticdl.clock import Clock
-from elasticdl.history.lines import replace_whole
+from elasticdl.history.lines import JsonLines, replace_whole
 from elasticdl.history.series import SeriesBook
 from elasticdl.history.snapshot import note_metrics
 
@@ -97,6 +97,16 @@ class Collector:
         self.newest, self.looks = found, self.looks + 1
         return found
 
+    async def watch(self, status: Callable[[], Mapping[str, Any]]) -> None:
+        """Look once a second, until cancelled; then save once more."""
+        try:
+            while True:
+                self.look(status())
+                await self.save_if_due()
+                await asyncio.sleep(SAMPLE_S)
+        finally:
+            self.save()
+
     async def save_if_due(self) -> None:
         """Write the curves down now and then; beside the loop, but for making the text."""
         begin_s = self._clock.now_s()
@@ -137,3 +147,21 @@ class Collector:
             self._versions.popleft()
         first_s, first = self._versions[0]
         return max(0, version - first) / (at_s - first_s) if at_s > first_s else 0.0
+
+
+@final
+class MetricsLog:
+    """metrics.jsonl, and the curves that are made of it."""
+
+    def __init__(self, lines: JsonLines, collector: Collector) -> None:
+        self._lines = lines
+        self._collector = collector
+
+    def append(self, value: Mapping[str, Any]) -> None:
+        """One row."""
+        self._lines.append(value)
+        self._collector.recorded(value)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
