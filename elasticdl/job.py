@@ -195,6 +195,9 @@ class ClusterSection(_Section):
     )
     num_ps_pods: int = Field(default=1, ge=0, description="Parameter servers; none with AllreduceStrategy.")
     max_relaunches: int = Field(default=3, ge=0, description="Failures by the user's own code to retry before the job fails.")
+    status_port: int = Field(
+        default=0, ge=0, le=65535, description="Port of the status page on this machine; 0: any that is free."
+    )
     envs: Annotated[Mapping[str, str], BeforeValidator(parse_envs)] = Field(
         default_factory=dict, description="`KEY=value;…` for the environment of all processes."
     )
@@ -260,6 +263,12 @@ class JobSpec(_Section):
         """There is a place that all processes see."""
         return not self.on_kubernetes or self.kubernetes.keeps(self.cluster.job_dir)
 
+    def made_by(self, strategy: Strategy) -> JobSpec:
+        """The same job as one of that strategy: with servers, or without."""
+        servers = 0 if strategy is Strategy.ALLREDUCE else max(1, self.cluster.num_ps_pods)
+        training = self.training.model_copy(update={"distribution_strategy": strategy})
+        return self.model_copy(update={"training": training, "cluster": self.cluster.model_copy(update={"num_ps_pods": servers})})
+
     def check(self) -> None:
         """What one field alone cannot show. Raises SpecError."""
         needed = {Action.TRAIN: "training_data", Action.EVALUATE: "validation_data", Action.PREDICT: "prediction_data"}
@@ -301,11 +310,6 @@ class JobSpec(_Section):
     def _check_strategy(self) -> None:
         training, servers = self.training, self.cluster.num_ps_pods
         ring = training.distribution_strategy is Strategy.ALLREDUCE
-        if ring and self.action is not Action.TRAIN:
-            raise SpecError(
-                f"`elasticdl {self.action}` with --distribution-strategy {Strategy.ALLREDUCE}",
-                hint="a ring trains; it evaluates while it trains, on --validation-data, and exports to --output",
-            )
         if ring and servers:
             raise SpecError(
                 f"--num-ps-pods {servers} with --distribution-strategy {Strategy.ALLREDUCE}",

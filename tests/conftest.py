@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,13 +112,13 @@ class Job:
         return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
 
 
-@pytest.fixture
-def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Start `elasticdl ACTION --flags`; keyword arguments become flags. Jobs that a test leaves behind are ended."""
+@contextmanager
+def starting(folder: Path) -> Iterator[Callable[..., Job]]:
+    """Start `elasticdl ACTION --flags`; keyword arguments become flags. Jobs that are left behind are ended."""
     jobs: list[Job] = []
 
     def start(action: str = "train", *extra: str, environment: Mapping[str, str] | None = None, **flags: object) -> Job:
-        directory = Path(str(flags.setdefault("job_dir", tmp_path / f"job-{len(jobs)}")))
+        directory = Path(str(flags.setdefault("job_dir", folder / f"job-{len(jobs)}")))
         arguments: list[str] = [action]
         for name, value in {"model_zoo": ROOT / "model_zoo", **flags}.items():
             arguments += [f"--{name.replace('_', '-')}", str(value)]
@@ -132,11 +133,27 @@ def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         jobs.append(Job(process, directory))
         return jobs[-1]
 
-    yield start
-    for job in jobs:
-        if job.process.poll() is None:
-            job.process.kill()
-        job.process.communicate(timeout=30)
+    try:
+        yield start
+    finally:
+        for job in jobs:
+            if job.process.poll() is None:
+                job.process.kill()
+            job.process.communicate(timeout=30)
+
+
+@pytest.fixture
+def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Jobs of one test."""
+    with starting(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start_jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Job]]:
+    """Jobs that several tests of a module look at."""
+    with starting(tmp_path_factory.mktemp("jobs")) as start:
+        yield start
 
 
 @pytest.fixture

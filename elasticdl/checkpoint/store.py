@@ -88,9 +88,8 @@ def newest(location: Path) -> Found | None:
 
     None if there is none at all. Raises Corrupted listing what was tried if there are some and none verifies.
     """
-    candidates = [location] if (location / MANIFEST).exists() else [directory for _, directory in _versions(location)]
     rejected: list[str] = []
-    for directory in candidates:
+    for directory in _candidates(location):
         try:
             return Found(directory, verify(directory), tuple(rejected))
         except Corrupted as error:
@@ -118,6 +117,14 @@ def require(location: Path) -> Found:
             hint="name a directory that holds version-<n> directories, such as <job-dir>/checkpoints",
         )
     return found
+
+
+def peek(location: Path) -> Manifest | None:
+    """The manifest of the newest checkpoint that has one, and nothing verified. `location` as for `newest`."""
+    for directory in _candidates(location):
+        with suppress(Corrupted):
+            return read_manifest(directory)
+    return None
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -158,6 +165,10 @@ def checksum(path: Path) -> str:
         while chunk := file.read(_CHUNK_BYTES):
             crc = _native.crc32c(chunk, crc)
     return f"crc32c:{crc:08x}"
+
+
+def _candidates(location: Path) -> list[Path]:
+    return [location] if (location / MANIFEST).exists() else [directory for _, directory in _versions(location)]
 
 
 def _versions(checkpoints: Path) -> Sequence[tuple[int, Path]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elasticdl.checkpoint.maker import settled
 from elasticdl.cli.telling import tell
 from elasticdl.errors import ExitCode, UserError
 from elasticdl.job import JobSpec
@@ -15,7 +16,7 @@ def checked(spec: JobSpec, *, quiet: bool = False) -> preflight.Preflight:
     if not quiet:
         tell("checking the model and the data ...")
     try:
-        found = preflight.run_preflight(spec, PREFLIGHT_S, command=preflight.COMMAND)
+        found = preflight.run_preflight(settled(spec), PREFLIGHT_S, command=preflight.COMMAND)
     except UserError as error:
         if error.exit_code is ExitCode.USER_ERROR:
             error.exit_code = ExitCode.USAGE

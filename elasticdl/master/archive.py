@@ -14,9 +14,10 @@ from pydantic import ValidationError
 
 from elasticdl.checkpoint import store
 from elasticdl.checkpoint.layout import Manifest, PartFile
+from elasticdl.checkpoint.maker import maker_of
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
-from elasticdl.job import JobSpec, Strategy
+from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.master.core.commands import SaveSnapshot
 from elasticdl.rpc.ps_control import ServerSaved
 from elasticdl.shard import SnapshotId
@@ -50,6 +51,7 @@ class Archive:
 
     def __init__(self, spec: JobSpec, checkpoints: Path) -> None:
         self._spec = spec.checkpoint
+        self._action = spec.action
         self._strategy = spec.training.distribution_strategy
         self._checkpoints = checkpoints
         self.restore_from = ""
@@ -65,7 +67,9 @@ class Archive:
             found = store.require(Path(self._spec.checkpoint_dir_for_init).resolve())
             self._refuse_of_other_strategy(found)
             _LOG.info("beginning with the parameters of %s", found.directory)
-            return Beginning(str(found.directory), passed_over=found.rejected)
+            # Servers tell their version themselves; a ring has none that would.
+            still = self._strategy is Strategy.ALLREDUCE and self._action is not Action.TRAIN
+            return Beginning(str(found.directory), version=found.manifest.version if still else 0, passed_over=found.rejected)
         return Beginning()
 
     async def save(self, command: SaveSnapshot, snapshots: Saver) -> tuple[str, int]:
@@ -109,7 +113,7 @@ class Archive:
 
     def _refuse_of_other_strategy(self, found: store.Found) -> None:
         """Raise UserError: servers hold rows by id, a ring whole variables; neither reads the other's files."""
-        made_by = Strategy.PARAMETER_SERVER if found.manifest.servers else Strategy.ALLREDUCE
+        made_by = maker_of(found.manifest)
         if made_by is not self._strategy:
             raise UserError(
                 f"{found.directory} was made with --distribution-strategy {made_by}, this job has {self._strategy}",

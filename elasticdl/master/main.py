@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
+from elasticdl.checkpoint.maker import settled
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import Cluster, ProcessName
 from elasticdl.cluster.leash import die_with_parent
@@ -75,7 +76,7 @@ def plan(environment: Environment) -> Plan:
     epoch = max(environment.epoch, _next_epoch(directory.master))
     # Nobody listens there any more.
     directory.master.unlink(missing_ok=True)
-    spec = read_spec(directory)
+    spec = settled(read_spec(directory))
     preflight = load_preflight(directory.preflight)
     if preflight is None:
         preflight = run_preflight(spec, PREFLIGHT_S)
@@ -120,7 +121,7 @@ class Master:
         )
         self._fences = Fences(self._roster)
         self._desk = FrontDesk(self.inbox, self._roster, self._fences, _MAIN_TASK[spec.action], self.core.may_attach)
-        if spec.training.distribution_strategy is Strategy.ALLREDUCE:
+        if spec.training.distribution_strategy is Strategy.ALLREDUCE and spec.action is Action.TRAIN:
             self._desk.ring = RingDesk(self._desk.orders, plan.beginning.restore_from)
         self._archive = Archive(spec, directory.checkpoints)
         self._archive.restore_from = plan.beginning.restore_from

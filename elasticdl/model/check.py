@@ -20,9 +20,10 @@ from elasticdl.cluster.leash import die_with_parent
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Block, Reader
 from elasticdl.errors import ElasticDLError, ExitCode, UserError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule, load_module
+from elasticdl.model.ring_model import RingModel
 from elasticdl.model.served import ServedModel
 from elasticdl.model.sifting import Fed, Sieve
 from elasticdl.model.step import CompiledStep
@@ -65,14 +66,7 @@ class Check:
         trial = self._trial()
         tried = self._try(trial)
         check_processor(self.module)
-        parameters = trial.served.parameters
-        model = {
-            "dense_parameters": parameters.trainable_size + parameters.additive_size,
-            "tables": [{"name": table.name, "dim": table.dim} for table in parameters.tables],
-            "optimizer": parameters.optimizer.model_dump(mode="json"),
-            **tried,
-        }
-        return {"ok": True, **self._sources(), "model": model, "warnings": self.warnings}
+        return {"ok": True, **self._sources(), "model": {**trial.told(), **tried}, "warnings": self.warnings}
 
     def _origins(self) -> Mapping[Task, str]:
         """Only the data that the job's action uses."""
@@ -147,6 +141,11 @@ class Check:
 
     def _trial(self) -> Trial:
         first = next(iter(self.found.values()))
+        if self.spec.training.distribution_strategy is Strategy.ALLREDUCE:
+            data, params = self.spec.data, self.spec.model.model_params
+            ring = RingModel.build(self.module, params, seed=data.seed, features=first.features)
+            whole = ring.served()
+            return Trial(self.module, whole, CompiledStep(whole, self.module), ring)
         served = ServedModel.build(
             self.module,
             self.spec.model.model_params,
@@ -161,7 +160,7 @@ class Check:
         tried: dict[str, Any] = {}
         if (training := self.found.get(Task.TRAINING)) is not None:
             outcome = trial.train(training.features, training.labels)
-            tried.update(loss=outcome.loss, learning_rate=outcome.learning_rate)
+            tried["loss"] = outcome.loss
             if outcome.nonfinite:
                 self.warnings.append(f"the first batch gives NaN or infinity: {outcome.nonfinite} (loss {outcome.loss})")
         evaluated = self.found.get(Task.EVALUATION)

@@ -20,6 +20,9 @@ from elasticdl.model.served import ServedModel
 from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import place, taken, user_code
 
+MODEL = "model/"
+"""Names in `RingModel.state` of what is the model itself begin with it."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -68,12 +71,12 @@ class RingModel:
         """Every variable that must be equal on all members, by a name of its own, in an order that is the same everywhere."""
         named: dict[str, Variable] = {}
         seen: set[int] = set()
-        parts = (("model", self.model.variables), ("optimizer", self.optimizer.variables), ("random", self.seeds))
+        parts = ((MODEL, self.model.variables), ("optimizer/", self.optimizer.variables), ("random/", self.seeds))
         for part, variables in parts:
             for variable in variables:
                 if id(variable) not in seen:
                     seen.add(id(variable))
-                    named[_unused(f"{part}/{variable.path}", named)] = variable
+                    named[_unused(f"{part}{variable.path}", named)] = variable
         return named
 
 

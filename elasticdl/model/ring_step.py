@@ -12,7 +12,7 @@ reduction of the last layers overlaps with the gradients of the first. Sparse gr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
 
@@ -44,6 +44,23 @@ class Reducer(Protocol):
 
     def guarded(self) -> AbstractContextManager[None]:
         """Around calls of functions that reduce: what the ring raises becomes an error of this product's own tree."""
+
+
+@final
+class Alone:
+    """The `Reducer` of somebody who is a ring of one."""
+
+    def reduced(self, name: str, tensor: Tensor) -> Tensor:
+        """The sum of one."""
+        return tensor
+
+    def gathered(self, name: str, tensor: Tensor) -> Tensor:
+        """The rows of one."""
+        return tensor
+
+    def guarded(self) -> AbstractContextManager[None]:
+        """Nothing can break."""
+        return nullcontext()
 
 
 @final

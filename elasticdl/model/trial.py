@@ -14,8 +14,10 @@ from elasticdl.embedding.initializers import initial_weights
 from elasticdl.errors import UserError
 from elasticdl.model.metrics import LOSS
 from elasticdl.model.module import ModelModule
+from elasticdl.model.ring_model import RingModel
+from elasticdl.model.ring_step import Alone, RingStep
 from elasticdl.model.served import ServedModel
-from elasticdl.model.step import CompiledStep, Lookups, StepOutcome
+from elasticdl.model.step import CompiledStep, Lookups
 from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import missing, place, user_code
 from elasticdl.rpc.parameters import Pulled
@@ -26,12 +28,23 @@ from elasticdl.words import amount
 
 @final
 @dataclass(frozen=True, slots=True)
+class Tried:
+    """A training step. `nonfinite` names what of it is NaN or infinite."""
+
+    loss: float
+    nonfinite: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Trial:
     """The model with the values that it begins with."""
 
     module: ModelModule
     served: ServedModel
     step: CompiledStep
+    ring: RingModel | None = None
+    """Of a job without servers; `served` is the same model then."""
 
     def pulled(self, lookups: Lookups) -> Pulled:
         """What servers would give at version 0."""
@@ -39,14 +52,29 @@ class Trial:
         rows = tuple(initial_weights(table.initializer, table.seed, ids, table.dim) for table, ids in tables)
         return Pulled((0,), self.served.dense(), rows)
 
-    def train(self, features: Structure, labels: Structure) -> StepOutcome:
+    def train(self, features: Structure, labels: Structure) -> Tried:
         """One training step, after a look at the shape of the loss. Raises UserError."""
         outputs = self.predict(features)
         with user_code("loss", self.module.zoo):
             value = self.module.loss(labels, tf.nest.map_structure(tf.convert_to_tensor, outputs))
         _check_loss(value, outputs, self.module)
+        if self.ring is not None:
+            alone = RingStep(self.ring, Alone()).train((features, labels), rank=0, iteration=0)
+            return Tried(alone.loss, alone.nonfinite)
         lookups = self.step.prepare(features, training=True)
-        return self.step.train(features, labels, lookups, self.pulled(lookups))
+        outcome = self.step.train(features, labels, lookups, self.pulled(lookups))
+        return Tried(outcome.loss, outcome.nonfinite)
+
+    def told(self) -> dict[str, Any]:
+        """What the model is, for people and programs."""
+        parameters, ring = self.served.parameters, self.ring
+        if ring is None:
+            size, optimizer = parameters.trainable_size + parameters.additive_size, parameters.optimizer.model_dump(mode="json")
+        else:
+            size = sum(int(np.prod(one.shape)) for one in (*ring.trainable, *ring.averaged))
+            optimizer = {"kind": type(ring.optimizer).__name__.lower()}
+        tables = [{"name": table.name, "dim": table.dim} for table in parameters.tables]
+        return {"dense_parameters": size, "tables": tables, "optimizer": optimizer}
 
     def predict(self, features: Structure) -> Structure:
         """The outputs. Raises UserError."""

@@ -101,10 +101,27 @@ class Worker:
 
 def assemble(assignment: Assignment, parameters: Parameters, around: Surroundings) -> Worker:
     """Load the user's module, build the model and all stages. Raises UserError for whatever is wrong with the module."""
-    spec = assignment.spec
-    module = load_module(spec.model)
+    module = load_module(assignment.spec.model)
     sources = sources_of(assignment, module)
     served, step = _model(assignment, module, sources)
+    return put_together(Pieces(assignment, module, sources, served, step), parameters, around)
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What the stages of a worker are made of."""
+
+    assignment: Assignment
+    module: ModelModule
+    sources: Sources
+    served: ServedModel
+    step: CompiledStep
+
+
+def put_together(pieces: Pieces, parameters: Parameters, around: Surroundings) -> Worker:
+    """All stages around a model and its step. Raises UserError for what is wrong with the module's callbacks."""
+    assignment, module, sources, served, step = pieces.assignment, pieces.module, pieces.sources, pieces.served, pieces.step
+    spec = assignment.spec
     bounds = Bounds(spec.training.max_staleness, spec.training.max_nonfinite_steps)
     trainer = PsTrainer(step, parameters, around, bounds)
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import final
 
 import numpy as np
 
-from elasticdl.checkpoint import ring_file
-from elasticdl.errors import UserError
 from elasticdl.job import Action
-from elasticdl.model.building import NeedsFeatures
 from elasticdl.model.export import export
-from elasticdl.model.module import ModelModule, load_module
-from elasticdl.model.ring_model import RingModel
+from elasticdl.model.module import load_module
 from elasticdl.model.ring_rate import Rate
 from elasticdl.model.ring_step import RingStep
 from elasticdl.model.step import CompiledStep
@@ -35,7 +30,8 @@ from elasticdl.worker.ring_marks import Copies, RingListener, RingMarks
 from elasticdl.worker.ring_reading import ItemSource, RingReading
 from elasticdl.worker.ring_state import Exchange
 from elasticdl.worker.ring_trainer import Parts, RingTrainer
-from elasticdl.worker.sampling import first_batch, first_features
+from elasticdl.worker.ring_weights import Restoring, built
+from elasticdl.worker.sampling import first_batch
 from elasticdl.worker.surroundings import Surroundings
 
 
@@ -76,7 +72,7 @@ def assemble_ring(assignment: Assignment, host: str, source: ItemSource, forms: 
     ring = HorovodRing(master_host=host)
     module = load_module(spec.model)
     sources = sources_of(assignment, module)
-    model = _model(assignment, module, sources)
+    model = built(assignment, module, sources)
     rate = Rate(model.optimizer, module)
     exchange = Exchange(ring, list(model.state().values()))
     served = model.served()
@@ -92,7 +88,7 @@ def assemble_ring(assignment: Assignment, host: str, source: ItemSource, forms: 
     }
     copies = Copies(exchange, list(model.state()), around)
     marks = RingMarks(source, sources, tasks, step, around)
-    listener = RingListener(marks, copies, callbacks, rate, _Restoring(exchange, list(model.state())))
+    listener = RingListener(marks, copies, callbacks, rate, Restoring(exchange, list(model.state())))
     reading = RingReading(source, sources, around.ending)
     parts = Parts(ring, exchange, RingStep(model, ring), reading, listener)
     trainer = RingTrainer(str(assignment.name), host, parts, around, forms)
@@ -108,42 +104,3 @@ class _Whole:
 
     def rows(self, table: int, snapshot: SnapshotId | None) -> tuple[Int64s, Float32s]:
         raise AssertionError("a ring's model has no tables")
-
-
-def _model(assignment: Assignment, module: ModelModule, sources: Sources) -> RingModel:
-    """A model that has no inputs before it is called gets a first batch to be built with."""
-    spec = assignment.spec
-    try:
-        return RingModel.build(module, spec.model.model_params, seed=spec.data.seed)
-    except NeedsFeatures:
-        features = first_features(sources, assignment.main_task)
-        return RingModel.build(module, spec.model.model_params, seed=spec.data.seed, features=features)
-
-
-@final
-class _Restoring:
-    """What a new ring begins with if nobody has a state any more."""
-
-    def __init__(self, exchange: Exchange, names: Sequence[str]) -> None:
-        self._exchange = exchange
-        self._names = tuple(names)
-        self._initial = exchange.copied()
-
-    def __call__(self, directory: str) -> int:
-        """Values of a checkpoint, or those that the model began with. The version."""
-        if not directory:
-            self._exchange.load(self._initial)
-            return 0
-        version, arrays = ring_file.read(Path(directory))
-        for name, mine in zip(self._names, self._initial, strict=True):
-            found = arrays.get(name)
-            if found is None or found.shape != mine.shape or found.dtype != mine.dtype:
-                what = "no such variable" if found is None else f"shape {found.shape}, {found.dtype}"
-                raise UserError(
-                    f"{directory} is of another model: {name} has shape {mine.shape}, {mine.dtype} here, and {what} there",
-                    hint="use the checkpoint with the module and --model-params that it was made with",
-                )
-        if extra := [name for name in arrays if name not in self._names]:
-            raise UserError(f"{directory} is of another model: it has {extra[0]}, which this one has not")
-        self._exchange.load([arrays[name] for name in self._names])
-        return version

@@ -170,15 +170,19 @@ def work(environment: Environment, client: MasterClient, link: Link, importing: 
     if spec.training.distribution_strategy is Strategy.ALLREDUCE and spec.action is Action.TRAIN:
         return _work_on_ring(environment, client, link)
     from elasticdl.worker.assembly import Assignment, assemble
+    from elasticdl.worker.whole import assemble_whole
 
     begin_s = time.monotonic()
     assignment = Assignment(environment.name, link.attached.spec, environment.job_dir, link.attached.sources)
     with link.around.watch.doing("building the model"):
-        worker = assemble(assignment, link.parameters, link.around)
+        if spec.training.distribution_strategy is Strategy.ALLREDUCE:
+            worker = assemble_whole(assignment, Path(link.attached.restore_from), link.around)
+        else:
+            worker = assemble(assignment, link.parameters, link.around)
     link.orders.revoke_by(worker.loading.revoke)
     worker.start()
     link.around.keeper.start()
-    _log.info("ready: the model was built, and compared with what the servers hold, in %.1f s", time.monotonic() - begin_s)
+    _log.info("ready: the model was built, and has its weights, in %.1f s", time.monotonic() - begin_s)
     worker.run()
     return worker
 

@@ -5,55 +5,14 @@ from __future__ import annotations
 import os
 import random
 import signal
-from pathlib import Path
 
 import pytest
 
-from model_zoo import make_data
+from tests.ring.ring_jobs import finished, formed, start
 
 pytestmark = pytest.mark.process
 
-RECORDS = 1437
 SEEDS = range(int(os.environ.get("ELASTICDL_CHURN_SEEDS", "2")))
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("digits")
-    make_data.MAKERS["digits"](folder, 0)
-    return folder
-
-
-def start(start_job, digits: Path, **flags):
-    return start_job(
-        model_def="digits",
-        distribution_strategy="AllreduceStrategy",
-        training_data=digits / "train.npz",
-        validation_data=digits / "test.npz",
-        minibatch_size=32,
-        **flags,
-    )
-
-
-def formed(members: int, after: int = 0):
-    """So many have the weights, in a generation after that one: of one that is still forming some may not have them yet."""
-
-    def is_formed(status) -> bool:
-        ring = status["ring"]
-        return len(ring["members"]) >= members and after < ring["generation"] == ring["formed"]
-
-    return is_formed
-
-
-def finished(job, epochs: int) -> dict[str, int]:
-    """The receipt's total of a job that ended well and lost nothing."""
-    code, output = job.finish()
-    assert code == 0, output + job.tails()
-    total = job.receipt()["total"]
-    assert total["trained"] == total["expected"] == epochs * RECORDS
-    assert (total["lost"], total["repeated"]) == (0, 0)
-    assert job.final("accuracy") >= 0.95
-    return total
 
 
 def test_two_workers_train_evaluate_and_export(start_job, digits, tmp_path):

@@ -1,0 +1,62 @@
+"""What a ring leaves on disk is used as any other checkpoint: evaluated, predicted from, resumed; nobody has to say who made it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.ring.ring_jobs import finished, start
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def trained(start_jobs, digits):
+    """A job that is done, with its newest checkpoint at its last version."""
+    job = start(start_jobs, digits, num_workers=2, num_epochs=4, checkpoint_steps=60)
+    finished(job, epochs=4, accuracy=0.9)
+    return job
+
+
+def predictions(folder: Path) -> np.ndarray:
+    """Logits in the order of the records."""
+    parts = sorted(map(np.load, folder.glob("*.npz")), key=lambda part: int(part["first_record"]) + int(part["begin"]))
+    return np.concatenate([part["predictions"] for part in parts])
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, {"distribution_strategy": "AllreduceStrategy"}, {"num_ps_pods": 2}], ids=["none", "ring", "servers"]
+)
+def test_a_checkpoint_of_a_ring_is_evaluated_whatever_the_flags_say_of_servers(flags, trained, start_job, digits):
+    job = start_job(
+        "evaluate",
+        model_def="digits",
+        validation_data=digits / "test.npz",
+        checkpoint_dir_for_init=trained.directory / "checkpoints",
+        num_workers=2,
+        **flags,
+    )
+    code, output = job.finish()
+    assert code == 0, output + job.tails()
+    assert job.final("accuracy") == trained.final("accuracy")
+    assert job.metrics()[-1]["version"] == trained.metrics()[-1]["version"] > 0
+
+
+def test_a_checkpoint_of_a_ring_gives_predictions(trained, start_job, digits, tmp_path):
+    job = start_job(
+        "predict",
+        model_def="digits",
+        prediction_data=digits / "test.npz",
+        checkpoint_dir_for_init=trained.directory / "checkpoints",
+        output=tmp_path / "predictions",
+        records_per_task=100,
+        num_workers=2,
+    )
+    code, output = job.finish()
+    assert code == 0, output + job.tails()
+    labels = np.load(digits / "test.npz")["label"]
+    logits = predictions(tmp_path / "predictions")
+    assert logits.shape == (len(labels), 10)
+    assert (logits.argmax(1) == labels).mean() == pytest.approx(trained.final("accuracy"), abs=1e-6)
