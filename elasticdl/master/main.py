@@ -24,10 +24,10 @@ from elasticdl.cluster.base import Cluster, ProcessName
 from elasticdl.cluster.leash import die_with_parent
 from elasticdl.cluster.planning import SPEC_VARIABLE
 from elasticdl.errors import ElasticDLError, ExitCode, UserError
-from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.history.chronicle import METRICS_POLICY, Chronicle
 from elasticdl.history.lines import JsonLines
 from elasticdl.history.occurrence import Step
+from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.master.archive import Archive, Beginning
 from elasticdl.master.core.commands import Announce, FinishJob
 from elasticdl.master.core.events import JobStarted, StopRequested
@@ -49,15 +49,15 @@ from elasticdl.master.server_roster import ServerRoster
 from elasticdl.master.servicer import MasterServer, MasterService, Welcome
 from elasticdl.master.site import Environment, Farewell, Machine, Site
 from elasticdl.master.snapshots import Snapshots
-from elasticdl.rpc.channel import Credentials
 from elasticdl.master.status.collector import Collector, MetricsLog
+from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Task
 
 _LOG = logging.getLogger("elasticdl.master")
 PREFLIGHT_S = 600.0
-_MAIN_TASK = {Action.TRAIN: Task.TRAINING, Action.EVALUATE: Task.EVALUATION, Action.PREDICT: Task.PREDICTION}
 _LOADED_S = time.monotonic()
+_MAIN_TASK = {Action.TRAIN: Task.TRAINING, Action.EVALUATE: Task.EVALUATION, Action.PREDICT: Task.PREDICTION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +175,14 @@ class Master:
     async def _drive(self, journal: JournalFile, cluster: Cluster, launcher: Launcher) -> FinishJob:
         means = Means(launcher, self._fences, Snapshots(self._roster), self._archive, self.chronicle, self._metrics)
         hands = Hands(self.inbox, self._desk, means)
+        hands.carry_out(self._begun())
+        self.inbox.spawn("curves", self.collector.watch(self.status))
         for warning in self._environment.warnings:
             hands.carry_out(Announce("job", warning, level="warning"))
         self.inbox.post(self._started())
         try:
             return await Driver(self.core, journal, self.inbox, self._desk, hands).run(cluster)
         except asyncio.CancelledError:
-        hands.carry_out(self._begun())
-        self.inbox.spawn("curves", self.collector.watch(self.status))
             for process in () if self.has_left else self.core.status().processes:
                 await cluster.delete(ProcessName.parse(process.name), grace_s=0.0)
             raise
@@ -199,12 +199,6 @@ class Master:
         self._farewell.to_the_next = self.core.status().exit_code is None
         running.cancel()
 
-    def _started(self) -> JobStarted:
-        found, beginning = self._plan.preflight, self._plan.beginning
-        return JobStarted(
-            self.inbox.at_s(),
-            found.training,
-            found.validation,
     def _begun(self) -> Announce:
         """A master takes the job on: the first, or one in the place of another."""
         spec, epoch, away_s = self._plan.spec, self._plan.epoch, self.inbox.at_s() - self.chronicle.last_s
@@ -229,6 +223,12 @@ class Master:
         self.chronicle.append(stamp, {"kind": "job", "text": text, "level": level, "details": details})
         self.chronicle.close()
 
+    def _started(self) -> JobStarted:
+        found, beginning = self._plan.preflight, self._plan.beginning
+        return JobStarted(
+            self.inbox.at_s(),
+            found.training,
+            found.validation,
             found.prediction,
             beginning.ledger,
             beginning.version,
@@ -282,13 +282,13 @@ async def serve(environment: Environment, plan: Plan, site: Site) -> FinishJob:
     for task in departing:
         task.cancel()
     if not master.has_left:
+        master.close_record(finish)
         results = master.results()
         leave_outcome(environment.directory, finish, results)
         site.tell(ended(environment.directory, finish, results))
     return finish
 
 
-        master.close_record(finish)
 def _cut_short(master: Master) -> FinishJob:
     if master.has_left:
         return FinishJob(ExitCode.DRAINED, "the master leaves, the job goes on with the next one")
