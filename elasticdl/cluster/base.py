@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -101,6 +101,28 @@ class CreateRefused(Exception):
         self.retry = retry
 
 
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """A log that there is. `process` is what `read_log` takes; `size_bytes` is None where only reading would tell."""
+
+    process: str
+    size_bytes: int | None = None
+    live: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """Bytes of a log from `start` on. `size_bytes`: how many it has by now."""
+
+    start: int
+    data: bytes
+    size_bytes: int
+
+
+class NoSuchLog(LookupError):
+    """There is no log of that process, or not any more: the message says which."""
+
+
 class Cluster(Protocol):
     """Where processes run. Events come at least once; after a gap the list is read again, so no exit is lost."""
 
@@ -112,6 +134,19 @@ class Cluster(Protocol):
 
     def observe(self) -> AsyncIterator[ProcessObserved | ProcessExited]:
         """Every live process first, then whatever happens, until the iterator is closed."""
+
+    @property
+    def view_age_s(self) -> float | None:
+        """How old the view of the processes may be, in seconds; None where it cannot be old."""
+
+    async def logs(self) -> Sequence[LogFile]:
+        """The logs that can be read: of live processes, and of ended ones as long as they are kept. Raises ElasticDLError."""
+
+    async def read_log(self, process: str, start: int, limit_bytes: int) -> LogPart:
+        """At most `limit_bytes` of a log from byte `start` on, or (negative) from that many before its end.
+
+        `process` is looked up among what is there, never made into a path. Raises NoSuchLog, ElasticDLError.
+        """
 
     async def close(self) -> None:
         """End every process that is left, and wait for that. The cluster cannot be used afterwards."""

@@ -12,7 +12,17 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import final
 
-from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessExited, ProcessName, ProcessObserved, ProcessSpec
+from elasticdl.cluster.base import (
+    CreateRefused,
+    ExitFacts,
+    LogFile,
+    LogPart,
+    NoSuchLog,
+    ProcessExited,
+    ProcessName,
+    ProcessObserved,
+    ProcessSpec,
+)
 from elasticdl.cluster.board import Board, ProcessEvent
 
 PREEMPTED = ExitFacts(exit_code=143, reason="Preempted", conditions=("DisruptionTarget:PreemptionByScheduler",))
@@ -51,6 +61,7 @@ class FakeCluster:
         self._no_room = ""
         self._stubborn: set[ProcessName] = set()
         self._lost: set[ProcessName] = set()
+        self._said: dict[ProcessName, bytearray] = {}
         self._kill_timers: dict[ProcessName, asyncio.TimerHandle] = {}
         self._closed = False
 
@@ -98,6 +109,24 @@ class FakeCluster:
         """Every live process, then every ended one, then whatever happens, until closed."""
         return self._board.listen()
 
+    @property
+    def view_age_s(self) -> None:
+        """Told at once."""
+        return None
+
+    async def logs(self) -> list[LogFile]:
+        """What was printed by `say`."""
+        return [LogFile(str(name), len(text), name in self.live) for name, text in self._said.items()]
+
+    async def read_log(self, process: str, start: int, limit_bytes: int) -> LogPart:
+        """See Cluster."""
+        said = {str(name): text for name, text in self._said.items()}
+        if process not in said:
+            raise NoSuchLog(f"there is no log of {process!r}; there are {', '.join(said) or 'none yet'}")
+        text = said[process]
+        begin = min(len(text), start) if start >= 0 else max(0, len(text) + start)
+        return LogPart(begin, bytes(text[begin : begin + limit_bytes]), len(text))
+
     async def close(self) -> None:
         """End everything at once."""
         self._closed = True
@@ -132,6 +161,10 @@ class FakeCluster:
     def ignore_sigterm(self, name: ProcessName) -> None:
         """Let `delete` have to wait for its grace."""
         self._stubborn.add(name)
+
+    def say(self, name: ProcessName, data: bytes) -> None:
+        """The process prints something."""
+        self._said.setdefault(name, bytearray()).extend(data)
 
     def exit(self, name: ProcessName, facts: ExitFacts) -> None:
         """The process ends now, in this way. Raises KeyError if it does not live."""

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 
-from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.base import LogPart, ProcessName
 
 TAIL_BYTES = 16 << 10
 TAIL_LINES = 60
@@ -24,6 +24,22 @@ def open_log(path: Path, name: ProcessName) -> FileIO:
     log = FileIO(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a")
     log.write(f"=== {name} started {datetime.now(UTC).isoformat(timespec='milliseconds')} ===\n".encode())
     return log
+
+
+def log_files(directory: Path) -> dict[str, Path]:
+    """Every log by the name of its process, without incarnation. Links are left out. Raises OSError."""
+    if not directory.is_dir():
+        return {}
+    found = sorted(directory.glob("*.log"))
+    return {path.stem: path for path in found if path.is_file() and not path.is_symlink()}
+
+
+def read_part(path: Path, start: int, limit_bytes: int) -> LogPart:
+    """Bytes of a log of any size, see `Cluster.read_log`. Raises OSError."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as log:
+        size_bytes = os.fstat(log.fileno()).st_size
+        begin = min(size_bytes, start) if start >= 0 else max(0, size_bytes + start)
+        return LogPart(begin, os.pread(log.fileno(), limit_bytes, begin), size_bytes)
 
 
 def read_tail(path: Path, begin: int = 0) -> str:

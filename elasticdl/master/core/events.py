@@ -263,6 +263,13 @@ class ScaleRequested(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ReplaceRequested(Event):
+    """A person wants a worker to be ended in order, and another in its place."""
+
+    name: ProcessName
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested(Event):
     """A person wants the job to end: workers drain, a checkpoint is taken, nothing is lost that a resume needs."""
 

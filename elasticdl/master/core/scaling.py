@@ -9,7 +9,7 @@ from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import ExitCode
 from elasticdl.master.core.commands import StartProcess, StopProcess
 from elasticdl.master.core.evaluation import Evaluation
-from elasticdl.master.core.events import CreateFailed, ScaleRequested
+from elasticdl.master.core.events import CreateFailed, ReplaceRequested, ScaleRequested
 from elasticdl.master.core.failures import Cause
 from elasticdl.master.core.parts import Facts, Phase
 from elasticdl.master.core.processes import Life, Process
@@ -44,6 +44,26 @@ class Scaling:
             return
         before, self.low, self.high = f"{self.low}:{self.high}", event.min_workers, event.max_workers
         self._facts.orders.announce("scale", f"workers scaled from {before} to {self.low}:{self.high}, as asked")
+
+    def why_not_replace(self, name: ProcessName) -> str:
+        """Why a process cannot be replaced, in words; '' if it can."""
+        process = self._facts.processes.all.get(name)
+        if process is None:
+            return f"{name} is not a process of this job"
+        if name.role is not Role.WORKER:
+            return f"{name} is a parameter server: what it has learnt since the newest checkpoint would be lost with it"
+        if not process.live:
+            return f"{name} is {process.life} already" + (f": {process.message}" if process.message else "")
+        if self._facts.phase in (Phase.DRAINING, Phase.ENDING, Phase.ENDED):
+            return f"the job is {self._facts.phase}: nobody comes in the place of {name}"
+        return ""
+
+    def replace(self, event: ReplaceRequested) -> None:
+        """A person wants another worker in the place of one: it drains, and the next one is started at once."""
+        if why_not := self.why_not_replace(event.name):
+            self._facts.orders.announce("scale", f"{event.name} is not replaced: {why_not}", level="warning")
+            return
+        self.stop(self._facts.processes.all[event.name], DRAIN_GRACE_S, "replaced, as asked")
 
     def desired_workers(self) -> int:
         """Workers that there is work for, within the plan. Those that are there already are never too many for that."""

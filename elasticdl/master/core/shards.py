@@ -113,6 +113,10 @@ class Ledger:
         self.parked: list[Piece] = []
         self.done_shards = 0
         self.stopped = False
+        self.stopped_at: int | None = None
+        """Place in the order of the current epoch from which on nothing is expected any more; None: it goes on."""
+        self.forgone: set[int] = set()
+        """Numbers of shards of the current epoch that were begun, and whose rest is not expected any more."""
         self._ids = ids
         self._order: list[int] = []
         self._cursor = 0
@@ -136,6 +140,11 @@ class Ledger:
     def first_id(self) -> int:
         """Id of shard number 0 of the current epoch."""
         return self._first_id
+
+    @property
+    def order(self) -> Sequence[int]:
+        """Numbers of the shards of the current epoch in the order in which they are leased; not to be changed."""
+        return self._order
 
     @property
     def epochs_left(self) -> int:
@@ -264,7 +273,7 @@ class Ledger:
             self._end_piece(piece)
             self.done_shards += 1
         elif self.stopped:
-            self._forgo(piece)
+            self._forgo_rest(piece)
         else:
             self.returned.appendleft(piece)
 
@@ -309,11 +318,17 @@ class Ledger:
         if self.stopped:
             return
         self.stopped = True
+        self.stopped_at = self._cursor
         for piece in self.returned:
-            self._forgo(piece)
+            self._forgo_rest(piece)
         self.returned.clear()
         while (piece_ := self._next_fresh()) is not None:
             self._forgo(piece_)
+
+    def _forgo_rest(self, piece: Piece) -> None:
+        if piece.epoch == self.epoch:
+            self.forgone.add(piece.number)
+        self._forgo(piece)
 
     def _forgo(self, piece: Piece) -> None:
         self.counts[piece.epoch].expected -= piece.rest

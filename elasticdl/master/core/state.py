@@ -31,6 +31,7 @@ from elasticdl.master.core.ring_membership import RingMembership
 from elasticdl.master.core.ring_work import RingWork
 from elasticdl.master.core.scaling import Scaling
 from elasticdl.master.core.settlement import Settlement
+from elasticdl.master.core.shard_list import ShardPage, ShardWish, shard_page
 from elasticdl.master.core.shards import Ledger
 from elasticdl.master.core.snapshots import Snapshots
 from elasticdl.master.core.status import JobStatus
@@ -93,6 +94,16 @@ class JobState:
     def may_attach(self, name: ProcessName) -> bool:
         """Whether a process of that name is expected, or there already and not given up."""
         return self._membership.may_attach(name)
+
+    def why_not_replace(self, name: ProcessName) -> str:
+        """Why a process cannot be replaced because a person wants that; '' if it can."""
+        return self._scaling.why_not_replace(name)
+
+    def shards(self, wish: ShardWish) -> ShardPage:
+        """Some of the shards, for people."""
+        current = self._evaluation.round
+        ledgers = [ledger for ledger in (self._facts.work, current.ledger if current else None) if ledger is not None]
+        return shard_page(ledgers, wish, self._facts.now_s)
 
     def ledger_json(self) -> str:
         """The training ledger with what was reported so far, as `JobStarted.ledger` takes it. '' if there is none."""
@@ -185,6 +196,8 @@ class JobState:
                 self._ring.lost_connection(event)
             case events.CheckpointRequested():
                 self._checkpointing.asked()
+            case events.ReplaceRequested():
+                self._scaling.replace(event)
             case events.StopRequested():
                 self._flow.stop(event)
             case _:

@@ -1,0 +1,97 @@
+"""What people ask of a job on its page: each becomes an event, and what comes of it is seen in the status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, final
+
+from aiohttp import web
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.master.core.events import CheckpointRequested, ReplaceRequested, ScaleRequested, StopRequested
+from elasticdl.master.status.answers import API, Refusal, answer
+from elasticdl.master.status.guard import body_of
+from elasticdl.master.status.watched import Watched
+
+_LONGEST_REASON = 200
+_MOST_WORKERS = 100_000
+
+
+@final
+class Actions:
+    """Stop, scale, replace, checkpoint."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+
+    def routes(self) -> list[web.RouteDef]:
+        """POST only."""
+        return [
+            web.post(f"{API}/stop", self.stop),
+            web.post(f"{API}/scale", self.scale),
+            web.post(f"{API}/replace", self.replace),
+            web.post(f"{API}/checkpoint", self.checkpoint),
+        ]
+
+    async def stop(self, request: web.Request) -> web.Response:
+        """{"reason"}: the job ends in order."""
+        reason = _text(await _object(request, {"reason"}), "reason", "")
+        words = " ".join(reason.split())[:_LONGEST_REASON] or "asked for on the status page"
+        await self._watched.post(StopRequested(self._watched.at_s(), words))
+        return answer({"said": "the job stops: workers give their work back, then the last checkpoint is taken"}, 202)
+
+    async def scale(self, request: web.Request) -> web.Response:
+        """{"min", "max"}: another range of workers."""
+        asked = await _object(request, {"min", "max"})
+        low, high = _whole(asked, "min"), _whole(asked, "max")
+        if not 1 <= low <= high <= _MOST_WORKERS:
+            raise Refusal(400, f"workers {low}:{high}: expected 1 <= min <= max <= {_MOST_WORKERS}")
+        await self._watched.post(ScaleRequested(self._watched.at_s(), low, high))
+        return answer({"said": f"the job is to have {low} workers" if low == high else f"{low} to {high} workers from now on"}, 202)
+
+    async def replace(self, request: web.Request) -> web.Response:
+        """{"process"}: a worker drains, another comes at once."""
+        text = _text(await _object(request, {"process"}), "process")
+        try:
+            name = ProcessName.parse(text)
+        except ValueError:
+            raise Refusal(404, f"{text[:60]!r} is not a process of this job", "name a worker, such as worker-0") from None
+        if why_not := self._watched.why_not_replace(name):
+            hint = "take a checkpoint first and end it with its place: it comes back from there" if name.role == "ps" else ""
+            raise Refusal(409 if self._watched.knows(name) else 404, f"{name} is not replaced: {why_not}", hint)
+        await self._watched.post(ReplaceRequested(self._watched.at_s(), name))
+        return answer({"said": f"{name} gives its work back and ends; another worker takes its place"}, 202)
+
+    async def checkpoint(self, request: web.Request) -> web.Response:
+        """{}: one now."""
+        await _object(request, set())
+        await self._watched.post(CheckpointRequested(self._watched.at_s()))
+        return answer({"said": "a checkpoint is asked for"}, 202)
+
+
+async def _object(request: web.Request, keys: set[str]) -> Mapping[str, Any]:
+    """The body as a JSON object of no other keys. Raises Refusal (400, 415)."""
+    if request.content_type != "application/json":
+        raise Refusal(415, f"expected application/json, got {request.content_type[:60]}")
+    try:
+        found = json.loads(await body_of(request) or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, "the body is no JSON") from error
+    if not isinstance(found, dict) or not set(found) <= keys:
+        raise Refusal(400, f"expected a JSON object with {', '.join(sorted(keys)) or 'nothing in it'}")
+    return found
+
+
+def _text(asked: Mapping[str, Any], key: str, default: str | None = None) -> str:
+    found = asked.get(key, default)
+    if not isinstance(found, str):
+        raise Refusal(400, f"{key}: expected text")
+    return found
+
+
+def _whole(asked: Mapping[str, Any], key: str) -> int:
+    found = asked.get(key)
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise Refusal(400, f"{key}: expected a whole number")
+    return found

@@ -1,0 +1,142 @@
+"""Logs of processes: a list, parts by offset, and a search. However long a log is, one request reads and holds only so much."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import final
+
+from aiohttp import web
+
+from elasticdl.cluster.base import Cluster, LogPart, NoSuchLog
+from elasticdl.master.status.answers import API, Refusal, answer, number
+from elasticdl.master.status.watched import Watched
+
+MOST_BYTES = 1 << 20
+_USUAL_BYTES = 128 << 10
+_LARGEST = 1 << 60
+_STEP_BYTES = 2 << 20
+SEARCH_BYTES, SEARCH_S = 64 << 20, 1.0
+"""What one request to search reads at most, and for how long; the next one goes on."""
+MOST_MATCHES = 200
+_LONGEST_QUERY = 200
+_SHOWN_AROUND = 400
+"""Bytes of a line that are shown on either side of what was found."""
+_AT_ONCE = 4
+
+
+@final
+class Logs:
+    """Reads through the cluster, whose seam looks names up."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    def routes(self) -> list[web.RouteDef]:
+        """GET only."""
+        return [
+            web.get(f"{API}/logs", self.list),
+            web.get(f"{API}/logs/{{process}}", self.read),
+            web.get(f"{API}/logs/{{process}}/search", self.search),
+        ]
+
+    async def list(self, _request: web.Request) -> web.Response:
+        """{"logs": [{"process", "bytes", "live"}]}."""
+        found = await self._cluster().logs()
+        return answer({"logs": [{"process": one.process, "bytes": one.size_bytes, "live": one.live} for one in found]})
+
+    async def read(self, request: web.Request) -> web.Response:
+        """{"process", "start", "end", "size", "text"}: whole characters from `start` (negative: from the end) on."""
+        start = number(request, "start", -_USUAL_BYTES, -_LARGEST, _LARGEST)
+        limit = number(request, "limit", _USUAL_BYTES, 1, MOST_BYTES)
+        process = request.match_info["process"]
+        # A character has at most four bytes: with fewer than that nothing might be whole.
+        part = await self._part(process, start, max(limit, 4))
+        begin, end = _whole_characters(part)
+        text = part.data[begin:end].decode("utf-8", errors="replace")
+        found = {"process": process, "start": part.start + begin, "end": part.start + end, "size": part.size_bytes, "text": text}
+        return answer(found)
+
+    async def search(self, request: web.Request) -> web.Response:
+        """{"matches": [{"offset", "line"}], "searched_to", "more"}: upper and lower case of ASCII are the same."""
+        wanted = request.query.get("q", "")
+        start = number(request, "start", 0, 0, _LARGEST)
+        needle = wanted.encode("utf-8", errors="replace").lower()
+        if not needle or len(needle) > _LONGEST_QUERY:
+            raise Refusal(400, f"q: expected 1 to {_LONGEST_QUERY} bytes to search for")
+        found = await self._search(request.match_info["process"], needle, start)
+        matches = [{"offset": offset, "line": line} for offset, line in found.matches]
+        return answer({"matches": matches, "searched_to": found.to, "more": found.more})
+
+    async def _search(self, process: str, needle: bytes, start: int) -> _Found:
+        found, until_s = _Found(to=start), time.monotonic() + SEARCH_S
+        while found.to - start < SEARCH_BYTES and len(found.matches) < MOST_MATCHES:
+            part = await self._part(process, found.to, _STEP_BYTES)
+            await asyncio.to_thread(found.look, part, needle)
+            if not found.more or time.monotonic() > until_s:
+                break
+        return found
+
+    async def _part(self, process: str, start: int, limit_bytes: int) -> LogPart:
+        try:
+            async with self._turns:
+                return await self._cluster().read_log(process, start, limit_bytes)
+        except NoSuchLog as error:
+            raise Refusal(404, str(error)[:500]) from error
+
+    def _cluster(self) -> Cluster:
+        if self._watched.cluster is None:
+            raise Refusal(503, "the job has no processes yet", "", {"Retry-After": "1"})
+        return self._watched.cluster
+
+
+@dataclass(slots=True)
+class _Found:
+    """Matches so far: offset of the line (or of what is shown of it) and its text. Everything before `to` was looked at."""
+
+    to: int
+    more: bool = True
+    matches: list[tuple[int, str]] = field(default_factory=list)
+
+    def look(self, part: LogPart, needle: bytes) -> None:
+        """Search one part of a log, up to its last whole line if that is not all of it."""
+        if not part.data:
+            self.to, self.more = part.start, False
+            return
+        end_of_log = part.start + len(part.data) >= part.size_bytes
+        cut = len(part.data) if end_of_log else part.data.rfind(b"\n") + 1
+        # A line that is longer than a part is looked at in pieces that overlap.
+        cut = cut or max(1, len(part.data) - len(needle) + 1)
+        self._collect(part, needle, cut)
+        self.more = not end_of_log or len(self.matches) >= MOST_MATCHES
+
+    def _collect(self, part: LogPart, needle: bytes, cut: int) -> None:
+        data, lowered, at = part.data, part.data.lower(), 0
+        while (at := lowered.find(needle, at, cut + len(needle) - 1)) >= 0:
+            end = data.find(b"\n", at)
+            end = len(data) if end < 0 else end
+            begin = max(data.rfind(b"\n", 0, at) + 1, at - _SHOWN_AROUND)
+            shown = data[begin : min(end, at + _SHOWN_AROUND)].decode("utf-8", errors="replace")
+            self.matches.append((part.start + begin, shown))
+            at = end if end < cut else cut
+            if len(self.matches) >= MOST_MATCHES or at >= cut:
+                self.to = part.start + min(cut, at + 1)
+                return
+        self.to = part.start + cut
+
+
+def _whole_characters(part: LogPart) -> tuple[int, int]:
+    """Where in a part its first whole character begins and its last one ends, if it is UTF-8 at its ends."""
+    data, begin, end = part.data, 0, len(part.data)
+    while part.start > 0 and begin < min(3, end) and data[begin] & 0xC0 == 0x80:
+        begin += 1
+    if part.start + end < part.size_bytes:
+        for back in range(1, min(4, end - begin) + 1):
+            byte = data[end - back]
+            if byte & 0xC0 == 0x80:
+                continue
+            length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+            return begin, end - back if length > back else end
+    return begin, end

@@ -1,0 +1,98 @@
+"""The port of the page. It begins and ends with the master, and whatever goes wrong with it stays here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, final
+from weakref import WeakSet
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from elasticdl.master.status.actions import Actions
+from elasticdl.master.status.entry import Entry
+from elasticdl.master.status.facts import Facts
+from elasticdl.master.status.feed import Feed
+from elasticdl.master.status.guard import MOST_BODY_BYTES, Guard, add_headers, watchman
+from elasticdl.master.status.live import Live
+from elasticdl.master.status.logs import Logs
+from elasticdl.master.status.shards import Shards
+from elasticdl.master.status.streams import Streams
+from elasticdl.master.status.watched import Watched
+
+_LOG = logging.getLogger(__name__)
+MOST_CONNECTIONS = 256
+SPEAK_WITHIN_S = 15.0
+"""A connection that has asked for nothing by then is closed: whoever holds many of them keeps nobody out for long."""
+_CLOSE_S = 2.0
+_BACKLOG = 64
+
+
+@final
+class StatusServer:
+    """Use it from the master's event loop."""
+
+    def __init__(self, watched: Watched, guard: Guard, epoch: int) -> None:
+        self._live = Live(watched, Feed(epoch))
+        entry = Entry(guard, watched, self._live)
+        self._spoke: WeakSet[Any] = WeakSet()
+        application = web.Application(middlewares=[self._hear, watchman(guard, entry.open_to_all)], client_max_size=MOST_BODY_BYTES)
+        parts = (entry, Facts(watched, self._live), Streams(self._live), Shards(watched), Logs(watched), Actions(watched))
+        for part in parts:
+            application.router.add_routes(part.routes())
+        application.on_response_prepare.append(add_headers)
+        self._application = application
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=_CLOSE_S)
+        self._listening: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Look at the job, and listen; the port, chosen by the system if `port` is 0. Raises OSError: nobody can look then."""
+        self._live.start()
+        await self._runner.setup()
+        accept = self._accept(self._runner)
+        self._listening = await asyncio.get_running_loop().create_server(accept, host, port, backlog=_BACKLOG)
+        return int(self._listening.sockets[0].getsockname()[1])
+
+    async def close(self, ended: Mapping[str, Any] | None = None) -> None:
+        """Tell browsers the end, and hang up. None: the job goes on with another master."""
+        if self._listening is not None:
+            self._listening.close()
+        try:
+            await self._live.close(ended)
+            await self._runner.cleanup()
+        except Exception:  # noqa: BLE001 - an error in the page must not reach the job
+            _LOG.exception("the page did not end in order")
+
+    @web.middleware
+    async def _hear(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self._spoke.add(request.protocol)
+        return await handler(request)
+
+    def _accept(self, runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
+        server = runner.server
+        assert server is not None
+        loop = asyncio.get_running_loop()
+
+        def accept() -> asyncio.Protocol:
+            if len(server.connections) >= MOST_CONNECTIONS:
+                return _Full()
+            protocol = server()
+            loop.call_later(SPEAK_WITHIN_S, self._hang_up, protocol)
+            return protocol
+
+        return accept
+
+    def _hang_up(self, protocol: Any) -> None:  # noqa: ANN401 - aiohttp's own
+        if protocol not in self._spoke and protocol.transport is not None:
+            protocol.transport.abort()
+
+
+@final
+class _Full(asyncio.Protocol):
+    """One connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()

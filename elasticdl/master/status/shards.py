@@ -1,0 +1,37 @@
+"""The shards of a job, a page at a time."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import final
+
+from aiohttp import web
+
+from elasticdl.master.core.shard_list import MOST_ROWS, ShardState, ShardWish
+from elasticdl.master.status.answers import API, Refusal, answer, number
+from elasticdl.master.status.watched import Watched
+
+_USUAL_ROWS = 100
+_FAR = 1 << 40
+
+
+@final
+class Shards:
+    """Who has which shard."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+
+    def routes(self) -> list[web.RouteDef]:
+        """GET only."""
+        return [web.get(f"{API}/shards", self.list)]
+
+    async def list(self, request: web.Request) -> web.Response:
+        """{"total", "shards": […]} of ?state=&offset=&limit=."""
+        state = request.query.get("state", "")
+        if state and state not in list(ShardState):
+            raise Refusal(400, f"state={state[:40]!r}: expected {', '.join(ShardState)}, or none of them")
+        offset = number(request, "offset", 0, 0, _FAR)
+        limit = number(request, "limit", _USUAL_ROWS, 1, MOST_ROWS)
+        page = self._watched.shards(ShardWish(ShardState(state) if state else None, offset, limit))
+        return answer({"total": page.total, "shards": [asdict(row) for row in page.rows]})
