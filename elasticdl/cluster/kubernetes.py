@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeAlias, final
 
 from elasticdl.clock import Clock, SystemClock
@@ -19,12 +20,13 @@ from elasticdl.cluster.apiserver import ApiAway, ApiRefused, ApiServer
 from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessExited, ProcessName, ProcessSpec
 from elasticdl.cluster.board import Board, ProcessEvent
 from elasticdl.cluster.creating import Creator
+from elasticdl.cluster.kept_logs import KeptLogs
 from elasticdl.cluster.labels import JOB_UID_LABEL, pod_name
 from elasticdl.cluster.logs import TAIL_BYTES, TAIL_LINES
 from elasticdl.cluster.manifests import pod as pod_manifest
 from elasticdl.cluster.plans import Json, Owner, PodPlan
 from elasticdl.cluster.pod_book import NODE_LOST, Life, PodBook
-from elasticdl.cluster.pods import uid
+from elasticdl.cluster.pods import is_process, uid
 from elasticdl.cluster.reflector import Reflector, Sink, Timing
 from elasticdl.errors import ElasticDLError
 
@@ -36,6 +38,8 @@ DELETE_LIMIT_S = 120.0
 KEEP_ENDED = 50
 """Pods of ended processes that are left for `kubectl logs` and `describe`; what they said last is on the board."""
 _TEND_S = 1.0
+_KEEPING_LIMIT_S = 2.0
+"""All pods have gone then: what their logs had is on its way."""
 _LOG_LIMIT_S = 5.0
 _CUT_MESSAGE_BYTES = 2000
 """A termination message as long as this has lost its beginning: the whole tail is in the log."""
@@ -45,10 +49,12 @@ _PLURALS = {"Service": "services", "Secret": "secrets", "NetworkPolicy": "networ
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How patient the cluster is."""
+    """How patient the cluster is, and what it keeps."""
 
     clock: Clock = field(default_factory=SystemClock)
     timing: Timing = field(default_factory=Timing)
+    logs: Path | None = None
+    """Where the last part of each ended process's log is kept; None: nowhere."""
 
 
 @final
@@ -65,6 +71,7 @@ class KubernetesCluster:
         self._creator = Creator(api, owner.uid, habits.clock)
         sink = Sink(self._changed, self._gone, self._listed)
         self._reflector = Reflector(api, self._path, f"{JOB_UID_LABEL}={owner.uid}", sink, habits.clock, habits.timing)
+        self._kept = None if habits.logs is None else KeptLogs(api, self._path, habits.logs)
         self._whole = asyncio.Event()
         self._standing: list[asyncio.Task[None]] = []
         self._beside: set[asyncio.Task[None]] = set()
@@ -145,6 +152,8 @@ class KubernetesCluster:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._kept is not None:
+            await self._kept.finish(0.0)
         self._whole.set()
         self._board.close()
 
@@ -155,6 +164,8 @@ class KubernetesCluster:
         await asyncio.gather(*(self.delete(name, grace_s=CLOSE_GRACE_S) for name in self._book.names()))
         while self._book.names() or self._beside:
             await asyncio.sleep(0.05)
+        if self._kept is not None:
+            await self._kept.finish(_KEEPING_LIMIT_S)
 
     def _watch(self) -> None:
         if not self._standing:
@@ -168,8 +179,12 @@ class KubernetesCluster:
     def _changed(self, pod: Json) -> None:
         if (ended := self._book.changed(pod)) is not None:
             self._spawn(self._tell_end(ended, gone=False))
+        if self._kept is not None and is_process(pod):
+            self._kept.changed(pod)
 
     def _gone(self, pod: Json) -> None:
+        if self._kept is not None:
+            self._kept.gone(pod)
         if (ended := self._book.gone(pod)) is not None:
             self._spawn(self._tell_end(ended, gone=True))
 

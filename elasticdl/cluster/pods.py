@@ -43,6 +43,15 @@ def process_name(pod: Pod) -> ProcessName:
     return parse_labels(pod["metadata"].get("labels") or {})
 
 
+def is_process(pod: Pod) -> bool:
+    """It runs a process of a job."""
+    try:
+        process_name(pod)
+    except (KeyError, ValueError):
+        return False
+    return True
+
+
 def has_ended(pod: Pod) -> bool:
     """Its process has ended, or will never start."""
     return _status(pod).get("phase") in _ENDED or _terminated(pod) is not None

@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import final
 
@@ -16,7 +17,9 @@ import yaml
 
 from elasticdl.cluster.apiserver import connect
 from elasticdl.cluster.base import Cluster
-from elasticdl.cluster.kubernetes import KubernetesCluster
+from elasticdl.cluster.kubernetes import Habits, KubernetesCluster
+from elasticdl.cluster.labels import MASTER
+from elasticdl.cluster.logs import log_path
 from elasticdl.cluster.manifests import master_address
 from elasticdl.cluster.outcome import Ended, outcome_text
 from elasticdl.cluster.planning import SPEC_VARIABLE, pod_plan
@@ -31,6 +34,8 @@ from elasticdl.master.placing import Placing
 from elasticdl.master.site import Environment, Farewell
 
 _LOG = logging.getLogger(__name__)
+OWN_LOG_BYTES = 8 << 20
+LOG_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 _ANY = "0.0.0.0"  # noqa: S104 - a pod's own addresses, and a token guards what listens there
 
 
@@ -76,6 +81,7 @@ class Pod:
     def open(self) -> Environment:
         furnished = asyncio.run(self._furnish())
         directory, warnings = open_directory(self._told.spec, self._told.owner, replaces=furnished.replaces)
+        _keep_own_log(directory, self._told.pod_name)
         host = "[::]" if _v6() else _ANY
         return Environment(directory, furnished.token, host, MASTER_PORT, furnished.epoch, RENDEZVOUS_PORT, warnings)
 
@@ -87,7 +93,8 @@ class Pod:
     async def cluster(self, farewell: Farewell) -> AsyncIterator[Cluster]:
         api = await connect()
         spec = self._told.spec
-        cluster = KubernetesCluster(api, self._told.owner, lambda name: pod_plan(spec, name.role, rungs.of(name)))
+        habits = Habits(logs=JobDirectory(Path(spec.cluster.job_dir)).logs)
+        cluster = KubernetesCluster(api, self._told.owner, lambda name: pod_plan(spec, name.role, rungs.of(name)), habits)
         rungs = Rungs(cluster.has_ended)
         try:
             yield cluster
@@ -107,6 +114,19 @@ class Pod:
             return await Furnishing(api, self._told.owner, self._told.pod_name, self._told.token_folder).run()
         finally:
             await api.close()
+
+
+def _keep_own_log(directory: JobDirectory, pod_name: str) -> None:
+    """What this master logs from now on is in the job's directory, too: its pod goes, and the log of it on the node with it."""
+    try:
+        directory.logs.mkdir(parents=True, exist_ok=True)
+        kept = RotatingFileHandler(log_path(directory.logs, MASTER), maxBytes=OWN_LOG_BYTES, backupCount=1, encoding="utf-8")
+    except OSError as error:
+        _LOG.warning("the master's log is not kept in %s: %s", directory.logs, error)
+        return
+    kept.setFormatter(logging.Formatter(LOG_FORMAT))
+    logging.getLogger().addHandler(kept)
+    _LOG.info("=== the master in pod %s ===", pod_name)
 
 
 def _v6() -> bool:
