@@ -146,6 +146,11 @@ class Master:
         return Results(self.status(), self.core.receipt(), self._plan.spec.checkpoint.output)
 
     @property
+    def can_resume(self) -> bool:
+        """There is a checkpoint to go on from."""
+        return bool(self.core.status().checkpoints) or self._plan.spec.checkpoint.resume
+
+    @property
     def has_left(self) -> bool:
         """The job goes on without this master."""
         return self._farewell.to_the_next
@@ -293,6 +298,7 @@ def _cut_short(master: Master) -> FinishJob:
     if master.has_left:
         return FinishJob(ExitCode.DRAINED, "the master leaves, the job goes on with the next one")
     status = master.core.status()
+    hint = "go on with the same command and --resume" if master.can_resume else ""
     if status.exit_code is not None:
         return FinishJob(ExitCode(status.exit_code), status.outcome, hint)
     return FinishJob(ExitCode.INTERRUPTED, "ended at once by a second signal", hint)
