@@ -198,9 +198,6 @@ class ClusterSection(_Section):
     status_port: int = Field(
         default=0, ge=0, le=65535, description="Port of the status page on this machine; 0: any that is free."
     )
-    status_port: int = Field(
-        default=0, ge=0, le=65535, description="Port of the status page on this machine; 0: any that is free."
-    )
     envs: Annotated[Mapping[str, str], BeforeValidator(parse_envs)] = Field(
         default_factory=dict, description="`KEY=value;…` for the environment of all processes."
     )
