@@ -129,9 +129,8 @@ def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHan
         return _submitted(spec, show=show)
     spec = settle(spec)
     refuse_if_taken(spec)
-    preflight = checked(spec, quiet=not show)
     with ExitStack() as stack:
-        directory = stack.enter_context(claimed(spec, preflight))
+        directory = stack.enter_context(claimed(spec, lambda: checked(spec, quiet=not show)))
         job = LocalJob(spec, directory, LineView(sys.stderr) if show else NoView())
         return JobHandle(job, spec, stack.pop_all())
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from elasticdl.cli.directory_job import no_such_job
@@ -97,8 +97,8 @@ class ClusterJob:
 
     def outcome(self) -> Outcome | None:
         """See FoundJob."""
-        ended = self.facts().ended
-        return None if ended is None else outcome_of_ended(ended)
+        facts = self.facts()
+        return None if facts.ended is None else replace(outcome_of_ended(facts.ended), action=_action(facts))
 
     def stop(self, reason: str) -> str:
         """See FoundJob. A job whose master does not run is deleted: there is nobody to drain it."""
@@ -115,7 +115,7 @@ class ClusterJob:
             raise TransientError(error.message, hint=hint) from error
         return "asked to stop; it ends when its workers have drained"
 
-    def end(self) -> str:
+    def end(self, reason: str) -> str:
         """See FoundJob."""
         self.delete()
         return f"job {self.name} is deleted with all that is its own"
@@ -234,6 +234,16 @@ def outcome_of_ended(ended: Ended) -> Outcome:
         loss=ended.loss,
         output=ended.output,
     )
+
+
+def _action(facts: JobFacts) -> str:
+    """'' if the Job is one that this version does not understand."""
+    from elasticdl.cluster.planning import spec_of
+
+    try:
+        return str(spec_of(dict(facts.job)).action)
+    except UserError:
+        return ""
 
 
 def _status_of_pods(facts: JobFacts, message: str, ended: Ended | None = None) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from typing import IO, TYPE_CHECKING, Any, final
 
 from elasticdl.cli.following import Tail
 from elasticdl.cli.found import Kind, LogEntry, LogWish, Place, Report, blank_status
-from elasticdl.cli.outcome import Outcome, read_object
-from elasticdl.cli.place import has_checkpoint
+from elasticdl.cli.outcome import Outcome, read_object, resume_hint
+from elasticdl.cli.place import check_of, lives
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 from elasticdl.master.files import JobDirectory
 
@@ -28,6 +28,7 @@ _BLOCK_BYTES = 1 << 16
 _STARTS_WITHIN_S = 60.0
 """A job whose master was not heard of for so long after it was made has none."""
 _LAST_WORD_WITHIN_S = 2.0
+_CHECKED = "the model and the data are being checked"
 _BETWEEN_SIGNALS_S = 0.3
 """Two at once would be one."""
 
@@ -46,11 +47,14 @@ class DirectoryJob:
     def __init__(self, directory: JobDirectory) -> None:
         self.directory = directory
         self.name = _name(directory)
+        self.action = str(check_of(directory).get("action") or read_object(directory.spec).get("action", ""))
         self.place = Place(Kind.LOCAL, job_dir=str(directory.path))
 
     def report(self) -> Report:
         """See FoundJob."""
         left = read_object(self.directory.status) if not self.directory.master.exists() else {}
+        if check_of(self.directory):
+            return self._report("waiting", blank_status(_CHECKED, action=self.action, waiting=[_CHECKED]))
         outcome = self.outcome()
         if outcome is not None:
             status = blank_status(outcome.message) | dict(left.get("status") or {})
@@ -67,10 +71,16 @@ class DirectoryJob:
     def outcome(self) -> Outcome | None:
         """See FoundJob. A job whose master was killed has ended, too: it took all processes with it."""
         directory = self.directory
+        if check_of(directory):
+            return None
         if directory.master.exists():
             where = read_object(directory.master)
             # A file that is being written is none yet.
-            return self._killed() if where and not _lives(int(where.get("pid", 0))) else None
+            return self._killed() if where and not lives(int(where.get("pid", 0))) else None
+        if not directory.spec.exists():
+            raise no_such_job(
+                f"there is no job in {directory.path} any more", "the check of its model and data found something wrong"
+            )
         if self._is_young() and not directory.status.exists():
             return None
         return self._left(left) if (left := self._last_word()) else self._killed()
@@ -81,12 +91,13 @@ class DirectoryJob:
             master.stop(reason)
         return "asked to stop; it ends when its workers have drained"
 
-    def end(self) -> str:
+    def end(self, reason: str) -> str:
         """See FoundJob. A master ends everything at the second signal."""
-        where = read_object(self.directory.master)
-        pid = int(where.get("pid", 0))
-        if not where or not _lives(pid):
+        pid = int(read_object(self.directory.master).get("pid", 0))
+        if not pid or not lives(pid):
             raise no_such_job(f"the job in {self.directory.path} does not run", "there is nothing to end")
+        with suppress(ElasticDLError):  # only so that it can say who ended it
+            self.stop(reason)
         for pause_s in (_BETWEEN_SIGNALS_S, 0.0):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -151,12 +162,13 @@ class DirectoryJob:
         return Outcome(
             exit_code=code,
             message=str(left.get("message", "")),
-            hint=str(left.get("hint", "")),
+            hint=resume_hint(self.directory, self.action) if code == ExitCode.INTERRUPTED else str(left.get("hint", "")),
             job_dir=str(self.directory.path),
             receipt=read_object(self.directory.receipt),
             metrics=dict(status.get("metrics") or {}),
             loss=status.get("loss"),
             output=str((spec.get("checkpoint") or {}).get("output", "")) if code == ExitCode.DONE else "",
+            action=self.action,
         )
 
     def _killed(self) -> Outcome:
@@ -165,9 +177,8 @@ class DirectoryJob:
             ExitCode.JOB_FAILED,
             f"the master of the job in {directory.path} was killed, and every process of the job with it",
             str(directory.path),
-            f"go on with: elasticdl train -f {directory.path / 'job.yaml'} --job-dir {directory.path} --resume"
-            if has_checkpoint(directory.checkpoints)
-            else f"no checkpoint was made; its log is {directory.logs / 'master-0.log'}",
+            f"its log is {directory.logs / 'master-0.log'}; {resume_hint(directory, self.action)}",
+            action=self.action,
         )
 
     def _last_word(self) -> Mapping[str, Any]:
@@ -191,11 +202,17 @@ class DirectoryJob:
         """A connection to the job's master. Raises an error with exit code 4 if the job does not run, TransientError."""
         from elasticdl.rpc.master_client import MasterClient  # gRPC: not for `--help`
 
+        if pid := check_of(self.directory).get("pid"):
+            words, hint = (
+                f"job {self.name} has not begun: {_CHECKED}",
+                f"try again when it has; Ctrl-C ends its command (pid {pid})",
+            )
+            raise _with_code(TransientError(words, hint=hint))
         where = read_object(self.directory.master)
         if not where:
             hint = f"see `elasticdl status --job-dir {self.directory.path}`"
             raise no_such_job(f"the job in {self.directory.path} does not run", hint)
-        if not _lives(int(where.get("pid", 0))):
+        if not lives(int(where.get("pid", 0))):
             killed = self._killed()
             raise no_such_job(killed.message, killed.hint)
         client = MasterClient(where["address"], where["token"], "cli", away_s=CALL_S)
@@ -216,21 +233,11 @@ def _with_code(error: ElasticDLError) -> ElasticDLError:
 
 def _name(directory: JobDirectory) -> str:
     spec = read_object(directory.spec)
-    return str((spec.get("cluster") or {}).get("job_name") or directory.path.name)
+    return str((spec.get("cluster") or {}).get("job_name") or check_of(directory).get("job_name") or directory.path.name)
 
 
 def _state(exit_code: int) -> str:
     return {ExitCode.DONE: "done", ExitCode.INTERRUPTED: "stopped"}.get(exit_code, "failed")  # type: ignore[call-overload, no-any-return]
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return pid > 0
 
 
 def _last(path: Path, lines: int) -> Iterator[str]:

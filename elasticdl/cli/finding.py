@@ -20,8 +20,7 @@ import click
 
 from elasticdl.cli.directory_job import DirectoryJob, no_such_job
 from elasticdl.cli.found import FoundJob, Sought
-from elasticdl.cli.outcome import read_object
-from elasticdl.cli.place import JOBS
+from elasticdl.cli.place import JOBS, check_of
 from elasticdl.errors import ElasticDLError
 from elasticdl.master.files import JobDirectory
 
@@ -61,8 +60,9 @@ def found(sought: Sought) -> Iterator[FoundJob]:
     if not on_cluster:
         places = [Path(sought.job_dir)] if sought.job_dir else [JOBS / sought.job, Path(sought.job), *_named(sought.job)]
         for place in places:
-            if (place / "job.json").is_file():
-                yield DirectoryJob(JobDirectory(place.resolve()))
+            directory = JobDirectory(place.resolve())
+            if directory.spec.is_file() or check_of(directory):
+                yield DirectoryJob(directory)
                 return
         sought = replace(sought, places=tuple(map(str, places)))
     if sought.job_dir:
@@ -72,8 +72,8 @@ def found(sought: Sought) -> Iterator[FoundJob]:
 
 def _named(job: str) -> list[Path]:
     """Directories below ./jobs that are called otherwise (--job-dir) and hold a job of that name, the newest first."""
-    made = [path for path in JOBS.glob("*/job.json") if (read_object(path).get("cluster") or {}).get("job_name") == job]
-    return [path.parent for path in sorted(made, key=lambda path: path.stat().st_mtime, reverse=True)]
+    made = [found.directory.path for found in local_jobs() if found.name == job]
+    return sorted(made, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def _on_cluster(sought: Sought, *, certain: bool) -> Iterator[FoundJob]:
@@ -129,14 +129,21 @@ def no_cluster() -> str:
 
 
 def local_jobs() -> list[DirectoryJob]:
-    """Those in ./jobs, by name."""
-    return [DirectoryJob(JobDirectory(path.parent.resolve())) for path in sorted(JOBS.glob("*/job.json"))]
+    """Those in ./jobs, by name; and those to be, whose check goes on."""
+    there = {path.parent for name in ("job", "check") for path in JOBS.glob(f"*/{name}.json")}
+    directories = [JobDirectory(path.resolve()) for path in sorted(there)]
+    return [DirectoryJob(directory) for directory in directories if directory.spec.exists() or check_of(directory)]
+
+
+def local_names() -> list[str]:
+    """What may be typed for them."""
+    return [job.directory.path.name for job in local_jobs()]
 
 
 def _known() -> str:
-    names = sorted(path.parent.name for path in JOBS.glob("*/job.json"))[-8:]
+    names = local_names()[-8:]
     return f"in ./{JOBS} there are {', '.join(names)}; `elasticdl list` shows all" if names else RULE
 
 
 def _complete(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-    return [path.parent.name for path in JOBS.glob("*/job.json") if path.parent.name.startswith(begun)]
+    return [name for name in local_names() if name.startswith(begun)]

@@ -94,7 +94,7 @@ class FoundJob(Protocol):
     def stop(self, reason: str) -> str:
         """Have it end in order; what happens now, in words."""
 
-    def end(self) -> str:
+    def end(self, reason: str) -> str:
         """End it at once, without a last checkpoint; what happens now, in words."""
 
     def scale(self, low: int, high: int) -> None:

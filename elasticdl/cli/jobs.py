@@ -109,7 +109,7 @@ def stop(sought: Sought, reason: str, now: bool, yes: bool) -> int:
             if not sys.stdin.isatty():
                 raise click.UsageError(f"This stops {where}: say --yes.")
             click.confirm(f"Stop {where}?", abort=True, err=True)
-        click.echo(job.end() if now else job.stop(reason), err=True)
+        click.echo(job.end(reason) if now else job.stop(reason), err=True)
     return ExitCode.DONE
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from elasticdl.cli.place import has_checkpoint
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError, UserError
-from elasticdl.job import JobSpec
+from elasticdl.job import Action, JobSpec
 from elasticdl.master.files import JobDirectory
 
 
@@ -28,10 +28,13 @@ class Outcome:
     metrics: Mapping[str, float] = field(default_factory=dict)
     loss: float | None = None
     output: str = ""
+    action: str = ""
+    """What the job did: train, evaluate or predict; '' where that is not known."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON and YAML."""
         return {
+            "action": self.action,
             "exit_code": int(self.exit_code),
             "message": self.message,
             "job_dir": self.job_dir,
@@ -65,19 +68,20 @@ def outcome_of(directory: JobDirectory, spec: JobSpec, facts: ExitFacts, *, inte
     """What the master left; or, if it left nothing, what is known of its end."""
     left = read_object(directory.status)
     status: Mapping[str, Any] = left.get("status") or {}
-    code = facts.exit_code
+    # Its word counts, not what became of its process after that: a second signal may meet it in its last moment.
+    code = int(left["exit_code"]) if "exit_code" in left else facts.exit_code
     message, hint = str(left.get("message", "")), str(left.get("hint", ""))
     if not left:
         message = f"the master ended by {_how(facts)} and left no word" + (
             f"; it said last:\n{facts.log_tail}" if facts.log_tail else ""
         )
-        hint = f"its log is {directory.logs / 'master-0.log'}; {resume_hint(directory, spec)}"
+        hint = f"its log is {directory.logs / 'master-0.log'}; {resume_hint(directory, spec.action)}"
     if interrupted and code != ExitCode.DONE:
         code, message = ExitCode.INTERRUPTED, message if left else "ended at once"
     elif code is None or (code == ExitCode.DONE and not left):
         code = ExitCode.JOB_FAILED
     if code != ExitCode.DONE and code == ExitCode.INTERRUPTED:
-        hint = resume_hint(directory, spec)
+        hint = resume_hint(directory, spec.action)
     return Outcome(
         exit_code=code,
         message=message,
@@ -87,14 +91,17 @@ def outcome_of(directory: JobDirectory, spec: JobSpec, facts: ExitFacts, *, inte
         metrics=dict(status.get("metrics") or {}),
         loss=status.get("loss"),
         output=spec.checkpoint.output if code == ExitCode.DONE else "",
+        action=spec.action,
     )
 
 
-def resume_hint(directory: JobDirectory, spec: JobSpec) -> str:
+def resume_hint(directory: JobDirectory, action: str) -> str:
     """The next command to type after an end that was not the job's own."""
-    if not has_checkpoint(directory.checkpoints):
-        return f"no checkpoint was made: start afresh with another --job-dir, or remove {directory.path}"
-    return f"go on with: elasticdl {spec.action} -f {directory.path / 'job.yaml'} --job-dir {directory.path} --resume"
+    trains = action in (Action.TRAIN, "")
+    if trains and has_checkpoint(directory.checkpoints):
+        return f"go on with: elasticdl train -f {directory.path / 'job.yaml'} --job-dir {directory.path} --resume"
+    none = "no checkpoint was made: " if trains else ""
+    return f"{none}start afresh with another --job-dir, or remove {directory.path}"
 
 
 def _how(facts: ExitFacts) -> str:
@@ -105,12 +112,18 @@ def _how(facts: ExitFacts) -> str:
     return f"exit code {facts.exit_code}"
 
 
+def done_word(action: str) -> str:
+    """What was done with the records: a receipt counts all of them as `trained`."""
+    return {Action.EVALUATE: "evaluated", Action.PREDICT: "predicted"}.get(action, "trained")  # type: ignore[call-overload, no-any-return]
+
+
 def summary(outcome: Outcome) -> list[str]:
     """The receipt, the final metrics and what was written, a line each."""
     total = outcome.receipt.get("total") or {}
     lines = []
     if total:
-        lines.append("records  " + "  ".join(f"{key} {total[key]}" for key in total if key != "bad" or total[key]))
+        named = {key: done_word(outcome.action) if key == "trained" else key for key in total if key != "bad" or total[key]}
+        lines.append("records  " + "  ".join(f"{word} {total[key]}" for key, word in named.items()))
     values = dict(outcome.metrics)
     if outcome.loss is not None:
         values.setdefault("loss", outcome.loss)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from glob import has_magic
 from pathlib import Path
+from typing import Any
 
 from elasticdl.cli.documents import as_yaml
 from elasticdl.errors import ElasticDLError, PermanentError, SpecError
 from elasticdl.job import JobSpec
-from elasticdl.master.files import JobDirectory, write_whole
+from elasticdl.master.files import JobDirectory, write_json, write_whole
 from elasticdl.master.preflight import Preflight, save_preflight
 
 JOBS = Path("jobs")
@@ -78,10 +80,12 @@ def has_checkpoint(location: Path) -> bool:
 
 
 @contextmanager
-def claimed(spec: JobSpec, preflight: Preflight) -> Iterator[JobDirectory]:
+def claimed(spec: JobSpec, check: Callable[[], Preflight]) -> Iterator[JobDirectory]:
     """Make the job's directory and keep it ours for the length of the block; other commands are refused meanwhile.
 
-    Raises SpecError if somebody else was faster, or if it or the place of --output cannot be written, PermanentError if the
+    `check` looks at model and data, while others can see that it does; it is a job only when that has found nothing wrong.
+
+    Raises what `check` does, SpecError if somebody else was faster, or if it or the place of --output cannot be written, PermanentError if the
     disk is full or fails; nothing half-made stays then.
     """
     directory = JobDirectory(Path(spec.cluster.job_dir))
@@ -94,7 +98,8 @@ def claimed(spec: JobSpec, preflight: Preflight) -> Iterator[JobDirectory]:
     try:
         refuse_if_taken(spec)
         _try_output(spec.checkpoint.output)
-        _write(directory, spec, preflight)
+        _tell_check(directory, spec)
+        _write(directory, spec, check())
         written = True
         yield directory
     except OSError as error:
@@ -103,8 +108,38 @@ def claimed(spec: JobSpec, preflight: Preflight) -> Iterator[JobDirectory]:
         raise _unusable(f"cannot write to {directory.path}", error) from error
     finally:
         if not written:
+            _check_file(directory).unlink(missing_ok=True)
             _unmake(made)
         os.close(lock)
+
+
+def _check_file(directory: JobDirectory) -> Path:
+    return directory.path / "check.json"
+
+
+def _tell_check(directory: JobDirectory, spec: JobSpec) -> None:
+    told = {"job_name": spec.cluster.job_name, "action": str(spec.action), "pid": os.getpid()}
+    write_json(_check_file(directory), told)
+
+
+def check_of(directory: JobDirectory) -> Mapping[str, Any]:
+    """The look at model and data that goes on in a directory before there is a job: `job_name`, `action`, `pid`. Empty if none does."""
+    try:
+        told = json.loads(_check_file(directory).read_text(encoding="utf-8"))
+        return told if lives(int(told["pid"])) else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def lives(pid: int) -> bool:
+    """Whether there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid > 0
 
 
 def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None:
@@ -115,6 +150,7 @@ def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None
     # Only for the owner: --envs may hold somebody's keys.
     write_whole(directory.path / "job.yaml", f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(told)}", mode=0o600)
     write_whole(directory.spec, spec.model_dump_json(indent=2) + "\n", mode=0o600)
+    _check_file(directory).unlink(missing_ok=True)
 
 
 def _unusable(what: str, error: OSError, flag: str = "--job-dir") -> ElasticDLError:

@@ -76,8 +76,7 @@ def run_job(spec: JobSpec, form: Format) -> int:
 
     spec = settle(spec)
     refuse_if_taken(spec)
-    preflight = checked(spec)
-    with claimed(spec, preflight) as directory:
+    with claimed(spec, lambda: checked(spec)) as directory:
         tell(f"job {spec.cluster.job_name} in {directory.path}")
         view = view_for()
         try:

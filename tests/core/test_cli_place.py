@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cli.place import claimed, refuse_if_taken, settle
+from elasticdl.cli.place import check_of, claimed, refuse_if_taken, settle
 from elasticdl.errors import ExitCode, PermanentError, SpecError
 from elasticdl.job import JOB_NAME, Action, JobSpec
+from elasticdl.master.files import JobDirectory
 from elasticdl.master.preflight import Preflight
 
 pytestmark = pytest.mark.core
@@ -60,37 +61,63 @@ def test_settling_twice_changes_nothing() -> None:
 
 def test_a_claimed_directory_holds_the_job_for_its_owner_only(tmp_path: Path) -> None:
     spec = settle(job(job_name="a", envs="KEY=secret"))
-    with claimed(spec, FOUND) as directory:
+    with claimed(spec, lambda: FOUND) as directory:
         assert directory.path == tmp_path / "jobs/a"
         assert JobSpec.model_validate_json(directory.spec.read_text()) == spec
         assert directory.spec.stat().st_mode & 0o077 == 0
         checkpoint(directory.checkpoints)
-        with pytest.raises(SpecError, match="another command runs the job"), claimed(settle(job(job_name="a", resume=True)), FOUND):
+        with (
+            pytest.raises(SpecError, match="another command runs the job"),
+            claimed(settle(job(job_name="a", resume=True)), lambda: FOUND),
+        ):
             pass
     with pytest.raises(SpecError, match="holds a job already"):
         refuse_if_taken(spec)
     refuse_if_taken(settle(job(job_name="a", resume=True)))
 
 
+def test_while_the_check_goes_on_the_directory_is_taken_and_says_so_and_nothing_stays_if_it_fails(tmp_path: Path) -> None:
+    seen: list[object] = []
+
+    def check() -> Preflight:
+        seen.append(check_of(JobDirectory(tmp_path / "jobs/a")))
+        with pytest.raises(SpecError, match="another command runs the job"), claimed(settle(job(job_name="a")), lambda: FOUND):
+            pass
+        raise SpecError("no loss")
+
+    with pytest.raises(SpecError, match="no loss"), claimed(settle(job(job_name="a")), check):
+        pass
+    assert seen == [{"job_name": "a", "action": "train", "pid": os.getpid()}]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_check_that_was_killed_stands_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "jobs/a").mkdir(parents=True)
+    (tmp_path / "jobs/a/check.json").write_text('{"job_name": "a", "action": "train", "pid": 999999999}')
+    assert not check_of(JobDirectory(tmp_path / "jobs/a"))
+    with claimed(settle(job(job_name="a")), lambda: FOUND) as directory:
+        assert not (directory.path / "check.json").exists()
+
+
 def test_a_resumed_job_forgets_how_the_last_run_ended() -> None:
-    with claimed(settle(job(job_name="a")), FOUND) as directory:
+    with claimed(settle(job(job_name="a")), lambda: FOUND) as directory:
         directory.status.write_text("{}")
         checkpoint(directory.checkpoints)
-    with claimed(settle(job(job_name="a", resume=True)), FOUND) as directory:
+    with claimed(settle(job(job_name="a", resume=True)), lambda: FOUND) as directory:
         assert not directory.status.exists()
 
 
 def test_a_directory_without_a_job_may_be_used_and_what_is_in_it_stays(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("keep")
-    with claimed(settle(job(job_dir="mine")), FOUND) as directory:
+    with claimed(settle(job(job_dir="mine")), lambda: FOUND) as directory:
         assert directory.spec.exists()
     assert (tmp_path / "mine/notes.txt").read_text() == "keep"
 
 
 def test_what_cannot_be_written_leaves_nothing_half_made(tmp_path: Path) -> None:
     broken = Preflight((), (), (), {"ok": object()})
-    with pytest.raises(TypeError), claimed(settle(job(job_dir="new/deep/job")), broken):
+    with pytest.raises(TypeError), claimed(settle(job(job_dir="new/deep/job")), lambda: broken):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -114,7 +141,7 @@ def test_a_job_directory_that_cannot_be_made_is_bad_usage_and_leaves_nothing(tmp
     spec = settle(job(job_dir=job_dir))
     with pytest.raises(SpecError, match=words) as caught:
         refuse_if_taken(spec)
-        with claimed(spec, FOUND):
+        with claimed(spec, lambda: FOUND):
             pass
     assert caught.value.exit_code is ExitCode.USAGE
     assert "another --job-dir" in caught.value.hint or "new or empty" in caught.value.hint
@@ -124,14 +151,14 @@ def test_a_job_directory_that_cannot_be_made_is_bad_usage_and_leaves_nothing(tmp
 @pytest.mark.parametrize("output", ["file/export", "/proc/export", "n" * 300])
 def test_an_output_that_cannot_be_made_is_said_before_anything_starts(tmp_path: Path, output: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SpecError, match="cannot make") as caught, claimed(settle(job(job_name="a", output=output)), FOUND):
+    with pytest.raises(SpecError, match="cannot make") as caught, claimed(settle(job(job_name="a", output=output)), lambda: FOUND):
         pass
     assert "another --output" in caught.value.hint
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_the_place_of_an_output_is_tried_and_not_made(tmp_path: Path) -> None:
-    with claimed(settle(job(job_name="a", output="some/where/export")), FOUND):
+    with claimed(settle(job(job_name="a", output="some/where/export")), lambda: FOUND):
         assert not (tmp_path / "some").exists()
 
 
@@ -140,7 +167,7 @@ def test_a_full_disk_is_no_bad_usage(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr(Path, "mkdir", full)
-    with pytest.raises(PermanentError, match="No space left") as caught, claimed(settle(job(job_name="a")), FOUND):
+    with pytest.raises(PermanentError, match="No space left") as caught, claimed(settle(job(job_name="a")), lambda: FOUND):
         pass
     assert caught.value.exit_code is ExitCode.JOB_FAILED
 
@@ -152,13 +179,13 @@ def test_resume_needs_a_job_to_go_on_with() -> None:
 
 def test_no_file_stays_open() -> None:
     before = len(os.listdir("/proc/self/fd"))
-    with claimed(settle(job(job_name="a")), FOUND):
+    with claimed(settle(job(job_name="a")), lambda: FOUND):
         pass
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_resume_and_init_need_a_checkpoint_to_begin_with(tmp_path: Path) -> None:
-    with claimed(settle(job(job_name="a")), FOUND):
+    with claimed(settle(job(job_name="a")), lambda: FOUND):
         pass
     with pytest.raises(SpecError, match=r"no checkpoint in .*jobs/a/checkpoints"):
         refuse_if_taken(settle(job(job_name="a", resume=True)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from rich.console import Console
 
 from elasticdl.cli import progress
+from elasticdl.cli.documents import Format
+from elasticdl.cli.ending import tell_end
 from elasticdl.cli.following import Events, Tail
-from elasticdl.cli.outcome import outcome_of, summary
+from elasticdl.cli.outcome import Outcome, outcome_of, summary
 from elasticdl.cli.view import LineView, picture
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.errors import PermanentError
@@ -156,6 +159,25 @@ def test_an_interrupted_job_says_how_to_go_on_only_if_it_can(tmp_path: Path) -> 
     assert outcome_of(directory, job(), facts, interrupted=True).hint == (
         f"go on with: elasticdl train -f {tmp_path}/job.yaml --job-dir {tmp_path} --resume"
     )
+
+
+def test_a_master_that_left_its_word_and_was_then_killed_by_the_second_signal_was_stopped(tmp_path: Path) -> None:
+    outcome = outcome_of(left(tmp_path, 130), job(), ExitFacts(signal=15), interrupted=False)
+    assert outcome.exit_code == 130
+    assert "no checkpoint was made" in outcome.hint and "--resume" not in outcome.hint
+
+
+@pytest.mark.parametrize(
+    ("action", "word"), [(Action.TRAIN, "trained"), (Action.EVALUATE, "evaluated"), (Action.PREDICT, "predicted")]
+)
+def test_a_receipt_says_what_was_done_with_the_records(tmp_path: Path, action: Action, word: str) -> None:
+    outcome = replace(outcome_of(left(tmp_path, 0), job(), ExitFacts(exit_code=0), interrupted=False), action=action)
+    assert summary(outcome)[0] == f"records  expected 2  {word} 2  repeated 0  lost 0"
+
+
+def test_an_end_is_not_said_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_end(Outcome(130, "stopped: Ctrl-C", "/jobs/a"), Format.TABLE)
+    assert capsys.readouterr().err == "Stopped: Ctrl-C\n"
 
 
 @pytest.mark.parametrize("facts", [ExitFacts(signal=9), ExitFacts(exit_code=0), ExitFacts(exit_code=1), ExitFacts()])

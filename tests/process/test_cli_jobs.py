@@ -235,6 +235,35 @@ def test_ctrl_c_during_the_check_leaves_nothing(elasticdl: Commands) -> None:
     assert list(elasticdl.directory.iterdir()) == []
 
 
+def test_while_the_check_goes_on_the_job_is_there_and_says_so(elasticdl: Commands) -> None:
+    go = elasticdl.directory.parent / f"{elasticdl.directory.name}-go"
+    slow = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\n{FINE}"
+    process = elasticdl.train("drains", preflight=slow)
+    wait_until((elasticdl.directory / "jobs/drains/check.json").exists, "the check runs")
+    code, output, _ = elasticdl.run("status", "drains")
+    assert code == 0 and "the model and the data are being checked" in output
+    assert "being checked" in elasticdl.run("list")[1]
+    code, _, errors = elasticdl.run("stop", "drains", "--yes")
+    assert code == 4 and f"pid {process.pid}" in errors and "has not begun" in errors
+    waiting = elasticdl.start("wait", "drains")
+    go.touch()
+    elasticdl.master("drains")
+    assert elasticdl.run("stop", "drains", "--yes")[0] == 0
+    assert elasticdl.end(process)[0] == elasticdl.end(waiting)[0] == 130
+
+
+def test_whoever_waits_for_a_job_whose_check_fails_is_told(elasticdl: Commands) -> None:
+    go = elasticdl.directory.parent / f"{elasticdl.directory.name}-go"
+    slow = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\n{BROKEN}"
+    process = elasticdl.train("drains", preflight=slow)
+    wait_until((elasticdl.directory / "jobs/drains/check.json").exists, "the check runs")
+    waiting = elasticdl.start("wait", "drains")
+    go.touch()
+    assert elasticdl.end(process)[0] == 2
+    code, _, errors = elasticdl.end(waiting)
+    assert code == 4 and "there is no job" in errors
+
+
 def test_no_process_is_left_when_the_command_line_is_killed(elasticdl: Commands) -> None:
     process = elasticdl.train("hangs")
     where = elasticdl.master("hangs")
@@ -280,7 +309,7 @@ def test_the_other_verbs_talk_to_a_running_job_and_to_one_that_has_ended(elastic
     code, output, _ = elasticdl.run("status", "drains")
     assert code == 0
     assert output.splitlines()[0] == (
-        "training, epoch 1 of 2, 50/200 records (25%), 10/s, ETA 15 s, version 7, 1/1 workers, loss 0.5, accuracy 0.75, staleness 0.5"
+        "training, epoch 1 of 2, 50/200 records (25%), 10/s, ETA 15 s, version 7, 1/1 worker, loss 0.5, accuracy 0.75, staleness 0.5"
     )
     assert "worker-0  ready     pid 1" in output and "waiting: ps-0 is starting: loading" in output
     assert json.loads(elasticdl.run("status", "drains", "-o", "json")[1])["version"] == 7
@@ -331,8 +360,10 @@ def test_stop_now_ends_a_master_that_heeds_no_stop(elasticdl: Commands) -> None:
     where = elasticdl.master("hangs")
     assert elasticdl.run("stop", "hangs", "--yes")[0] == 0
     assert process.poll() is None
-    assert elasticdl.run("stop", "hangs", "--yes", "--now")[0] == 0
-    assert elasticdl.end(process)[0] == 130
+    assert elasticdl.run("stop", "hangs", "--yes", "--now", "--reason", "enough")[0] == 0
+    code, _, errors = elasticdl.end(process)
+    assert code == 130 and "Stopped: by the test" in errors
+    assert elasticdl.asked("hangs")[-1] == ["stop", "enough"], "whoever ends it says why"
     assert gone(where["pid"])
 
 

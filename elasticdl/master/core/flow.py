@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import final
 
 from elasticdl.cluster.base import Role
@@ -78,7 +79,8 @@ class Flow:
         hurry = self._facts.outcome is not None
         spec = self._facts.spec
         resume = "go on with the same command and --resume" if spec.action is Action.TRAIN and spec.keeps_checkpoints else ""
-        self._facts.outcome = Outcome(ExitCode.INTERRUPTED, f"stopped: {event.reason}", resume)
+        if self._facts.outcome is None or self._facts.outcome.exit_code is not ExitCode.INTERRUPTED:  # the first reason stands
+            self._facts.outcome = Outcome(ExitCode.INTERRUPTED, f"stopped: {event.reason}", resume)
         self._evaluation.abandon()
         if self._facts.on_ring and not hurry and self._facts.work is not None:
             # The weights live in the workers: they stop where they are and stay for the last checkpoint.
@@ -169,7 +171,7 @@ class Flow:
             facts.orders.announce("checkpoint", f"there is no last checkpoint: {problem}", level="error")
             if facts.outcome is not None:
                 message = f"{facts.outcome.message}; the last checkpoint could not be taken: {problem}"
-                facts.outcome = Outcome(facts.outcome.exit_code, message, facts.outcome.hint if checkpointing.saved else "")
+                facts.outcome = replace(facts.outcome, message=message)
         if facts.outcome is not None:
             self._end("")
         else:
@@ -215,7 +217,9 @@ class Flow:
         if self._servers_stopped and (not facts.processes.going or waited_s > _END_LIMIT_S):
             assert facts.outcome is not None
             facts.phase, facts.phase_since_s = Phase.ENDED, facts.now_s
-            facts.orders.give(FinishJob(facts.outcome.exit_code, facts.outcome.message, facts.outcome.hint))
+            unresumable = facts.outcome.exit_code is ExitCode.INTERRUPTED and not self._checkpointing.there
+            hint = "" if unresumable else facts.outcome.hint
+            facts.orders.give(FinishJob(facts.outcome.exit_code, facts.outcome.message, hint))
 
     def _dismiss_workers(self) -> None:
         outcome = self._facts.outcome
