@@ -195,9 +195,7 @@ class ClusterSection(_Section):
     )
     num_ps_pods: int = Field(default=1, ge=0, description="Parameter servers; none with AllreduceStrategy.")
     max_relaunches: int = Field(default=3, ge=0, description="Failures by the user's own code to retry before the job fails.")
-    status_port: int = Field(
-        default=0, ge=0, le=65535, description="Port of the status page on this machine; 0: any that is free."
-    )
+    status_port: int = Field(default=0, ge=0, le=65535, description="Port of the status page on this machine; 0: any that is free.")
     envs: Annotated[Mapping[str, str], BeforeValidator(parse_envs)] = Field(
         default_factory=dict, description="`KEY=value;…` for the environment of all processes."
     )
@@ -297,6 +295,11 @@ class JobSpec(_Section):
 
     def _check_places(self) -> None:
         """On a cluster, what is to be kept must not go with a pod."""
+        if self.cluster.status_port:
+            raise SpecError(
+                f"--status-port {self.cluster.status_port} with --image-name",
+                hint="it is for jobs on this machine: the page of one on a cluster is opened by `elasticdl dashboard`",
+            )
         kept, job_dir = self.checkpoint, self.cluster.job_dir
         if kept.output and not self.kubernetes.keeps(kept.output):
             raise SpecError(f"--output {kept.output} is on no --volume that can be written: it would go with its pod", hint=_VOLUME)

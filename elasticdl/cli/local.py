@@ -145,6 +145,8 @@ class LocalJob:
             status = await in_thread(self.status)
         except ElasticDLError:
             return None
+        if not self.answers.is_set() and (page := read_object(self._directory.master).get("page")):
+            self._view.say(f"status page: {page}#token={self._token}")
         self.answers.set()
         return status
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from elasticdl.cluster.base import ProcessSpec, Role
 from elasticdl.cluster.labels import JOB_UID_LABEL, MASTER, ROLE_LABEL, labels, pod_name, secret_name, selector
-from elasticdl.cluster.plans import MASTER_PORT, RENDEZVOUS_PORT, JobPlan, Json, Owner, PodPlan
+from elasticdl.cluster.plans import MASTER_PORT, RENDEZVOUS_PORT, STATUS_PORT, JobPlan, Json, Owner, PodPlan
 from elasticdl.cluster.pod_spec import CONTAINER, from_field, mount, pod_spec
 
 TOKEN_KEY, UID_KEY = "ELASTICDL_TOKEN", "ELASTICDL_JOB_UID"
@@ -40,7 +40,10 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
         {"name": "ELASTICDL_OUTCOME_FILE", "value": "/dev/termination-log"},
         {"name": "ELASTICDL_TOKEN_FILE", "value": f"{SECRET_FOLDER}/{TOKEN_KEY}"},
     ]
-    master["containers"][0]["ports"] = [{"name": "grpc", "containerPort": MASTER_PORT}]
+    master["containers"][0]["ports"] = [
+        {"name": "grpc", "containerPort": MASTER_PORT},
+        {"name": "page", "containerPort": STATUS_PORT},
+    ]
     # Absent at the first start: the master makes it, and a master that replaces it finds it here without a right to read Secrets.
     mount(
         master,
@@ -89,6 +92,14 @@ def master_address(job: str) -> str:
     return f"{job}-master:{MASTER_PORT}"
 
 
+def master_names(owner: Owner) -> tuple[str, ...]:
+    """The master's host as it is called from within its namespace, and from further away."""
+    name = f"{owner.job}-master"
+    return tuple(
+        name + more for more in ("", f".{owner.namespace}", f".{owner.namespace}.svc", f".{owner.namespace}.svc.cluster.local")
+    )
+
+
 def services(owner: Owner) -> tuple[Json, Json]:
     """The master at one address for life, and a name of its own for every process (`host_name`)."""
     master = _service(owner, f"{owner.job}-master", {**selector(owner.job), ROLE_LABEL: str(Role.MASTER)})
@@ -96,6 +107,7 @@ def services(owner: Owner) -> tuple[Json, Json]:
         {"name": "grpc", "port": MASTER_PORT, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"},
         # Where members of a ring find one another.
         {"name": "rendezvous", "port": RENDEZVOUS_PORT},
+        {"name": "page", "port": STATUS_PORT, "targetPort": "page", "appProtocol": "http"},
     ]
     # A name leads to a process only while it runs: an incarnation that is on its way out is not found any more.
     names = _service(owner, owner.job, selector(owner.job))

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -27,6 +27,7 @@ from elasticdl.errors import ElasticDLError, ExitCode, UserError
 from elasticdl.history.chronicle import METRICS_POLICY, Chronicle
 from elasticdl.history.lines import JsonLines
 from elasticdl.history.occurrence import Step
+from elasticdl.history.snapshot import about
 from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.master.archive import Archive, Beginning
 from elasticdl.master.core.commands import Announce, FinishJob
@@ -50,6 +51,9 @@ from elasticdl.master.servicer import MasterServer, MasterService, Welcome
 from elasticdl.master.site import Environment, Farewell, Machine, Site
 from elasticdl.master.snapshots import Snapshots
 from elasticdl.master.status.collector import Collector, MetricsLog
+from elasticdl.master.status.guard import Guard
+from elasticdl.master.status.server import StatusServer
+from elasticdl.master.status.watched import Watched, job_status
 from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Task
@@ -129,13 +133,14 @@ class Master:
         data = (*found.training, *found.validation, *found.prediction)
         welcome = Welcome(plan.epoch, spec.model_dump_json(), lambda: self._archive.restore_from, data)
         self._server = MasterServer(MasterService(self.inbox, self._desk, welcome, self.status_json), environment.token)
+        what = about(spec, self.chronicle.started_at, environment.page.namespace)
+        self._watched = Watched(what, self.core, self._desk, self.inbox, self.chronicle, self.collector)
+        self._page = StatusServer(self._watched, Guard(environment.token, environment.page.names), plan.epoch)
+        self._finish: FinishJob | None = None
 
     def status(self) -> dict[str, Any]:
         """The core's status with what only an onlooker knows."""
-        numbers = self._desk.numbers()
-        found = asdict(self.core.status())
-        found["records"]["records_per_s"] = numbers["records_per_s"]
-        return {**found, **numbers}
+        return job_status(self.core, self._desk)
 
     def status_json(self) -> str:
         """The same for the wire."""
@@ -164,10 +169,14 @@ class Master:
             if self._desk.ring is not None:
                 await self._desk.ring.start(environment.host.strip("[]"), environment.rendezvous_port)
             placing = self._site.placing(self._plan.spec, environment, port)
+            page, problem = await self._open_page()
             async with self._site.cluster(self._farewell) as cluster:
-                self._tell_address(placing.address)
-                return await self._drive(journal, cluster, Launcher(cluster, placing))
+                self._watched.cluster = cluster
+                self._tell_address(placing.address, page)
+                self._finish = await self._drive(journal, cluster, Launcher(cluster, placing), problem)
+                return self._finish
         finally:
+            await self._page.close(self._finish)
             if self._desk.ring is not None:
                 await self._desk.ring.close()
             await self._roster.close()
@@ -177,12 +186,20 @@ class Master:
             self.chronicle.close()
             directory.master.unlink(missing_ok=True)
 
-    async def _drive(self, journal: JournalFile, cluster: Cluster, launcher: Launcher) -> FinishJob:
+    async def _open_page(self) -> tuple[str, str]:
+        """Its address, and why it has none: a job goes on without its page."""
+        environment, wanted = self._environment, self._environment.page
+        try:
+            port = await self._page.start(environment.host.strip("[]"), wanted.port or self._plan.spec.cluster.status_port)
+        except OSError as error:
+            return "", f"the status page cannot be served: {error.strerror or error}"
+        return f"http://{wanted.names[0] if wanted.names else environment.host}:{port}/", ""
+
+    async def _drive(self, journal: JournalFile, cluster: Cluster, launcher: Launcher, problem: str) -> FinishJob:
         means = Means(launcher, self._fences, Snapshots(self._roster), self._archive, self.chronicle, self._metrics)
         hands = Hands(self.inbox, self._desk, means)
         hands.carry_out(self._begun())
-        self.inbox.spawn("curves", self.collector.watch(self.status))
-        for warning in self._environment.warnings:
+        for warning in (*self._environment.warnings, *([problem] if problem else ())):
             hands.carry_out(Announce("job", warning, level="warning"))
         self.inbox.post(self._started())
         try:
@@ -240,10 +257,10 @@ class Master:
             beginning.passed_over,
         )
 
-    def _tell_address(self, address: str) -> None:
+    def _tell_address(self, address: str, page: str) -> None:
         # In a pod the token stays in its Secret: a volume may be seen by many.
         token = {} if self._site.has_next else {"token": self._environment.token}
-        where = {"address": address, **token, "pid": os.getpid(), "epoch": self._plan.epoch}
+        where = {"address": address, "page": page, **token, "pid": os.getpid(), "epoch": self._plan.epoch}
         write_json(self._environment.directory.master, where, mode=0o600)
 
 

@@ -20,10 +20,10 @@ from elasticdl.cluster.base import Cluster
 from elasticdl.cluster.kubernetes import Habits, KubernetesCluster
 from elasticdl.cluster.labels import MASTER
 from elasticdl.cluster.logs import log_path
-from elasticdl.cluster.manifests import master_address
+from elasticdl.cluster.manifests import master_address, master_names
 from elasticdl.cluster.outcome import Ended, outcome_text
 from elasticdl.cluster.planning import SPEC_VARIABLE, pod_plan
-from elasticdl.cluster.plans import MASTER_PORT, RENDEZVOUS_PORT, Owner
+from elasticdl.cluster.plans import MASTER_PORT, RENDEZVOUS_PORT, STATUS_PORT, Owner
 from elasticdl.cluster.rungs import Rungs
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError
 from elasticdl.job import Action, JobSpec
@@ -31,7 +31,7 @@ from elasticdl.master.core.parts import Limits
 from elasticdl.master.files import JobDirectory, write_json, write_whole
 from elasticdl.master.furnishing import Furnished, Furnishing
 from elasticdl.master.placing import Placing
-from elasticdl.master.site import Environment, Farewell
+from elasticdl.master.site import Environment, Farewell, PagePlace
 
 _LOG = logging.getLogger(__name__)
 OWN_LOG_BYTES = 8 << 20
@@ -83,7 +83,9 @@ class Pod:
         directory, warnings = open_directory(self._told.spec, self._told.owner, replaces=furnished.replaces)
         _keep_own_log(directory, self._told.pod_name)
         host = "[::]" if _v6() else _ANY
-        return Environment(directory, furnished.token, host, MASTER_PORT, furnished.epoch, RENDEZVOUS_PORT, warnings)
+        owner = self._told.owner
+        page = PagePlace(STATUS_PORT, master_names(owner), owner.namespace)
+        return Environment(directory, furnished.token, host, MASTER_PORT, furnished.epoch, RENDEZVOUS_PORT, warnings, page)
 
     def placing(self, spec: JobSpec, environment: Environment, port: int) -> Placing:
         address = master_address(self._told.owner.job)

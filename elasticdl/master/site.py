@@ -21,6 +21,15 @@ from elasticdl.master.placing import Placing
 
 
 @dataclass(frozen=True, slots=True)
+class PagePlace:
+    """Where the status page is. `port` 0: the one that the job asks for. `names`: of hosts under which it is reached, the best first."""
+
+    port: int = 0
+    names: tuple[str, ...] = ()
+    namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Environment:
     """What a master begins with. `epoch`: its own is at least that. `warnings` are for people, in the job's events."""
 
@@ -32,6 +41,7 @@ class Environment:
     rendezvous_port: int = 0
     """Where members of a ring find one another; 0: any that is free."""
     warnings: tuple[str, ...] = ()
+    page: PagePlace = PagePlace()
 
 
 @dataclass(slots=True)

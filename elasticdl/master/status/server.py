@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, final
 from weakref import WeakSet
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.status.actions import Actions
 from elasticdl.master.status.entry import Entry
 from elasticdl.master.status.facts import Facts
@@ -55,8 +56,9 @@ class StatusServer:
         self._listening = await asyncio.get_running_loop().create_server(accept, host, port, backlog=_BACKLOG)
         return int(self._listening.sockets[0].getsockname()[1])
 
-    async def close(self, ended: Mapping[str, Any] | None = None) -> None:
-        """Tell browsers the end, and hang up. None: the job goes on with another master."""
+    async def close(self, finish: FinishJob | None) -> None:
+        """Tell browsers the end, and hang up. None: this master ends and the job does not, or nobody knows how."""
+        ended = {"exit_code": int(finish.exit_code), "message": finish.message, "hint": finish.hint} if finish else None
         if self._listening is not None:
             self._listening.close()
         try:
