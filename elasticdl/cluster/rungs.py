@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import final
 
-from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.base import ProcessName, Role
 
 PLACEHOLDER = "{rung}"
 HIGHEST = 32
@@ -23,12 +23,15 @@ class Rungs:
     def __init__(self, has_ended: Callable[[ProcessName], bool]) -> None:
         """`has_ended` tells whose rungs are free again."""
         self._has_ended = has_ended
-        self._taken: dict[ProcessName, int] = {}
+        self._standing: dict[Role, dict[int, ProcessName]] = {role: {} for role in Role}
+        """Who stands on each rung of a role's ladder, or stood there last."""
+        self._of: dict[ProcessName, int] = {}
 
     def of(self, name: ProcessName) -> int:
         """From 1. A process keeps its rung; beyond the highest all stand on that."""
-        if name not in self._taken:
-            self._taken = {other: rung for other, rung in self._taken.items() if not self._has_ended(other)}
-            taken = {rung for other, rung in self._taken.items() if other.role is name.role}
-            self._taken[name] = next(rung for rung in range(1, len(taken) + 2) if rung not in taken)
-        return min(self._taken[name], HIGHEST)
+        if name not in self._of:
+            standing = self._standing[name.role]
+            rungs = range(1, HIGHEST)
+            self._of[name] = next((rung for rung in rungs if rung not in standing or self._has_ended(standing[rung])), HIGHEST)
+            standing[self._of[name]] = name
+        return self._of[name]

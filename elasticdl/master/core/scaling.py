@@ -7,6 +7,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import ExitCode
+from elasticdl.history.occurrence import Step
 from elasticdl.master.core.commands import StartProcess, StopProcess
 from elasticdl.master.core.evaluation import Evaluation
 from elasticdl.master.core.events import CreateFailed, ReplaceRequested, ScaleRequested
@@ -43,7 +44,8 @@ class Scaling:
             self._facts.orders.announce("scale", text, level="warning")
             return
         before, self.low, self.high = f"{self.low}:{self.high}", event.min_workers, event.max_workers
-        self._facts.orders.announce("scale", f"workers scaled from {before} to {self.low}:{self.high}, as asked")
+        details = {"low": self.low, "high": self.high}
+        self._facts.orders.announce("scale", f"workers scaled from {before} to {self.low}:{self.high}, as asked", details=details)
 
     def why_not_replace(self, name: ProcessName) -> str:
         """Why a process cannot be replaced, in words; '' if it can."""
@@ -98,6 +100,7 @@ class Scaling:
         for _ in range(min(self._missing(live), self._room(live))):
             self._start(self._facts.processes.new_worker_name())
         for process in live[self.high :] if self._facts.phase is not Phase.DRAINING else ():
+            process.replaced = True
             self.stop(process, DRAIN_GRACE_S, f"scaled down to {amount(self.high, 'worker')}")
         self._retry_refused()
 
@@ -125,7 +128,13 @@ class Scaling:
         process.ordered_s += delay_s
         self.order(process, delay_s)
         wait = f", after {delay_s:g} s" if delay_s else ""
-        self._facts.orders.announce("process", f"{name} is started{wait}", process=name)
+        before = self._facts.processes.take_unreplaced(name)
+        details: dict[str, float | int | str] = {"step": str(Step.ORDERED), "delay_s": delay_s}
+        if before is not None:
+            details["replaces"] = str(before.name)
+        if process.memory_bytes is not None:
+            details["memory_bytes"] = process.memory_bytes
+        self._facts.orders.announce("process", f"{name} is started{wait}", process=name, details=details)
 
     def order(self, process: Process, delay_s: float = 0.0) -> None:
         """Have it started, for the first time or again, with what it was to have."""
@@ -139,10 +148,18 @@ class Scaling:
         margin_s = _EXPLAIN_LIMIT_S if life is Life.LOST else _STOP_MARGIN_S
         process.enter(life, now_s, reason, deadline_s=now_s + grace_s + margin_s)
         if never_made:
-            self._facts.processes.end(process, Cause.DRAINED, f"never created: {reason}", now_s)
+            self._end(process, Cause.DRAINED, f"never created: {reason}")
             return
         self._facts.orders.give(StopProcess(process.name, grace_s, reason))
-        self._facts.orders.announce("process", f"{process.name} is asked to end: {reason}", process=process.name)
+        details = {"step": str(Step.STOPPING), "reason": reason, "grace_s": grace_s}
+        self._facts.orders.announce("process", f"{process.name} is asked to end: {reason}", process=process.name, details=details)
+
+    def _end(self, process: Process, cause: Cause, reason: str) -> None:
+        """The end of one that never was."""
+        self._facts.processes.end(process, cause, reason, self._facts.now_s)
+        details = {"step": str(Step.ENDED), "reason": reason}
+        text = f"{process.name} ended: {reason}"
+        self._facts.orders.announce("process", text, process=process.name, cause=cause, details=details)
 
     def create_failed(self, event: CreateFailed) -> None:
         """The cluster refused to create a process: wait and ask again, or give that process up."""
@@ -153,7 +170,8 @@ class Scaling:
             process.refusals += 1
             process.enter(Life.REFUSED, event.at_s, event.reason, deadline_s=event.at_s + _pause_s(process))
             return
-        self._facts.processes.end(process, Cause.INFRASTRUCTURE, event.reason, event.at_s)
+        process.replaced = True
+        self._end(process, Cause.INFRASTRUCTURE, event.reason)
         text = f"{event.name} cannot be created: {event.reason}"
         others = len(self._facts.processes.live_workers())
         if event.name.role is Role.PS or others < self.low:
@@ -163,8 +181,8 @@ class Scaling:
             self._facts.orders.announce("scale", f"{text}; going on with {amount(others, 'worker')}", level="warning")
 
     def _retry_refused(self) -> None:
-        for process in list(self._facts.processes.going.values()):
-            if process.life is Life.REFUSED and process.deadline_s is not None and self._facts.now_s >= process.deadline_s:
+        for process in [process for process in self._facts.processes.going.values() if process.life is Life.REFUSED]:
+            if process.deadline_s is not None and self._facts.now_s >= process.deadline_s:
                 process.enter(Life.REQUESTED, self._facts.now_s, process.message)
                 self.order(process)
 
