@@ -17,12 +17,13 @@ from typing import TypeAlias, final
 
 from elasticdl.clock import Clock, SystemClock
 from elasticdl.cluster.apiserver import ApiAway, ApiRefused, ApiServer
-from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessExited, ProcessName, ProcessSpec
+from elasticdl.cluster.base import CreateRefused, ExitFacts, LogFile, LogPart, NoSuchLog, ProcessExited, ProcessName, ProcessSpec
 from elasticdl.cluster.board import Board, ProcessEvent
 from elasticdl.cluster.creating import Creator
 from elasticdl.cluster.kept_logs import KeptLogs
-from elasticdl.cluster.labels import JOB_UID_LABEL, pod_name
-from elasticdl.cluster.logs import TAIL_BYTES, TAIL_LINES
+from elasticdl.cluster.labels import JOB_UID_LABEL, MASTER, pod_name
+from elasticdl.cluster.log_windows import LogWindows
+from elasticdl.cluster.logs import TAIL_BYTES, TAIL_LINES, log_sizes, read_log
 from elasticdl.cluster.manifests import pod as pod_manifest
 from elasticdl.cluster.plans import Json, Owner, PodPlan
 from elasticdl.cluster.pod_book import NODE_LOST, Life, PodBook
@@ -72,6 +73,8 @@ class KubernetesCluster:
         sink = Sink(self._changed, self._gone, self._listed)
         self._reflector = Reflector(api, self._path, f"{JOB_UID_LABEL}={owner.uid}", sink, habits.clock, habits.timing)
         self._kept = None if habits.logs is None else KeptLogs(api, self._path, habits.logs)
+        self._log_directory = habits.logs
+        self._windows = LogWindows(api)
         self._whole = asyncio.Event()
         self._standing: list[asyncio.Task[None]] = []
         self._beside: set[asyncio.Task[None]] = set()
@@ -131,6 +134,30 @@ class KubernetesCluster:
         if self._failure is not None:
             raise self._failure
 
+    async def logs(self) -> list[LogFile]:
+        """Of the pods that are there, and what was kept of those that are not."""
+        there = [LogFile(str(name), live=name in self._book.names()) for name in self._pods()]
+        found = {one.process for one in there}
+        kept = {} if self._log_directory is None else await asyncio.to_thread(log_sizes, self._log_directory)
+        own = str(MASTER)
+        return [*there, *(LogFile(name, size, name == own) for name, size in kept.items() if name not in found)]
+
+    async def read_log(self, process: str, start: int, limit_bytes: int) -> LogPart:
+        """See Cluster. Of a process whose pod is gone, what was kept of its log: all its incarnations in one."""
+        pod = {str(name): pod for name, pod in self._pods().items()}.get(process)
+        try:
+            if pod is not None:
+                return await self._windows.read(pod, start, limit_bytes)
+        except NoSuchLog:
+            if self._log_directory is None:
+                raise
+        if self._log_directory is None:
+            raise NoSuchLog(f"there is no log of {process!r}")
+        return await asyncio.to_thread(read_log, self._log_directory, process, start, limit_bytes)
+
+    def _pods(self) -> dict[ProcessName, Json]:
+        return {life.name: life.pod for life in (*self._ended, *self._book.lives())}
+
     async def close(self) -> None:
         """End every process that is left; returns when all have ended, or after two minutes: then they end with their Job."""
         self._closed = True
@@ -152,6 +179,7 @@ class KubernetesCluster:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._windows.close()
         if self._kept is not None:
             await self._kept.finish(0.0)
         self._whole.set()

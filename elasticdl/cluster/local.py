@@ -22,7 +22,6 @@ from elasticdl.cluster.base import (
     ExitFacts,
     LogFile,
     LogPart,
-    NoSuchLog,
     ProcessExited,
     ProcessName,
     ProcessObserved,
@@ -32,9 +31,8 @@ from elasticdl.cluster.base import (
 from elasticdl.cluster.board import Board, ProcessEvent
 from elasticdl.cluster.guard import Guard
 from elasticdl.cluster.leash import PARENT_PID_VARIABLE
-from elasticdl.cluster.logs import log_files, log_path, open_log, read_part, read_tail
+from elasticdl.cluster.logs import log_path, log_sizes, open_log, read_log, read_tail
 from elasticdl.cluster.machine import free_memory_bytes
-from elasticdl.errors import PermanentError
 
 CLOSE_GRACE_S = 3.0
 WORKER_BYTES = 600 << 20
@@ -121,13 +119,13 @@ class LocalCluster:
 
     async def logs(self) -> list[LogFile]:
         """One a process; those of its incarnations follow one another in it."""
-        found = await asyncio.to_thread(_sizes, self._log_directory)
+        found = await asyncio.to_thread(log_sizes, self._log_directory)
         living = {f"{name.role}-{name.index}" for name in self._children} | {f"{Role.MASTER}-0"}
         return [LogFile(process, size_bytes, process in living) for process, size_bytes in found.items()]
 
     async def read_log(self, process: str, start: int, limit_bytes: int) -> LogPart:
         """See Cluster. `ps-0.1` has its log in that of `ps-0`."""
-        return await asyncio.to_thread(_read_log, self._log_directory, process.partition(".")[0], start, limit_bytes)
+        return await asyncio.to_thread(read_log, self._log_directory, process, start, limit_bytes)
 
     async def close(self) -> None:
         """SIGTERM to every process, SIGKILL to what is left after 3 s; returns when all have ended."""
@@ -198,23 +196,6 @@ class LocalCluster:
         self._board.post(ProcessExited(name, facts))
         if not self._children:
             self._all_ended.set()
-
-
-def _sizes(directory: Path) -> dict[str, int]:
-    try:
-        return {process: path.stat().st_size for process, path in log_files(directory).items()}
-    except OSError as error:
-        raise PermanentError(f"the logs in {directory} cannot be listed: {error.strerror or error}") from error
-
-
-def _read_log(directory: Path, process: str, start: int, limit_bytes: int) -> LogPart:
-    try:
-        there = log_files(directory)
-        if process not in there:
-            raise NoSuchLog(f"there is no log of {process!r}; there are {', '.join(there) or 'none yet'}")
-        return read_part(there[process], start, limit_bytes)
-    except OSError as error:
-        raise PermanentError(f"the log of {process} cannot be read: {error.strerror or error}") from error
 
 
 def _kill_group(group: int) -> None:

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 
-from elasticdl.cluster.base import LogPart, ProcessName
+from elasticdl.cluster.base import LogPart, NoSuchLog, ProcessName
+from elasticdl.errors import PermanentError
 
 TAIL_BYTES = 16 << 10
 TAIL_LINES = 60
@@ -34,8 +35,27 @@ def log_files(directory: Path) -> dict[str, Path]:
     return {path.stem: path for path in found if path.is_file() and not path.is_symlink()}
 
 
-def read_part(path: Path, start: int, limit_bytes: int) -> LogPart:
-    """Bytes of a log of any size, see `Cluster.read_log`. Raises OSError."""
+def log_sizes(directory: Path) -> dict[str, int]:
+    """Bytes of every log. Raises PermanentError."""
+    try:
+        return {process: path.stat().st_size for process, path in log_files(directory).items()}
+    except OSError as error:
+        raise PermanentError(f"the logs in {directory} cannot be listed: {error.strerror or error}") from error
+
+
+def read_log(directory: Path, process: str, start: int, limit_bytes: int) -> LogPart:
+    """See `Cluster.read_log`; `ps-0.1` has its log in that of `ps-0`. Raises NoSuchLog, PermanentError."""
+    stem = process.partition(".")[0]
+    try:
+        there = log_files(directory)
+        if stem not in there:
+            raise NoSuchLog(f"there is no log of {process!r}")
+        return _read_part(there[stem], start, limit_bytes)
+    except OSError as error:
+        raise PermanentError(f"the log of {stem} cannot be read: {error.strerror or error}") from error
+
+
+def _read_part(path: Path, start: int, limit_bytes: int) -> LogPart:
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as log:
         size_bytes = os.fstat(log.fileno()).st_size
         begin = min(size_bytes, start) if start >= 0 else max(0, size_bytes + start)

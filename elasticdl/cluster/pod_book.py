@@ -78,6 +78,10 @@ class PodBook:
         """Processes that have not ended."""
         return [life.name for life in self._lives.values()]
 
+    def lives(self) -> list[Life]:
+        """Pods of processes that have not ended."""
+        return list(self._lives.values())
+
     def ask(self, name: ProcessName, grace_s: float) -> None:
         """We are ending it ourselves.
 
