@@ -10,12 +10,13 @@ from pathlib import Path
 _FOLDER = Path(__file__).parent
 _STATIC, _VENDOR = _FOLDER / "static", _FOLDER / "vendor"
 MODULES = (
-    "dom", "words", "address", "table", "head", "curves", "plots", "bars", "processes", "shards", "events", "logs", "actions", "stream", "page",
-)  # fmt: skip
+    *("dom", "words", "address", "job", "table", "head", "curves", "plots"),
+    *("bars", "processes", "shards", "events", "logs", "actions", "stream", "page"),
+)
 """In the order in which they need one another."""
 _TYPES = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
-_IMPORT = re.compile(r"^import \{[^}]*\} from \"\./\w+\.js\";\n", re.MULTILINE)
-_EXPORT = re.compile(r"^export ", re.MULTILINE)
+_IMPORT = re.compile(r"^import (\{[^}]*\}) from \"\./(\w+)\.js\";$", re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async )?(?:function|const) (\w+))", re.MULTILINE)
 
 
 class NoSuchFile(KeyError):
@@ -35,9 +36,14 @@ def text(name: str) -> str:
 
 
 def _script() -> str:
-    """The modules as one: they import names of one another only, so that taking these lines away is all that it takes."""
-    parts = (_EXPORT.sub("", _IMPORT.sub("", (_STATIC / f"{name}.js").read_text(encoding="utf-8"))) for name in MODULES)
-    return "".join(parts)
+    """The modules as one file, for one request and for the report: each in a scope of its own, an object of what it exports."""
+    return "".join(_scoped(name, (_STATIC / f"{name}.js").read_text(encoding="utf-8")) for name in MODULES)
+
+
+def _scoped(name: str, module: str) -> str:
+    exported = ", ".join(found.group(2) for found in _EXPORT.finditer(module))
+    body = _EXPORT.sub(r"\1", _IMPORT.sub(r"const \1 = $\2;", module))
+    return f"const ${name} = (() => {{\n{body}return {{ {exported} }};\n}})();\n"
 
 
 def _read(path: Path) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from elasticdl.errors import ExitCode
 from elasticdl.page import words
 from elasticdl.page.markup import Child, Html, el
 
@@ -19,6 +20,7 @@ PHASES = {
     "ending": "ending",
     "ended": "ended",
 }
+_ACTIONS = {"train": "training", "evaluate": "evaluating", "predict": "predicting"}
 _METRICS = 3
 
 
@@ -36,19 +38,15 @@ class Fact:
 def state_of(snapshot: Mapping[str, Any]) -> tuple[str, str]:
     """A tone and a word or two."""
     status, outcome = snapshot["status"], snapshot.get("outcome")
-    exit_code = outcome["exit_code"] if outcome else status.get("exit_code")
-    if exit_code is not None:
-        return ("good", "done") if exit_code == 0 else ("error", f"failed, exit code {exit_code}")
+    code = outcome["exit_code"] if outcome else status.get("exit_code")
+    if code is not None:
+        if code == ExitCode.DONE:
+            return "good", "done"
+        return ("moved", "stopped") if code == ExitCode.INTERRUPTED else ("error", f"failed, exit code {code}")
     phase = str(status.get("phase") or "")
-    if status.get("waiting") and not ready(status):
-        return "moved", "waiting"
-    word = {"train": "training", "evaluate": "evaluating", "predict": "predicting"}.get(str(status.get("action")), "")
-    return "live", (word or PHASES[phase]) if phase == "working" else PHASES.get(phase, phase or "starting")
-
-
-def ready(status: Mapping[str, Any]) -> int:
-    """Workers that work."""
-    return int((status.get("scale") or {}).get("observed") or 0)
+    told = _ACTIONS.get(str(status.get("action"))) if phase == "working" else PHASES.get(phase)
+    tone = "moved" if status.get("waiting") and not (status.get("scale") or {}).get("observed") else "live"
+    return tone, str(status.get("state") or told or phase or "starting")
 
 
 def facts(snapshot: Mapping[str, Any]) -> Iterator[Fact]:
@@ -159,7 +157,8 @@ def head(snapshot: Mapping[str, Any]) -> Html:
     """All of it."""
     tone, word = state_of(snapshot)
     status = snapshot["status"]
-    message = str(status.get("state") or status.get("message") or "").partition("\n")[0]
+    message = str(status.get("message") or "").partition("\n")[0]
+    message = "" if snapshot.get("outcome") is not None or message == word else message
     return el(
         "div",
         el("p", el("span", word, id="state", class_=f"state {tone}"), el("span", message, id="message"), class_="line"),

@@ -1,0 +1,59 @@
+// What is asked of the job: a question first, then one request, then what the master said.
+import { byId, setText } from "./dom.js";
+import { job } from "./job.js";
+
+const bodies = {
+  stop: (fields) => ({ reason: fields.get("reason") || "stopped from the page" }),
+  scale: (fields) => ({ min: Number(fields.get("min")), max: Number(fields.get("max")) }),
+  checkpoint: () => ({}),
+  replace: (fields) => ({ process: fields.get("process") }),
+};
+
+export function bindActions(ask) {
+  for (const verb of Object.keys(bodies)) {
+    const dialog = byId(`dialog-${verb}`), form = dialog.querySelector("form");
+    byId(`ask-${verb}`)?.addEventListener("click", () => show(verb, dialog));
+    dialog.querySelector(".cancel").addEventListener("click", () => dialog.close());
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      send(ask, verb, dialog, new FormData(form));
+    });
+  }
+  document.addEventListener("click", (event) => {
+    const process = event.target.dataset?.replace;
+    if (!process) return;
+    const dialog = byId("dialog-replace");
+    dialog.querySelector("[name=process]").value = process;
+    setText(byId("replace-title"), `Replace ${process}?`);
+    show("replace", dialog);
+  });
+}
+
+function show(verb, dialog) {
+  setText(dialog.querySelector(".problem"), "");
+  if (verb === "scale") {
+    dialog.querySelector("[name=min]").value = job.status.scale?.low ?? 1;
+    dialog.querySelector("[name=max]").value = job.status.scale?.high ?? 1;
+  }
+  dialog.showModal();
+}
+
+async function send(ask, verb, dialog, fields) {
+  const body = bodies[verb](fields), button = dialog.querySelector("[type=submit]"), problem = dialog.querySelector(".problem");
+  if (verb === "scale" && body.min > body.max) return setText(problem, "The smaller number goes first.");
+  button.disabled = true;
+  try {
+    const answer = await ask(`/api/v1/${verb}`, body);
+    dialog.close();
+    say(answer.said);
+  } catch (error) {
+    setText(problem, error.message);
+  } finally {
+    button.disabled = false;
+  }
+}
+
+export function say(text) {
+  setText(byId("said"), text);
+  setTimeout(() => byId("said").textContent === text && setText(byId("said"), ""), 6000);
+}

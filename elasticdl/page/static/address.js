@@ -1,0 +1,63 @@
+// What is looked at is in the address, so that it can be sent to somebody and survives a reload: `?process=worker-3&axis=time#processes`.
+import { byId } from "./dom.js";
+
+const TABS = ["overview", "timeline", "processes", "shards", "logs", "events"];
+const watchers = [];
+
+export function chosen(name) {
+  return new URLSearchParams(location.search).get(name) ?? "";
+}
+
+export function choose(name, value) {
+  const all = new URLSearchParams(location.search);
+  if (value) all.set(name, value);
+  else all.delete(name);
+  const query = all.toString();
+  history.replaceState(null, "", `${location.pathname}${query ? `?${query}` : ""}${location.hash}`);
+  for (const watcher of watchers) watcher(name);
+}
+
+export function onChoice(watcher) {
+  watchers.push(watcher);
+}
+
+export function tab() {
+  const name = location.hash.slice(1);
+  return TABS.includes(name) ? name : "overview";
+}
+
+// Every control with a name keeps its value in the address.
+export function bindControls() {
+  for (const control of document.querySelectorAll(".filters [name]")) {
+    const value = chosen(control.name);
+    if (value && (control.tagName !== "SELECT" || [...control.options].some((one) => one.value === value))) control.value = value;
+    control.addEventListener(control.type === "search" ? "input" : "change", () => choose(control.name, control.value));
+  }
+}
+
+const THEMES = ["", "light", "dark"];
+
+export function bindTheme(changed) {
+  const button = byId("theme");
+  const tell = () => {
+    const theme = chosen("theme");
+    button.textContent = `Colours: ${theme || "system"}`;
+    if (theme) document.documentElement.dataset.theme = theme;
+    else delete document.documentElement.dataset.theme;
+    changed();
+  };
+  button.addEventListener("click", () => {
+    choose("theme", THEMES[(THEMES.indexOf(chosen("theme")) + 1) % THEMES.length]);
+    tell();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
+  tell();
+}
+
+// Which part is shown is the style sheet's business (`:target`); readers are told here.
+export function markTab() {
+  for (const link of document.querySelectorAll("body > nav a")) {
+    if (link.hash === `#${tab()}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}

@@ -1,0 +1,122 @@
+// The membership timeline, as `bars.py` paints it first.
+import { byId, h, patch, patchRows, setText, svg } from "./dom.js";
+import { chosen } from "./address.js";
+import { job } from "./job.js";
+import { page } from "./table.js";
+import { byName, clock, count, firstLine, toneOf, troubled } from "./words.js";
+
+const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 432000];
+const MOST_MARKS = 60;
+const BUCKETS = 240;
+
+function reach() {
+  const end = Math.max(1, job.nowS), wanted = Number.parseInt(chosen("span"), 10) || 0;
+  return { begin: wanted && wanted < end ? end - wanted : 0, end };
+}
+
+const place = (at, { begin, end }) => Math.max(0, Math.min(100, (100 * (at - begin)) / (end - begin)));
+const percent = (value) => `${value.toFixed(2)}%`;
+
+function selected(all, span) {
+  const shown = chosen("shown"), order = chosen("order");
+  let bars = all.filter((bar) => (bar.ended_s ?? span.end) >= span.begin);
+  if (shown === "live") bars = bars.filter((bar) => bar.ended_s === null);
+  if (shown === "ended") bars = bars.filter((bar) => bar.ended_s !== null);
+  if (shown === "trouble") bars = bars.filter(troubled);
+  if (order === "name") return bars.sort((one, other) => byName(one.process, other.process));
+  bars.sort((one, other) => one.ordered_s - other.ordered_s);
+  return order === "last" ? bars.reverse() : bars;
+}
+
+export function paintBars() {
+  const span = reach(), all = [...job.bars.values()], bars = selected(all, span);
+  const marks = job.generations.filter((one) => one.at_s >= span.begin).slice(-MOST_MARKS);
+  const body = byId("bars"), { start, end } = page("bars", bars.length);
+  const table = body.closest("table");
+  patch(table.querySelector("th.when"), [axis(span, marks)], (old, node) => old.isEqualNode(node));
+  paintCrowd(table, all, span);
+  patchRows(body, bars.slice(start, end).map((bar) => row(bar, span, marks)));
+  paintGenerations();
+}
+
+function axis(span, marks) {
+  const length = span.end - span.begin, step = STEPS_S.find((one) => length / one <= 7) ?? STEPS_S.at(-1);
+  const drawing = svg("svg", { width: "100%", height: 32, class: "axis", "aria-hidden": "true" });
+  let last = -100;
+  for (const one of marks) {
+    const x = place(one.at_s, span);
+    if (x - last < 3) continue;
+    drawing.append(svg("text", { x: percent(x), y: 10, class: "generation" }, String(one.generation)));
+    last = x;
+  }
+  for (let at = Math.ceil(span.begin / step) * step; at <= span.end; at += step) {
+    const x = place(at, span);
+    drawing.append(svg("text", { x: percent(x), y: 26, class: x > 94 ? "last" : x < 1 ? "first" : null }, clock(at)));
+  }
+  return drawing;
+}
+
+function paintCrowd(table, all, span) {
+  const workers = all.filter((bar) => bar.role === "worker");
+  const now = workers.filter((bar) => bar.ready_s !== null && bar.ended_s === null).length;
+  let crowd = table.querySelector(".crowd");
+  if (!crowd) {
+    if (all.length < 2) return;
+    crowd = h("tr", { class: "crowd" }, h("th", { scope: "row" }, "Workers"), h("td"), h("td"));
+    table.tHead.append(crowd);
+  }
+  const levels = levelsOf(workers, span), top = Math.max(1, ...levels);
+  const points = levels.map((level, index) => `${index},${(24 - (22 * level) / top).toFixed(1)} ${index + 1},${(24 - (22 * level) / top).toFixed(1)}`);
+  const drawing = svg("svg", { viewBox: `0 0 ${BUCKETS} 24`, preserveAspectRatio: "none", width: "100%", height: 24, role: "img",
+    "aria-label": `workers ready over time, at most ${count(Math.max(...levels))}` }, svg("polygon", { points: `0,24 ${points.join(" ")} ${BUCKETS},24` }));
+  patch(crowd.cells[1], [drawing], (old, node) => old.isEqualNode(node));
+  setText(crowd.cells[2], `${count(now)} ready now, ${count(workers.length)} in all`);
+}
+
+function levelsOf(workers, span) {
+  const changes = new Array(BUCKETS + 1).fill(0);
+  const bucket = (at) => Math.max(0, Math.min(BUCKETS - 1, Math.trunc((BUCKETS * (at - span.begin)) / (span.end - span.begin))));
+  for (const bar of workers) {
+    if (bar.ready_s === null || (bar.ended_s ?? span.end) < span.begin) continue;
+    changes[bucket(bar.ready_s)] += 1;
+    changes[bar.ended_s === null ? BUCKETS : bucket(bar.ended_s)] -= 1;
+  }
+  let level = 0;
+  return changes.slice(0, BUCKETS).map((change) => (level += change));
+}
+
+export function row(bar, span, marks) {
+  const tone = toneOf(bar), text = firstLine(bar.text);
+  return h("tr", { "data-id": `${bar.process}@${bar.ordered_s}` },
+    h("th", { scope: "row" }, h("a", { href: `?process=${encodeURIComponent(bar.process)}#processes` }, bar.process)),
+    h("td", {}, drawing(bar, span, marks, tone)),
+    h("td", { title: text }, h("span", { class: `tag ${tone.name}` }, `${tone.mark} ${tone.word}`), " ",
+      h("span", { class: "text" }, text === tone.word ? "" : text)));
+}
+
+function drawing(bar, span, marks, tone) {
+  const x = (at) => place(at, span), ended = bar.ended_s !== null, end = ended ? bar.ended_s : span.end;
+  const shapes = marks.map((one) => svg("line", { x1: percent(x(one.at_s)), x2: percent(x(one.at_s)), y1: 0, y2: 20, class: "mark" }));
+  const rect = (from, to, more) => svg("rect", { x: percent(x(from)), width: percent(x(to) - x(from)), ...more });
+  shapes.push(rect(bar.ordered_s, bar.ready_s ?? end, { y: 8, height: 4, class: "waited" }));
+  if (bar.ready_s !== null) shapes.push(rect(bar.ready_s, end, { y: 4, height: 12, rx: 2, class: tone.name }));
+  if (ended) shapes.push(svg("line", { x1: percent(x(end)), x2: percent(x(end)), y1: 2, y2: 18, class: `end ${tone.name}` }));
+  const label = `${bar.process}: ${clock(bar.ordered_s)} to ${ended ? clock(bar.ended_s) : "now"}, ${tone.word}`;
+  return svg("svg", { width: "100%", height: 20, role: "img", "aria-label": label }, shapes);
+}
+
+function paintGenerations() {
+  if (!job.generations.length) return;
+  let body = byId("generations");
+  if (!body) {
+    const heads = [["Generation", "n"], ["At", "n"], ["Members", ""], ["Why", ""]].map(([word, kind]) => h("th", { scope: "col", class: kind }, word));
+    body = h("tbody", { id: "generations" });
+    byId("timeline").append(h("section", {}, h("h3", {}, "Ring generations"),
+      h("div", { class: "scroll", tabindex: 0 }, h("table", {}, h("thead", {}, h("tr", {}, heads)), body))));
+  }
+  patch(body, job.generations.slice(-100).reverse().map((one) => {
+    const more = one.members.length > 12 ? ` and ${count(one.members.length - 12)} more` : "";
+    return h("tr", {}, h("td", { class: "n" }, String(one.generation)), h("td", { class: "n" }, clock(one.at_s)),
+      h("td", {}, `${count(one.members.length)}: `, one.members.slice(0, 12).join(", ") + more), h("td", {}, firstLine(one.reason)));
+  }));
+}

@@ -1,0 +1,118 @@
+// Curves of a plot: which lines, in which colour, on which axis. uPlot draws them; where it is missing, the sketches stay.
+import { h } from "./dom.js";
+import { clock, count, number } from "./words.js";
+
+const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 43200, 86400, 172800, 432000];
+
+const MOST_NAMED = 6;
+const DASHES = [[], [7, 3], [2, 3], [10, 3, 2, 3], [4, 4], [1, 2]];
+
+// A token of the style sheet as a colour that a canvas takes.
+function colour(token) {
+  const probe = h("i", { hidden: true });
+  probe.style.color = `var(${token})`;
+  document.body.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
+
+export function colours() {
+  const lines = [0, 1, 2, 3, 4, 5].map((index) => colour(`--c${index}`));
+  return { lines, faint: colour("--faint"), muted: colour("--muted"), grid: colour("--line") };
+}
+
+// {labels, kinds, data}: data[0] is the axis, shared by all lines. Many workers become faint lines under their median.
+export function linesOf(found, axis, plot) {
+  const groups = plot.names.map((name) => found.filter((one) => one.name === name)).filter((group) => group.length);
+  const named = [], faint = [], medians = [];
+  for (const group of groups) {
+    const totals = group.filter((one) => !one.label || plot.label), workers = group.filter((one) => one.label && !plot.label);
+    named.push(...totals);
+    if (workers.length + named.length <= MOST_NAMED / groups.length) named.push(...workers);
+    else {
+      if (groups.length === 1) faint.push(...workers);
+      if (!totals.length) medians.push(workers);
+    }
+  }
+  const all = [...named, ...faint];
+  const scale = (one) => (one.unit === "s" && plot.key === "latency" ? 1e3 : 1);
+  const tables = all.map((one) => [one[axis], one.values.map((value) => (value === null ? null : value * scale(one)))]);
+  const spare = medians.flat().filter((one) => !all.includes(one)).map((one) => [one[axis], one.values.map((value) => (value === null ? null : value * scale(one)))]);
+  const joined = window.uPlot ? window.uPlot.join([...tables, ...spare].map(monotonic)) : [[]];
+  const lines = named.map((one) => ({ label: labelOf(one, groups.length), kind: "named" }));
+  let data = joined.slice(0, 1 + tables.length);
+  lines.push(...faint.map((one) => ({ label: one.label, kind: "faint" })));
+  for (const group of medians) {
+    const rows = group.map((one) => (all.includes(one) ? all.indexOf(one) + 1 : tables.length + 1 + spareIndex(medians, all, one)));
+    data.push(joined[0].map((_, index) => median(rows.map((row) => joined[row]?.[index]))));
+    lines.push({ label: `${verb(group[0].name)}${groups.length > 1 ? " " : ""}median of ${count(group.length)}`, kind: "median" });
+  }
+  return { lines, data };
+}
+
+function spareIndex(medians, all, one) {
+  return medians.flat().filter((other) => !all.includes(other)).indexOf(one);
+}
+
+const verb = (name) => ({ pull_s: "pull,", push_s: "push," })[name] ?? "";
+
+function labelOf(series, groups) {
+  if (groups > 1) return `${series.name.replace(/_s$/, "")} ${series.label}`.trim();
+  return series.label || { records_per_s: "total" }[series.name] || series.name.replaceAll("_", " ");
+}
+
+// uPlot wants an axis that grows; records of a job that repeats some may stand still.
+function monotonic([xs, ys]) {
+  const kept = [[], []];
+  xs.forEach((x, index) => {
+    if (x === null) return;
+    const last = kept[0].length - 1;
+    if (last >= 0 && x < kept[0][last]) return;
+    const where = last >= 0 && x === kept[0][last] ? last : last + 1;
+    kept[0][where] = x;
+    kept[1][where] = ys[index];
+  });
+  return kept;
+}
+
+function median(values) {
+  const known = values.filter((value) => value !== null && value !== undefined).sort((one, other) => one - other);
+  return known.length ? known[known.length >> 1] : null;
+}
+
+export function options(lines, axis, place, palette) {
+  let next = 0;
+  const series = lines.map((line) => {
+    if (line.kind === "faint") return { label: line.label, stroke: palette.faint, width: 1, spanGaps: true, points: { show: false } };
+    const index = next++ % MOST_NAMED;
+    return { label: line.label, stroke: palette.lines[index], dash: DASHES[index], width: 1.6, spanGaps: true, points: { show: false }, value: (_, value) => number(value) };
+  });
+  const say = axis === "records" ? (_, values) => values.map(short) : (_, values) => values.map(clock);
+  const look = { stroke: palette.muted, grid: { stroke: palette.grid, width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+  return {
+    width: Math.max(200, place.clientWidth),
+    height: 165,
+    padding: [8, 8, 0, 0],
+    cursor: { points: { size: 6 }, drag: { x: true, y: false } },
+    legend: { live: true },
+    scales: { x: { time: false }, y: { range: (_, low, high) => span(low, high) } },
+    axes: [{ ...look, values: say, size: 26, space: 70, gap: 4, ...(axis === "records" ? {} : { incrs: STEPS_S }) }, { ...look, size: 46, gap: 4, values: (_, values) => values.map(tick) }],
+    series: [{ label: axis === "records" ? "Records" : "At", value: (_, value) => (value === null ? "" : axis === "records" ? count(value) : clock(value)) }, ...series],
+  };
+}
+
+// From zero, unless that would press the curve flat against the top.
+function span(low, high) {
+  if (low === null || high === null) return [0, 1];
+  const bottom = low >= 0 && low < 0.6 * high ? 0 : low - 0.08 * (high - low || Math.abs(high) || 1);
+  return [bottom, high + 0.06 * (high - bottom || 1)];
+}
+
+function short(value) {
+  if (Math.abs(value) >= 1e9) return `${value / 1e9}G`;
+  if (Math.abs(value) >= 1e6) return `${value / 1e6}M`;
+  return Math.abs(value) >= 1e4 ? `${value / 1e3}k` : count(value);
+}
+
+const tick = (value) => (Math.abs(value) >= 1e4 ? short(value) : String(Number(value.toPrecision(4))));

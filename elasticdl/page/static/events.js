@@ -1,0 +1,32 @@
+// What happened, newest first: all of it, and the last of it on the overview.
+import { byId, h, patchRows, setText } from "./dom.js";
+import { chosen } from "./address.js";
+import { job } from "./job.js";
+import { fill, firstPage } from "./table.js";
+import { CAUSES, clock, count } from "./words.js";
+
+const LATELY = 12;
+
+export function bindEvents() {
+  for (const name of ["event-find", "level"]) byId(name).addEventListener("input", () => firstPage("events"));
+}
+
+export function paintLately() {
+  patchRows(byId("lately"), job.occurrences.slice(-LATELY).reverse().map(eventRow), true);
+  if (job.occurrences.length) document.querySelectorAll(".lately .empty, #events .scroll .empty").forEach((one) => one.remove());
+}
+
+export function paintEvents() {
+  const find = chosen("event-find").toLowerCase(), severe = chosen("level") === "warning";
+  const found = job.occurrences.filter((one) => (!severe || one.level !== "info") && (!find || `${one.text} ${one.process} ${one.kind} ${one.cause}`.toLowerCase().includes(find)));
+  fill("events", byId("event-rows"), found.reverse(), eventRow, true);
+  if (job.dropped) setText(byId("dropped"), `${count(job.dropped)} earlier ones are in events.jsonl; \`elasticdl why\` reads all`);
+}
+
+function eventRow(one) {
+  const [first, ...rest] = String(one.text ?? "").split("\n"), tone = CAUSES[one.cause];
+  const more = rest.length ? h("details", {}, h("summary", {}, "more"), h("pre", {}, rest.join("\n"))) : null;
+  const tag = tone ? [h("span", { class: `tag ${tone[0]}` }, `${tone[1]} ${tone[2]}`), " "] : null;
+  return h("tr", { "data-id": one.seq, class: one.level === "warning" || one.level === "error" ? one.level : null },
+    h("td", { class: "n" }, clock(one.at_s)), h("td", {}, tag, first, more));
+}

@@ -1,0 +1,100 @@
+// The head, as `head.py` paints it first.
+import { byId, h, patch, setText } from "./dom.js";
+import { job } from "./job.js";
+import { amount, clock, count, duration, firstLine, number, percent } from "./words.js";
+
+const PHASES = {
+  starting: "starting", working: "at work", evaluating: "evaluating", draining: "stopping", checkpointing: "taking the last checkpoint",
+  exporting: "exporting the model", ending: "ending", ended: "ended",
+};
+const ACTIONS = { train: "training", evaluate: "evaluating", predict: "predicting" };
+
+const INTERRUPTED = 130;
+
+function stateOf(status, outcome) {
+  const code = outcome ? outcome.exit_code : status.exit_code;
+  if (code !== null && code !== undefined) {
+    if (code === 0) return ["good", "done"];
+    return code === INTERRUPTED ? ["moved", "stopped"] : ["error", `failed, exit code ${code}`];
+  }
+  const tone = status.waiting?.length && !status.scale?.observed ? "moved" : "live";
+  return [tone, status.state || (status.phase === "working" ? ACTIONS[status.action] : PHASES[status.phase]) || status.phase || "starting"];
+}
+
+function facts(status, over) {
+  const records = status.records ?? {}, found = [];
+  const add = (label, value, note = "", tone = "") => found.push({ label, value, note, tone });
+  add("Records per second", number(status.records_per_s ?? 0), over ? "at the end" : "");
+  if (status.epochs) add("Epoch", count(Math.min((status.epoch ?? 0) + 1, status.epochs)), `of ${count(status.epochs)}`);
+  add("Version", count(status.version ?? 0));
+  addWorkers(add, status.scale ?? {}, over);
+  addOthers(add, status);
+  if (status.loss !== null && status.loss !== undefined) add("Loss", number(status.loss));
+  for (const [name, value] of Object.entries(status.metrics ?? {}).slice(0, 3)) add(name, number(value), "evaluated");
+  add(over ? "Took" : "Uptime", duration(status.uptime_s ?? status.at_s ?? 0));
+  addTroubles(add, status, records);
+  return found;
+}
+
+function addWorkers(add, scale, over) {
+  const asked = scale.low === scale.high ? `${scale.low}` : `${scale.low} to ${scale.high}`;
+  if (over) add("Workers", asked, "asked for");
+  else add("Workers ready", count(scale.observed), `asked for ${asked}`, (scale.observed ?? 0) < (scale.low ?? 0) ? "moved" : "");
+}
+
+function addOthers(add, status) {
+  if (status.ring) add("Ring generation", count(status.ring.generation), amount(status.ring.members?.length ?? 0, "member"));
+  const servers = [...job.rows.values()].filter((row) => row.role === "ps" && row.state !== "ended");
+  const up = servers.filter((row) => row.state === "ready").length;
+  if (servers.length) add("Servers ready", count(up), `of ${count(servers.length)}`, up < servers.length ? "moved" : "");
+}
+
+function addTroubles(add, status, records) {
+  const last = status.checkpoints?.at(-1);
+  if (last) add("Checkpoint", count(last.version), `at ${clock(last.at_s)}`);
+  for (const [key, label] of [["repeated", "Records repeated"], ["bad", "Bad records"], ["lost", "Records lost"]]) {
+    if (records[key]) add(label, count(records[key]), "", key === "lost" ? "error" : "moved");
+  }
+  if (status.updates_lost) add("Updates lost", count(status.updates_lost), "with a server", "error");
+  const age = status.cluster_view_age_s;
+  if (age !== null && age !== undefined) add("Cluster view", duration(age), "old", age > 30 ? "moved" : "");
+}
+
+function notices(status, outcome) {
+  if (outcome) {
+    const [first, ...rest] = String(outcome.message ?? "").split("\n"), failed = outcome.exit_code !== 0;
+    const more = rest.length ? h("details", {}, h("summary", {}, "All of it"), h("pre", {}, rest.join("\n"))) : null;
+    const hint = outcome.hint ? h("p", { class: "hint" }, "What to do: ", outcome.hint) : null;
+    return failed || more || hint ? [h("div", { class: `notice ${failed ? "error" : "good"}` }, h("strong", {}, first || "failed"), more, hint)] : [];
+  }
+  const waits = status.waiting ?? [];
+  const shown = waits.slice(0, 4).map((reason) => h("div", { class: "notice moved" }, h("strong", {}, "Waiting"), " ", reason));
+  if (waits.length > 4) shown.push(h("div", { class: "notice moved" }, `and ${count(waits.length - 4)} more waits`));
+  return shown;
+}
+
+export function paintHead() {
+  const { status, outcome } = job, over = outcome !== null;
+  const [tone, word] = stateOf(status, outcome);
+  byId("state").className = `state ${tone}`;
+  setText(byId("state"), word);
+  const message = firstLine(status.message);
+  setText(byId("message"), over || message === word ? "" : message);
+  paintProgress(status, over);
+  patch(byId("notices"), notices(status, outcome));
+  patch(byId("facts"), facts(status, over).map((one) =>
+    h("div", { class: one.tone }, h("dt", {}, one.label), h("dd", {}, one.value, one.note ? " " : null, one.note ? h("small", {}, one.note) : null))));
+  const shown = over ? word : `${percent(share(status))} ${word}`;
+  document.title = `${shown} · ${job.about.name} · ElasticDL`;
+}
+
+const share = ({ records }) => (records?.expected ? Math.min(1, records.trained / records.expected) : 0);
+
+function paintProgress(status, over) {
+  const records = status.records ?? {}, fraction = share(status);
+  byId("bar").value = fraction;
+  setText(byId("share"), percent(fraction));
+  setText(byId("share-words"), records.expected ? `${count(records.trained)} of ${count(records.expected)} records` : "the data is not counted yet");
+  const left = status.eta_s;
+  setText(byId("eta"), over || left === null || left === undefined ? "" : `${duration(left)} left at this rate`);
+}

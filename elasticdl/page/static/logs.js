@@ -1,0 +1,175 @@
+// Logs: the end of one, followed; a search through all of it, however long; incarnations of one process side by side.
+import { byId, h, setText, visible } from "./dom.js";
+import { choose, chosen, tab } from "./address.js";
+import { job } from "./job.js";
+import { byName, count, memory } from "./words.js";
+
+const PIECE = 64 << 10;
+const MOST_SHOWN = 1 << 20;
+const view = { process: "", start: 0, end: 0, size: 0, busy: false };
+let logs = [], ask = null;
+
+export function bindLogs(asker) {
+  ask = asker;
+  if (!byId("log-search")) return bindKept();
+  byId("follow").checked = chosen("follow") !== "no";
+  byId("follow").addEventListener("change", () => choose("follow", byId("follow").checked ? "" : "no"));
+  byId("log").addEventListener("change", () => open(byId("log").value));
+  byId("log-earlier").addEventListener("click", earlier);
+  byId("log-search").addEventListener("submit", (event) => {
+    event.preventDefault();
+    search(0);
+  });
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.("a[data-log]");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    choose("log", link.dataset.log);
+    location.hash = "logs";
+  });
+}
+
+// A report has ends of logs in itself, or none.
+function bindKept() {
+  const kept = job.snapshot.logs ?? [], select = byId("log");
+  select.closest(".filters").hidden = !kept.length;
+  byId("log-text").hidden = !kept.length;
+  select.replaceChildren(...kept.map((one) => h("option", { value: one.process }, one.process)));
+  const show = () => setText(byId("log-text"), kept.find((one) => one.process === select.value)?.text ?? "");
+  if (kept.some((one) => one.process === chosen("log"))) select.value = chosen("log");
+  select.addEventListener("change", show);
+  show();
+}
+
+export async function refreshLogs() {
+  if (tab() !== "logs" || !byId("log-search") || view.busy) return;
+  view.busy = true;
+  try {
+    await list();
+    const wanted = chosen("log") || logs.find((one) => one.process.startsWith("master"))?.process || logs[0]?.process;
+    if (wanted && wanted !== view.process) await open(wanted);
+    else if (byId("follow").checked && chosen("follow") !== "no") await follow();
+  } finally {
+    view.busy = false;
+  }
+}
+
+async function list() {
+  const found = (await ask("/api/v1/logs")).logs.sort((one, other) => byName(one.process, other.process));
+  const select = byId("log"), groups = [["That live", found.filter((one) => one.live)], ["That ended", found.filter((one) => !one.live)]];
+  if (found.map((one) => one.process + one.live).join() !== logs.map((one) => one.process + one.live).join()) {
+    select.replaceChildren(...groups.filter(([, all]) => all.length).map(([label, all]) =>
+      h("optgroup", { label }, all.map((one) => h("option", { value: one.process }, one.process)))));
+    select.value = view.process;
+  }
+  logs = found;
+}
+
+async function open(process, start = -PIECE) {
+  if (!process) return;
+  choose("log", process === chosen("log") ? process : process);
+  byId("log").value = process;
+  if (process !== view.process) byId("matches").hidden = true;
+  Object.assign(view, { process, start: 0, end: 0 });
+  const part = await read(start);
+  if (!part || view.process !== process) return;
+  view.start = part.start;
+  paint(part, part.text);
+  byId("log-text").scrollTop = start < 0 ? byId("log-text").scrollHeight : 0;
+  incarnations();
+}
+
+async function read(start) {
+  try {
+    return await ask(`/api/v1/logs/${encodeURIComponent(view.process)}?start=${start}&limit=${PIECE}`);
+  } catch (error) {
+    setText(byId("log-text"), error.message);
+    setText(byId("log-place"), "");
+    return null;
+  }
+}
+
+function paint(part, text) {
+  view.end = part.end;
+  view.size = part.size;
+  byId("log-text").replaceChildren(visible(text));
+  place();
+}
+
+function place() {
+  const all = view.start === 0 && view.end >= view.size;
+  setText(byId("log-place"), all ? `all of ${memory(view.size)}` : `bytes ${count(view.start)} to ${count(view.end)} of ${count(view.size)}`);
+  byId("log-earlier").disabled = view.start === 0;
+}
+
+// What was added since. Whoever scrolled up to read is not pulled down again.
+async function follow() {
+  const box = byId("log-text"), atEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 30;
+  for (let pieces = 0; pieces < 8; pieces++) {
+    const part = await read(view.end);
+    if (!part) return;
+    if (part.size < view.end) return open(view.process);
+    if (!part.text) return place();
+    box.append(visible(part.text));
+    view.end = part.end;
+    view.size = part.size;
+    trim(box);
+    place();
+    if (atEnd) box.scrollTop = box.scrollHeight;
+    if (part.end >= part.size) return;
+  }
+  await open(view.process);
+}
+
+function trim(box) {
+  let length = [...box.childNodes].reduce((sum, node) => sum + node.textContent.length, 0);
+  while (length > MOST_SHOWN && box.childNodes.length > 1) {
+    length -= box.firstChild.textContent.length;
+    box.firstChild.remove();
+    view.start = -1;
+  }
+  if (view.start < 0) view.start = Math.max(0, view.end - length);
+}
+
+async function earlier() {
+  const from = Math.max(0, view.start - PIECE), part = await read(from);
+  if (!part) return;
+  const box = byId("log-text"), height = box.scrollHeight, keep = view.start - part.start;
+  byId("follow").checked = false;
+  choose("follow", "no");
+  box.prepend(visible(new TextDecoder().decode(new TextEncoder().encode(part.text).slice(0, keep))));
+  view.start = part.start;
+  box.scrollTop = box.scrollHeight - height;
+  place();
+}
+
+function incarnations() {
+  const stem = view.process.split(".")[0], same = logs.filter((one) => one.process.split(".")[0] === stem && one.process !== view.process);
+  const links = same.map((one) => h("a", { href: `?log=${encodeURIComponent(one.process)}#logs`, "data-log": one.process }, one.process));
+  byId("incarnations").replaceChildren(...(links.length ? ["Other incarnations:", ...links] : []));
+}
+
+async function search(start) {
+  const query = byId("log-find").value.trim(), box = byId("matches");
+  choose("log-find", query);
+  box.hidden = !query;
+  if (!query) return;
+  if (!start) box.replaceChildren();
+  const found = await ask(`/api/v1/logs/${encodeURIComponent(view.process)}/search?q=${encodeURIComponent(query)}&start=${start}`);
+  box.querySelector(".more")?.remove();
+  box.append(...found.matches.map((match) => h("button", { type: "button", click: () => jump(match.offset) }, marked(match.line, query))));
+  if (found.more) box.append(h("button", { type: "button", class: "more", click: () => search(found.searched_to) }, `Searched to byte ${count(found.searched_to)}; go on…`));
+  if (!box.childElementCount) box.append(`No line of ${view.process} has it.`);
+}
+
+function marked(line, query) {
+  const at = line.toLowerCase().indexOf(query.toLowerCase());
+  if (at < 0) return line;
+  return h("span", {}, line.slice(0, at), h("mark", {}, line.slice(at, at + query.length)), line.slice(at + query.length));
+}
+
+function jump(offset) {
+  byId("follow").checked = false;
+  choose("follow", "no");
+  open(view.process, offset);
+}

@@ -1,0 +1,116 @@
+// The plots: uPlot's canvases over the sketches of the first paint, and a table of every value beside each.
+import { byId, h } from "./dom.js";
+import { chosen, tab } from "./address.js";
+import { job } from "./job.js";
+import { colours, linesOf, options } from "./curves.js";
+import { clock, count, number } from "./words.js";
+
+const PLOTS = [
+  { key: "loss", title: "Loss", unit: "", names: ["loss"], chosen: true },
+  { key: "rate", title: "Throughput", unit: "records/s", names: ["records_per_s"] },
+  { key: "workers", title: "Workers", unit: "ready", names: ["workers"] },
+  { key: "updates", title: "Updates", unit: "per second", names: ["updates_per_s"] },
+  { key: "staleness", title: "Staleness", unit: "updates missed", names: ["staleness"] },
+  { key: "latency", title: "Server latency", unit: "ms, pull and push", names: ["pull_s", "push_s"] },
+];
+const MOST_METRICS = 6;
+const MOST_ROWS = 300;
+const drawn = new Map();
+let palette = null;
+
+function wanted() {
+  const all = [...job.series.values()], present = new Set(all.map((one) => one.name));
+  const metrics = all.filter((one) => one.name === "metric").map((one) => one.label).sort().slice(0, MOST_METRICS);
+  const evaluated = metrics.map((label) => ({ key: `metric-${label}`, title: label, unit: "evaluated", names: ["metric"], label, chosen: true }));
+  return [PLOTS[0], ...evaluated, ...PLOTS.slice(1, 3), ...PLOTS.slice(3).filter((plot) => plot.names.some((name) => present.has(name)))];
+}
+
+const seriesOf = (plot) => [...job.series.values()].filter((one) => plot.names.includes(one.name) && (!plot.label || one.label === plot.label));
+
+function figure(plot) {
+  const known = byId(`plot-${plot.key}`);
+  if (known) return known;
+  return h("figure", { id: `plot-${plot.key}`, "data-key": plot.key },
+    h("figcaption", {}, h("h3", {}, plot.title), " ", h("small", {}, plot.unit)),
+    h("div", { class: "canvas" }),
+    h("details", { class: "values" }, h("summary", {}, "Table")));
+}
+
+export function paintPlots() {
+  if (tab() !== "overview") return;
+  const place = byId("plots"), plots = wanted(), figures = plots.map(figure);
+  figures.forEach((one, index) => place.children[index] !== one && place.insertBefore(one, place.children[index] ?? null));
+  palette ??= colours();
+  plots.forEach((plot, index) => paint(plot, figures[index]));
+}
+
+function paint(plot, place) {
+  const axis = plot.chosen && chosen("axis") !== "time" ? "records" : "at_s";
+  const found = seriesOf(plot), box = place.querySelector(".canvas"), details = place.querySelector("details");
+  if (!details.dataset.bound) {
+    details.dataset.bound = "yes";
+    details.addEventListener("toggle", () => details.open && tabulate(details, seriesOf(plot)));
+  }
+  if (details.open) tabulate(details, found);
+  if (!window.uPlot || !found.some((one) => one.values.filter((value) => value !== null).length > 1)) return;
+  const { lines, data } = linesOf(found, axis, plot);
+  const shape = `${axis} ${JSON.stringify(lines)}`, old = drawn.get(plot.key);
+  if (old?.shape === shape) {
+    old.chart.setData(data);
+    return showLast(old.chart);
+  }
+  old?.chart.destroy();
+  box.replaceChildren();
+  const chart = new window.uPlot(options(lines, axis, box, palette), data, box);
+  box.addEventListener("pointerleave", () => queueMicrotask(() => showLast(chart)));
+  hideFaint(chart, lines);
+  showLast(chart);
+  drawn.set(plot.key, { shape, chart, box });
+}
+
+// While nothing is pointed at, the legend says how it stands now.
+function showLast(chart) {
+  if (chart.cursor.idx === null || chart.cursor.idx === undefined) chart.setLegend({ idx: chart.data[0].length - 1 });
+}
+
+// Of hundreds of workers the legend names the median only.
+function hideFaint(chart, lines) {
+  const rows = chart.root.querySelectorAll(".u-legend .u-series");
+  lines.forEach((line, index) => line.kind === "faint" && rows[index + 1]?.remove());
+}
+
+export function repaintPlots() {
+  palette = null;
+  for (const { chart } of drawn.values()) chart.destroy();
+  drawn.clear();
+  paintPlots();
+}
+
+export function fitPlots() {
+  for (const { chart, box } of drawn.values()) {
+    if (box.clientWidth && box.clientWidth !== chart.width) chart.setSize({ width: box.clientWidth, height: chart.height });
+  }
+}
+
+// The newest first; of very many, evenly fewer.
+function tabulate(details, found) {
+  const shown = found.slice(0, 8), first = shown[0];
+  if (!first?.at_s.length) return;
+  const step = Math.max(1, Math.ceil(first.at_s.length / MOST_ROWS)), rows = [];
+  for (let index = first.at_s.length - 1; index >= 0; index -= step) rows.push(index);
+  const at = shown.map((one) => new Map(one.at_s.map((time, index) => [Math.round(time), one.values[index]])));
+  const head = ["At", "Records", ...shown.map((one) => [one.name.endsWith("_s") && shown.length > 1 ? one.name.replace(/_s$/, "") : "", one.label].join(" ").trim() || "Value")];
+  const body = rows.map((index) => [clock(first.at_s[index]), count(first.records[index]),
+    ...shown.map((one, column) => number(column ? at[column].get(Math.round(first.at_s[index])) : one.values[index]))]);
+  const table = h("table", {}, h("thead", {}, h("tr", {}, head.map((word) => h("th", { scope: "col", class: "n" }, word)))),
+    h("tbody", {}, body.map((cells) => h("tr", {}, cells.map((cell) => h("td", { class: "n" }, cell))))));
+  const scroll = details.querySelector(".scroll"), top = scroll?.scrollTop ?? 0;
+  const fresh = h("div", { class: "scroll", tabindex: 0 }, table);
+  details.replaceChildren(details.querySelector("summary"), fresh);
+  fresh.scrollTop = top;
+}
+
+export function sayPlotsMissing() {
+  if (window.uPlot) return;
+  byId("plots").before(h("p", { class: "notice moved", id: "no-plots" }, "This installation came without uPlot: curves are sketches. Tables and all else are complete."));
+}

@@ -1,0 +1,71 @@
+// Shards by state and one by one, and the receipt.
+import { byId, h, patch, patchRows, svg } from "./dom.js";
+import { chosen, tab } from "./address.js";
+import { job } from "./job.js";
+import { PAGE, page } from "./table.js";
+import { count, duration } from "./words.js";
+
+const DRAWN = ["done", "leased", "settling", "todo", "parked"];
+const RECEIPT = ["expected", "trained", "repeated", "bad", "lost"];
+const MOST_EPOCHS = 200;
+let total = 0, asking = false;
+
+export function paintShards() {
+  const counts = Object.entries(job.status.shards ?? {});
+  patch(byId("shard-counts"), counts.length ? counts.map(taskBar) : [h("p", { class: "empty" }, "no shards yet")], (old, node) => old.isEqualNode(node));
+  paintReceipt(job.status.receipt ?? {});
+  paintProblems();
+}
+
+function taskBar([task, counts]) {
+  const all = Object.values(counts).reduce((sum, one) => sum + one, 0), pieces = [];
+  let at = 0;
+  for (const state of DRAWN.filter((name) => counts[name])) {
+    const width = (100 * counts[state]) / all;
+    pieces.push(svg("rect", { x: `${at.toFixed(3)}%`, width: `${width.toFixed(3)}%`, y: 0, height: 14, class: `shard-${state}` }));
+    at += width;
+  }
+  const said = Object.entries(counts).map(([state, number]) => h("li", {}, h("i", { class: `swatch shard-${state}` }), `${state} `, h("b", {}, count(number))));
+  return h("div", { class: "task" }, h("h3", {}, task), svg("svg", { width: "100%", height: 14, role: "img", "aria-label": `${task} shards` }, pieces), h("ul", { class: "legend" }, said));
+}
+
+function receiptRow(name, row, kind) {
+  const tones = { lost: "error", bad: "moved", repeated: "moved" };
+  return h("tr", { class: kind }, h("th", { scope: "row" }, name),
+    RECEIPT.map((key) => h("td", { class: row[key] && tones[key] ? `n ${tones[key]}` : "n" }, count(row[key] ?? 0))));
+}
+
+function paintReceipt({ epochs, total: sum }) {
+  const rows = (epochs ?? []).slice(0, MOST_EPOCHS).map((row) => receiptRow(`${row.epoch + 1}`, row));
+  patch(byId("receipt-rows"), [sum ? receiptRow("all", sum, "total") : null, ...rows]);
+}
+
+function paintProblems() {
+  const lists = [["parked", "Shards given up"], ["bad_examples", "Records that could not be read"]].filter(([key]) => job.status[key]?.length);
+  patch(byId("problems"), lists.map(([key, title]) => h("section", {}, h("h3", {}, title),
+    h("ol", { class: "texts" }, job.status[key].slice(0, 20).map((text) => h("li", {}, h("pre", {}, text)))))));
+}
+
+export async function listShards(ask) {
+  if (asking || tab() !== "shards" || !byId("shard-rows")) return;
+  asking = true;
+  try {
+    const state = chosen("shard-state") || "leased", { start } = page("shards", total);
+    const found = await ask(`/api/v1/shards?state=${encodeURIComponent(state)}&offset=${start}&limit=${PAGE}`);
+    total = found.total;
+    page("shards", total);
+    const rows = found.shards.map(shardRow);
+    patchRows(byId("shard-rows"), rows.length ? rows : [h("tr", { "data-id": "none" }, h("td", { colspan: 6, class: "empty" }, `no shard is ${state}`))]);
+  } finally {
+    asking = false;
+  }
+}
+
+function shardRow(shard) {
+  const cell = (kind, text) => h("td", { class: kind }, text);
+  const owner = shard.owner ? h("a", { href: `?process=${encodeURIComponent(shard.owner)}#processes` }, shard.owner) : "";
+  return h("tr", { "data-id": `${shard.task}-${shard.epoch}-${shard.id}`, title: shard.problem || null },
+    h("th", { scope: "row", class: "n" }, `${shard.task} ${shard.id}`),
+    cell("n", shard.offset ? `${count(shard.offset)} of ${count(shard.records)}` : count(shard.records)), cell("", shard.problem ? `${shard.state}: ${shard.problem}` : shard.state),
+    h("td", {}, owner), cell("n", String(shard.attempt)), cell("n", shard.age_s === null ? "" : duration(shard.age_s)));
+}

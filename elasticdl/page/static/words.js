@@ -1,0 +1,93 @@
+// Numbers and causes as people read them; `words.py` says the same for the first paint.
+export const NOTHING = "–";
+const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+
+export function count(value) {
+  return value === null || value === undefined ? NOTHING : grouped.format(value);
+}
+
+export function number(value) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return NOTHING;
+  const size = Math.abs(value);
+  if (size === 0 || size >= 100) return grouped.format(value);
+  if (size < 1e-4) return value.toExponential(2).replace("e+", "e");
+  return value.toFixed(2 - Math.floor(Math.log10(size)));
+}
+
+const two = (value) => String(value).padStart(2, "0");
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return NOTHING;
+  const whole = Math.max(0, Math.floor(seconds + 0.5));
+  const hours = Math.floor(whole / 3600), minutes = Math.floor((whole % 3600) / 60), left = whole % 60;
+  if (hours >= 48) return `${Math.floor(hours / 24)} d ${two(hours % 24)}:${two(minutes)}`;
+  if (hours) return `${hours}:${two(minutes)}:${two(left)}`;
+  return minutes ? `${minutes}:${two(left)}` : `${left} s`;
+}
+
+export function clock(seconds) {
+  if (seconds === null || seconds === undefined || seconds >= 59.5) return duration(seconds);
+  return `0:${two(Math.max(0, Math.floor(seconds + 0.5)))}`;
+}
+
+export function memory(bytes) {
+  if (!bytes) return NOTHING;
+  for (const [unit, scale] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
+    if (bytes >= scale) return `${number(bytes / scale)} ${unit}`;
+  }
+  return `${bytes.toFixed(0)} B`;
+}
+
+export function percent(fraction) {
+  return `${Math.floor(fraction * 100)} %`;
+}
+
+export function amount(value, noun) {
+  return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
+export const CAUSES = {
+  finished: ["good", "✓", "finished"],
+  drained: ["calm", "○", "ended as asked"],
+  fenced: ["calm", "○", "shut out"],
+  preempted: ["moved", "△", "preempted"],
+  evicted: ["moved", "△", "evicted"],
+  node_drained: ["moved", "△", "node drained"],
+  node_lost: ["lost", "✕", "node lost"],
+  deleted: ["lost", "✕", "deleted"],
+  infrastructure: ["lost", "✕", "infrastructure"],
+  silent: ["lost", "✕", "silent"],
+  straggler: ["lost", "✕", "straggler"],
+  image_unavailable: ["error", "!", "image unavailable"],
+  start_error: ["error", "!", "could not start"],
+  user_error: ["error", "!", "user error"],
+  out_of_memory: ["memory", "▲", "out of memory"],
+};
+export const STATES = {
+  ready: ["live", "●", "ready"],
+  lost: ["lost", "✕", "lost"],
+  stopping: ["calm", "◐", "stopping"],
+  refused: ["moved", "△", "refused"],
+  pending: ["wait", "◌", "waiting"],
+  requested: ["wait", "◌", "requested"],
+  starting: ["wait", "◌", "starting"],
+};
+
+export function toneOf(process) {
+  const state = process.state || "", cause = process.cause || "";
+  const found = state === "ended" || cause ? CAUSES[cause] ?? ["calm", "○", cause.replaceAll("_", " ") || "ended"] : STATES[state] ?? ["wait", "◌", state || "unknown"];
+  return { name: found[0], mark: found[1], word: found[2] };
+}
+
+// Ends that nobody asked for.
+export function troubled(process) {
+  return process.state === "ended" && !["good", "calm"].includes(toneOf(process).name);
+}
+
+export function firstLine(text) {
+  return String(text ?? "").split("\n", 1)[0];
+}
+
+export function byName(left, right) {
+  return left.localeCompare(right, "en", { numeric: true });
+}

@@ -1,0 +1,118 @@
+// What is known of the job: a snapshot, and what the stream told since. No elements here.
+import { byName } from "./words.js";
+
+const MOST_OCCURRENCES = 1000;
+const MOST_POINTS = 2048;
+
+export const job = {
+  about: {}, status: {}, outcome: null, rows: new Map(), bars: new Map(), generations: [], marks: [], nowS: 0,
+  occurrences: [], dropped: 0, series: new Map(), snapshot: {},
+};
+
+const keyOf = (series) => `${series.name}\n${series.label}`;
+
+export function load(snapshot) {
+  job.snapshot = snapshot;
+  job.about = snapshot.job;
+  job.outcome = snapshot.outcome ?? null;
+  const { processes, gauges, ...status } = snapshot.status;
+  job.status = status;
+  job.rows = new Map((processes ?? []).map((row) => [row.name, { ...(gauges ?? {})[row.name], ...row }]));
+  const line = snapshot.timeline ?? {};
+  job.bars = new Map((line.bars ?? []).map((bar) => [`${bar.process}\n${bar.ordered_s}`, bar]));
+  job.going = new Map((line.bars ?? []).filter((bar) => bar.ended_s === null).map((bar) => [bar.process, bar]));
+  job.generations = line.generations ?? [];
+  job.marks = line.marks ?? [];
+  job.nowS = line.now_s ?? status.at_s ?? 0;
+  job.occurrences = snapshot.occurrences ?? [];
+  job.dropped = snapshot.occurrences_dropped ?? 0;
+  job.series = new Map((snapshot.series ?? []).map((one) => [keyOf(one), one]));
+}
+
+export function takeStatus(status) {
+  const { processes, gauges, ...rest } = status;
+  job.status = { ...job.status, ...rest };
+  job.nowS = Math.max(job.nowS, rest.at_s ?? 0);
+}
+
+export function takeRows({ rows, gone, all }) {
+  if (all) job.rows = new Map(rows.map((row) => [row.name, row]));
+  for (const row of rows ?? []) {
+    job.rows.set(row.name, row);
+    takeBar(row);
+  }
+  for (const name of gone ?? []) job.rows.delete(name);
+}
+
+function takeBar(row) {
+  let bar = job.going.get(row.name);
+  if (!bar) {
+    const known = job.bars.get(`${row.name}\n${row.started_s}`);
+    if (known || (row.state === "ended" && [...job.bars.values()].some((one) => one.process === row.name))) return explain(row);
+    bar = { process: row.name, role: row.role, ordered_s: row.started_s, ready_s: null, ended_s: null };
+    job.bars.set(`${row.name}\n${row.started_s}`, bar);
+    job.going.set(row.name, bar);
+  }
+  bar.state = row.state;
+  bar.cause = row.cause;
+  bar.text = row.message;
+  bar.where = row.where || bar.where;
+  if (row.state === "ready" && bar.ready_s === null) bar.ready_s = row.since_s;
+  if (row.state === "ended") {
+    bar.ended_s = row.since_s;
+    job.going.delete(row.name);
+  }
+}
+
+// The platform's word on an end may come after the end.
+function explain(row) {
+  for (const bar of job.bars.values()) {
+    if (bar.process === row.name && bar.ended_s !== null && row.state === "ended") Object.assign(bar, { cause: row.cause, text: row.message });
+  }
+}
+
+export function takeOccurrences(found) {
+  const last = job.occurrences.at(-1)?.seq ?? -1;
+  for (const one of found) {
+    if (one.seq <= last) continue;
+    job.occurrences.push(one);
+    if (one.kind === "ring" && one.details?.step === "published") takeGeneration(one);
+  }
+  const over = job.occurrences.length - MOST_OCCURRENCES;
+  if (over > 0) {
+    job.occurrences.splice(0, over);
+    job.dropped += over;
+  }
+}
+
+function takeGeneration(one) {
+  const { generation, members, reason } = one.details;
+  if (job.generations.some((known) => known.generation === generation)) return;
+  job.generations.push({ generation, at_s: one.at_s, members: String(members ?? "").split(" ").filter(Boolean), reason: reason ?? one.text });
+}
+
+export function takeSamples(points) {
+  for (const { name, label, unit, at_s, records, value } of points) {
+    let series = job.series.get(`${name}\n${label}`);
+    if (!series) job.series.set(`${name}\n${label}`, (series = { name, label, unit, at_s: [], records: [], values: [] }));
+    append(series, at_s, records, value);
+  }
+}
+
+// A point of a time that is there already is a better one for it.
+function append(series, at, records, value) {
+  const last = series.at_s.at(-1) ?? -1;
+  if (at < last) return;
+  const where = at === last ? series.at_s.length - 1 : series.at_s.length;
+  series.at_s[where] = at;
+  series.records[where] = records;
+  series.values[where] = value;
+  if (series.at_s.length <= MOST_POINTS) return;
+  for (const name of ["at_s", "records", "values"]) series[name] = series[name].filter((_, index, all) => index % 2 || index === all.length - 1);
+}
+
+export function processRows() {
+  const rows = [...job.rows.values()];
+  return rows.sort((one, other) => (one.state === "ended") - (other.state === "ended")
+    || (one.state === "ended" ? other.since_s - one.since_s : 0) || byName(one.name, other.name));
+}
