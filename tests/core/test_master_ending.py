@@ -155,6 +155,7 @@ def test_a_failed_checkpoint_is_told_tried_again_and_training_goes_on(bench):
 def test_a_person_gets_a_checkpoint_when_there_is_something_to_keep(bench):
     job = bench()
     job.up()
+    job.put(e.VersionAdvanced(0, 1))
     assert job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0)))
     other = bench(Action.EVALUATE)
     other.up()
@@ -165,6 +166,7 @@ def test_a_person_gets_a_checkpoint_when_there_is_something_to_keep(bench):
 def test_only_the_newest_checkpoints_are_listed(bench):
     job = bench(keep_checkpoint_max=2)
     job.up()
+    job.put(e.VersionAdvanced(0, 1))
     for version in (1, 2, 3):
         job.put(e.CheckpointRequested(0))
         saved(job, cut(job, version))
@@ -363,6 +365,7 @@ def test_a_shard_that_is_whole_within_the_cut_is_done_in_its_ledger(bench):
     job = bench()
     job.up()
     lease = job.lease()
+    job.put(e.VersionAdvanced(0, 1))
     job.put(e.CheckpointRequested(0))
     save = cut(job, **{"worker-0": Applied(lease.shard.id, 0, 16)})
     (count,) = json.loads(save.ledger)["counts"]

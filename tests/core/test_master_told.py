@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+
 pytestmark = pytest.mark.core
 
 
@@ -19,3 +22,65 @@ def test_a_shard_of_which_nothing_was_reported_yet_is_not_said_to_stand_at_zero(
     assert doing() == f"training shard {lease.shard.id}: {records} records"
     job.progress(0, lease, 8)
     assert doing() == f"training shard {lease.shard.id}: 8 of {records}"
+
+
+def refuse(job, reason: str = "no space left on device") -> None:
+    job.put(e.SnapshotFailed(0, job.of(c.TakeSnapshot)[-1].snapshot, reason))
+
+
+def told(job) -> list[str]:
+    return [command.text for command in job.of(c.Announce) if command.kind == "checkpoint"]
+
+
+def test_a_checkpoint_that_is_refused_is_tried_five_times_and_said_twice(bench):
+    job = bench(num_workers=1, checkpoint_steps=4, num_epochs=9)
+    job.up()
+    job.progress(0, job.lease(), 8)
+    job.put(e.VersionAdvanced(0, 4))
+    for _ in range(60):
+        if len(job.of(c.TakeSnapshot)) > len([one for one in job.given if isinstance(one, c.DropSnapshot)]):
+            refuse(job)
+        job.tick(60)
+    assert len(job.of(c.TakeSnapshot)) == 5, "an hour later, too"
+    first, last = told(job)
+    assert first == "no checkpoint: no space left on device; the earlier ones stay, trying again in 5 s"
+    assert last.startswith("no checkpoint after 5 tries: no space left on device") and "elasticdl checkpoint" in last
+
+    job.put(e.VersionAdvanced(0, 8))
+    assert len(job.of(c.TakeSnapshot)) == 6, "the next one is due"
+    refuse(job)
+    job.tick(600)
+    assert len(job.of(c.TakeSnapshot)) == 6 and len(told(job)) == 2
+
+    job.put(e.CheckpointRequested(0))
+    refuse(job)
+    assert "trying again" in told(job)[-1], "who asks for one is told"
+    job.tick(10)
+    taken = job.of(c.TakeSnapshot)[-1].snapshot
+    job.put(e.SnapshotCut(0, taken, 8, {}))
+    job.put(e.SnapshotSaved(0, taken, 8, "version-8", 1))
+    assert told(job)[-1].startswith("checkpoint of version 8 saved")
+
+
+def test_a_checkpoint_that_is_asked_for_before_the_first_step_is_taken_after_it(bench):
+    job = bench(num_workers=1)
+    job.up()
+    job.put(e.CheckpointRequested(0))
+    job.tick(10)
+    assert not job.of(c.TakeSnapshot)
+    assert told(job) == ["a checkpoint was asked for; it is taken when the first step is done: there is nothing to keep before"]
+    job.progress(0, job.lease(), 8)
+    assert len(job.of(c.TakeSnapshot)) == 1
+
+
+def test_who_is_stopped_twice_keeps_the_first_reason_and_is_promised_no_checkpoint_that_is_not_there(bench):
+    job = bench(num_workers=1)
+    job.up()
+    job.lease()
+    job.put(e.StopRequested(0, "enough"))
+    job.put(e.StopRequested(0, "the master got SIGTERM"))
+    job.die(job.worker(0))
+    job.fenced(0)
+    job.die(job.ps(0))
+    job.tick(60)
+    assert (job.finished.message, job.finished.hint) == ("stopped: enough", "")

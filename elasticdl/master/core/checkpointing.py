@@ -14,7 +14,12 @@ from elasticdl.master.core.snapshots import Snapshots, retry_s
 from elasticdl.shard import Applied, SnapshotId
 
 SAVE_LIMIT_S = 1800.0
-_FINAL_TRIES = 5
+_TRIES = 5
+"""In a row. What refuses that often refuses the next one too: it is left alone until the next one is due."""
+_WHAT_TO_DO = (
+    "mend what that names (no room: make some; a model that diverged: stop the job and --resume with a smaller learning rate); "
+    "`elasticdl checkpoint` asks for one at once"
+)
 
 LedgerAt: TypeAlias = Callable[[Mapping[str, Applied]], str]
 """The ledger as JSON at the point of a cut."""
@@ -58,6 +63,8 @@ class Checkpointing:
         self._cut: SnapshotId | None = None
         self._anchor_version = 0
         self._failures = 0
+        self._given_up = False
+        """The last one that was due was tried often enough; from then on each is tried once, until one is saved."""
         self._retry_at_s = 0.0
         self._cut_is_final = False
         self._final_done = False
@@ -82,8 +89,10 @@ class Checkpointing:
             text = "a checkpoint was asked for, but --job-dir is on no --volume: there is no place that all servers see"
             self._facts.orders.announce("checkpoint", text, level="warning")
         elif self._facts.spec.action is Action.TRAIN and self._facts.phase in (Phase.WORKING, Phase.EVALUATING):
+            self._failures, self._given_up, self._retry_at_s = 0, False, self._facts.now_s
             self.request("a person asked for it")
-            self._facts.orders.announce("checkpoint", "a checkpoint was asked for")
+            when = "" if self._begun() else "; it is taken when the first step is done: there is nothing to keep before"
+            self._facts.orders.announce("checkpoint", f"a checkpoint was asked for{when}")
         else:
             text = f"a checkpoint was asked for, but there is nothing to keep: the job is {self._facts.phase}"
             self._facts.orders.announce("checkpoint", text, level="warning")
@@ -105,7 +114,7 @@ class Checkpointing:
     @property
     def final_over(self) -> bool:
         """The last checkpoint is on disk, or it was tried often enough."""
-        return self._final_done or (not self.under_way and self._failures >= _FINAL_TRIES)
+        return self._final_done or (not self.under_way and self._failures >= _TRIES)
 
     @property
     def anchor(self) -> int:
@@ -116,7 +125,12 @@ class Checkpointing:
         """Whether a checkpoint could be taken now."""
         phase = self._facts.phase in (Phase.WORKING, Phase.EVALUATING, Phase.CHECKPOINTING) and self._facts.work is not None
         free = self._snapshots.cutting is None and not self.under_way and self._facts.now_s >= self._retry_at_s
-        return phase and free and not self._facts.servers_away()
+        return phase and free and self._begun() and not self._facts.servers_away()
+
+    def _begun(self) -> bool:
+        """A step was done, by this job or by the one whose weights it began with: there are weights."""
+        work = self._facts.work
+        return bool(self._facts.version) or (work is not None and bool(work.totals().trained))
 
     def decide(self) -> None:
         """Order a checkpoint if one is due and can be taken now. A ring asks for its marks itself."""
@@ -163,7 +177,7 @@ class Checkpointing:
             ledger = self.saving.ledger
             self._final_done = self.saving.final
             self.saving = None
-            self._failures = 0
+            self._failures, self._given_up = 0, False
         if all(saved.path != event.path for saved in self.saved):
             self.saved = [replace(saved, ledger="") for saved in self.saved] if ledger else self.saved
             self.saved.append(Saved(event.version, event.path, event.bytes, event.at_s, ledger))
@@ -180,14 +194,25 @@ class Checkpointing:
         if self.saving is not None:
             self._facts.orders.give(DropSnapshot(snapshot))
         self._cut = self.saving = None
+        news = reason != self.last_problem or not self._failures
         self._failures += 1
         self.last_problem = reason
+        if self._facts.phase is not Phase.CHECKPOINTING and self._failures >= (1 if self._given_up else _TRIES):
+            self._give_up()
+            return True
         pause_s = retry_s(self._failures)
         self._retry_at_s = self._facts.now_s + pause_s
         self.request("the last one failed")
-        text = f"no checkpoint: {reason}; the earlier ones stay, trying again in {pause_s:.0f} s"
-        self._facts.orders.announce("checkpoint", text, level="warning")
+        if news:
+            text = f"no checkpoint: {reason}; the earlier ones stay, trying again in {pause_s:.0f} s"
+            self._facts.orders.announce("checkpoint", text, level="warning")
         return True
+
+    def _give_up(self) -> None:
+        if not self._given_up:
+            text = f"no checkpoint after {_TRIES} tries: {self.last_problem}; the earlier ones stay, the next is tried when it is due; {_WHAT_TO_DO}"
+            self._facts.orders.announce("checkpoint", text, level="error")
+        self._given_up, self._failures, self.wanted = True, 0, ""
 
     def tick(self) -> None:
         """Give up a save that takes too long."""
