@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
@@ -16,6 +16,7 @@ from elasticdl.errors import ElasticDLError, Refused, TransientError, UserError
 from elasticdl.rpc.master_client import MasterClient
 
 if TYPE_CHECKING:
+    from elasticdl.cli.kept import KeptLogs
     from elasticdl.cli.line import ClusterLine
     from elasticdl.cluster.job_facts import JobFacts
     from elasticdl.cluster.outcome import Ended
@@ -138,7 +139,14 @@ class ClusterJob:
         """See FoundJob."""
         from elasticdl.cluster.pod_logs import entries
 
-        return [LogEntry(name, what) for name, what in entries(self.facts(whole=True))]
+        facts = self.facts(whole=True)
+        there = [LogEntry(name, what) for name, what in entries(facts)]
+        kept: dict[str, int] = {}
+        with suppress(ElasticDLError), self._kept(facts) as found:
+            kept = found.sizes()
+        names = {entry.process for entry in there}
+        gone = [LogEntry(name, f"kept of pods that are gone: {size:,} bytes") for name, size in kept.items() if name not in names]
+        return [*there, *gone]
 
     def read_log(self, wish: LogWish) -> Iterator[str]:
         """See FoundJob."""
@@ -147,10 +155,36 @@ class ClusterJob:
         facts = self.facts(whole=True)
         pod = chosen(facts, wish.process)
         if pod is None:
-            names = ", ".join(entry.process for entry in self.logs()) or "none yet"
-            raise no_such_job(f"job {self.name} in {self.place} has no log of {wish.process!r}", f"there are {names}")
+            yield self._kept_log(facts, wish)
+            return
         reading = followed if wish.follow else last
         yield from self._line.each(reading(self._line.api, pod, wish.lines))
+
+    def _kept_log(self, facts: JobFacts, wish: LogWish) -> str:
+        """Of a process whose pod is gone. Raises an error with exit code 4 if there is no such log, or nobody to ask for it."""
+        try:
+            with self._kept(facts) as found:
+                return found.last(wish.process, wish.lines)
+        except ElasticDLError as error:
+            names = ", ".join(entry.process for entry in self.logs()) or "none yet"
+            hint = f"there are {names}"
+            if not facts.running_master:
+                hint += f"; what was kept of pods that are gone is in {self._job_dir(facts)}/logs"
+            raise no_such_job(f"job {self.name} in {self.place} has no log of {wish.process!r}", hint) from error
+
+    def _kept(self, facts: JobFacts) -> AbstractContextManager[KeptLogs]:
+        from elasticdl.cli.kept import kept_logs
+
+        if not facts.running_master:
+            raise TransientError(f"job {self.name} has no master that could be asked")
+        return kept_logs(self._line, self.place.namespace, self._master_pod, self._line.run(self._jobs.token(facts)))
+
+    def _job_dir(self, facts: JobFacts) -> str:
+        from elasticdl.cluster.planning import spec_of
+
+        with suppress(UserError):
+            return str(spec_of(dict(facts.job)).cluster.job_dir)
+        return "its directory"
 
     def close(self) -> None:
         """See FoundJob. It may be used again."""
