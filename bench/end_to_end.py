@@ -5,8 +5,6 @@ Everything on the same cores, one after the other in one run; medians.
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 import subprocess
 import sys
@@ -15,8 +13,8 @@ import time
 from pathlib import Path
 
 from bench.deepfm_data import write
+from bench.jobs import ROOT, RunningJob, running
 
-ROOT = Path(__file__).parent.parent
 RECORDS = 262_144
 POINTS = [("adam", 512), ("adam", 4096), ("adagrad", 512), ("adagrad", 4096)]
 PEERS = {"keras_fit": "bench.peer_keras", "pss": "bench.peer_pss", "by_hand": "bench.peer_loop"}
@@ -31,58 +29,32 @@ def run_peer(module: str, optimizer: str, batch: int) -> float:
     return float(done.stdout.split()[-1])
 
 
-def trained(job: Path) -> tuple[float, int] | None:
-    """When (s) and how many records, from the job's own status."""
-    address = job / "master.json"
-    if not address.exists():
-        return None
-    from elasticdl.rpc.master_client import MasterClient
-
-    where = json.loads(address.read_text())
-    client = MasterClient(where["address"], where["token"], "cli")
-    try:
-        return time.perf_counter(), int(client.status()["records"]["trained"])
-    finally:
-        client.close()
-
-
 def run_ours(optimizer: str, batch: int, data: Path, workers: int = 2, seconds: float = 12.0) -> float:
     """Records per second in steady state, as the master's ledger counts them: the job is stopped after `seconds` of it."""
-    with tempfile.TemporaryDirectory() as folder:
-        job = Path(folder) / "job"
-        command = [
-            sys.executable, "-m", "elasticdl.cli.main", "train", "--model-zoo", str(ROOT / "bench/zoo"), "--model-def", "deepfm",
-            "--model-params", f"optimizer={optimizer}", "--training-data", str(data), "--num-epochs", "1000",
-            "--minibatch-size", str(batch), "--num-workers", str(workers), "--num-ps-pods", "1", "--job-dir", str(job),
-            "--records-per-task", str(max(batch * 8, 16_384)),
-        ]  # fmt: skip
-        log = open(Path(folder) / "log", "w+")  # noqa: SIM115
-        child = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT)})
-        try:
-            return steady_rate(child, job, seconds, log)
-        finally:
-            child.terminate()
-            try:
-                child.wait(30)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+    with running(
+        model_def="deepfm",
+        model_params=f"optimizer={optimizer}",
+        training_data=data,
+        num_epochs=1000,
+        minibatch_size=batch,
+        num_workers=workers,
+        num_ps_pods=1,
+        records_per_task=max(batch * 8, 16_384),
+    ) as job:
+        return steady_rate(job, seconds)
 
 
-def steady_rate(child: subprocess.Popen, job: Path, seconds: float, log) -> float:
+def steady_rate(job: RunningJob, seconds: float) -> float:
     """Slope of trained records over time, from 4 s after the first ones on."""
     seen: list[tuple[float, int]] = []
-    deadline = time.perf_counter() + 120
-    while time.perf_counter() < deadline:
-        if child.poll() is not None:
-            log.seek(0)
-            raise RuntimeError(f"the job ended by itself:\n{log.read()[-3000:]}")
-        point = trained(job)
-        if point and point[1] > 0:
-            seen.append(point)
-            if seen[-1][0] - seen[0][0] > seconds + 4:
-                break
-        time.sleep(0.5)
+
+    def enough() -> bool | None:
+        status = job.status()
+        if status is not None and status["records"]["trained"] > 0:
+            seen.append((time.perf_counter(), int(status["records"]["trained"])))
+        return True if seen and seen[-1][0] - seen[0][0] > seconds + 4 else None
+
+    job.until("it had trained long enough", enough, look_s=0.5)
     steady = [point for point in seen if point[0] - seen[0][0] > 4]
     rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(steady, steady[4:], strict=False)]
     return statistics.median(rates)

@@ -20,6 +20,7 @@ from elasticdl.worker.ending import Draining, NonFinite
 from elasticdl.worker.outbox import Advance
 from elasticdl.worker.ring import Place, Ring, RingBroken
 from elasticdl.worker.ring_forms import Forms, Word
+from elasticdl.worker.ring_pause import Pause
 from elasticdl.worker.ring_reading import End, Mark, Part, Plan, RingReading
 from elasticdl.worker.surroundings import Surroundings
 
@@ -110,6 +111,8 @@ class RingTrainer:
         self._told: Lease | None = None
         self._tried = 0
         self._rank = 0
+        self._pause: Pause | None = None
+        """Since the last step in the ring before, until the first in this one."""
         forms.listen(parts.reading.wake)
 
     @property
@@ -133,6 +136,7 @@ class RingTrainer:
     def run(self) -> None:
         """Train until there are no more items. Raises Ended when the worker ends before, UserError."""
         self._around.ending.listen(self._leave_if_draining)
+        self._pause = Pause()
         self._word.ready()
         try:
             while True:
@@ -175,15 +179,16 @@ class RingTrainer:
             self._word.broken(form.generation, error.message)
             return False
         finally:
-            begin_s = time.monotonic()
+            self._pause = self._pause or Pause()
             self._parts.ring.leave()
-            self._around.gauges.add("ring_leave_ms", (time.monotonic() - begin_s) * 1e3)
+            self._pause.lap("leaving")
 
     def _enter(self, form: RingForm) -> None:
-        begin_s = time.monotonic()
         rank, size = form.members.index(self._name), len(form.members)
         rendezvous = f"{self._host}:{form.port}/{form.scope}" if size > 1 else ""
+        self._lap("waiting")
         self._parts.ring.enter(Place(form.generation, rank, size, rendezvous))
+        self._lap("meeting")
         self._rank = rank
         if not form.holders and rank == 0:
             self._position = Position(self._parts.listener.restore(form.restore_from), form.first_number)
@@ -192,19 +197,22 @@ class RingTrainer:
         if self._position.number < form.first_number:
             self._position = replace(self._position, number=form.first_number, offset=AT_BEGIN)
         self._word.entered(form.generation)
-        _log.info(
-            "generation %d: rank %d of %d at version %d, formed in %.0f ms",
-            *(form.generation, rank, size, self.version, (time.monotonic() - begin_s) * 1e3),
-        )
+        _log.info("generation %d: rank %d of %d at version %d", form.generation, rank, size, self.version)
+
+    def _lap(self, what: str) -> None:
+        if self._pause is not None:
+            self._pause.lap(what)
 
     def _elect(self, form: RingForm) -> None:
         """All get the state of the member with the most steps, if theirs is not that already."""
         told = self._parts.exchange.gather(self._position.numbers())
+        self._lap("comparing")
         holders = form.holders or (0,)
         elected = max(holders, key=lambda rank: (*told[rank], -rank))
         same = all(rank in form.holders and (told[rank] == told[elected]).all() for rank in range(len(form.members)))
         if not same:
             self._parts.exchange.hand_over(giving=self._rank == elected)
+            self._lap("handing over")
         self._position = Position(*(int(number) for number in told[elected]))
 
     def _train(self, form: RingForm) -> bool:
@@ -236,7 +244,12 @@ class RingTrainer:
         """True if all members leave the ring after this step."""
         lease = part.item.lease
         assert lease is not None and lease.shard is not None
+        self._lap("data")
         outcome = self._guarded_step(part, wish)
+        if self._pause is not None:
+            self._pause.lap("step")
+            _log.info("generation %d trains after %s", self._tried, self._pause)
+            self._pause = None
         self._tell_safe()
         shard, attempt = lease.shard.id, lease.attempt
         version = self.version + int(outcome.applied)

@@ -1,0 +1,85 @@
+"""Whole jobs on this machine, as a user starts them, for as long as they are measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+ROOT = Path(__file__).parent.parent
+T = TypeVar("T")
+
+
+@dataclass
+class RunningJob:
+    """`elasticdl train` on a directory of its own."""
+
+    child: subprocess.Popen
+    directory: Path
+    log: IO[str]
+
+    def status(self) -> dict[str, Any] | None:
+        """The master's, None while there is none."""
+        address = self.directory / "master.json"
+        if not address.exists():
+            return None
+        from elasticdl.errors import ElasticDLError
+        from elasticdl.rpc.master_client import MasterClient
+
+        where = json.loads(address.read_text())
+        client = MasterClient(where["address"], where["token"], "cli")
+        try:
+            return client.status()
+        except ElasticDLError:
+            return None
+        finally:
+            client.close()
+
+    def until(self, what: str, found: Callable[[], T | None], limit_s: float = 120.0, look_s: float = 0.2) -> T:
+        """The first answer of `found` that is one. Raises RuntimeError if the job ends before, or it takes too long."""
+        deadline = time.perf_counter() + limit_s
+        while time.perf_counter() < deadline:
+            answer = found()
+            if answer is not None:
+                return answer
+            if self.child.poll() is not None:
+                self.log.seek(0)
+                raise RuntimeError(f"the job ended by itself before {what}:\n{self.log.read()[-3000:]}")
+            time.sleep(look_s)
+        raise RuntimeError(f"not within {limit_s:g} s: {what}")
+
+    def pid(self, name: str) -> int | None:
+        """Of a process that runs."""
+        status = self.status()
+        where = [one["where"] for one in status["processes"] if one["name"] == name] if status else []
+        return int(where[0].removeprefix("pid ")) if where and where[0].startswith("pid ") else None
+
+
+@contextmanager
+def running(**flags: object) -> Iterator[RunningJob]:
+    """Start a job; it is stopped at the end of the block, whatever happens. Flags as `elasticdl train` has them."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = Path(folder) / "job"
+        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+        command = [sys.executable, "-m", "elasticdl.cli.main", "train", "--model-zoo", str(ROOT / "bench/zoo"), *arguments]
+        with open(Path(folder) / "log", "w+") as log:
+            child = subprocess.Popen(
+                [*command, "--job-dir", str(job)], cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT)}
+            )
+            try:
+                yield RunningJob(child, job, log)
+            finally:
+                child.terminate()
+                try:
+                    child.wait(30)
+                except subprocess.TimeoutExpired:
+                    child.kill()
+                    child.wait()

@@ -1,0 +1,99 @@
+"""What a killed member, a silent one and a joiner cost a ring of two, in a whole job on the MLP of `bench/zoo`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from bench.jobs import RunningJob, running
+from bench.step_log import steps_of
+
+BATCH = 64
+_REST_S = 1.5
+_LOST_S = 8.0
+
+
+def formed(job: RunningJob, members: int, after: int = 0) -> int | None:
+    """The newest generation, once it is complete, has so many members and is newer."""
+    status = job.status()
+    ring = status["ring"] if status else None
+    if ring is None or len(ring["members"]) != members:
+        return None
+    return ring["generation"] if after < ring["generation"] == ring["formed"] else None
+
+
+@dataclass
+class Recovery:
+    """Seconds of the survivor's standstill. `kill`, `lost`: from the signal to its next step; `join`: between two steps."""
+
+    kill: list[float] = field(default_factory=list)
+    lost: list[float] = field(default_factory=list)
+    join: list[float] = field(default_factory=list)
+    step: list[float] = field(default_factory=list)
+    """Medians of both members' steps before each signal."""
+    repeated_records: int = 0
+
+    def figures(self) -> dict:
+        parts = {name: [round(value, 4) for value in getattr(self, name)] for name in ("kill", "lost", "join", "step")}
+        return {**parts, "repeated_records": self.repeated_records}
+
+
+def recovery(kills: int = 4) -> dict:
+    """Kill rank 0 and rank 1 in turn, each time after the replacement of the one before has joined; then stop one."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "mlp.npz"
+        rng = np.random.default_rng(0)
+        np.savez(data, x=rng.normal(size=(65536, 784)).astype(np.float32), y=rng.integers(0, 10, 65536))
+        flags = {"distribution_strategy": "AllreduceStrategy", "num_workers": 2, "minibatch_size": 2 * BATCH}
+        with running(model_def="mlp", training_data=data, num_epochs=1000, **flags) as job:
+            return _measured(job, kills).figures()
+
+
+def _measured(job: RunningJob, kills: int) -> Recovery:
+    found = Recovery()
+    generation = job.until("both were in the ring", lambda: formed(job, 2))
+    for number in range(kills):
+        time.sleep(_REST_S)
+        _strike(job, found, number % 2, signal.SIGKILL)
+        begin_s = time.time()
+        # The kill made a generation of one, the join makes another.
+        generation = job.until("another joined", lambda after=generation + 1: formed(job, 2, after))
+        time.sleep(_REST_S)
+        found.join.append(_longest_gap(job, begin_s))
+    _strike(job, found, 1, signal.SIGSTOP)
+    found.repeated_records = job.status()["records"]["repeated"]
+    return found
+
+
+def _strike(job: RunningJob, found: Recovery, rank: int, with_signal: signal.Signals) -> None:
+    members = job.status()["ring"]["members"]
+    victim, survivor = members[rank], members[1 - rank]
+    pid = job.pid(victim)
+    at_s = time.time()
+    os.kill(pid, with_signal)
+    time.sleep(_LOST_S if with_signal == signal.SIGSTOP else 0.5)
+    if with_signal == signal.SIGSTOP:
+        os.kill(pid, signal.SIGCONT)
+    gaps = [(b - a, b) for a, b in itertools.pairwise(steps_of(job.directory)[survivor]) if b > at_s - 1]
+    found.step.append(statistics.median(gap for gap, end_s in gaps if end_s < at_s))
+    # The step in flight may have been complete, and told of after the signal: what counts is the end of the pause.
+    end_s = max(gap for gap in gaps if gap[1] > at_s)[1]
+    (found.lost if with_signal == signal.SIGSTOP else found.kill).append(end_s - at_s)
+
+
+def _longest_gap(job: RunningJob, since_s: float) -> float:
+    """The longest time between two steps of one that was there before and after."""
+    found = []
+    for times in steps_of(job.directory).values():
+        gaps = [b - a for a, b in itertools.pairwise(times) if b > since_s]
+        if gaps and times[0] < since_s:
+            found.append(max(gaps))
+    return max(found)

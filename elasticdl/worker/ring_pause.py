@@ -1,0 +1,25 @@
+"""How long a change of the ring's members kept this one from training, and with what."""
+
+from __future__ import annotations
+
+import time
+from typing import final
+
+
+@final
+class Pause:
+    """From the last step in one ring, or the beginning, to the first one in the next. Belongs to the loop's thread."""
+
+    def __init__(self) -> None:
+        self._begin_s = self._lap_s = time.monotonic()
+        self._laps_ms: dict[str, float] = {}
+
+    def lap(self, what: str) -> None:
+        """What was done since the last lap."""
+        now_s = time.monotonic()
+        self._laps_ms[what] = self._laps_ms.get(what, 0.0) + (now_s - self._lap_s) * 1e3
+        self._lap_s = now_s
+
+    def __str__(self) -> str:
+        laps = ", ".join(f"{what} {took_ms:.0f}" for what, took_ms in self._laps_ms.items())
+        return f"{(self._lap_s - self._begin_s) * 1e3:.0f} ms ({laps})"
