@@ -1,4 +1,4 @@
-"""Where records begin in a file that has no index of its own, and the cache that keeps it.
+"""Where records begin in a file that has no index of its own.
 
 One pass over a file makes the index; every process of the job then finds it in the cache, keyed by path, size and time
 of the file. A cached index carries a checksum; one that does not fit is made again.
@@ -10,16 +10,15 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl._native import crc32c
+from elasticdl.data import index_cache
 from elasticdl.data.files import DataFile
 from elasticdl.errors import Corrupted, UserError
 
@@ -111,13 +110,6 @@ def describe(file: DataFile, line: int, why: str, start: bytes) -> str:
     return f"{file.path}:{line}: {why}: {text!r}"
 
 
-def cache_directory() -> Path:
-    """Where indexes are kept: ELASTICDL_CACHE_DIR, else below the user's cache directory."""
-    if chosen := os.environ.get("ELASTICDL_CACHE_DIR"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticdl"
-
-
 def cached(file: DataFile, options: str, build: Build) -> RecordIndex:
     """The index of `file` as read with `options`, from the cache or made now. Safe with many processes at once.
 
@@ -125,18 +117,17 @@ def cached(file: DataFile, options: str, build: Build) -> RecordIndex:
     """
     place = json.dumps([os.path.abspath(file.path), options, STRIDE_RECORDS, STRIDE_BYTES])
     key = f"{place} {file.fingerprint}"
-    path = cache_directory() / f"{hashlib.sha256(place.encode()).hexdigest()[:32]}.index"
+    name = hashlib.sha256(place.encode()).hexdigest()[:32]
     try:
-        found = decode(path.read_bytes(), key)
+        kept = index_cache.read(name)
+        found = decode(kept, key) if kept is not None else None
         if found is not None:
             return found
-    except FileNotFoundError:
-        pass
     except (OSError, Corrupted) as error:
-        _log.warning("%s: %s: the index is made again", path, error)
+        _log.warning("%s: %s: the index is made again", index_cache.path_of(name), error)
     index = build(file)
     file.check_unchanged()
-    _keep(path, encode(index, key))
+    index_cache.keep(name, encode(index, key))
     return index
 
 
@@ -158,18 +149,3 @@ def decode(data: bytes, key: str) -> RecordIndex | None:
     if facts["key"] != key:
         return None
     return RecordIndex(np.frombuffer(entries, np.int64).reshape(-1, 3), facts["columns"], facts["bad"], tuple(facts["examples"]))
-
-
-def _keep(path: Path, data: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            os.replace(temporary, path)
-        except OSError:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        _log.warning("the index of the data cannot be kept in %s: %s", path.parent, error)

@@ -36,7 +36,7 @@ def data(tmp_path):
 def cache(tmp_path, monkeypatch):
     path = tmp_path / "cache"
     monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(path))
-    return path
+    return path / "indexes"
 
 
 def test_several_processes_make_the_index_at_once(data, cache):
@@ -99,5 +99,5 @@ def test_without_a_setting_the_cache_is_the_users(data, tmp_path, monkeypatch):
     monkeypatch.delenv("ELASTICDL_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     open_reader(str(data), {}).sources()
-    assert len(list((tmp_path / "xdg" / "elasticdl").iterdir())) == 1
+    assert len(list((tmp_path / "xdg" / "elasticdl" / "indexes").iterdir())) == 1
     assert Path(os.environ["XDG_CACHE_HOME"]).is_dir()
