@@ -27,7 +27,7 @@ from elasticdl.cluster.logs import TAIL_BYTES, TAIL_LINES, log_sizes, read_log
 from elasticdl.cluster.manifests import pod as pod_manifest
 from elasticdl.cluster.plans import Json, Owner, PodPlan
 from elasticdl.cluster.pod_book import NODE_LOST, Life, PodBook
-from elasticdl.cluster.pods import is_process, uid
+from elasticdl.cluster.pods import Pod, is_process, uid
 from elasticdl.cluster.reflector import Reflector, Sink, Timing
 from elasticdl.errors import ElasticDLError
 
@@ -155,7 +155,7 @@ class KubernetesCluster:
             raise NoSuchLog(f"there is no log of {process!r}")
         return await asyncio.to_thread(read_log, self._log_directory, process, start, limit_bytes)
 
-    def _pods(self) -> dict[ProcessName, Json]:
+    def _pods(self) -> dict[ProcessName, Pod]:
         return {life.name: life.pod for life in (*self._ended, *self._book.lives())}
 
     async def close(self) -> None:

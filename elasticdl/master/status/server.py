@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any, final
-from weakref import WeakSet
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -38,7 +37,8 @@ class StatusServer:
     def __init__(self, watched: Watched, guard: Guard, epoch: int) -> None:
         self._live = Live(watched, Feed(epoch))
         entry = Entry(guard, watched, self._live)
-        self._spoke: WeakSet[Any] = WeakSet()
+        self._silent: set[Any] = set()
+        """Connections that have asked for nothing yet."""
         application = web.Application(middlewares=[self._hear, watchman(guard, entry.open_to_all)], client_max_size=MOST_BODY_BYTES)
         parts = (entry, Facts(watched, self._live), Streams(self._live), Shards(watched), Logs(watched), Actions(watched))
         for part in parts:
@@ -69,7 +69,7 @@ class StatusServer:
 
     @web.middleware
     async def _hear(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        self._spoke.add(request.protocol)
+        self._silent.discard(request.protocol)
         return await handler(request)
 
     def _accept(self, runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
@@ -78,17 +78,21 @@ class StatusServer:
         loop = asyncio.get_running_loop()
 
         def accept() -> asyncio.Protocol:
-            if len(server.connections) >= MOST_CONNECTIONS:
+            if len(server.connections) >= MOST_CONNECTIONS or len(self._silent) >= MOST_CONNECTIONS:
+                self._silent = {protocol for protocol in self._silent if protocol.transport is not None}
                 return _Full()
             protocol = server()
+            self._silent.add(protocol)
             loop.call_later(SPEAK_WITHIN_S, self._hang_up, protocol)
             return protocol
 
         return accept
 
     def _hang_up(self, protocol: Any) -> None:  # noqa: ANN401 - aiohttp's own
-        if protocol not in self._spoke and protocol.transport is not None:
-            protocol.transport.abort()
+        if protocol in self._silent:
+            self._silent.discard(protocol)
+            if protocol.transport is not None:
+                protocol.transport.abort()
 
 
 @final

@@ -1,0 +1,172 @@
+"""A master's page over loopback: real decisions, a real driver, a cluster in memory; the test is browser and processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from elasticdl.clock import SystemClock
+from elasticdl.cluster.base import Cluster, ProcessName, ProcessSpec
+from elasticdl.cluster.fake import FakeCluster
+from elasticdl.errors import PermanentError
+from elasticdl.history.chronicle import Chronicle
+from elasticdl.history.lines import JsonLines
+from elasticdl.history.snapshot import about
+from elasticdl.job import Action, JobSpec
+from elasticdl.master.core import commands as do
+from elasticdl.master.core import events as happened
+from elasticdl.master.core.events import Event
+from elasticdl.master.core.state import JobState
+from elasticdl.master.driver import Driver
+from elasticdl.master.fencing import Fences
+from elasticdl.master.front_desk import FrontDesk
+from elasticdl.master.hands import Hands, Means
+from elasticdl.master.inbox import Inbox
+from elasticdl.master.launching import Launcher
+from elasticdl.master.server_roster import ServerRoster
+from elasticdl.master.snapshots import Snapshots
+from elasticdl.master.status.collector import Collector, MetricsLog
+from elasticdl.master.status.guard import Guard
+from elasticdl.master.status.server import StatusServer
+from elasticdl.master.status.watched import Watched
+from elasticdl.rpc.channel import Credentials
+from elasticdl.rpc.ps_control import GrpcServerControl
+from elasticdl.shard import Applied, Lease, ShardId, Source, Task
+
+TOKEN = "the-token-of-this-job"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+PS = ProcessName.parse("ps-0")
+LIMIT_S = 30.0
+
+
+class NoJournal:
+    def append(self, event: Event) -> None:
+        """Nothing is replayed here."""
+
+    def flush(self) -> None:
+        """Nothing is on disk."""
+
+
+class NoArchive:
+    async def save(self, command: do.SaveSnapshot, snapshots: Any) -> tuple[str, int]:
+        raise PermanentError("no space left on device")
+
+
+def worker(index: int) -> ProcessName:
+    return ProcessName.parse(f"worker-{index}")
+
+
+def spec(**flags: Any) -> JobSpec:
+    known = {"model_zoo": "zoo", "model_def": "iris", "training_data": "iris.csv", "job_name": "iris", "num_workers": "2:4"}
+    return JobSpec.from_flags(Action.TRAIN, {**known, "records_per_task": 64, **flags})
+
+
+class Stage:
+    """`watched` and `inbox` are the master's; `url` is where its page is."""
+
+    def __init__(self, directory: Path, job: JobSpec) -> None:
+        clock = SystemClock()
+        self.inbox = Inbox(clock)
+        self.core = JobState(job)
+        credentials = Credentials(TOKEN, "master")
+        self._roster = ServerRoster(1, lambda name, address: GrpcServerControl(str(name), address, credentials, 1))
+        fences = Fences(self._roster)
+        self.desk = FrontDesk(self.inbox, self._roster, fences, Task.TRAINING, self.core.may_attach)
+        self.chronicle = Chronicle(directory / "events.jsonl", clock.wall_s())
+        self.collector = Collector(directory / "series.json", clock)
+        self._metrics = MetricsLog(JsonLines(directory / "metrics.jsonl"), self.collector)
+        self._fences = fences
+        self.watched = Watched(about(job, clock.wall_s()), self.core, self.desk, self.inbox, self.chronicle, self.collector)
+        self.server = StatusServer(self.watched, Guard(TOKEN, ("iris-master",)), epoch=3)
+        self.cluster: Cluster = FakeCluster()
+        self.port = self._asked = 0
+        self.running: asyncio.Task[do.FinishJob] | None = None
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}"
+
+    @property
+    def fake(self) -> FakeCluster:
+        assert isinstance(self.cluster, FakeCluster)
+        return self.cluster
+
+    async def open(self, records: int) -> None:
+        self.watched.cluster = self.cluster
+        launcher = Launcher(self.cluster, lambda name: ProcessSpec(name, ("true",)))
+        means = Means(launcher, self._fences, Snapshots(self._roster), NoArchive(), self.chronicle, self._metrics)
+        hands = Hands(self.inbox, self.desk, means)
+        self.port = await self.server.start("127.0.0.1", 0)
+        self.running = asyncio.ensure_future(Driver(self.core, NoJournal(), self.inbox, self.desk, hands).run(self.cluster))
+        await self.post(happened.JobStarted(self.inbox.at_s(), (Source("iris.csv", records),)))
+
+    async def close(self) -> None:
+        await self.server.close(None)
+        if self.running is not None:
+            self.running.cancel()
+            await asyncio.gather(self.running, return_exceptions=True)
+        await self.cluster.close()
+        await self._roster.close()
+        self._metrics.close()
+        self.chronicle.close()
+
+    async def post(self, event: Event) -> None:
+        await self.inbox.post(event)
+
+    async def attach(self, *names: ProcessName) -> None:
+        for name in names:
+            at = {"control_address": "127.0.0.1:1", "bulk_address": "127.0.0.1:2"} if name.role == "ps" else {}
+            await self.post(happened.ProcessAttached(self.inbox.at_s(), name, **at))
+
+    async def lease(self, name: ProcessName) -> int:
+        """The shard that the worker gets."""
+        self._asked += 1
+        lease = await self.desk.poll(name, self._asked, LIMIT_S)
+        assert isinstance(lease, Lease) and lease.shard is not None
+        return lease.shard.id
+
+    async def report(self, name: ProcessName, shard: int, offset: int, *, done: bool = False, loss: float | None = None) -> None:
+        applied = Applied(ShardId(shard), 0, offset)
+        await self.post(happened.ProgressReported(self.inbox.at_s(), name, Task.TRAINING, applied, loss=loss, done=done))
+
+
+@asynccontextmanager
+async def staged(directory: Path, job: JobSpec | None = None, records: int = 6400) -> AsyncIterator[Stage]:
+    stage = Stage(directory, job or spec())
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            await stage.open(records)
+            yield stage
+    finally:
+        await stage.close()
+
+
+@asynccontextmanager
+async def browser(stage: Stage, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(stage.url, **options) as session:
+        yield session
+
+
+def played(directory: Path, scene: Callable[[Stage, aiohttp.ClientSession], Coroutine[Any, Any, None]], **options: Any) -> None:
+    """Run a scene with a client that has the token."""
+
+    async def play() -> None:
+        async with staged(directory, **options) as stage, browser(stage, headers=BEARER) as session:
+            await scene(stage, session)
+
+    asyncio.run(play())
+
+
+async def until(what: Callable[[], bool]) -> None:
+    """Bounded by the stage."""
+    while not what():
+        await asyncio.sleep(0.01)

@@ -1,0 +1,234 @@
+"""What the page's server answers: status, snapshot, shards, logs, actions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.master.core.shard_list import ShardState
+from tests.contract.status_stage import PS, Stage, browser, played, staged, until, worker
+
+pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
+
+
+async def read(session: aiohttp.ClientSession, path: str, expected: int = 200) -> Any:
+    async with session.get(path) as answer:
+        assert answer.status == expected, await answer.text()
+        assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
+        return await answer.json()
+
+
+async def ask(session: aiohttp.ClientSession, verb: str, body: object, expected: int = 202) -> dict[str, object]:
+    async with session.post(f"/api/v1/{verb}", json=body) as answer:
+        found = await answer.json()
+        assert answer.status == expected, found
+        return dict(found)
+
+
+def test_the_status_is_the_masters_with_what_a_head_of_a_page_needs(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        found = await read(session, "/api/v1/status")
+        assert (found["job"], found["strategy"], found["phase"]) == ("iris", "ParameterServerStrategy", "working")
+        assert found["state"] == "waiting for workers" and found["eta_s"] is None and found["cluster_view_age_s"] is None
+        assert found["records"]["expected"] == 6400 and found["now"] >= found["started_at"] > 1.7e9
+        await until(lambda: len(stage.fake.live) >= 3)
+        await stage.attach(PS, worker(0))
+        while (found := await read(session, "/api/v1/status"))["state"] != "running":
+            await asyncio.sleep(0.05)
+        assert [row["state"] for row in found["processes"] if row["name"] == "worker-0"] == ["ready"]
+
+    played(tmp_path, scene)
+
+
+def test_what_is_no_number_is_null(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        await until(lambda: len(stage.fake.live) >= 3)
+        await stage.attach(PS, worker(0))
+        await stage.report(worker(0), await stage.lease(worker(0)), 8, loss=float("nan"))
+        while (await read(session, "/api/v1/status"))["records"]["trained"] != 8:
+            await asyncio.sleep(0.05)
+        for path in ("status", "snapshot", "series", "timeline", "occurrences"):
+            async with session.get(f"/api/v1/{path}") as answer:
+                json.loads(await answer.text(), parse_constant=pytest.fail)
+
+    played(tmp_path, scene)
+
+
+def test_the_page_is_whole_without_a_script_and_its_files_may_be_kept_for_ever(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        async with session.get("/") as answer:
+            page = await answer.text()
+            assert answer.status == 200 and answer.content_type == "text/html" and answer.headers["Cache-Control"] == "no-store"
+        assert "<h1>iris</h1>" in page
+        names = [part.partition('"')[0] for part in page.split('"/static/')[1:]]
+        assert len(names) >= 3
+        for name in names:
+            async with session.get(f"/static/{name}") as answer:
+                assert answer.status == 200 and "immutable" in answer.headers["Cache-Control"] and await answer.read()
+
+    played(tmp_path, scene)
+
+
+def test_a_snapshot_says_where_in_the_stream_it_stands(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        found = await read(session, "/api/v1/snapshot")
+        assert found["stream_id"] == "3.0" and found["outcome"] is None and found["job"]["name"] == "iris"
+        assert {"status", "occurrences", "timeline", "series", "occurrences_dropped"} <= set(found)
+
+    played(tmp_path, scene)
+
+
+# -- shards -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_shard_is_listed_once_in_one_state(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        await until(lambda: len(stage.fake.live) >= 3)
+        await stage.attach(PS, worker(0), worker(1))
+        held, _ = [await stage.lease(worker(0)) for _ in range(2)]
+        await stage.report(worker(0), held, 64, done=True)
+        await stage.lease(worker(1))
+        found = await read(session, "/api/v1/shards?limit=1000")
+        assert found["total"] == len(found["shards"]) == 100
+        assert {row["id"] for row in found["shards"]} == set(range(100))
+        totals = {}
+        for state in ShardState:
+            part = await read(session, f"/api/v1/shards?state={state}&limit=1000")
+            totals[str(state)] = part["total"]
+            assert part["shards"] == [row for row in found["shards"] if row["state"] == state]
+        assert totals == {"leased": 2, "settling": 0, "retried": 0, "parked": 0, "todo": 97, "done": 1}
+        owners = {row["owner"] for row in found["shards"] if row["state"] == "leased"}
+        assert owners == {"worker-0", "worker-1"}
+        few = await read(session, "/api/v1/shards?offset=95&limit=3")
+        assert [row["id"] for row in few["shards"]] == [row["id"] for row in found["shards"][95:98]]
+
+    played(tmp_path, scene)
+
+
+@pytest.mark.parametrize("query", ["state=gone", "offset=-1", "limit=0", "limit=1001", "limit=x", "offset=٣", "offset=" + "9" * 30])
+def test_a_wish_that_makes_no_sense_is_refused_in_words(tmp_path: Path, query: str) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        found = await read(session, f"/api/v1/shards?{query}", expected=400)
+        assert "expected" in found["error"]["message"]
+
+    played(tmp_path, scene)
+
+
+# -- actions ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_is_replaced_and_the_next_one_comes_at_once(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        await until(lambda: len(stage.fake.live) >= 3)
+        await stage.attach(PS, worker(0), worker(1))
+        before = {str(name) for name in stage.fake.live}
+        said = await ask(session, "replace", {"process": "worker-0"})
+        assert "worker-0" in str(said["said"])
+        await until(lambda: any(str(name) not in before and name.role == "worker" for name in stage.fake.live))
+        await until(lambda: worker(0) not in stage.fake.live)
+        ended = {row.name: row.message for row in stage.core.status().processes if row.state == "ended"}
+        assert "replaced, as asked" in ended["worker-0"]
+        again = await ask(session, "replace", {"process": "worker-0"}, expected=409)
+        assert "worker-0 is ended already" in str(again["error"])
+
+    played(tmp_path, scene)
+
+
+def test_what_cannot_be_replaced_is_refused_with_its_reason(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        await until(lambda: len(stage.fake.live) >= 3)
+        for name, code, words in (
+            ("ps-0", 409, "parameter server"),
+            ("worker-77", 404, "not a process of this job"),
+            ("master-0", 404, "not a process of this job"),
+            ("../../etc/passwd", 404, "not a process of this job"),
+            ("<script>", 404, "not a process of this job"),
+        ):
+            found = await ask(session, "replace", {"process": name}, expected=code)
+            assert words in str(found["error"])
+        assert len(stage.fake.live) >= 3
+
+    played(tmp_path, scene)
+
+
+def test_scale_stop_and_checkpoint_reach_the_job(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        await ask(session, "scale", {"min": 1, "max": 3})
+        assert (stage.core.status().scale.low, stage.core.status().scale.high) == (1, 3)
+        await ask(session, "checkpoint", {})
+        await ask(session, "stop", {"reason": "enough\nfor  today"})
+        assert stage.core.status().outcome == "stopped: enough for today"
+        assert stage.running is not None
+        for name in (ProcessName.parse("worker-0"), PS):
+            await until(lambda name=name: name not in stage.fake.live)
+        await stage.running
+        found = await ask(session, "scale", {"min": 1, "max": 2}, expected=409)
+        assert "the job has ended" in str(found["error"])
+
+    played(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    ("verb", "body"),
+    [
+        ("scale", {"min": 0, "max": 2}),
+        ("scale", {"min": 3, "max": 2}),
+        ("scale", {"min": True, "max": 2}),
+        ("scale", {"min": "1", "max": 2}),
+        ("scale", {"min": 1, "max": 10**9}),
+        ("scale", {"min": 1}),
+        ("scale", [1, 2]),
+        ("stop", {"reason": 7}),
+        ("stop", {"because": "x"}),
+        ("replace", {}),
+        ("checkpoint", {"now": True}),
+    ],
+)
+def test_an_action_that_makes_no_sense_changes_nothing(tmp_path: Path, verb: str, body: object) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        before = stage.core.status().scale.high, stage.core.status().outcome
+        found = await ask(session, verb, body, expected=400)
+        assert "expected" in str(found["error"])
+        assert (stage.core.status().scale.high, stage.core.status().outcome) == before
+
+    played(tmp_path, scene)
+
+
+def test_an_error_in_the_page_is_answered_and_the_job_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        monkeypatch.setattr(stage.watched, "shards", None)
+        found = await read(session, "/api/v1/shards", expected=500)
+        assert "the job is not concerned" in found["error"]["hint"]
+        await read(session, "/api/v1/status")
+        assert stage.running is not None and not stage.running.done()
+
+    played(tmp_path, scene)
+    assert "GET /api/v1/shards failed" in caplog.text
+
+
+def test_prometheus_reads_the_numbers(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        async with session.get("/metrics") as answer:
+            assert answer.status == 200 and answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            assert 'elasticdl_records_expected{job="iris"} 6400.0' in await answer.text()
+
+    played(tmp_path, scene)
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with staged(tmp_path / "a") as first, staged(tmp_path / "b") as second, browser(second):
+            with pytest.raises(OSError, match="address already in use"):
+                await Stage(tmp_path / "c", first.core._facts.spec).server.start("127.0.0.1", first.port)
+
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    asyncio.run(story())
