@@ -17,13 +17,14 @@ _BUCKETS = 240
 def timeline(snapshot: Mapping[str, Any]) -> Html:
     """Axis, how many were there, a row for each process; the generations of a ring below."""
     line = snapshot.get("timeline") or {}
-    bars: Sequence[Mapping[str, Any]] = line.get("bars") or ()
+    bars = sorted(line.get("bars") or (), key=lambda bar: (bar["ordered_s"], words.by_name(bar["process"])))
     generations: Sequence[Mapping[str, Any]] = line.get("generations") or ()
     span = max(1.0, float(line.get("now_s") or 0))
     marks = [one["at_s"] for one in generations][-_LINES:]
     rows = [bar_row(bar, span, marks) for bar in bars[:ROWS]]
     heads = [
-        el("th", word, scope="col", class_=class_) for word, class_ in (("Process", "who"), (None, "when"), ("How it ended", "why"))
+        el("th", word, scope="col", class_=class_)
+        for word, class_ in (("Process", "who"), (None, "when"), ("Now, or why it ended", "why"))
     ]
     heads[1] = el("th", axis(span, generations[-_LINES:]), scope="col", class_="when", aria_label="From its order to its end")
     crowd = el("tr", el("th", "Workers", scope="row"), el("td", presence(bars, span)), el("td", _peak(bars)), class_="crowd")
@@ -72,15 +73,9 @@ def bar_row(bar: Mapping[str, Any], span: float, marks: Sequence[float]) -> Html
         el(
             "td",
             el("span", f"{tone.mark} {tone.word}", class_=f"tag {tone.name}"),
-            " ",
-            el("span", _text(bar, tone), class_="text"),
+            el("span", words.told(str(bar.get("text") or ""), tone), class_="text"),
         ),
     )
-
-
-def _text(bar: Mapping[str, Any], tone: words.Tone) -> str:
-    text = str(bar.get("text") or "").partition("\n")[0]
-    return "" if text in (tone.word, "finished") else text
 
 
 def drawing(bar: Mapping[str, Any], span: float, marks: Sequence[float], tone: words.Tone) -> Html:
@@ -150,7 +145,12 @@ def ring(generations: Sequence[Mapping[str, Any]]) -> Html:
     return el(
         "section",
         el("h3", "Ring generations"),
-        el("div", el("table", el("thead", el("tr", heads)), el("tbody", rows, id="generations")), class_="scroll", tabindex=0),
+        el(
+            "div",
+            el("table", el("thead", el("tr", heads)), el("tbody", rows, id="generations"), class_="narrow"),
+            class_="scroll",
+            tabindex=0,
+        ),
     )
 
 

@@ -22,6 +22,7 @@ PHASES = {
 }
 _ACTIONS = {"train": "training", "evaluate": "evaluating", "predict": "predicting"}
 _METRICS = 3
+_WAITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def facts(snapshot: Mapping[str, Any]) -> Iterator[Fact]:
     yield _workers(scale, over)
     yield from _others(status)
     if status.get("loss") is not None:
-        yield Fact("loss", "Loss", words.number(status["loss"]))
+        yield Fact("loss", "Training loss", words.number(status["loss"]))
     for name, value in list((status.get("metrics") or {}).items())[:_METRICS]:
         yield Fact(f"metric-{name}", name, words.number(value), "evaluated")
     yield Fact("uptime", "Took" if over else "Uptime", words.duration(_uptime_s(status)))
@@ -77,11 +78,11 @@ def _uptime_s(status: Mapping[str, Any]) -> float:
 
 def _workers(scale: Mapping[str, Any], over: bool) -> Fact:
     low, high = scale.get("low"), scale.get("high")
-    asked = f"{low}" if low == high else f"{low} to {high}"
+    asked = words.count(low) if low == high else f"{words.count(low)}–{words.count(high)}"
     if over:
-        return Fact("workers", "Workers", asked, "asked for")
+        return Fact("workers", "Workers", asked, "asked")
     short = int(scale.get("observed") or 0) < int(low or 0)
-    return Fact("workers", "Workers ready", words.count(scale.get("observed")), f"asked for {asked}", "moved" if short else "")
+    return Fact("workers", "Workers ready", words.count(scale.get("observed")), f"asked {asked}", "moved" if short else "")
 
 
 def _others(status: Mapping[str, Any]) -> Iterator[Fact]:
@@ -146,11 +147,10 @@ def notices(snapshot: Mapping[str, Any]) -> Iterator[Html]:
         hint: Child = el("p", "What to do: ", outcome["hint"], class_="hint") if outcome.get("hint") else None
         if failed or more or hint:
             yield el("div", el("strong", first or "failed"), more, hint, class_=f"notice {'error' if failed else 'good'}")
-    for reason in list(status.get("waiting") or ())[:4] if outcome is None else ():
-        yield el("div", el("strong", "Waiting"), " ", reason, class_="notice moved")
-    more_waits = len(status.get("waiting") or ()) - 4
-    if outcome is None and more_waits > 0:
-        yield el("div", f"and {more_waits:,} more waits", class_="notice moved")
+    waits = list(status.get("waiting") or ()) if outcome is None else []
+    if waits:
+        shown = [*waits[:_WAITS], *([f"and {len(waits) - _WAITS:,} more"] if len(waits) > _WAITS else [])]
+        yield el("div", el("strong", "Waiting"), el("ul", [el("li", reason) for reason in shown]), class_="notice moved")
 
 
 def head(snapshot: Mapping[str, Any]) -> Html:

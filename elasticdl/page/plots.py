@@ -28,7 +28,7 @@ class Plot:
 
 
 PLOTS = (
-    Plot("loss", "Loss", "", ("loss",), axis="records"),
+    Plot("loss", "Training loss", "", ("loss",), axis="records"),
     Plot("rate", "Throughput", "records/s", ("records_per_s",)),
     Plot("workers", "Workers", "ready", ("workers",)),
     Plot("updates", "Updates", "per second", ("updates_per_s",)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,17 +25,14 @@ _RECEIPT = ("expected", "trained", "repeated", "bad", "lost")
 _EPOCHS = 200
 
 
-def by_name(name: str) -> tuple[str, tuple[int, ...]]:
-    """A key that sorts `worker-9` before `worker-10`."""
-    return re.sub(r"[-.\d]+$", "", name), tuple(int(part) for part in re.findall(r"\d+", name))
-
-
 def shown_first(processes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Those that live, by name, then those that ended, the last one first."""
-    live = sorted((one for one in processes if one["state"] != "ended"), key=lambda one: by_name(one["name"]))
+    live = sorted((one for one in processes if one["state"] != "ended"), key=lambda one: words.by_name(one["name"]))
     return [
         *live,
-        *sorted((one for one in processes if one["state"] == "ended"), key=lambda one: (-one["since_s"], by_name(one["name"]))),
+        *sorted(
+            (one for one in processes if one["state"] == "ended"), key=lambda one: (-one["since_s"], words.by_name(one["name"]))
+        ),
     ]
 
 
@@ -55,10 +51,13 @@ def processes(snapshot: Mapping[str, Any]) -> Html:
 def _process(row: Mapping[str, Any], now_s: float) -> Html:
     tone = words.tone_of(dict(row))
     ended = row["state"] == "ended"
-    message = str(row.get("message") or "").partition("\n")[0]
     since = max(0.0, now_s - float(row["since_s"]))
     cells: Sequence[Child] = (
-        el("td", el("span", f"{tone.mark} {tone.word}", class_=f"tag {tone.name}"), " ", el("span", message, class_="text")),
+        el(
+            "td",
+            el("span", f"{tone.mark} {tone.word}", class_=f"tag {tone.name}"),
+            el("span", words.told(str(row.get("message") or ""), tone), class_="text"),
+        ),
         el("td", row.get("where") or "", class_="wide"),
         el("td", row.get("shard") or "", class_="wide"),
         el("td", words.count(row.get("records") or 0), class_="n"),
@@ -147,7 +146,8 @@ def event_row(one: Mapping[str, Any]) -> Html:
     first, _, rest = str(one.get("text") or "").partition("\n")
     tone = words.CAUSES.get(str(one.get("cause") or ""))
     more: Child = el("details", el("summary", "more"), el("pre", rest)) if rest else None
-    tag: Child = [el("span", f"{tone.mark} {tone.word}", class_=f"tag {tone.name}"), " "] if tone else None
+    said = f"{tone.mark}" if tone and tone.word in first else f"{tone.mark} {tone.word}" if tone else ""
+    tag: Child = [el("span", said, class_=f"tag {tone.name}"), " "] if tone else None
     level = str(one.get("level") or "info")
     kind = level if level in ("warning", "error") else None
     return el("tr", el("td", words.clock(one.get("at_s")), class_="n"), el("td", tag, first, more), class_=kind)

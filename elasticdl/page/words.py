@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ def number(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return NOTHING if value is None else str(value)
     size = abs(value)
-    if size == 0 or size >= 100:
+    if size >= 100 or value == int(value):
         return f"{value:,.0f}"
     if size < 1e-4:
         mantissa, exponent = f"{value:.2e}".split("e")
@@ -104,3 +105,16 @@ def tone_of(process: dict[str, Any]) -> Tone:
     if state == "ended" or cause:
         return CAUSES.get(cause) or Tone("calm", "○", cause.replace("_", " ") or "ended")
     return STATES.get(state) or Tone("wait", "◌", state or "unknown")
+
+
+def told(text: str, tone: Tone) -> str:
+    """The first line of what is said, to stand behind the word of its tone without saying it twice."""
+    first = text.partition("\n")[0]
+    if first.lower().startswith(tone.word):
+        return first[len(tone.word) :]
+    return f" {first}" if first else ""
+
+
+def by_name(name: str) -> tuple[str, tuple[int, ...]]:
+    """A key that sorts `worker-9` before `worker-10`."""
+    return re.sub(r"[-.\d]+$", "", name), tuple(int(part) for part in re.findall(r"\d+", name))

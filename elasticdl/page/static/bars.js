@@ -3,7 +3,7 @@ import { byId, h, patch, patchRows, setText, svg } from "./dom.js";
 import { chosen } from "./address.js";
 import { job } from "./job.js";
 import { page } from "./table.js";
-import { byName, clock, count, firstLine, toneOf, troubled } from "./words.js";
+import { byName, clock, count, firstLine, told, toneOf, troubled } from "./words.js";
 
 const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 432000];
 const MOST_MARKS = 60;
@@ -24,7 +24,7 @@ function selected(all, span) {
   if (shown === "ended") bars = bars.filter((bar) => bar.ended_s !== null);
   if (shown === "trouble") bars = bars.filter(troubled);
   if (order === "name") return bars.sort((one, other) => byName(one.process, other.process));
-  bars.sort((one, other) => one.ordered_s - other.ordered_s);
+  bars.sort((one, other) => one.ordered_s - other.ordered_s || byName(one.process, other.process));
   return order === "last" ? bars.reverse() : bars;
 }
 
@@ -86,12 +86,12 @@ function levelsOf(workers, span) {
 }
 
 export function row(bar, span, marks) {
-  const tone = toneOf(bar), text = firstLine(bar.text);
+  const tone = toneOf(bar);
   return h("tr", { "data-id": `${bar.process}@${bar.ordered_s}` },
     h("th", { scope: "row" }, h("a", { href: `?process=${encodeURIComponent(bar.process)}#processes` }, bar.process)),
     h("td", {}, drawing(bar, span, marks, tone)),
-    h("td", { title: text }, h("span", { class: `tag ${tone.name}` }, `${tone.mark} ${tone.word}`), " ",
-      h("span", { class: "text" }, text === tone.word ? "" : text)));
+    h("td", { title: firstLine(bar.text) }, h("span", { class: `tag ${tone.name}` }, `${tone.mark} ${tone.word}`),
+      h("span", { class: "text" }, told(bar.text, tone))));
 }
 
 function drawing(bar, span, marks, tone) {
@@ -112,7 +112,7 @@ function paintGenerations() {
     const heads = [["Generation", "n"], ["At", "n"], ["Members", ""], ["Why", ""]].map(([word, kind]) => h("th", { scope: "col", class: kind }, word));
     body = h("tbody", { id: "generations" });
     byId("timeline").append(h("section", {}, h("h3", {}, "Ring generations"),
-      h("div", { class: "scroll", tabindex: 0 }, h("table", {}, h("thead", {}, h("tr", {}, heads)), body))));
+      h("div", { class: "scroll", tabindex: 0 }, h("table", { class: "narrow" }, h("thead", {}, h("tr", {}, heads)), body))));
   }
   patch(body, job.generations.slice(-100).reverse().map((one) => {
     const more = one.members.length > 12 ? ` and ${count(one.members.length - 12)} more` : "";

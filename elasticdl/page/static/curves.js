@@ -22,40 +22,28 @@ export function colours() {
   return { lines, faint: colour("--faint"), muted: colour("--muted"), grid: colour("--line") };
 }
 
-// {labels, kinds, data}: data[0] is the axis, shared by all lines. Many workers become faint lines under their median.
+// {lines, data}: data[0] is the axis, shared by all lines. Few workers have a line each; many become faint ones, and their median.
 export function linesOf(found, axis, plot) {
   const groups = plot.names.map((name) => found.filter((one) => one.name === name)).filter((group) => group.length);
-  const named = [], faint = [], medians = [];
-  for (const group of groups) {
-    const totals = group.filter((one) => !one.label || plot.label), workers = group.filter((one) => one.label && !plot.label);
-    named.push(...totals);
-    if (workers.length + named.length <= MOST_NAMED / groups.length) named.push(...workers);
-    else {
-      if (groups.length === 1) faint.push(...workers);
-      if (!totals.length) medians.push(workers);
-    }
+  const totals = found.filter((one) => !one.label || plot.label), workers = found.filter((one) => !totals.includes(one));
+  const few = found.length <= MOST_NAMED;
+  const scale = plot.key === "latency" ? 1e3 : 1;
+  const all = [...totals, ...workers];
+  const joined = window.uPlot.join(all.map((one) => monotonic(one[axis], one.values, scale)));
+  const column = new Map(all.map((one, index) => [one, joined[index + 1]]));
+  const lines = [], data = [joined[0]];
+  const add = (label, kind, values) => (lines.push({ label, kind }), data.push(values));
+  for (const one of few ? all : totals) add(labelOf(one, groups.length), "named", column.get(one));
+  if (few) return { lines, data };
+  for (const group of totals.length ? [] : groups) {
+    const columns = group.map((one) => column.get(one));
+    add(`${verb(group[0].name)}median of ${count(group.length)}`, "median", joined[0].map((_, index) => median(columns.map((values) => values[index]))));
   }
-  const all = [...named, ...faint];
-  const scale = (one) => (one.unit === "s" && plot.key === "latency" ? 1e3 : 1);
-  const tables = all.map((one) => [one[axis], one.values.map((value) => (value === null ? null : value * scale(one)))]);
-  const spare = medians.flat().filter((one) => !all.includes(one)).map((one) => [one[axis], one.values.map((value) => (value === null ? null : value * scale(one)))]);
-  const joined = window.uPlot ? window.uPlot.join([...tables, ...spare].map(monotonic)) : [[]];
-  const lines = named.map((one) => ({ label: labelOf(one, groups.length), kind: "named" }));
-  let data = joined.slice(0, 1 + tables.length);
-  lines.push(...faint.map((one) => ({ label: one.label, kind: "faint" })));
-  for (const group of medians) {
-    const rows = group.map((one) => (all.includes(one) ? all.indexOf(one) + 1 : tables.length + 1 + spareIndex(medians, all, one)));
-    data.push(joined[0].map((_, index) => median(rows.map((row) => joined[row]?.[index]))));
-    lines.push({ label: `${verb(group[0].name)}${groups.length > 1 ? " " : ""}median of ${count(group.length)}`, kind: "median" });
-  }
+  if (groups.length === 1) for (const one of workers) add(one.label, "faint", column.get(one));
   return { lines, data };
 }
 
-function spareIndex(medians, all, one) {
-  return medians.flat().filter((other) => !all.includes(other)).indexOf(one);
-}
-
-const verb = (name) => ({ pull_s: "pull,", push_s: "push," })[name] ?? "";
+const verb = (name) => ({ pull_s: "pull, ", push_s: "push, " })[name] ?? "";
 
 function labelOf(series, groups) {
   if (groups > 1) return `${series.name.replace(/_s$/, "")} ${series.label}`.trim();
@@ -63,15 +51,14 @@ function labelOf(series, groups) {
 }
 
 // uPlot wants an axis that grows; records of a job that repeats some may stand still.
-function monotonic([xs, ys]) {
+function monotonic(xs, ys, scale) {
   const kept = [[], []];
   xs.forEach((x, index) => {
-    if (x === null) return;
     const last = kept[0].length - 1;
-    if (last >= 0 && x < kept[0][last]) return;
+    if (x === null || (last >= 0 && x < kept[0][last])) return;
     const where = last >= 0 && x === kept[0][last] ? last : last + 1;
     kept[0][where] = x;
-    kept[1][where] = ys[index];
+    kept[1][where] = ys[index] === null ? null : ys[index] * scale;
   });
   return kept;
 }

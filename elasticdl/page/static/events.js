@@ -26,7 +26,7 @@ export function paintEvents() {
 function eventRow(one) {
   const [first, ...rest] = String(one.text ?? "").split("\n"), tone = CAUSES[one.cause];
   const more = rest.length ? h("details", {}, h("summary", {}, "more"), h("pre", {}, rest.join("\n"))) : null;
-  const tag = tone ? [h("span", { class: `tag ${tone[0]}` }, `${tone[1]} ${tone[2]}`), " "] : null;
+  const tag = tone ? [h("span", { class: `tag ${tone[0]}` }, first.includes(tone[2]) ? tone[1] : `${tone[1]} ${tone[2]}`), " "] : null;
   return h("tr", { "data-id": one.seq, class: one.level === "warning" || one.level === "error" ? one.level : null },
     h("td", { class: "n" }, clock(one.at_s)), h("td", {}, tag, first, more));
 }

@@ -10,6 +10,7 @@ const PHASES = {
 const ACTIONS = { train: "training", evaluate: "evaluating", predict: "predicting" };
 
 const INTERRUPTED = 130;
+const MOST_WAITS = 4;
 
 function stateOf(status, outcome) {
   const code = outcome ? outcome.exit_code : status.exit_code;
@@ -29,7 +30,7 @@ function facts(status, over) {
   add("Version", count(status.version ?? 0));
   addWorkers(add, status.scale ?? {}, over);
   addOthers(add, status);
-  if (status.loss !== null && status.loss !== undefined) add("Loss", number(status.loss));
+  if (status.loss !== null && status.loss !== undefined) add("Training loss", number(status.loss));
   for (const [name, value] of Object.entries(status.metrics ?? {}).slice(0, 3)) add(name, number(value), "evaluated");
   add(over ? "Took" : "Uptime", duration(status.uptime_s ?? status.at_s ?? 0));
   addTroubles(add, status, records);
@@ -37,9 +38,9 @@ function facts(status, over) {
 }
 
 function addWorkers(add, scale, over) {
-  const asked = scale.low === scale.high ? `${scale.low}` : `${scale.low} to ${scale.high}`;
-  if (over) add("Workers", asked, "asked for");
-  else add("Workers ready", count(scale.observed), `asked for ${asked}`, (scale.observed ?? 0) < (scale.low ?? 0) ? "moved" : "");
+  const asked = scale.low === scale.high ? count(scale.low) : `${count(scale.low)}–${count(scale.high)}`;
+  if (over) add("Workers", asked, "asked");
+  else add("Workers ready", count(scale.observed), `asked ${asked}`, (scale.observed ?? 0) < (scale.low ?? 0) ? "moved" : "");
 }
 
 function addOthers(add, status) {
@@ -68,9 +69,9 @@ function notices(status, outcome) {
     return failed || more || hint ? [h("div", { class: `notice ${failed ? "error" : "good"}` }, h("strong", {}, first || "failed"), more, hint)] : [];
   }
   const waits = status.waiting ?? [];
-  const shown = waits.slice(0, 4).map((reason) => h("div", { class: "notice moved" }, h("strong", {}, "Waiting"), " ", reason));
-  if (waits.length > 4) shown.push(h("div", { class: "notice moved" }, `and ${count(waits.length - 4)} more waits`));
-  return shown;
+  if (!waits.length) return [];
+  const shown = [...waits.slice(0, MOST_WAITS), ...(waits.length > MOST_WAITS ? [`and ${count(waits.length - MOST_WAITS)} more`] : [])];
+  return [h("div", { class: "notice moved" }, h("strong", {}, "Waiting"), h("ul", {}, shown.map((reason) => h("li", {}, reason))))];
 }
 
 export function paintHead() {

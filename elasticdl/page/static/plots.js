@@ -6,7 +6,7 @@ import { colours, linesOf, options } from "./curves.js";
 import { clock, count, number } from "./words.js";
 
 const PLOTS = [
-  { key: "loss", title: "Loss", unit: "", names: ["loss"], chosen: true },
+  { key: "loss", title: "Training loss", unit: "", names: ["loss"], chosen: true },
   { key: "rate", title: "Throughput", unit: "records/s", names: ["records_per_s"] },
   { key: "workers", title: "Workers", unit: "ready", names: ["workers"] },
   { key: "updates", title: "Updates", unit: "per second", names: ["updates_per_s"] },

@@ -3,7 +3,7 @@ import { byId, h, patch } from "./dom.js";
 import { choose, chosen } from "./address.js";
 import { job, processRows } from "./job.js";
 import { bindSorting, fill, firstPage, markSorting, sorted } from "./table.js";
-import { clock, count, duration, firstLine, memory, number, toneOf, troubled } from "./words.js";
+import { clock, count, duration, memory, number, told, toneOf, troubled } from "./words.js";
 
 const VALUES = {
   name: (row) => row.name, state: (row) => toneOf(row).word, where: (row) => row.where ?? "", shard: (row) => row.shard ?? "",
@@ -45,7 +45,7 @@ function tableRow(row) {
   const tone = toneOf(row), ended = row.state === "ended", cell = (kind, text) => h("td", { class: kind }, text);
   return h("tr", { "data-id": row.name, class: row.name === chosen("process") ? "chosen" : null },
     h("th", { scope: "row" }, h("a", { href: `?process=${encodeURIComponent(row.name)}#processes` }, row.name)),
-    h("td", {}, h("span", { class: `tag ${tone.name}` }, `${tone.mark} ${tone.word}`), " ", h("span", { class: "text" }, firstLine(row.message))),
+    h("td", {}, h("span", { class: `tag ${tone.name}` }, `${tone.mark} ${tone.word}`), h("span", { class: "text" }, told(row.message, tone))),
     cell("wide", row.where ?? ""), cell("wide", row.shard ?? ""), cell("n", count(row.records ?? 0)),
     cell("n", ended ? "" : number(row.records_per_s ?? 0)), cell("n wide", ended ? "" : row.cpu_cores === undefined ? "–" : row.cpu_cores.toFixed(2)),
     cell("n wide", ended ? "" : memory(row.rss_bytes)), cell("n", duration(Math.max(0, nowS() - row.since_s))));

@@ -9,7 +9,7 @@ export function count(value) {
 export function number(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return NOTHING;
   const size = Math.abs(value);
-  if (size === 0 || size >= 100) return grouped.format(value);
+  if (size >= 100 || Number.isInteger(value)) return grouped.format(value);
   if (size < 1e-4) return value.toExponential(2).replace("e+", "e");
   return value.toFixed(2 - Math.floor(Math.log10(size)));
 }
@@ -86,6 +86,13 @@ export function troubled(process) {
 
 export function firstLine(text) {
   return String(text ?? "").split("\n", 1)[0];
+}
+
+// What is said, to stand behind the word of its tone without saying it twice.
+export function told(text, tone) {
+  const first = firstLine(text);
+  if (first.toLowerCase().startsWith(tone.word)) return first.slice(tone.word.length);
+  return first && ` ${first}`;
 }
 
 export function byName(left, right) {
