@@ -84,6 +84,8 @@ class MasterClient:
     def request_item(self, number: int, wait_s: float, *, at_mark: bool = False) -> LeaseAnswer:
         """Ask for the ring's item of that number (from 1); blocks for up to `wait_s` while there is none.
 
+        0: one that is not in the ring yet asks for the item that the ring is at, to read it ahead.
+
         `at_mark`: this worker stands still with the ring before that item, so a lease for it alone may be the answer, too.
         """
         return self._next(pb.LeaseRequest(ring_number=number, at_mark=at_mark), wait_s)

@@ -59,6 +59,7 @@ class RingWorker:
         data = self.assignment.spec.data
         self.callbacks.begin({"epochs": data.num_epochs, "batch_size": data.minibatch_size})
         self.trainer.warm_up(first_batch(self.sources, Task.TRAINING))
+        self.reading.read_ahead()
         self.reading.start()
         self.trainer.run()
 

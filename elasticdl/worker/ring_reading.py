@@ -120,6 +120,21 @@ class RingReading:
         for name, run in (("items", self._fetch), ("feeder", self._feed)):
             threading.Thread(target=self._top, args=(run,), name=name, daemon=True).start()
 
+    def read_ahead(self) -> None:
+        """Have in memory what the ring trains on now: one that joins it then need not read while the others wait.
+
+        Call it before `start`. Nothing is read if there is no ring, or the master does not answer. Raises Ended.
+        """
+        try:
+            answer = self._source.request_item(0, 0.0)
+        except TransientError as error:
+            _log.info("nothing is read ahead: %s", error)
+            return
+        if isinstance(answer, RingItem) and answer.lease is not None:
+            with self._ending.failing_for(answer.lease):
+                self._items[answer.number] = answer
+                self._read(answer.number, answer.lease)
+
     def begin(self, plan: Plan) -> None:
         """From now on `next` gives what this plan asks for."""
         with self._changed:

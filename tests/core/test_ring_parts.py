@@ -114,6 +114,34 @@ def test_a_new_plan_drops_what_was_made_for_the_old_one_and_reads_no_shard_again
     assert ending.reason is None
 
 
+def test_what_the_ring_is_at_is_read_before_there_is_a_plan_and_not_again(ending) -> None:
+    read: list[Shard] = []
+
+    class Counting(Reader):
+        def read(self, shard: Shard):
+            read.append(shard)
+            yield from super().read(shard)
+
+    items = Items()
+    items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(items, number or 3, wait_s)
+    reader = Counting()
+    reading = RingReading(items, Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH), ending)
+    reading.read_ahead()
+    assert (items.asked, len(read)) == ([3], 1)
+    reading.start()
+    reading.begin(Plan(3, 0, 0, 1))
+    assert isinstance(reading.next(lambda: False), Part)
+    assert 3 not in items.asked[1:]
+    assert len(read) == 1
+
+
+def test_where_there_is_no_ring_yet_nothing_is_read_ahead(ending) -> None:
+    items = Items()
+    items.request_item = lambda number, wait_s, at_mark=False: Wait("no worker is ready yet")
+    reading = reading_of(ending, items)
+    reading.read_ahead()
+
+
 def test_nothing_after_a_pause_is_asked_for_before_the_pause_is_over(ending) -> None:
     items = Items()
     reading = reading_of(ending, items)

@@ -54,6 +54,31 @@ def test_a_killed_member_is_replaced_by_a_generation_in_the_same_event():
     assert published[0].holders == (0, 1)
 
 
+def test_one_that_is_about_to_join_is_told_what_the_ring_is_at_and_takes_nothing_of_it():
+    world = started(num_workers=2)
+    while world.newest.version < 3:
+        world.turn()
+    world.kill(world.workers[world.ring.members[1]])
+    while world.pending:
+        world.deliver()
+    (joiner,) = [name for name in world.workers if name not in world.ring.members]
+    commands = world.put(e.LeaseRequested(0, joiner, 0, False))
+    (item,) = [command.item for command in commands if isinstance(command, c.GrantItem)]
+    assert item == world.workers[world.ring.members[0]].items[item.number]
+    refused = world.put(e.LeaseRequested(0, joiner, item.number, False))
+    assert [type(command) for command in refused] == [c.NoLeaseNow]
+    world.run_out()
+    world.check_truth()
+
+
+def test_before_there_is_a_ring_there_is_nothing_to_read_ahead():
+    world = started(num_workers=2)
+    while not world.workers:
+        world.deliver()
+    (first,) = world.workers
+    assert [type(command) for command in world.put(e.LeaseRequested(0, first, 0, False))] == [c.NoLeaseNow]
+
+
 def test_a_broken_ring_goes_on_without_the_one_whose_connection_broke_before_its_exit_is_seen():
     world = started(num_workers=3)
     grow(world)

@@ -88,6 +88,11 @@ class RingWork:
             found = self._append()
         return self._told(found) if found else None
 
+    def present(self) -> RingItem | None:
+        """What the ring trains on, for one that is to join soon: it may read those records before it does."""
+        found = None if self.halting else next((item for item in self._items if item.steps_left), None)
+        return self._told(found) if found else None
+
     @property
     def standing(self) -> bool:
         """The ring has come to a pause, and all of its work before that is booked."""

@@ -273,6 +273,10 @@ class JobState:
         if not self._facts.on_ring or not ready:
             self._leasing.requested(event)
         elif event.worker not in self._ring.members:
+            present = self._ring_work.present() if event.ring_number == 0 else None
+            if present is not None:
+                self._facts.orders.give(GrantItem(event.worker, present))
+                return
             self._facts.orders.give(NoLeaseNow(event.worker, f"not in the ring: {self._ring.reason}"))
         elif not (event.at_mark and self._ring_work.standing and self._leasing.apart(event)):
             item = self._ring_work.item(event.ring_number)
