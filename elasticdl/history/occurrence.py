@@ -37,6 +37,11 @@ class Step(StrEnum):
     FAILED = "failed"
 
 
+def meaning(step: Step, **values: Value) -> dict[str, Value]:
+    """Details of a line that programs read. Durations are rounded to milliseconds."""
+    return {"step": str(step), **{key: round(one, 3) if isinstance(one, float) else one for key, one in values.items()}}
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Occurrence:

@@ -22,7 +22,7 @@ from elasticdl.rpc.conversation import Drain, Finish, Finished, Order, Revoke, W
 from elasticdl.shard import SnapshotId
 
 _LOG = logging.getLogger(__name__)
-_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_LEVELS = {"detail": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 NEVER_STARTED = ExitFacts(reason="NeverStarted", asked=True)
 """Of a process that was stopped while its start was put off."""
 

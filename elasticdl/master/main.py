@@ -26,7 +26,7 @@ from elasticdl.cluster.planning import SPEC_VARIABLE
 from elasticdl.errors import ElasticDLError, ExitCode, UserError
 from elasticdl.history.chronicle import METRICS_POLICY, Chronicle
 from elasticdl.history.lines import JsonLines
-from elasticdl.history.occurrence import Step
+from elasticdl.history.occurrence import Step, meaning
 from elasticdl.history.snapshot import about
 from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.master.archive import Archive, Beginning
@@ -227,19 +227,14 @@ class Master:
         first = self.chronicle.next_seq == 0
         what = f"{spec.action} {spec.model.model_def}"
         text = f"the job begins: {what}" if first else f"a master takes the job on again after {away_s:.0f} s: {what}"
-        prepared_s = round(time.monotonic() - _LOADED_S, 3)
-        details: dict[str, float | int | str] = {
-            "step": str(Step.BEGUN),
-            "epoch": epoch,
-            "prepared_s": prepared_s,
-            "away_s": 0.0 if first else round(away_s, 3),
-        }
+        prepared_s = time.monotonic() - _LOADED_S
+        details = meaning(Step.BEGUN, epoch=epoch, prepared_s=prepared_s, away_s=0.0 if first else away_s)
         return Announce("job", text, details=details)
 
     def close_record(self, finish: FinishJob) -> None:
         """The last line: how the job ended."""
         text = f"the job ended with exit code {int(finish.exit_code)}: {finish.message}"
-        details = {"step": str(Step.ENDED), "exit_code": int(finish.exit_code), "message": finish.message, "hint": finish.hint}
+        details = meaning(Step.ENDED, exit_code=int(finish.exit_code), message=finish.message, hint=finish.hint)
         level = "info" if finish.exit_code in (ExitCode.DONE, ExitCode.INTERRUPTED) else "error"
         stamp = {"at": round(self.inbox.clock.wall_s(), 3), "at_s": round(self.inbox.at_s(), 3)}
         self.chronicle.append(stamp, {"kind": "job", "text": text, "level": level, "details": details})

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias, final
 
+from elasticdl.history.occurrence import Step, meaning
 from elasticdl.job import Action
 from elasticdl.master.core.commands import DropSnapshot, Purpose, SaveSnapshot
 from elasticdl.master.core.events import SnapshotSaved
@@ -172,8 +173,9 @@ class Checkpointing:
 
     def completed(self, event: SnapshotSaved) -> None:
         """A checkpoint is on disk, be it one that was given up as too slow."""
-        ledger = ""
+        ledger, took_s = "", 0.0
         if self.saving is not None and self.saving.id == event.snapshot:
+            took_s = event.at_s - self.saving.since_s
             ledger = self.saving.ledger
             self._final_done = self.saving.final
             self.saving = None
@@ -185,7 +187,9 @@ class Checkpointing:
             del self.saved[: len(self.saved) - keep if keep else 0]
         self._facts.orders.give(DropSnapshot(event.snapshot))
         megabytes = event.bytes / 1e6
-        self._facts.orders.announce("checkpoint", f"checkpoint of version {event.version} saved, {megabytes:.1f} MB: {event.path}")
+        text = f"checkpoint of version {event.version} saved, {megabytes:.1f} MB: {event.path}"
+        details = meaning(Step.SAVED, version=event.version, bytes=event.bytes, seconds=took_s)
+        self._facts.orders.announce("checkpoint", text, details=details)
 
     def failed(self, snapshot: SnapshotId, reason: str) -> bool:
         """A cut or a save did not work. False if it was none of ours."""

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
+from elasticdl.history.occurrence import Step, meaning
 from elasticdl.job import Action
 from elasticdl.master.core.commands import DropSnapshot, Purpose, RecordMetrics
 from elasticdl.master.core.cutting import Plan, shard_records
@@ -153,7 +154,9 @@ class Evaluation:
         assert self.round is not None
         self.round.version, self.round.stage = version, Stage.LEASING
         self.round.epoch = self._facts.work.epoch if self._facts.work else 0
-        self._facts.orders.announce("evaluation", f"evaluation round {self.round.number} begins at version {version}")
+        details = meaning(Step.BEGUN, round=self.round.number, version=version)
+        text = f"evaluation round {self.round.number} begins at version {version}"
+        self._facts.orders.announce("evaluation", text, details=details)
         self._maybe_summarise(self.round)
 
     # -- work ---------------------------------------------------------------------------------------------------------
@@ -247,7 +250,11 @@ class Evaluation:
         orders = self._facts.orders
         orders.give(RecordMetrics("evaluation", current.version, trained, dict(event.values)))
         found = ", ".join(f"{name} {value:.4g}" for name, value in event.values.items())
-        orders.announce("evaluation", f"evaluation round {current.number} at version {current.version}: {found or 'no metrics'}")
+        seconds = event.at_s - current.since_s
+        text = f"evaluation round {current.number} at version {current.version}: {found or 'no metrics'}"
+        orders.announce(
+            "evaluation", text, details=meaning(Step.ENDED, round=current.number, version=current.version, seconds=seconds)
+        )
         self.final_done = self.final_done or current.final
         self._failures = 0
         self._anchor_s = self._facts.now_s

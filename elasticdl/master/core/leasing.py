@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
+from elasticdl.history.occurrence import Step, meaning
 from elasticdl.job import Action
 from elasticdl.master.core.commands import GrantLease, NoLeaseNow, RecordMetrics, RevokeLeases, WorkFinished
 from elasticdl.master.core.evaluation import Evaluation
@@ -148,11 +149,20 @@ class Leasing:
         if gained:
             self.pace.saw(event.task, event.at_s - process.busy_since_s, gained)
             self._facts.budgets.progressed()
+            if not process.done_records:
+                self._first_progress(process)
             process.done_records += gained
             process.failure_reported = False
             process.busy_since_s = event.at_s
             if not on_ring:
                 self._tell_loss(event)
+
+    def _first_progress(self, process: Process) -> None:
+        """A worker that came up does its part from now on."""
+        after_s = self._facts.now_s - (process.ready_s or self._facts.now_s)
+        text = f"{process.name} works, {after_s:.1f} s after it was ready"
+        details = meaning(Step.WORKING, after_s=after_s)
+        self._facts.orders.announce("process", text, process=process.name, level="detail", details=details)
 
     def _progressed_work(self, event: ProgressReported) -> int:
         work = self._facts.work
@@ -195,7 +205,9 @@ class Leasing:
                 current.ledger.give_back(found)
         if process.life is Life.READY and event.taken and not process.revoked:
             process.enter(Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + _LEAVE_LIMIT_S)
-            self._facts.orders.announce("process", f"{event.worker} is draining: it gives its work back", process=event.worker)
+            text = f"{event.worker} is draining: it gives its work back"
+            details = meaning(Step.STOPPING, reason="draining")
+            self._facts.orders.announce("process", text, process=event.worker, details=details)
 
     def failed(self, event: TaskFailed) -> None:
         """The user's code raised: in a shard the shard is blamed, outside of any it spends the user's budget.

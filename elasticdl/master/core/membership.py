@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
-from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.cluster.base import ExitFacts, ProcessName, Role
+from elasticdl.history.occurrence import Step, Value, meaning
 from elasticdl.master.core.checkpointing import Checkpointing
 from elasticdl.master.core.commands import PublishServers, RevokeLeases, StopProcess
 from elasticdl.master.core.evaluation import Evaluation
@@ -50,6 +51,8 @@ class Membership:
             return
         process.where = event.where or process.where
         process.ran = process.ran or event.running
+        if event.running and process.running_s is None:
+            process.running_s = event.at_s
         if process.life in (Life.REQUESTED, Life.PENDING, Life.STARTING):
             life = Life.STARTING if event.running else Life.PENDING
             if (life, event.waiting_for) == (process.life, process.message):
@@ -76,8 +79,9 @@ class Membership:
         process.busy_since_s = event.at_s
         process.restored_version = event.restored_version or 0
         if first:
-            took_s = event.at_s - process.started_s
-            self._facts.orders.announce("process", f"{event.name} is ready after {took_s:.1f} s", process=event.name)
+            process.ready_s, took_s = event.at_s, event.at_s - process.started_s
+            text = f"{event.name} is ready after {took_s:.1f} s"
+            self._facts.orders.announce("process", text, process=event.name, details=_started(process))
         if event.name.role is Role.PS and first:
             self._server_back(event)
 
@@ -135,7 +139,7 @@ class Membership:
         if told.cause is Cause.DRAINED and process.message:
             told = Verdict(Cause.DRAINED, f"{told.text} ({process.message})")
         self._facts.processes.end(process, told.cause, told.text, event.at_s)
-        self._account(process, told)
+        self._account(process, told, event.facts)
 
     def _explained(self, process: Process, told: Verdict) -> None:
         """The end of one that was given up. Why we did is the cause, but for silence, which the platform may explain later."""
@@ -145,7 +149,8 @@ class Membership:
         self._facts.processes.end(process, told.cause, told.text, self._facts.now_s)
         self._facts.budgets.explained()
         text = f"{process.name}, which had fallen silent: {told.text}"
-        self._facts.orders.announce("process", text, process=process.name, cause=told.cause)
+        details = meaning(Step.EXPLAINED, reason=told.text)
+        self._facts.orders.announce("process", text, process=process.name, cause=told.cause, details=details)
         if told.cause is Cause.OUT_OF_MEMORY:
             self._give_more(process)
 
@@ -161,13 +166,14 @@ class Membership:
         self._scaling.stop(process, 0.0, told.text, life=Life.LOST)
         self._account(process, told)
 
-    def _account(self, process: Process, told: Verdict) -> None:
+    def _account(self, process: Process, told: Verdict, facts: ExitFacts | None = None) -> None:
         """Take back what the process held, spend the budget of the cause, say so."""
         name, expected = process.name, self._facts.phase in (Phase.ENDING, Phase.ENDED)
         level = "warning" if told.cause in PROBLEMS and not expected else "info"
         done = f"; it had done {amount(process.done_records, 'record')}" if process.done_records else ""
         text = f"{name} ended: {told.text}{done}"
-        self._facts.orders.announce("process", text, process=name, cause=told.cause, level=level)
+        details = {**_ended(process, told, self._facts.now_s), **_how(facts), **self._held(process)}
+        self._facts.orders.announce("process", text, process=name, cause=told.cause, level=level, details=details)
         if expected:
             return
         more = told.cause is Cause.OUT_OF_MEMORY and self._give_more(process)
@@ -177,6 +183,13 @@ class Membership:
         ran = self._facts.processes.ran(name.role)
         if reason := self._facts.budgets.died(str(name), told, answered=answered, role_ran=ran):
             self._facts.fail(reason, hint=_HINTS.get(told.cause, "see its log"))
+
+    def _held(self, process: Process) -> dict[str, Value]:
+        """What it was at: `shard`, the attempt at it, and the records of it that were done."""
+        work = self._facts.work
+        for held in work.held_by(process.name) if work and process.name.role is Role.WORKER else ():
+            return {"shard": int(held.piece.shard.id), "attempt": held.piece.attempt, "offset": held.offset}
+        return {}
 
     def _take_back(self, process: Process, blame: str) -> bool:
         """What it held goes to others. True if `blame` was counted against some work."""
@@ -193,7 +206,8 @@ class Membership:
         if more_bytes is None or limit_bytes is None:
             return False
         text = f"the next {role} gets {gibibytes(more_bytes)} (--oom-memory-limit {gibibytes(limit_bytes)})"
-        self._facts.orders.announce("memory", text, process=process.name, cause=Cause.OUT_OF_MEMORY)
+        details = {"next_bytes": more_bytes, "limit_bytes": limit_bytes}
+        self._facts.orders.announce("memory", text, process=process.name, cause=Cause.OUT_OF_MEMORY, details=details)
         return True
 
     # -- time ---------------------------------------------------------------------------------------------------------
@@ -221,7 +235,9 @@ class Membership:
             case Life.STOPPING | Life.LOST:
                 text = f"{process.message}; its end was never seen"
                 self._facts.processes.end(process, process.cause or Cause.NODE_LOST, text, self._facts.now_s)
-                self._facts.orders.announce("process", f"{process.name}: {text}", process=process.name, level="warning")
+                said, details = f"{process.name}: {text}", meaning(Step.ENDED, reason=text)
+                cause = str(process.cause or "")
+                self._facts.orders.announce("process", said, process=process.name, cause=cause, level="warning", details=details)
             case _:
                 pass
 
@@ -239,3 +255,29 @@ class Membership:
         if addresses != self._published and self._facts.phase not in (Phase.ENDING, Phase.ENDED):
             self._published = addresses
             self._facts.orders.give(PublishServers(addresses))
+
+
+def _started(process: Process) -> dict[str, Value]:
+    """How long each part of a start took: until it ran, and from then on until it presented itself."""
+    ready_s = process.ready_s or 0.0
+    running_s = ready_s if process.running_s is None else process.running_s
+    pending_s = max(0.0, running_s - process.ordered_s)
+    start_s = max(0.0, ready_s - process.ordered_s - pending_s)
+    return meaning(Step.READY, after_s=ready_s - process.started_s, pending_s=pending_s, start_s=start_s, where=process.where)
+
+
+def _ended(process: Process, told: Verdict, now_s: float) -> dict[str, Value]:
+    step = Step.LOST if process.life is Life.LOST else Step.ENDED
+    found = meaning(step, reason=told.text, records=process.done_records)
+    if process.ready_s is not None:
+        found["ready_for_s"] = round(now_s - process.ready_s, 3)
+    if process.memory_bytes is not None:
+        found["memory_bytes"] = process.memory_bytes
+    return found
+
+
+def _how(facts: ExitFacts | None) -> dict[str, Value]:
+    if facts is None:
+        return {}
+    found = {"exit_code": facts.exit_code, "signal": facts.signal, "peak_bytes": facts.memory_peak_bytes}
+    return {key: value for key, value in found.items() if value is not None}

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import ExitCode
+from elasticdl.history.occurrence import Step, meaning
 from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.master.core.budgets import Budgets
 from elasticdl.master.core.errands import Errand
@@ -123,8 +124,9 @@ class Facts:
 
     def enter(self, phase: Phase, text: str) -> None:
         """Go to another phase, and say so."""
+        details = meaning(Step.PHASE, phase=str(phase), before=str(self.phase), before_s=self.now_s - self.phase_since_s)
         self.phase, self.phase_since_s = phase, self.now_s
-        self.orders.announce("job", text)
+        self.orders.announce("job", text, details=details)
 
     def fail(self, message: str, *, hint: str = "", exit_code: ExitCode = ExitCode.JOB_FAILED) -> None:
         """The job cannot be done. The first reason stands; one that is being stopped goes on stopping."""
@@ -134,7 +136,8 @@ class Facts:
             self.orders.announce("job", f"while the job is being stopped: {message}", level="error")
             return
         self.outcome = Outcome(exit_code, message, hint)
-        self.orders.announce("job", f"the job fails: {message}", level="error")
+        details = meaning(Step.PHASE, phase="ending", before=str(self.phase), before_s=self.now_s - self.phase_since_s)
+        self.orders.announce("job", f"the job fails: {message}", level="error", details=details)
         self.phase, self.phase_since_s = Phase.ENDING, self.now_s
 
     def give_up(self, task: Task, piece: Piece) -> None:
@@ -143,7 +146,8 @@ class Facts:
         text = f"{task} shard {shard.id} ({shard.source} records {shard.begin} to {shard.end}) failed {amount(len(piece.failures), 'time')}"
         reasons = "\n".join(f"attempt {n}: {reason}" for n, reason in enumerate(piece.failures, 1))
         self.given_up.append(f"{text}:\n{reasons}")
-        self.orders.announce("shard", f"{text} and is given up:\n{reasons}", level="error")
+        details = {"shard": int(shard.id), "failures": len(piece.failures)}
+        self.orders.announce("shard", f"{text} and is given up:\n{reasons}", level="error", details=details)
         limit = self.spec.training.max_failed_shards
         if len(self.given_up) <= limit:
             return

@@ -7,18 +7,30 @@ deadline either, only a name for the wait. Without all of its parameter servers 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import final
 
 from elasticdl.cluster.base import Role
+from elasticdl.history.occurrence import Step, Value, meaning
 from elasticdl.master.core.parts import Facts, Phase
 from elasticdl.master.core.processes import Life, Process
 from elasticdl.master.core.scaling import Scaling
+from elasticdl.master.core.waits import Awaited, Reasons
 from elasticdl.words import amount
 
 _SETTLE_S = 5.0
 """Being placed takes a moment; only then is it a wait. A refusal is one at once."""
 _TELL_EVERY_S = 10.0
 _NAMES = {Role.WORKER: "workers", Role.PS: "parameter servers"}
+
+
+@dataclass(slots=True)
+class _Spell:
+    """Of waiting, for people only: since when, and how long for which reasons."""
+
+    since_s: float | None = None
+    looked_s: float = 0.0
+    reasons: Reasons = field(default_factory=Reasons)
 
 
 @final
@@ -30,6 +42,7 @@ class Placement:
         self._scaling = scaling
         self._told = ""
         self._told_s = 0.0
+        self._spell = _Spell()
 
     def waits(self) -> list[str]:
         """What is waited for now, in words: `2 of 4 workers placed; quota team exhausted: cpu 8 of 8 used, 2 more asked for`."""
@@ -43,10 +56,32 @@ class Placement:
     def tick(self) -> None:
         """Tell people what has changed, but not more often than anybody can read."""
         now = "; ".join(self.waits())
+        self._measure(bool(now))
         if now == self._told or (now and self._told and self._facts.now_s - self._told_s < _TELL_EVERY_S):
             return
         self._told, self._told_s = now, self._facts.now_s
-        self._facts.orders.announce("wait", now or "every process has its place", level="warning" if now else "info")
+        if now:
+            self._facts.orders.announce("wait", now, level="warning", details=self._details(Step.BEGUN))
+            return
+        self._facts.orders.announce("wait", "every process has its place", details=self._details(Step.ENDED))
+        self._spell = _Spell()
+
+    def _measure(self, waits: bool) -> None:
+        """Add the time since the last look to the reasons of now. A wait counts from the order of whoever waits longest."""
+        spell, now_s = self._spell, self._facts.now_s
+        looked_s, spell.looked_s = spell.looked_s, now_s
+        if not waits:
+            return
+        waiting = [one for role in (Role.PS, Role.WORKER) for one in self._processes(role) if self._waits(one)]
+        if spell.since_s is None:
+            looked_s = spell.since_s = min((one.ordered_s for one in waiting), default=now_s)
+        for reason in dict.fromkeys(map(_reason, waiting)) or (self._scaling.waiting_turn(),):
+            spell.reasons.add(reason, now_s - looked_s)
+
+    def _details(self, step: Step) -> dict[str, Value]:
+        since_s = self._facts.now_s if self._spell.since_s is None else self._spell.since_s
+        waited_s = self._facts.now_s - since_s
+        return meaning(step, wait=str(Awaited.PLACE), since_s=since_s, waited_s=waited_s, reason=self._spell.reasons.words())
 
     def _wait(self, role: Role) -> str:
         processes = self._processes(role)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
+from elasticdl.history.occurrence import Step, meaning
 from elasticdl.master.core import ring
 from elasticdl.master.core.commands import LookAgain, PublishRing, WithdrawRing, WorkFinished
 from elasticdl.master.core.events import ConnectionLost, RingTold
@@ -60,6 +61,10 @@ class RingMembership:
         """Of the newest generation, by rank."""
         return self.present.members if self.present else ()
 
+    def waits_for(self) -> str:
+        """Why there is no ring that trains, in words; '' if there is one."""
+        return "" if self.present is not None and self.formed == self.present.number else self.reason
+
     def status(self) -> RingStatus:
         """For people."""
         number = self.present.number if self.present else 0
@@ -82,7 +87,8 @@ class RingMembership:
         if event.leaving and process.life is Life.READY:
             text = f"{event.worker} is draining: the ring goes on without it"
             process.enter(Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + _LEAVE_LIMIT_S)
-            self._facts.orders.announce("process", text, process=event.worker)
+            details = meaning(Step.STOPPING, reason="draining")
+            self._facts.orders.announce("process", text, process=event.worker, details=details)
         if self._facts.phase in (Phase.ENDING, Phase.ENDED) and event.broken >= event.entered and process.finished:
             # Others were faster to leave, and it may wait for a ring that never comes.
             self._facts.orders.give(WorkFinished(event.worker))
@@ -108,7 +114,7 @@ class RingMembership:
             self.formed = present.number
             took_s = event.at_s - present.since_s
             text = f"generation {present.number} of the ring is complete after {took_s * 1000:.0f} ms: {self._listed()}"
-            self._facts.orders.announce("ring", text, details={"generation": present.number, "seconds": round(took_s, 4)})
+            self._facts.orders.announce("ring", text, details=meaning(Step.COMPLETE, generation=present.number, seconds=took_s))
             self._work.formed(len(present.members))
 
     def decide(self) -> None:
@@ -169,7 +175,9 @@ class RingMembership:
         self._facts.orders.give(PublishRing(decision.generation, decision.members, holders, self._work.first_number, restore_from))
         text = f"generation {decision.generation} of the ring: {self._listed()} ({decision.reason})"
         problem, self.problem = self.problem, ""
-        self._facts.orders.announce("ring", f"{text}: {problem}" if problem else text)
+        reason, members = f"{decision.reason}: {problem}" if problem else decision.reason, " ".join(map(str, decision.members))
+        details = meaning(Step.PUBLISHED, generation=decision.generation, members=members, reason=reason)
+        self._facts.orders.announce("ring", f"{text}: {problem}" if problem else text, details=details)
 
     def _standing(self, process: Process) -> ring.Standing | None:
         """None for a worker that is not there yet, or not any more."""

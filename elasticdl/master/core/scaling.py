@@ -7,7 +7,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import ExitCode
-from elasticdl.history.occurrence import Step
+from elasticdl.history.occurrence import Step, meaning
 from elasticdl.master.core.commands import StartProcess, StopProcess
 from elasticdl.master.core.evaluation import Evaluation
 from elasticdl.master.core.events import CreateFailed, ReplaceRequested, ScaleRequested
@@ -129,7 +129,7 @@ class Scaling:
         self.order(process, delay_s)
         wait = f", after {delay_s:g} s" if delay_s else ""
         before = self._facts.processes.take_unreplaced(name)
-        details: dict[str, float | int | str] = {"step": str(Step.ORDERED), "delay_s": delay_s}
+        details = meaning(Step.ORDERED, delay_s=delay_s)
         if before is not None:
             details["replaces"] = str(before.name)
         if process.memory_bytes is not None:
@@ -151,13 +151,13 @@ class Scaling:
             self._end(process, Cause.DRAINED, f"never created: {reason}")
             return
         self._facts.orders.give(StopProcess(process.name, grace_s, reason))
-        details = {"step": str(Step.STOPPING), "reason": reason, "grace_s": grace_s}
+        details = meaning(Step.STOPPING, reason=reason, grace_s=grace_s)
         self._facts.orders.announce("process", f"{process.name} is asked to end: {reason}", process=process.name, details=details)
 
     def _end(self, process: Process, cause: Cause, reason: str) -> None:
         """The end of one that never was."""
         self._facts.processes.end(process, cause, reason, self._facts.now_s)
-        details = {"step": str(Step.ENDED), "reason": reason}
+        details = meaning(Step.ENDED, reason=reason)
         text = f"{process.name} ended: {reason}"
         self._facts.orders.announce("process", text, process=process.name, cause=cause, details=details)
 

@@ -87,7 +87,8 @@ class Settlement:
         if shards:
             trained, repeated = after.trained - before.trained, after.repeated - before.repeated
             text = f"{worker}: {amount(shards, 'shard')} settled; {amount(trained, 'record')} more than it had reported, {repeated} to be repeated"
-            self._facts.orders.announce("shard", text, process=worker)
+            details = {"shards": shards, "trained": trained, "repeated": repeated}
+            self._facts.orders.announce("shard", text, process=worker, details=details)
         if parked is not None:
             self._facts.give_up(work.task, parked)
 

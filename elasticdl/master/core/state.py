@@ -35,6 +35,7 @@ from elasticdl.master.core.shard_list import ShardPage, ShardWish, shard_page
 from elasticdl.master.core.shards import Ledger
 from elasticdl.master.core.snapshots import Snapshots
 from elasticdl.master.core.status import JobStatus
+from elasticdl.master.core.waits import Waits
 from elasticdl.shard import Applied, ShardId, SnapshotId, Source, Task
 
 _CUT_LIMIT_S = 120.0
@@ -62,6 +63,7 @@ class JobState:
         self._ring = RingMembership(self._facts, self._scaling, self._leasing, self._ring_work)
         self._flow = Flow(self._facts, self._scaling, self._leasing, self._evaluation, self._checkpointing)
         self._join_ring()
+        self._waits = Waits(self._facts, self._leasing, self._evaluation)
         self._story: deque[events.Event] = deque(maxlen=_STORY)
 
     def _join_ring(self) -> None:
@@ -219,6 +221,7 @@ class JobState:
             self._membership.forgive()
         self._membership.tick()
         self._placement.tick()
+        self._waits.tick(self._ring.waits_for() if self._facts.on_ring else "")
         self._leasing.tick()
         self._settlement.tick()
         self._checkpointing.tick()
