@@ -65,7 +65,9 @@ def build() -> None:
         if not _buildah("images", "-q", BASE, check=False):
             _make_base()
         _build(STAGE, "--target=build")
-        _build(NAME)
+        wheels = cache().with_name("horovod")
+        wheels.mkdir(exist_ok=True)
+        _build(NAME, "--build-arg=RING=yes", f"--volume={wheels}:/var/cache/elasticdl/horovod")
 
 
 def project_zoo() -> Path:
