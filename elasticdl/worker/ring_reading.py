@@ -125,15 +125,19 @@ class RingReading:
 
         Call it before `start`. Nothing is read if there is no ring, or the master does not answer. Raises Ended.
         """
-        try:
-            answer = self._source.request_item(0, 0.0)
-        except TransientError as error:
-            _log.info("nothing is read ahead: %s", error)
-            return
-        if isinstance(answer, RingItem) and answer.lease is not None:
+        number = 0
+        for _ in range(2):  # the ring may come to the next one before this worker is in it
+            try:
+                answer = self._source.request_item(number, 0.0)
+            except TransientError as error:
+                _log.info("nothing is read ahead: %s", error)
+                return
+            if not isinstance(answer, RingItem) or answer.lease is None:
+                return
             with self._ending.failing_for(answer.lease):
                 self._items[answer.number] = answer
                 self._read(answer.number, answer.lease)
+            number = answer.number + 1
 
     def begin(self, plan: Plan) -> None:
         """From now on `next` gives what this plan asks for."""

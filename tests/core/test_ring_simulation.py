@@ -65,7 +65,7 @@ def test_one_that_is_about_to_join_is_told_what_the_ring_is_at_and_takes_nothing
     commands = world.put(e.LeaseRequested(0, joiner, 0, False))
     (item,) = [command.item for command in commands if isinstance(command, c.GrantItem)]
     assert item == world.workers[world.ring.members[0]].items[item.number]
-    refused = world.put(e.LeaseRequested(0, joiner, item.number, False))
+    refused = world.put(e.LeaseRequested(0, joiner, item.number + 9, False))
     assert [type(command) for command in refused] == [c.NoLeaseNow]
     world.run_out()
     world.check_truth()

@@ -88,9 +88,10 @@ class RingWork:
             found = self._append()
         return self._told(found) if found else None
 
-    def present(self) -> RingItem | None:
-        """What the ring trains on, for one that is to join soon: it may read those records before it does."""
-        found = None if self.halting else next((item for item in self._items if item.steps_left), None)
+    def present(self, number: int) -> RingItem | None:
+        """What the ring trains on now (0), or was given to train on: one that is to join may read it before it does."""
+        left = () if self.halting else (item for item in self._items if item.steps_left and number in (0, item.number))
+        found = next(iter(left), None)
         return self._told(found) if found else None
 
     @property

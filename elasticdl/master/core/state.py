@@ -276,7 +276,7 @@ class JobState:
         if not self._facts.on_ring or not ready:
             self._leasing.requested(event)
         elif event.worker not in self._ring.members:
-            present = self._ring_work.present() if event.ring_number == 0 else None
+            present = self._ring_work.present(event.ring_number)
             if present is not None:
                 self._facts.orders.give(GrantItem(event.worker, present))
                 return
