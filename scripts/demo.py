@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from typing import Any
 from elasticdl.errors import ElasticDLError
 from elasticdl.rpc.master_client import MasterClient
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "build" / "demo"
+"""Paths that the demo prints are there afterwards, to be looked into."""
 LOAD_BACK = """
 import sys, numpy, tensorflow
 arrays = numpy.load(sys.argv[2])
@@ -95,9 +97,10 @@ def demo(folder: Path) -> None:
 
 def main() -> None:
     began_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="elasticdl-demo-") as folder:
-        demo(Path(folder))
-    print(f"\ndone in {time.monotonic() - began_s:.0f} s", flush=True)
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    demo(FOLDER)
+    print(f"\ndone in {time.monotonic() - began_s:.0f} s; all that it made stays in {FOLDER} until the next demo", flush=True)
 
 
 if __name__ == "__main__":

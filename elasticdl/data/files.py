@@ -207,8 +207,11 @@ def _missing(path: str) -> UserError:
         pass  # a name with a zero byte: no file has such
     if os.path.islink(path):
         return UserError(f"{path} is a link to {os.readlink(path)}, which does not exist", hint="mend the link, or remove it")
-    parent = os.path.dirname(path) or "."
-    return UserError(
-        f"{path or 'a file without a name'} does not exist",
-        hint=f"{parent} exists" if os.path.isdir(parent) else f"{parent} does not exist either",
-    )
+    parent = os.path.dirname(path)
+    if not parent:
+        hint = f"it was looked for in {os.getcwd()}"
+    elif os.path.isdir(parent):
+        hint = f"the directory {parent} is there: is the name right?"
+    else:
+        hint = f"the directory {parent} does not exist either"
+    return UserError(f"{path or 'a file without a name'} does not exist", hint=hint)

@@ -55,7 +55,10 @@ def described(error: BaseException, doing: str, zoo: str) -> UserError:
 
 def told(error: BaseException, doing: str) -> str:
     """What was raised, in the words that matter, without a place."""
-    return f"{doing} raised {type(error).__name__}: {short(str(error))}"
+    # TensorFlow puts the name of what was raised inside a graph in front of its words once more.
+    kind = type(error).__name__
+    words = short(str(error)).removeprefix(f"{kind}: ").strip()
+    return f"{doing} raised {kind}: {words}" if words and words != kind else f"{doing} raised {kind}"
 
 
 def innermost(error: BaseException, zoo: str) -> str:

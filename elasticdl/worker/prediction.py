@@ -104,10 +104,12 @@ class ProcessorSink:
 
 @final
 class FileSink:
-    """Into `predictions-SHARD-BEGIN-END.npz`, with the range in entries of the shard's order.
+    """Into `predictions-SHARD-BEGIN-END.npz`, plain NumPy archives; files sorted by name have the examples in the data's order.
 
-    A file has one array per output (`predictions`, or the outputs' names), first axis = example in that order, and
-    `source`, `first_record` of the shard, `begin` and `end`.
+    A file has one array for each output of the model (`predictions`, or the outputs' own names; nested ones as `outer/inner`), its
+    first axis the example, the rest as the model gave it; and of the records, without a unit axis: `source` (text), and with
+    `first_record`, `begin` and `end` (int64) that they are records [first_record + begin, first_record + end) of it. Examples are
+    fewer than records where `feed` left some out or some could not be read.
     """
 
     def __init__(self, directory: Path, around: Surroundings) -> None:

@@ -66,6 +66,16 @@ def test_what_is_not_there_is_named(tmp_path):
         open_reader(str(tmp_path), {})
 
 
+def test_a_name_without_a_directory_is_told_where_it_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="does not exist") as caught:
+        open_reader("train.csv", {})
+    assert caught.value.hint == f"it was looked for in {tmp_path}"
+    with pytest.raises(UserError) as caught:
+        open_reader(f"{tmp_path}/train.csv", {})
+    assert caught.value.hint == f"the directory {tmp_path} is there: is the name right?"
+
+
 def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path):
     (tmp_path / "a[1].csv").write_text("a\n1\n")
     assert open_reader(str(tmp_path / "a[1].csv"), {}).sources()[0].records == 1

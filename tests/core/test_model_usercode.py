@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticdl.model.usercode import short
+from elasticdl.model.usercode import short, told
 
 pytestmark = pytest.mark.core
 
@@ -61,3 +61,19 @@ EAGER = "{{function_node __wrapped__StringToNumber_device_/job:localhost/replica
 )  # fmt: skip
 def test_only_the_words_of_the_operation_are_left(message: str, left: str) -> None:
     assert short(message) == left
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            ValueError('in user code:\n\n    File "/zoo/m.py", line 5, in loss  *\n        f()\n\n    ValueError: no\n'),
+            "ValueError: no",
+        ),
+        (ValueError("ValueError"), "ValueError"),
+        (ValueError(), "ValueError"),
+        (KeyError("auc"), "KeyError: 'auc'"),
+    ],
+)
+def test_the_kind_of_an_error_is_said_once(error: Exception, said: str) -> None:
+    assert told(error, "loss") == f"loss raised {said}"

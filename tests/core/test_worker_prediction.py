@@ -68,6 +68,20 @@ def test_a_shard_becomes_one_file_that_says_of_which_records(tmp_path):
     )
 
 
+def test_files_sorted_by_name_have_the_examples_in_the_order_of_the_data_as_the_docs_say(tmp_path):
+    around = surroundings()
+    sink = FileSink(tmp_path, around)
+    shards = [Shard(ShardId(number), "data.csv", number * 10, number * 10 + 10) for number in (10, 2, 0)]
+    for shard in shards:  # whoever was faster
+        predict(sink, around, Lease(Task.PREDICTION, shard, 1), 10)
+    parts = [np.load(path) for path in sorted(tmp_path.glob("*.npz"))]
+    firsts = [int(part["first_record"]) for part in parts]
+    assert firsts == [0, 20, 100]
+    assert set(parts[0].files) == {"predictions", "source", "first_record", "begin", "end"}
+    for part in parts:
+        assert len(part["predictions"]) == part["end"] - part["begin"]
+
+
 def test_nothing_is_reported_before_it_is_written(tmp_path):
     around = surroundings()
     assert predict(FileSink(tmp_path, around), around, LEASE, 6) == []
