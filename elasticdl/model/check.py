@@ -31,8 +31,8 @@ from elasticdl.model.structure import Structure
 from elasticdl.model.trial import Trial, check_callbacks, check_processor
 from elasticdl.model.usercode import place, user_code
 from elasticdl.shard import Shard, ShardId, Source, Task
-
 from elasticdl.words import amount
+
 _FIRST_BATCHES = 8
 """A feed may filter all of the first records out; so many minibatches are tried before that is an error."""
 

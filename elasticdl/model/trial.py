@@ -21,9 +21,9 @@ from elasticdl.model.step import CompiledStep, Lookups
 from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import missing, place, user_code
 from elasticdl.rpc.parameters import Pulled
+from elasticdl.words import amount
 
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
-from elasticdl.words import amount
 
 
 @final
