@@ -17,6 +17,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.kubernetes.cluster import store
+
 ROOT = Path(__file__).parents[2]
 NAME = "localhost/elasticdl:test"
 ZOO = "localhost/zoo:test"
@@ -40,6 +42,11 @@ def cache() -> Path:
     folder = Path(home, "images")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def store_folder() -> Path:
+    """Where the newest image is kept as nodes want it."""
+    return cache() / "store"
 
 
 def environment() -> dict[str, str]:
@@ -89,7 +96,9 @@ def build_zoo(folder: Path) -> Path:
         os.utime(path, (0, 0))
     with _alone():
         _run(*CONTAINED, *elasticdl, "build", str(folder), "--image", ZOO, "--builder", "buildah", "--", *flags())
-        return _archive(ZOO)
+        archive = _archive(ZOO)
+        store.add(store_folder(), archive, ZOO)
+        return archive
 
 
 def check_gpu() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from elasticdl.cluster.apiserver import ApiServer, connect
 from elasticdl.cluster.plans import Owner
+from tests.kubernetes import image
 from tests.kubernetes.cluster import cluster as own
 from tests.kubernetes.cluster import node
 
@@ -107,7 +108,7 @@ def found() -> Iterator[Place]:
     if given := os.environ.get("KUBECONFIG"):
         yield Place(Path(given), None, os.environ.get("ELASTICDL_TEST_BUSYBOX", "busybox:1.36"))
         return
-    with own.running() as cluster:
+    with own.running(image.store_folder()) as cluster:
         place = Place(cluster.kubeconfig, cluster, BUSYBOX)
         _import_busybox(cluster)
         yield place

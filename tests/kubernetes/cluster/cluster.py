@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kubernetes.cluster import leftovers
+from tests.kubernetes.cluster import leftovers, store
 
 HERE = Path(__file__).parent
 NAMESPACES = ("unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill-child=SIGKILL", "--mount-proc")
@@ -33,6 +33,8 @@ class Cluster:
     state: Path
     programs: Path
     process: subprocess.Popen[str]
+    images: tuple[str, ...] = ()
+    """Archives whose images it had from the start, by their names without suffix."""
 
     @property
     def kubeconfig(self) -> Path:
@@ -66,7 +68,9 @@ class Cluster:
             raise RuntimeError(f"{line}: {said}")
 
     def import_image(self, archive: Path, timeout_s: float = 300) -> None:
-        """Make the image of an OCI or docker archive known to the node."""
+        """Make the image of an OCI or docker archive known to the node, if it is not the newest that it has from the store."""
+        if self.images[-1:] == (archive.stem,):
+            return
         command = ["ctr", "-a", self.state / "containerd.sock", "-n", "k8s.io", "images", "import", "--all-platforms", archive]
         done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=timeout_s)
         if done.returncode != 0:
@@ -90,33 +94,47 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[Cluster]:
-    """A cluster for as long as the context lasts. Raises RuntimeError with the reason if it does not come up."""
+def running(images: Path | None = None) -> Iterator[Cluster]:
+    """A cluster for as long as the context lasts. Raises RuntimeError with the reason if it does not come up.
+
+    `images`: a store (`store.py`) of images that its node has from the start.
+    """
     built = subprocess.run([HERE / "programs/build"], stdout=subprocess.PIPE, text=True, timeout=BUILD_LIMIT_S, check=True)
     programs = Path(built.stdout.strip().splitlines()[-1])
     leftovers.clean_up()
     state = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX, dir=leftovers.STATES))
     with leftovers.claimed(state):
-        process = _start(state, programs)
+        had = tuple(store.images(images)) if images is not None else ()
+        process = _start(state, programs, images or state / "no-images")
         try:
             said = _first_line(process)
             if said != "READY":
                 raise RuntimeError(f"the cluster did not start: {said or 'its first process ended'}; {_tails(state)}")
-            yield Cluster(_only_child(process.pid), state, programs, process)
+            yield Cluster(_only_child(process.pid), state, programs, process, had)
         finally:
             _stop(process)
             leftovers.remove(state.name)
 
 
-def _start(state: Path, programs: Path) -> subprocess.Popen[str]:
+def _start(state: Path, programs: Path, images: Path) -> subprocess.Popen[str]:
     (state / "logs").mkdir()
     with (state / "logs/node.log").open("w") as log:
         return subprocess.Popen(
-            [*NAMESPACES, sys.executable, str(HERE / "node.py"), str(state), str(programs), state.name],
+            [
+                *NAMESPACES,
+                sys.executable,
+                "-m",
+                "tests.kubernetes.cluster.node",
+                str(state),
+                str(programs),
+                state.name,
+                str(images),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
+            cwd=HERE.parents[2],
             start_new_session=True,
         )
 
@@ -161,7 +179,7 @@ def main() -> None:
     if reason := why_not():
         sys.exit(reason)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt), running() as cluster:
+    with contextlib.suppress(KeyboardInterrupt), running(image.store_folder()) as cluster:
         inside = " ".join(cluster.inside(["env", f"KUBECONFIG={cluster.kubeconfig}", "bash"]))
         print(f"Kubernetes is up. KUBECONFIG={cluster.kubeconfig}\nA shell in its network: {inside}\nCtrl-C ends it.", flush=True)
         print("Building the image; the first time takes ten minutes ...", flush=True)

@@ -20,6 +20,8 @@ import time
 import urllib.request
 from pathlib import Path
 
+from tests.kubernetes.cluster import store
+
 NODE, NODE_ADDRESS = "node0", "10.240.0.1"
 API_SERVICE, DNS_SERVICE, SERVICES, PODS = "10.96.0.1", "10.96.0.10", "10.96.0.0/16", "10.244.0.0/16"
 TOKENS = {
@@ -33,15 +35,15 @@ TOKENS = {
 }
 START_LIMIT_S = 120
 VOLATILE = ("containerd", "etcd", "kubelet")
-MEMORY_TO_SPARE_BYTES = 12 << 30
-"""The project's image takes 3 GiB there."""
+MEMORY_TO_SPARE_BYTES = 6 << 30
 
 
 class Node:
     """Everything below `state`; programs from `programs`."""
 
-    def __init__(self, state: Path, programs: Path, cgroup: str) -> None:
-        self.state, self.programs, self.cgroup = state, programs, cgroup
+    def __init__(self, state: Path, programs: Path, cgroup: str, images: Path) -> None:
+        """`images`: a store of images that the node has from the start."""
+        self.state, self.programs, self.cgroup, self.images = state, programs, cgroup, images
         self.logs = state / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
         self.commands: dict[str, tuple[object, ...]] = {}
@@ -59,6 +61,7 @@ class Node:
         self.write_settings()
         self.control_plane()
         self.wait_for("the API server", lambda: self.api("/readyz") == b"ok")
+        store.mount(self.images, self.state / "containerd")
         self.spawn("containerd", shutil.which("containerd") or "containerd", "--config", self.state / "containerd.toml")
         self.wait_for("containerd", lambda: (self.state / "containerd.sock").exists())
         self.import_pause_image()
@@ -348,7 +351,7 @@ DNS_OBJECTS = [
 def main() -> None:
     for quiet in (signal.SIGINT, signal.SIGTERM):
         signal.signal(quiet, lambda *_: os._exit(0))
-    node = Node(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    node = Node(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
     try:
         node.start()
     except (OSError, RuntimeError) as error:
