@@ -68,6 +68,14 @@ def run(*command: str | Path) -> None:
     subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, check=True, timeout=200)
 
 
+def load_back(export: Path, data: Path) -> None:
+    """TensorFlow says much when it is imported; it is shown only if something is wrong."""
+    done = subprocess.run([sys.executable, "-c", LOAD_BACK, export, data], capture_output=True, text=True, timeout=200)
+    print(done.stdout, end="")
+    if done.returncode:
+        sys.exit(f"{done.stderr}\nthe SavedModel is not what was trained")
+
+
 def demo(folder: Path) -> None:
     job, output = folder / "job", folder / "export"
     run("-m", "model_zoo.make_data", "digits", folder / "data")
@@ -87,7 +95,7 @@ def demo(folder: Path) -> None:
             process.kill()
             process.wait()
     say("load the SavedModel back")
-    run("-c", LOAD_BACK, output, folder / "data/test.npz")
+    load_back(output, folder / "data/test.npz")
     say("receipt")
     total = json.loads((job / "receipt.json").read_text())["total"]
     print(json.dumps(total))
