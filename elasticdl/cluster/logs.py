@@ -45,10 +45,10 @@ def log_sizes(directory: Path) -> dict[str, int]:
 
 def read_log(directory: Path, process: str, start: int, limit_bytes: int) -> LogPart:
     """See `Cluster.read_log`; `ps-0.1` has its log in that of `ps-0`. Raises NoSuchLog, PermanentError."""
-    stem = process.partition(".")[0]
+    stem, _, incarnation = process.partition(".")
     try:
         there = log_files(directory)
-        if stem not in there:
+        if stem not in there or not (incarnation or "0").isdecimal():
             raise NoSuchLog(f"there is no log of {process!r}")
         return _read_part(there[stem], start, limit_bytes)
     except OSError as error:

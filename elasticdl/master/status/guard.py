@@ -117,7 +117,7 @@ def _own_address(request: web.Request) -> str:
 async def add_headers(_request: web.Request, response: web.StreamResponse) -> None:
     """On every answer, errors too."""
     for name, value in HEADERS.items():
-        response.headers.setdefault(name, value)
+        response.headers[name] = value
 
 
 def watchman(guard: Guard, open_to_all: Collection[tuple[str, str]]) -> Middleware:

@@ -1,0 +1,567 @@
+"""The page under attack: other sites, other names, no token, odd paths, long logs, readers that do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from elasticdl.cluster.local import LocalCluster
+from elasticdl.history.occurrence import Occurrence
+from elasticdl.master.status import guard, server, streams
+from tests.contract.status_stage import BEARER, PS, TOKEN, Stage, browser, played, staged, until, worker
+
+pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
+NEEDS_TOKEN = (
+    ("GET", "/api/v1/status"),
+    ("GET", "/api/v1/snapshot"),
+    ("GET", "/api/v1/occurrences"),
+    ("GET", "/api/v1/timeline"),
+    ("GET", "/api/v1/series"),
+    ("GET", "/api/v1/shards"),
+    ("GET", "/api/v1/logs"),
+    ("GET", "/api/v1/logs/worker-0"),
+    ("GET", "/api/v1/logs/worker-0/search?q=x"),
+    ("GET", "/api/v1/stream"),
+    ("GET", "/metrics"),
+    ("POST", "/api/v1/stop"),
+    ("POST", "/api/v1/scale"),
+    ("POST", "/api/v1/replace"),
+    ("POST", "/api/v1/checkpoint"),
+    ("GET", "/no/such/thing"),
+)
+
+
+async def raw(stage: Stage, request: bytes, *, at_most: int = 1 << 20) -> bytes:
+    """Bytes as they are: clients of good manners would not send them."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", stage.port)
+    writer.write(request)
+    await writer.drain()
+    answer = await reader.read(at_most)
+    writer.close()
+    return answer
+
+
+def get(path: str, host: str, *more: str) -> bytes:
+    lines = [f"GET {path} HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {TOKEN}", "Connection: close", *more]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+# -- who may ask ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong", TOKEN[:-1], TOKEN + "x", "ÿ" * 30, "a" * 4000])
+def test_without_the_right_token_nothing_is_told_and_nothing_is_done(tmp_path: Path, token: str | None) -> None:
+    async def story() -> None:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        cookies = {} if token is None else {guard.Guard(TOKEN).cookie_name: token.encode("ascii", "ignore").decode()}
+        async with staged(tmp_path) as stage:
+            for options in ({"headers": headers}, {"cookies": cookies}):
+                async with browser(stage, **options, cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+                    for method, path in NEEDS_TOKEN:
+                        body = {"json": {"min": 9, "max": 9}} if method == "POST" else {}
+                        async with session.request(method, path, **body) as answer:
+                            assert answer.status == 401, path
+                            assert "iris" not in await answer.text()
+                    async with session.get("/") as answer:
+                        assert answer.status == 401 and "iris" not in await answer.text()
+            assert stage.core.status().scale.high == 4 and not stage.core.status().outcome
+
+    asyncio.run(story())
+
+
+def test_the_token_is_given_once_and_the_cookie_opens_this_page_only(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with staged(tmp_path) as stage, browser(stage, cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+            async with session.post("/session", json={"token": "wrong"}) as answer:
+                assert answer.status == 401 and "Set-Cookie" not in answer.headers
+            async with session.post("/session", json={"token": TOKEN}) as answer:
+                assert answer.status == 204
+                cookie = answer.headers["Set-Cookie"]
+            assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and "Path=/" in cookie and TOKEN not in cookie
+            async with session.get("/") as answer:
+                assert answer.status == 200 and TOKEN not in await answer.text()
+            async with session.get("/api/v1/status") as answer:
+                assert answer.status == 200
+            value = cookie.partition("=")[2].partition(";")[0]
+            async with browser(stage, headers={"Authorization": f"Bearer {value}"}) as other, other.get("/api/v1/status") as answer:
+                assert answer.status == 401
+            async with session.delete("/session") as answer:
+                assert answer.status == 204
+            async with session.get("/api/v1/status") as answer:
+                assert answer.status == 401
+
+    asyncio.run(story())
+
+
+def test_cookies_of_two_jobs_on_one_machine_do_not_meet() -> None:
+    assert guard.Guard("one").cookie_name != guard.Guard("two").cookie_name
+
+
+def test_the_form_without_a_script_signs_in_too(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with staged(tmp_path) as stage, browser(stage, cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+            # As a browser sends it under `Referrer-Policy: no-referrer`.
+            sent = {"Origin": "null", "Sec-Fetch-Site": "same-origin"}
+            async with session.post("/session", data={"token": "wrong"}, headers=sent) as answer:
+                assert answer.status == 401 and "not the token" in await answer.text()
+            async with session.post("/session", data={"token": f" {TOKEN}\n"}, headers=sent, allow_redirects=False) as answer:
+                assert (answer.status, answer.headers["Location"]) == (303, "/")
+            async with session.get("/") as answer:
+                assert answer.status == 200
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("origin", "site"),
+    [
+        ("https://evil.example", None),
+        ("http://127.0.0.1", None),
+        ("http://127.0.0.1:1", "same-site"),
+        ("null", None),
+        ("null", "cross-site"),
+        ("http://localhost:PORT", None),
+        ("http://127.0.0.1:PORT.evil.example", None),
+        ("ftp://127.0.0.1:PORT", None),
+        (None, "cross-site"),
+        (None, "same-site"),
+    ],
+)
+def test_another_site_is_refused_whatever_the_browser_brings_along(tmp_path: Path, origin: str | None, site: str | None) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        headers = {"Origin": origin.replace("PORT", str(stage.port))} if origin else {}
+        headers |= {"Sec-Fetch-Site": site} if site else {}
+        for path, body in (("/api/v1/scale", {"min": 9, "max": 9}), ("/api/v1/stop", {}), ("/session", {"token": TOKEN})):
+            async with session.post(path, json=body, headers=headers) as answer:
+                assert answer.status == 403 and "Set-Cookie" not in answer.headers
+        assert stage.core.status().scale.high == 4 and not stage.core.status().outcome
+
+    played(tmp_path, scene)
+
+
+def test_our_own_page_is_let_through_behind_whatever_forwards_to_it(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        for host, origin in (
+            (stage.host, f"http://{stage.host}"),
+            ("localhost:8080", "http://localhost:8080"),
+            ("[::1]:8080", "http://[::1]:8080"),
+            ("iris-master:50003", "http://iris-master:50003"),
+            ("IRIS-master", "https://iris-master"),
+        ):
+            async with session.post("/api/v1/checkpoint", json={}, headers={"Host": host, "Origin": origin}) as answer:
+                assert answer.status == 202, host
+
+    played(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:PORT", "127.0.0.1.evil.example", "localhost.evil.example:PORT", "", "iris-master.evil.example", "2130706433", "[::2]", "[", "0.0.0.0:PORT", "127.0.0.2:PORT"],
+)  # fmt: skip
+def test_a_name_of_somebody_else_that_was_made_to_lead_here_is_refused(tmp_path: Path, host: str) -> None:
+    async def scene(stage: Stage, _session: aiohttp.ClientSession) -> None:
+        for path in ("/", "/api/v1/status", "/static/x"):
+            answer = await raw(stage, get(path, host.replace("PORT", str(stage.port))))
+            assert answer.startswith((b"HTTP/1.1 421 ", b"HTTP/1.1 400 ")) and b"iris" not in answer.replace(host.encode(), b"")
+
+    played(tmp_path, scene)
+
+
+def test_a_request_without_a_host_is_refused(tmp_path: Path) -> None:
+    async def scene(stage: Stage, _session: aiohttp.ClientSession) -> None:
+        for version in ("1.0", "1.1"):
+            answer = await raw(
+                stage, f"GET /api/v1/status HTTP/{version}\r\nAuthorization: Bearer {TOKEN}\r\nConnection: close\r\n\r\n".encode()
+            )
+            assert answer.split(b" ", 2)[1] in (b"421", b"400")
+
+    played(tmp_path, scene)
+
+
+def test_every_answer_tells_browsers_to_trust_nothing_else(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        for path, code in (
+            ("/", 200),
+            ("/api/v1/status", 200),
+            ("/static/none.js", 404),
+            ("/none", 404),
+            ("/metrics", 200),
+            ("/api/v1/shards?limit=0", 400),
+        ):
+            async with session.get(path) as answer:
+                assert answer.status == code
+                assert answer.headers["Content-Security-Policy"].startswith("default-src 'self'; ")
+                assert "unsafe" not in answer.headers["Content-Security-Policy"]
+                assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                assert answer.headers["Referrer-Policy"] == "no-referrer"
+                assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+                assert "aiohttp" not in answer.headers["Server"]
+        async with browser(stage) as stranger, stranger.get("/") as answer:
+            assert answer.status == 401 and answer.headers["Content-Security-Policy"].startswith("default-src 'self'")
+
+    played(tmp_path, scene)
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "GET"])
+def test_other_methods_do_nothing(tmp_path: Path, method: str) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        for verb in ("stop", "scale", "replace", "checkpoint"):
+            answer = await raw(stage, get(f"/api/v1/{verb}", stage.host).replace(b"GET", method.encode(), 1))
+            assert answer.split(b" ", 2)[1] in (b"405", b"400", b"404"), answer
+        if method != "GET":
+            answer = await raw(stage, get("/api/v1/status", stage.host).replace(b"GET", method.encode(), 1))
+            assert answer.split(b" ", 2)[1] in (b"405", b"400", b"404"), answer
+        assert not stage.core.status().outcome
+
+    played(tmp_path, scene)
+
+
+def test_forms_of_other_sites_cannot_look_like_json(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
+            async with session.post("/api/v1/stop", data=b'{"reason": "x"}', headers={"Content-Type": kind}) as answer:
+                assert answer.status == 415
+        assert not stage.core.status().outcome
+
+    played(tmp_path, scene)
+
+
+# -- how much one may ask ---------------------------------------------------------------------------------------------
+
+
+def test_a_body_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        for path in ("/api/v1/stop", "/session"):
+            body = json.dumps({"reason": "x" * (2 * guard.MOST_BODY_BYTES)}).encode()
+            async with session.post(path, data=body, headers={"Content-Type": "application/json"}) as answer:
+                assert answer.status == 413
+        claims = f"POST /api/v1/stop HTTP/1.1\r\nHost: {stage.host}\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n"
+        answer = await raw(stage, claims.encode() + b"x" * (1 << 20), at_most=64)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        for nonsense in (b"[" * 60_000, b"\xff\xfe", b'{"reason": "\\ud800"}', b"NaN", b"1e999999"):
+            async with session.post("/api/v1/stop", data=nonsense, headers={"Content-Type": "application/json"}) as answer:
+                assert answer.status in (202, 400), nonsense[:20]
+        async with session.get("/api/v1/status") as answer:
+            assert answer.status == 200
+
+    played(tmp_path, scene)
+
+
+def test_a_body_that_never_comes_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_BODY_S", 0.2)
+
+    async def scene(stage: Stage, _session: aiohttp.ClientSession) -> None:
+        head = f"POST /api/v1/stop HTTP/1.1\r\nHost: {stage.host}\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n{{"
+        assert (await raw(stage, head.encode(), at_most=64)).startswith(b"HTTP/1.1 408 ")
+
+    played(tmp_path, scene)
+
+
+def test_connections_that_ask_for_nothing_are_hung_up_on_and_keep_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "SPEAK_WITHIN_S", 1.0)
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
+
+    async def scene(stage: Stage, _session: aiohttp.ClientSession) -> None:
+        opened = [await asyncio.open_connection("127.0.0.1", stage.port) for _ in range(40)]
+        ends = await asyncio.gather(*(reader.read(1) for reader, _ in opened), return_exceptions=True)
+        assert all(end == b"" or isinstance(end, ConnectionError) for end in ends)
+        for _, writer in opened:
+            writer.close()
+        async with browser(stage, headers=BEARER) as session, session.get("/api/v1/status") as answer:
+            assert answer.status == 200
+
+    played(tmp_path, scene)
+
+
+# -- names and paths --------------------------------------------------------------------------------------------------
+
+
+TRAVERSALS = ("../secret", "..%2fsecret", "%2e%2e%2fsecret", "..%252fsecret", "....//secret", "%2fetc%2fpasswd", "..\\secret", "worker-0%00", "worker-0.log", "%c0%ae%c0%ae%2fsecret", "", ".", "..", "*", "a" * 3000)  # fmt: skip
+
+
+@asynccontextmanager
+async def with_logs(directory: Path) -> AsyncIterator[Stage]:
+    """A page of a job of this machine, whose logs are files."""
+    logs = directory / "logs"
+    logs.mkdir()
+    (logs / "worker-0.log").write_bytes(b"first line\n<script>alert(1)</script>\n\x1b[31mred\xff\nlast line\n")
+    (directory / "secret.log").write_text("the secret")
+    (directory / "secret").write_text("the secret")
+    (logs / "worker-9.log").symlink_to(directory / "secret")
+    async with staged(directory) as stage:
+        stage.watched.cluster = LocalCluster(logs, 1)
+        yield stage
+
+
+@pytest.mark.parametrize("name", TRAVERSALS)
+@pytest.mark.parametrize("path", ["/api/v1/logs/{}", "/api/v1/logs/{}/search?q=secret", "/static/{}"])
+def test_names_are_looked_up_and_lead_nowhere_else(tmp_path: Path, name: str, path: str) -> None:
+    async def story() -> None:
+        async with with_logs(tmp_path) as stage:
+            answer = await raw(stage, get(path.format(name), stage.host))
+            code = answer.split(b" ", 2)[1]
+            assert code in (b"404", b"400") or (code == b"200" and name in (".",)), answer[:300]
+            assert b"the secret" not in answer and b"root:" not in answer
+
+    asyncio.run(story())
+
+
+def test_a_link_among_the_logs_is_not_followed(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with with_logs(tmp_path) as stage, browser(stage, headers=BEARER) as session:
+            async with session.get("/api/v1/logs") as answer:
+                assert [one["process"] for one in (await answer.json())["logs"]] == ["worker-0"]
+            async with session.get("/api/v1/logs/worker-9") as answer:
+                assert answer.status == 404
+
+    asyncio.run(story())
+
+
+def test_a_script_in_a_log_or_a_name_stays_text(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with with_logs(tmp_path) as stage, browser(stage, headers=BEARER) as session:
+            async with session.get("/api/v1/logs/worker-0?start=0") as answer:
+                assert answer.content_type == "application/json" and answer.headers["X-Content-Type-Options"] == "nosniff"
+                found = await answer.json()
+            assert "<script>alert(1)</script>" in found["text"] and found["end"] == found["size"]
+            async with session.get("/api/v1/logs/worker-0/search?q=%3CSCRIPT") as answer:
+                assert [one["line"] for one in (await answer.json())["matches"]] == ["<script>alert(1)</script>"]
+            async with session.get("/api/v1/logs/<script>alert(1)<%2Fscript>") as answer:
+                assert answer.status == 404 and answer.content_type == "application/json"
+            stage.chronicle.append({"at": 1.0, "at_s": 1.0}, {"kind": "job", "text": "</script><script>alert(1)</script>"})
+            async with session.get("/") as answer:
+                page = await answer.text()
+            assert "<script>alert(1)" not in page and "&lt;script&gt;alert(1)" in page
+
+    asyncio.run(story())
+
+
+# -- a log of ten gigabytes -------------------------------------------------------------------------------------------
+
+
+def test_a_log_of_ten_gigabytes_is_harmless(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with with_logs(tmp_path) as stage, browser(stage, headers=BEARER) as session:
+            huge = tmp_path / "logs" / "worker-1.log"
+            with huge.open("wb") as file:
+                file.truncate(10 << 30)
+                file.seek(10 << 30)
+                file.write(b"\nthe needle at the end\n")
+            size = huge.stat().st_size
+            tracemalloc.start()
+            try:
+                async with session.get("/api/v1/logs/worker-1?start=-100&limit=100") as answer:
+                    part = await answer.json()
+                assert part["text"].endswith("\nthe needle at the end\n") and part["end"] == part["size"] == size
+                async with session.get("/api/v1/logs/worker-1?start=0&limit=1048576") as answer:
+                    assert (await answer.json())["end"] == 1 << 20
+                async with session.get("/api/v1/logs/worker-1?limit=1048577") as answer:
+                    assert answer.status == 400
+                async with session.get("/api/v1/logs/worker-1/search?q=needle") as answer:
+                    found = await answer.json()
+                assert found["more"] and found["matches"] == [] and 0 < found["searched_to"] <= 66 << 20
+                near = size - (3 << 20)
+                async with session.get(f"/api/v1/logs/worker-1/search?q=NEEDLE&start={near}") as answer:
+                    found = await answer.json()
+                assert [one["line"] for one in found["matches"]] == ["the needle at the end"]
+                assert (found["searched_to"], found["more"]) == (size, False)
+                assert tracemalloc.get_traced_memory()[1] < 48 << 20
+            finally:
+                tracemalloc.stop()
+
+    asyncio.run(story())
+
+
+def test_a_log_is_followed_by_its_offset_and_letters_stay_whole(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with with_logs(tmp_path) as stage, browser(stage, headers=BEARER) as session:
+            text = "αβγ😀 line\n" * 200
+            (tmp_path / "logs" / "worker-2.log").write_text(text, encoding="utf-8")
+            at, read = 0, ""
+            while True:
+                async with session.get(f"/api/v1/logs/worker-2?start={at}&limit=7") as answer:
+                    part = await answer.json()
+                assert part["start"] == at
+                read, at = read + part["text"], part["end"]
+                if at == part["size"]:
+                    break
+            assert read == text
+
+    asyncio.run(story())
+
+
+# -- readers that do not read -----------------------------------------------------------------------------------------
+
+
+def test_a_browser_that_does_not_read_is_hung_up_on_and_costs_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "STUCK_S", 0.5)
+
+    async def story() -> None:
+        async with staged(tmp_path) as stage:
+            connection = socket.create_connection(("127.0.0.1", stage.port))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.sendall(get("/api/v1/stream", stage.host))
+            live = stage.server._live
+            await until(lambda: live.watchers == 1)
+            tracemalloc.start()
+            try:
+                sent = 0
+                while live.watchers:
+                    payload = {"at": sent, "text": "x" * 100_000}
+                    live.feed.publish([("occurrences", [payload])])
+                    sent += 100_000
+                    await asyncio.sleep(0.001)
+                assert sent > 1 << 20
+                assert tracemalloc.get_traced_memory()[0] < 24 << 20
+            finally:
+                tracemalloc.stop()
+                connection.close()
+
+    asyncio.run(story())
+
+
+def test_no_more_than_so_many_windows_watch_one_job(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with staged(tmp_path) as stage, browser(stage, headers=BEARER, connector=aiohttp.TCPConnector(limit=0)) as session:
+            opened = [await session.get("/api/v1/stream") for _ in range(streams.MOST_STREAMS)]
+            assert {answer.status for answer in opened} == {200}
+            for _ in range(200 - streams.MOST_STREAMS):
+                async with session.get("/api/v1/stream") as answer:
+                    assert answer.status == 503 and answer.headers["Retry-After"]
+            async with session.get("/api/v1/status") as answer:
+                assert answer.status == 200
+            for answer in opened:
+                answer.close()
+            await until(lambda: stage.server._live.watchers == 0)
+            async with session.get("/api/v1/stream") as answer:
+                assert answer.status == 200
+
+    asyncio.run(story())
+
+
+# -- the stream -------------------------------------------------------------------------------------------------------
+
+
+class Events:
+    """Server-sent events as a browser reads them."""
+
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self._answer = answer
+        self.id = ""
+
+    async def next(self) -> tuple[str, Any]:
+        name, data = "", ""
+        async for line in self._answer.content:
+            text = line.decode().rstrip("\n")
+            if not text and data:
+                return name, json.loads(data)
+            key, _, value = text.partition(": ")
+            match key:
+                case "event":
+                    name = value
+                case "data":
+                    data = value
+                case "id":
+                    self.id = value
+        return "closed", None
+
+    async def until(self, wanted: str) -> Any:
+        while True:
+            name, data = await self.next()
+            if name == wanted:
+                return data
+            assert name != "closed"
+
+
+def test_the_stream_tells_what_changed_and_goes_on_after_a_break(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with staged(tmp_path) as stage, browser(stage, headers=BEARER) as session:
+            async with session.get("/api/v1/snapshot") as answer:
+                begin = (await answer.json())["stream_id"]
+            await until(lambda: len(stage.fake.live) >= 3)
+            await stage.attach(PS, worker(0))
+            async with session.get(f"/api/v1/stream?from={begin}") as answer:
+                assert answer.content_type == "text/event-stream"
+                events = Events(answer)
+                status = await events.until("status")
+                assert "processes" not in status and "gauges" not in status
+                rows = await events.until("processes")
+                assert {row["name"] for row in rows["rows"]} >= {"worker-0", "ps-0"}
+                news = await events.until("occurrences")
+                assert [one["seq"] for one in news] == list(range(news[0]["seq"], news[0]["seq"] + len(news)))
+                await events.until("samples")
+                known = events.id
+            await stage.attach(worker(1))
+            async with session.get("/api/v1/stream", headers={"Last-Event-ID": known}) as answer:
+                rows = await Events(answer).until("processes")
+                assert [row["state"] for row in rows["rows"] if row["name"] == "worker-1"] == ["ready"]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("known", ["2.5", "3.99", "x", "3.-1", "3.٣", "3." + "9" * 40, "..", "\r\nevent: x"])
+def test_a_browser_of_another_master_begins_anew(tmp_path: Path, known: str) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        async with session.get("/api/v1/stream", params={"from": known}) as answer:
+            events = Events(answer)
+            assert (await events.next())[0] == "reset"
+            assert (await events.next())[0] == "status"
+            assert (await events.until("processes"))["all"] is True
+
+    played(tmp_path, scene)
+
+
+def test_one_that_was_too_slow_begins_anew(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        async with session.get("/api/v1/stream") as answer:
+            events = Events(answer)
+            await events.until("processes")
+            feed = stage.server._live.feed
+            for _ in range(200):
+                feed.publish([("samples", [])])
+            assert feed.after(0) is None
+            await events.until("reset")
+            await events.until("processes")
+
+    played(tmp_path, scene)
+
+
+def test_the_end_of_the_job_is_told_and_ends_the_stream(tmp_path: Path) -> None:
+    from elasticdl.errors import ExitCode
+    from elasticdl.master.core.commands import FinishJob
+
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        async with session.get("/api/v1/stream") as answer:
+            events = Events(answer)
+            await events.until("processes")
+            closing = asyncio.ensure_future(stage.server.close(FinishJob(ExitCode.DONE, "all is done", "look at it")))
+            assert await events.until("ended") == {"exit_code": 0, "message": "all is done", "hint": "look at it"}
+            assert (await events.next())[0] == "closed"
+            await closing
+
+    played(tmp_path, scene)
+
+
+def test_half_a_pair_and_control_characters_do_not_break_the_stream(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        async with session.get("/api/v1/stream") as answer:
+            events = Events(answer)
+            await events.until("processes")
+            text = "a\r\n\r\nevent: ended\ndata: {}\n\n\ud800\u2028\x00"
+            stage.server._live.feed.publish([("occurrences", [Occurrence(1, 1.0, 1.0, "job", text).as_dict()])])
+            found = await events.until("occurrences")
+            assert found[0]["text"].startswith("a\r\n\r\nevent: ended")
+
+    played(tmp_path, scene)
