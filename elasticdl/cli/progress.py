@@ -90,6 +90,11 @@ def measures(status: Status) -> list[str]:
     return found
 
 
+def version(status: Status) -> list[str]:
+    """Of the model; nothing where one that was trained before has not been read yet."""
+    return [f"version {status['version']}"] if status["version"] or status.get("action") not in ("evaluate", "predict") else []
+
+
 def processes(status: Status) -> list[Mapping[str, Any]]:
     """Those that have not ended."""
     return [process for process in status.get("processes") or () if process["state"] != "ended"]
@@ -109,7 +114,7 @@ def head(status: Status) -> str:
     if remaining is not None:
         parts.append(f"ETA {duration(remaining)}")
     if status["version"] or workers:
-        parts += [f"version {status['version']}", f"{ready}/{amount(len(workers), 'worker')}"]
+        parts += [*version(status), f"{ready}/{amount(len(workers), 'worker')}"]
     parts += measures(status)
     return ", ".join(parts)
 

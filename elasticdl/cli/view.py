@@ -111,7 +111,7 @@ def picture(status: progress.Status, events: Sequence[str]) -> Group:
         words = f"{share.fraction:4.0%}  {share.done:,} of {share.expected:,}"
         bars.add_row(title, ProgressBar(total=1.0, completed=share.fraction, width=32), words)
     rate = f"{progress.number(status.get('records_per_s') or 0)} records/s"
-    facts = [rate, f"version {status['version']}", *progress.measures(status)]
+    facts = [rate, *progress.version(status), *progress.measures(status)]
     if remaining is not None:
         facts.insert(0, f"ETA {progress.duration(remaining)}")
     parts: list[Any] = [Text(str(status["message"]), style="bold"), bars, Text(" · ".join(facts)), _process_table(status)]

@@ -75,6 +75,12 @@ def test_a_fresh_status_can_be_shown_in_every_form() -> None:
     assert progress.eta_s(status()) is None
 
 
+def test_a_model_that_was_trained_before_is_not_said_to_have_version_0() -> None:
+    early = {**running(), "action": "evaluate"}
+    assert "version" not in progress.head(early) and "version" not in painted(early, [])
+    assert "version 7" in progress.head({**early, "version": 7}) and "version 7" in painted({**early, "version": 7}, [])
+
+
 def test_the_picture_has_progress_rate_eta_measures_processes_waits_and_events() -> None:
     shown = painted(running(), ["worker-1 ended by SIGKILL [infrastructure]"])
     for words in (
