@@ -7,6 +7,7 @@ demo: prepare  ## Train digits with a worker killed halfway, evaluate, export, l
 
 test: prepare  ## Every test; those on a real Kubernetes last and where they can run, so that they disturb no other. With ARGS (for pytest) without them.
 	@status=0; \
+	scripts/browser || status=$$?; \
 	$(BIN)/python -m pytest -n $(WORKERS) --ignore tests/kubernetes --ignore tests/ring $(ARGS) || status=$$?; \
 	[ -n "$(ARGS)" ] || scripts/test-kubernetes $(WORKERS) || status=$$?; \
 	exit $$status
@@ -51,4 +52,4 @@ lock: prepare  ## Pin everything anew, with hashes, within pyproject.toml's boun
 	    --python-version 3.11 --no-emit-index-url --output-file requirements.lock
 
 clean:
-	rm -rf .venv build *.egg-info elasticdl/_native*.so elasticdl/rpc/elasticdl_pb2*
+	rm -rf .venv build *.egg-info elasticdl/_native*.so elasticdl/rpc/elasticdl_pb2* elasticdl/page/vendor

@@ -1,9 +1,11 @@
-"""Builds what pyproject.toml cannot say: the C++ extension and the protocol messages."""
+"""Builds what pyproject.toml cannot say: the C++ extension, the protocol messages, and what the page takes from npm."""
 
 from __future__ import annotations
 
 import glob
 import os
+import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 PROTO = "elasticdl/rpc/elasticdl.proto"
+PAGE = ROOT / "elasticdl/page"
+FROM_NPM = {"dist/uPlot.iife.min.js": "uPlot.iife.min.js", "dist/uPlot.min.css": "uPlot.min.css", "LICENSE": "uPlot.LICENSE.txt"}
 SANITIZE = os.environ.get("ELASTICDL_SANITIZE", "")
 
 
@@ -25,11 +29,27 @@ def generate_messages() -> None:
         sys.exit(f"protoc could not compile {PROTO}")
 
 
+def bring_plots() -> None:
+    """uPlot and its licence, of the version and with the hash that package-lock.json says, into elasticdl/page/vendor."""
+    lock, vendor = PAGE / "npm/package-lock.json", PAGE / "vendor"
+    if not lock.exists():
+        return
+    stamp = vendor / ".lock"
+    if stamp.exists() and stamp.read_bytes() == lock.read_bytes():
+        return
+    modules = runpy.run_path(str(PAGE / "npm/install.py"))["installed"](PAGE / "npm")
+    vendor.mkdir(exist_ok=True)
+    for name, kept in FROM_NPM.items():
+        shutil.copyfile(modules / "uplot" / name, vendor / kept)
+    shutil.copyfile(lock, stamp)
+
+
 class BuildPy(build_py):
-    """The messages are modules, so they must be there before modules are collected."""
+    """Messages are modules, and uPlot is data: both must be there before either is collected."""
 
     def run(self) -> None:
         generate_messages()
+        bring_plots()
         super().run()
 
 
@@ -38,6 +58,7 @@ class BuildExt(build_ext):
 
     def run(self) -> None:
         generate_messages()
+        bring_plots()
         super().run()
 
 
