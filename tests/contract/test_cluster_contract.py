@@ -13,7 +13,17 @@ from typing import Any, Protocol
 
 import pytest
 
-from elasticdl.cluster.base import Cluster, CreateRefused, ExitFacts, ProcessExited, ProcessName, ProcessObserved, ProcessSpec, Role
+from elasticdl.cluster.base import (
+    Cluster,
+    CreateRefused,
+    ExitFacts,
+    NoSuchLog,
+    ProcessExited,
+    ProcessName,
+    ProcessObserved,
+    ProcessSpec,
+    Role,
+)
 from elasticdl.cluster.fake import FakeCluster
 from elasticdl.cluster.local import LocalCluster
 
@@ -41,6 +51,9 @@ class Bench(Protocol):
 
     def starts(self, name: ProcessName) -> int:
         """How often a process of this name was really started."""
+
+    async def say(self, name: ProcessName, text: str) -> None:
+        """A process that prints something and runs on."""
 
 
 class LocalBench:
@@ -81,6 +94,14 @@ class LocalBench:
     def starts(self, name: ProcessName) -> int:
         return len(self._pids(name))
 
+    async def say(self, name: ProcessName, text: str) -> None:
+        done = self.directory / f"{name}.said"
+        await self._run(
+            name,
+            f"import sys; sys.stdout.buffer.write({text.encode()!r}); sys.stdout.flush(); open({str(done)!r}, 'w').write('\\n'); time.sleep(600)",
+        )
+        await self._up(name, done.name)
+
 
 class FakeBench:
     def __init__(self, _directory: Path) -> None:
@@ -102,6 +123,10 @@ class FakeBench:
 
     def starts(self, name: ProcessName) -> int:
         return list(self.cluster.specs).count(name)
+
+    async def say(self, name: ProcessName, text: str) -> None:
+        await self.start(name)
+        self.cluster.say(name, text.encode())
 
 
 @pytest.fixture(params=[LocalBench, FakeBench], ids=["local", "fake"])
@@ -305,5 +330,49 @@ def test_close_ends_everything_tells_it_and_ends_the_observers(run) -> None:
         with pytest.raises(CreateRefused) as refused:
             await bench.cluster.create(ProcessSpec(ProcessName(Role.WORKER, 2), ("train",)))
         assert not refused.value.retry
+
+    run(scenario)
+
+
+def test_logs_are_listed_and_read_by_offset(run) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.say(W0, "αβ first\nsecond\n")
+        (entry,) = [one for one in await bench.cluster.logs() if one.process == "worker-0"]
+        whole = await bench.cluster.read_log("worker-0", 0, 1000)
+        assert entry.size_bytes == whole.size_bytes == len(whole.data)
+        assert whole.data.decode().endswith("αβ first\nsecond\n")
+        last = await bench.cluster.read_log("worker-0", -7, 4)
+        assert (last.start, last.data, last.size_bytes) == (whole.size_bytes - 7, b"seco", whole.size_bytes)
+        for start, expected in ((whole.size_bytes, whole.size_bytes), (10**15, whole.size_bytes), (-(10**15), 0)):
+            part = await bench.cluster.read_log("worker-0", start, 5)
+            assert part.start == expected and part.data == whole.data[expected : expected + 5]
+
+    run(scenario)
+
+
+def test_a_log_that_is_not_there_is_said_so_whatever_its_name(run) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.say(W0, "x")
+        for name in (
+            "worker-1",
+            "",
+            ".",
+            "..",
+            "../worker-0",
+            "/etc/passwd",
+            "worker-0/../worker-0",
+            "worker-0.log",
+            "worker-0\0",
+            "*",
+        ):
+            with pytest.raises(NoSuchLog):
+                await bench.cluster.read_log(name, 0, 10)
+
+    run(scenario)
+
+
+def test_the_view_of_processes_that_are_told_at_once_is_never_old(run) -> None:
+    async def scenario(bench: Bench) -> None:
+        assert bench.cluster.view_age_s is None
 
     run(scenario)
