@@ -15,6 +15,7 @@ from elasticdl.history.lines import JsonLines, read_lines
 from elasticdl.history.occurrence import Occurrence, Step, Value, bounded, occurrence
 from elasticdl.history.thinning import HISTORY, Policy, Row, left_out
 from elasticdl.history.timeline import Timeline
+from elasticdl.history.why import Story
 
 EVENTS_BYTES = 16 << 20
 METRICS_BYTES = 16 << 20
@@ -41,6 +42,7 @@ class Chronicle:
         self._lines = JsonLines(path, policy)
         self._newest: deque[Occurrence] = deque(maxlen=KEPT)
         self.timeline = Timeline()
+        self.story = Story()
         self.next_seq = 0
         self.began_s = self.last_s = 0.0
         self.started_at = wall_s
@@ -99,6 +101,7 @@ class Chronicle:
         self.last_s = one.at_s
         self.next_seq = one.seq + 1
         self.timeline.add(one)
+        self.story.add(one)
 
 
 def read_occurrences(path: Path) -> tuple[list[Occurrence], int]:

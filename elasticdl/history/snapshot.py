@@ -14,6 +14,7 @@ from elasticdl.history.lines import read_lines
 from elasticdl.history.occurrence import Occurrence
 from elasticdl.history.series import SeriesBook
 from elasticdl.history.timeline import Timeline
+from elasticdl.history.why import Story
 from elasticdl.job import JobSpec
 
 EVENTS, METRICS, SERIES = "events.jsonl", "metrics.jsonl", "series.json"
@@ -38,11 +39,12 @@ class About:
 @final
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What happened: the newest occurrences, how many there were before them, and the timeline of all."""
+    """What happened: the newest occurrences, how many there were before them, and timeline and story of all."""
 
     occurrences: Sequence[Occurrence]
     dropped: int
     timeline: Mapping[str, Any]
+    story: Mapping[str, Any]
     started_at: float
 
 
@@ -77,6 +79,7 @@ def snapshot(
         "occurrences": [one.as_dict() for one in record.occurrences],
         "occurrences_dropped": record.dropped,
         "timeline": record.timeline,
+        "story": record.story,
         "series": list(series),
         "outcome": ended,
     }
@@ -125,19 +128,22 @@ def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
 def record_of(chronicle: Chronicle, status: Mapping[str, Any]) -> Record:
     """Out of a master's memory."""
     rows = {str(row["name"]): row for row in status.get("processes") or ()}
-    timeline = chronicle.timeline.as_dict(float(status.get("at_s") or 0.0), rows)
-    return Record(tuple(chronicle), chronicle.dropped, timeline, chronicle.started_at)
+    now_s = float(status.get("at_s") or 0.0)
+    timeline, story = chronicle.timeline.as_dict(now_s, rows), chronicle.story.as_dict(now_s)
+    return Record(tuple(chronicle), chronicle.dropped, timeline, story, chronicle.started_at)
 
 
 def record_in(directory: Path, now_s: float | None = None) -> Record:
     """Out of a job's directory, live or ended. Raises OSError if it cannot be read. `now_s`: default, the last occurrence's."""
     occurrences, left_out = read_occurrences(directory / EVENTS)
-    timeline = Timeline()
+    timeline, story = Timeline(), Story()
     for one in occurrences:
         timeline.add(one)
+        story.add(one)
     kept = occurrences[-KEPT:]
     started_at = occurrences[-1].at - occurrences[-1].at_s if occurrences else 0.0
-    return Record(kept, left_out + len(occurrences) - len(kept), timeline.as_dict(now_s), started_at)
+    dropped = left_out + len(occurrences) - len(kept)
+    return Record(kept, dropped, timeline.as_dict(now_s), story.as_dict(now_s), started_at)
 
 
 def series_in(directory: Path) -> list[dict[str, Any]]:

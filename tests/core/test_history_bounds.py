@@ -119,7 +119,10 @@ def test_curves_that_were_saved_go_on_where_they_were():
     again.load([*saved, {"name": "no series"}])
     assert again.as_list() == saved
     again.add(("pull_s", "worker-0", "s"), 6_000.0, 6_000, 1.0)
-    assert [len(one["at_s"]) <= most for one, most in zip(again.as_list(), (MOST_POINTS, LABELLED_POINTS), strict=True)] == [True, True]
+    assert [len(one["at_s"]) <= most for one, most in zip(again.as_list(), (MOST_POINTS, LABELLED_POINTS), strict=True)] == [
+        True,
+        True,
+    ]
 
 
 def append(chronicle: Chronicle, at_s: float, text: str = "x" * 40, **told) -> None:

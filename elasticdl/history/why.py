@@ -1,0 +1,321 @@
+"""Why a job took as long as it did, and what became of its processes: each exit, wait and slow phase with its cause, in words."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, TypeVar, final
+
+from elasticdl.history.occurrence import Occurrence, Step
+
+K = TypeVar("K")
+V = TypeVar("V")
+MOST_ENTRIES = 2_000
+SLOW_S = 10.0
+"""What took longer is told of starts, checkpoints and evaluations."""
+_PREPARED_S = 5.0
+_AWAY_S = 1.0
+_MOST_OPEN = 1_000
+_EXPECTED = ("finished", "drained", "fenced")
+"""Causes of ends that somebody wanted."""
+_AWAITED = {"place": "a place", "servers": "the parameter servers", "work": "work", "ring": "the ring"}
+
+
+class What(StrEnum):
+    """What an entry is about."""
+
+    EXIT = "exit"
+    WAIT = "wait"
+    START = "start"
+    PHASE = "phase"
+    RING = "ring"
+    NOTE = "note"
+    """Something else that went wrong or was asked for."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """`at_s`: when it began; `seconds`: how long it took, None where that means nothing or is not over."""
+
+    at: float
+    at_s: float
+    what: What
+    text: str
+    process: str = ""
+    cause: str = ""
+    seconds: float | None = None
+    level: str = "info"
+    open: bool = False
+    """It goes on."""
+    replaced_by: str = ""
+    recovered_s: float | None = None
+    """Of an exit: when another did its part, or the ring went on without it, after so long."""
+
+
+@final
+class Story:
+    """Takes occurrences in their order. The newest 2,000 entries stay, totals are of all."""
+
+    def __init__(self) -> None:
+        self._entries: deque[Entry] = deque(maxlen=MOST_ENTRIES)
+        self._count = 0
+        self._exits: dict[str, Entry] = {}
+        """Unwanted ones that nobody has made up for yet, by process."""
+        self._ends: dict[str, Entry] = {}
+        """By process, for what is learned of them later."""
+        self._replacing: dict[str, Entry] = {}
+        """By the process that comes in the place of another."""
+        self._waits: dict[str, Entry] = {}
+        self._shards: Counter[tuple[str, str, int]] = Counter()
+        """Ends by role, cause and the shard that they were at."""
+        self._causes: Counter[str] = Counter()
+        self._waited_s: dict[str, float] = {}
+        self._recovered: list[float] = [0.0, 0.0, 0.0]
+        """How many, in all, the longest."""
+
+    def add(self, one: Occurrence) -> None:
+        """One more."""
+        match one.kind:
+            case "process":
+                self._process(one)
+            case "wait":
+                self._wait(one)
+            case "job":
+                self._job(one)
+            case "ring":
+                self._ring(one)
+            case "checkpoint" | "evaluation" if one.step in (Step.SAVED, Step.ENDED):
+                self._slow(one)
+            case kind if one.level in ("warning", "error") or kind in ("scale", "memory", "history"):
+                self._note(one)
+            case _:
+                pass
+
+    def as_dict(self, now_s: float | None = None) -> dict[str, Any]:
+        """For JSON: `entries`, how many were `dropped`, and `totals`. `now_s`: what goes on has lasted until then."""
+        count, total_s, worst_s = self._recovered
+        recovered = {"count": int(count), "mean_s": round(total_s / count, 3) if count else None, "worst_s": round(worst_s, 3)}
+        return {
+            "entries": [_shown(entry, now_s) for entry in self._entries],
+            "dropped": self._count - len(self._entries),
+            "totals": {
+                "exits": dict(+self._causes),
+                "waited_s": {what: round(seconds, 3) for what, seconds in self._waited_s.items()},
+                "recoveries": recovered,
+            },
+        }
+
+    def _put(self, entry: Entry) -> Entry:
+        self._entries.append(entry)
+        self._count += 1
+        return entry
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    def _process(self, one: Occurrence) -> None:
+        match one.step:
+            case Step.ORDERED:
+                self._ordered(one)
+            case Step.READY:
+                self._ready(one)
+            case Step.WORKING:
+                self._working(one)
+            case Step.ENDED | Step.LOST:
+                self._ended(one)
+            case Step.EXPLAINED:
+                entry = self._ends.get(one.process)
+                if entry is not None:
+                    self._causes[entry.cause] -= 1
+                    self._causes[one.cause] += 1
+                    entry.cause, entry.text = one.cause, f"{one.process} {one.details.get('reason', one.text)}"
+            case "" if one.level in ("warning", "error"):
+                self._note(one)
+            case _:
+                pass
+
+    def _ordered(self, one: Occurrence) -> None:
+        entry = self._exits.pop(str(one.details.get("replaces", "")), None)
+        if entry is not None:
+            entry.replaced_by = one.process
+            _make_room(self._replacing)
+            self._replacing[one.process] = entry
+
+    def _ready(self, one: Occurrence) -> None:
+        after_s, pending_s, start_s = one.number("after_s"), one.number("pending_s"), one.number("start_s")
+        if after_s >= SLOW_S:
+            parts = f"{spoken(pending_s)} until it ran, {spoken(start_s)} until it presented itself"
+            text = f"{one.process} was ready {spoken(after_s)} after it was ordered: {parts}"
+            self._put(Entry(one.at - after_s, one.at_s - after_s, What.START, text, one.process, seconds=after_s))
+        if one.process.startswith("ps-"):
+            self._recover(one)
+
+    def _working(self, one: Occurrence) -> None:
+        after_s = one.number("after_s")
+        if after_s >= SLOW_S:
+            text = f"{one.process} made its first progress {spoken(after_s)} after it was ready"
+            self._put(Entry(one.at - after_s, one.at_s - after_s, What.START, text, one.process, seconds=after_s))
+        self._recover(one)
+
+    def _recover(self, one: Occurrence) -> None:
+        entry = self._replacing.pop(one.process, None)
+        if entry is not None:
+            self._recovered_at(entry, one.at_s)
+
+    def _recovered_at(self, entry: Entry, at_s: float) -> None:
+        entry.recovered_s = round(at_s - entry.at_s, 3)
+        count, total_s, worst_s = self._recovered
+        self._recovered = [count + 1, total_s + entry.recovered_s, max(worst_s, entry.recovered_s)]
+
+    def _ended(self, one: Occurrence) -> None:
+        cause = one.cause or "unknown"
+        self._causes[cause] += 1
+        reason = str(one.details.get("reason", one.text))
+        if cause == "finished":
+            return
+        shard = one.details.get("shard")
+        level = "info" if cause in _EXPECTED else "warning"
+        entry = self._put(Entry(one.at, one.at_s, What.EXIT, f"{one.process} {reason}", one.process, cause, level=level))
+        if cause in _EXPECTED:
+            return
+        if isinstance(shard, int):
+            key = one.process.rpartition("-")[0], cause, shard
+            _make_room(self._shards)
+            self._shards[key] += 1
+            times = self._shards[key]
+            entry.text += f", {_times(times)} on shard {shard}" if times > 1 else f", at shard {shard}"
+        if records := int(one.number("records")):
+            entry.text += f"; it had done {records:,} records"
+        _make_room(self._ends)
+        self._ends[one.process] = entry
+        _make_room(self._exits)
+        self._exits[one.process] = entry
+
+    # -- waits --------------------------------------------------------------------------------------------------------
+
+    def _wait(self, one: Occurrence) -> None:
+        what = str(one.details.get("wait", ""))
+        reason = str(one.details.get("reason", "")) or one.text
+        match one.step:
+            case Step.BEGUN:
+                since_s = one.number("since_s", one.at_s)
+                entry = self._waits.get(what)
+                if entry is None:
+                    at = one.at - (one.at_s - since_s)
+                    entry = self._waits[what] = self._put(Entry(at, since_s, What.WAIT, "", open=True, level="warning"))
+                entry.text = f"for {_AWAITED.get(what, what)}: {reason}"
+            case Step.ENDED:
+                self._over(one, what, reason)
+            case _:
+                self._note(one)
+
+    def _over(self, one: Occurrence, what: str, reason: str) -> None:
+        seconds = one.number("waited_s")
+        entry = self._waits.pop(what, None) or self._put(Entry(one.at - seconds, one.at_s - seconds, What.WAIT, ""))
+        entry.text, entry.seconds = f"for {_AWAITED.get(what, what)}: {reason}", seconds
+        entry.open, entry.level = False, "info"
+        self._waited_s[what] = self._waited_s.get(what, 0.0) + seconds
+
+    # -- the job ------------------------------------------------------------------------------------------------------
+
+    def _job(self, one: Occurrence) -> None:
+        match one.step:
+            case Step.BEGUN:
+                self._begun(one)
+            case Step.PHASE:
+                before, before_s = str(one.details.get("before", "")), one.number("before_s")
+                took = f" ({before} took {spoken(before_s)})" if before_s >= SLOW_S else ""
+                self._put(Entry(one.at, one.at_s, What.PHASE, f"{_first_line(one.text)}{took}", level=one.level))
+            case _ if one.step == Step.ENDED or one.level in ("warning", "error"):
+                self._note(one)
+            case _:
+                pass
+
+    def _begun(self, one: Occurrence) -> None:
+        for wait in self._waits.values():
+            wait.open, wait.seconds = False, max(0.0, one.at_s - wait.at_s)
+        self._waits.clear()
+        self._exits.clear()
+        self._replacing.clear()
+        away_s, prepared_s = one.number("away_s"), one.number("prepared_s")
+        if away_s >= _AWAY_S:
+            text = "for a master: the one before was gone"
+            self._put(Entry(one.at - away_s, one.at_s - away_s, What.WAIT, text, seconds=away_s))
+            self._waited_s["master"] = self._waited_s.get("master", 0.0) + away_s
+        took = f" ({spoken(prepared_s)} to look at the model and the data)" if prepared_s >= _PREPARED_S else ""
+        self._put(Entry(one.at, one.at_s, What.PHASE, f"{one.text}{took}"))
+
+    def _ring(self, one: Occurrence) -> None:
+        match one.step:
+            case Step.PUBLISHED:
+                reason = one.details.get("reason", "")
+                members = len(str(one.details.get("members", "")).split())
+                text = f"generation {one.number('generation'):.0f} of the ring, {members} members: {reason}"
+                self._put(Entry(one.at, one.at_s, What.RING, text))
+            case Step.COMPLETE:
+                for pending in (self._exits, self._replacing):
+                    for process in [name for name, entry in pending.items() if entry.process.startswith("worker-")]:
+                        self._recovered_at(pending.pop(process), one.at_s)
+            case _:
+                self._note(one)
+
+    def _slow(self, one: Occurrence) -> None:
+        seconds = one.number("seconds")
+        if seconds >= SLOW_S:
+            text = f"{_first_line(one.text)} ({spoken(seconds)})"
+            self._put(Entry(one.at - seconds, one.at_s - seconds, What.PHASE, text, seconds=seconds))
+
+    def _note(self, one: Occurrence) -> None:
+        self._put(Entry(one.at, one.at_s, What.NOTE, _first_line(one.text), one.process, one.cause, level=one.level))
+
+
+def told(entry: dict[str, Any]) -> str:
+    """An entry in one line: what it was, how long it took, and what came of it."""
+    text = str(entry["text"])
+    match entry["what"]:
+        case What.WAIT:
+            verb = "waiting since" if entry["open"] else "waited"
+            text = f"{verb} {spoken(entry['seconds'] or 0.0)} {text}"
+        case What.EXIT if entry["recovered_s"] is not None:
+            after = spoken(entry["recovered_s"])
+            text += (
+                f"; {entry['replaced_by']} took over {after} later" if entry["replaced_by"] else f"; the ring went on {after} later"
+            )
+        case What.EXIT if entry["replaced_by"]:
+            text += f"; {entry['replaced_by']} comes in its place"
+        case _:
+            pass
+    return text
+
+
+def spoken(seconds: float) -> str:
+    """`0.4 s`, `41 s`, `12 min`, `3.4 h`: as exact as it matters."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3_600:.1f} h"
+
+
+def _shown(entry: Entry, now_s: float | None) -> dict[str, Any]:
+    found = asdict(entry)
+    found["what"] = str(entry.what)
+    if entry.open and now_s is not None:
+        found["seconds"] = max(0.0, now_s - entry.at_s)
+    for key in ("at", "at_s", "seconds"):
+        found[key] = None if found[key] is None else round(found[key], 3)
+    return found
+
+
+def _times(count: int) -> str:
+    return {2: "twice", 3: "three times"}.get(count, f"{count} times")
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def _make_room(found: dict[K, V]) -> None:
+    """For one more: the oldest goes."""
+    while len(found) >= _MOST_OPEN:
+        del found[next(iter(found))]

@@ -1,0 +1,302 @@
+"""Why: what the core announces, told again with causes and durations. The core is the real one, its world is by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticdl.cluster.base import ExitFacts
+from elasticdl.history.chronicle import Chronicle, read_occurrences
+from elasticdl.history.occurrence import Occurrence, Step, meaning
+from elasticdl.history.snapshot import record_in
+from elasticdl.history.timeline import MOST_ENDED_BARS, Timeline
+from elasticdl.history.why import MOST_ENTRIES, Story, told
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+
+pytestmark = pytest.mark.core
+
+QUOTA = "quota team exhausted: cpu 8 of 8 used, 2 more asked for"
+OUT_OF_MEMORY = ExitFacts(exit_code=137, reason="OOMKilled", memory_peak_bytes=1 << 30)
+ON_KUBERNETES = {"image_name": "zoo:1", "worker_resource_limit": "memory=1Gi"}
+
+
+class Recorded:
+    """A bench whose announcements go into a record, as the master's do."""
+
+    def __init__(self, job, directory) -> None:
+        self.job, self.directory = job, directory
+        self.chronicle = Chronicle(directory / "events.jsonl", 1_000.0)
+        put = job.put
+
+        def noted(event):
+            commands = put(event)
+            for command in commands:
+                if isinstance(command, c.Announce):
+                    self.chronicle.append({"at": 1_000.0 + job.t, "at_s": job.t}, asdict(command))
+            return commands
+
+        job.put = noted
+
+    def entries(self, what: str) -> list[dict]:
+        return [entry for entry in self.chronicle.story.as_dict(self.job.t)["entries"] if entry["what"] == what]
+
+    def words(self, what: str) -> list[str]:
+        return [told(entry) for entry in self.entries(what)]
+
+    def bar(self, process: str) -> dict:
+        return next(bar for bar in self.chronicle.timeline.as_dict(self.job.t)["bars"] if bar["process"] == process)
+
+
+@pytest.fixture
+def recorded(bench, tmp_path):
+    made = []
+
+    def make(**flags) -> Recorded:
+        made.append(Recorded(bench(**flags), tmp_path))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.chronicle.close()
+
+
+def test_a_killed_worker_is_named_with_its_signal_and_with_who_took_over(recorded):
+    record = recorded(num_workers=2)
+    job = record.job
+    job.up(2)
+    job.t = 10.0
+    job.die(job.worker(1), ExitFacts(signal=9))
+    assert record.words("exit") == ["worker-1 killed by signal 9 (SIGKILL); worker-2 comes in its place"]
+    assert record.bar("worker-1") | {"text": ""} == {
+        "process": "worker-1",
+        "role": "worker",
+        "ordered_s": 0.0,
+        "ready_s": 0.0,
+        "ended_s": 10.0,
+        "state": "ended",
+        "cause": "infrastructure",
+        "text": "",
+        "where": "",
+        "replaces": "",
+    }
+    job.t = 13.0
+    job.attach(job.worker(2))
+    lease = job.lease(2)
+    job.t = 15.5
+    job.progress(2, lease, 8)
+    assert record.words("exit") == ["worker-1 killed by signal 9 (SIGKILL); worker-2 took over 5.5 s later"]
+    assert record.bar("worker-2")["replaces"] == "worker-1" and record.bar("worker-2")["ready_s"] == 13.0
+    assert record.chronicle.story.as_dict()["totals"] == {
+        "exits": {"infrastructure": 1},
+        "waited_s": {},
+        "recoveries": {"count": 1, "mean_s": 5.5, "worst_s": 5.5},
+    }
+
+
+def test_a_worker_that_runs_out_of_memory_twice_at_one_shard_is_told_so(recorded):
+    record = recorded(num_workers=1, oom_memory_limit="1Gi", **ON_KUBERNETES)
+    job = record.job
+    job.up()
+    for index in range(2):
+        lease = job.lease(index)
+        job.t += 5.0
+        job.die(job.worker(index), OUT_OF_MEMORY)
+        job.fenced(index, None)
+        job.attach(job.worker(index + 1))
+    shard = lease.shard.id
+    assert [words.partition(";")[0] for words in record.words("exit")] == [
+        f"worker-0 out of memory at 1.0 of 1.0 GiB, at shard {shard}",
+        f"worker-1 out of memory at 1.0 of 1.0 GiB, twice on shard {shard}",
+    ]
+    assert record.chronicle.story.as_dict()["totals"]["exits"] == {"out_of_memory": 2}
+
+
+def test_a_wait_for_a_place_has_its_reason_and_its_duration(recorded):
+    record = recorded(num_workers="1:4")
+    job = record.job
+    job.up(2)
+    for index in (2, 3):
+        job.put(e.CreateFailed(0, job.worker(index), QUOTA, retry=True))
+    for _ in range(41):
+        job.tick(1)
+    assert record.words("wait") == [f"waiting since 41 s for a place: {QUOTA}"]
+    for index in (2, 3):
+        job.put(e.ProcessSeen(0, job.worker(index), running=True))
+    job.tick()
+    assert record.words("wait") == [f"waited 41 s for a place: {QUOTA}"]
+    assert record.chronicle.story.as_dict()["totals"]["waited_s"] == {"place": 41.0}
+
+
+def test_a_wait_that_changes_its_reason_tells_how_long_each_stood(recorded):
+    record = recorded(num_workers="1:4")
+    job = record.job
+    job.up(2)
+    for index in (2, 3):
+        job.put(e.CreateFailed(0, job.worker(index), QUOTA, retry=True))
+    for _ in range(20):
+        job.tick(1)
+    for index in (2, 3):
+        job.put(e.ProcessSeen(0, job.worker(index), running=False, waiting_for="no node has room: 0/3 nodes are available"))
+    for _ in range(12):
+        job.tick(1)
+    for index in (2, 3):
+        job.put(e.ProcessSeen(0, job.worker(index), running=True))
+    job.tick()
+    (wait,) = record.words("wait")
+    assert wait == f"waited 32 s for a place: {QUOTA} (20 s), no node has room: 0/3 nodes are available (12 s)"
+
+
+def test_servers_that_are_away_are_a_wait_with_the_time_that_it_took(recorded):
+    record = recorded(num_workers=1)
+    job = record.job
+    job.up()
+    job.tick(1)
+    job.die(job.ps(0), ExitFacts(signal=9))
+    job.put(e.ProcessSeen(0, job.ps(0, 1), running=True))
+    for _ in range(7):
+        job.tick(1)
+    assert record.words("wait") == ["waiting since 6.0 s for the parameter servers: ps-0.1 is starting"]
+    job.attach(job.ps(0, 1), restored=0)
+    for _ in range(4):
+        job.tick(1)
+    (wait,) = record.entries("wait")
+    assert wait["seconds"] == 6.0 and not wait["open"]
+    assert record.words("exit")[0] == "ps-0 killed by signal 9 (SIGKILL); ps-0.1 took over 7.0 s later"
+
+
+def test_a_slow_start_says_where_the_time_went(recorded):
+    record = recorded(num_workers=1)
+    job = record.job
+    job.start()
+    job.attach(job.ps(0))
+    job.t = 26.0
+    job.put(e.ProcessSeen(0, job.worker(0), running=True, where="node-a"))
+    job.t = 34.0
+    job.attach(job.worker(0))
+    assert record.words("start") == [
+        "worker-0 was ready 34 s after it was ordered: 26 s until it ran, 8.0 s until it presented itself"
+    ]
+    assert record.bar("worker-0")["where"] == "node-a"
+    lease = job.lease(0)
+    job.t = 50.0
+    job.progress(0, lease, 8)
+    assert record.words("start")[1] == "worker-0 made its first progress 16 s after it was ready"
+
+
+def test_a_silent_worker_that_was_out_of_memory_is_told_as_that_later(recorded):
+    record = recorded(num_workers=1, **ON_KUBERNETES)
+    job = record.job
+    job.up()
+    job.t = 20.0
+    job.put(e.ProcessSilent(0, job.worker(0), 10.0))
+    assert record.entries("exit")[0]["cause"] == "silent"
+    job.t = 25.0
+    job.put(e.ProcessEnded(0, job.worker(0), OUT_OF_MEMORY))
+    assert record.bar("worker-0")["cause"] == "out_of_memory" and record.bar("worker-0")["ended_s"] == 20.0
+    assert "out of memory" in record.words("exit")[0] and record.entries("exit")[0]["cause"] == "out_of_memory"
+
+
+def test_who_is_scaled_down_is_nobody_that_another_comes_for(recorded):
+    record = recorded(num_workers=3)
+    job = record.job
+    job.up(3)
+    job.put(e.ScaleRequested(0, 1, 1))
+    for index in (1, 2):
+        job.die(job.worker(index), ExitFacts(exit_code=66, asked=True))
+    job.put(e.ScaleRequested(0, 2, 2))
+    assert record.bar("worker-3")["replaces"] == ""
+    assert {entry["level"] for entry in record.entries("exit")} == {"info"}
+    assert record.words("note") == ["workers scaled from 3:3 to 1:1, as asked", "workers scaled from 1:1 to 2:2, as asked"]
+
+
+def test_the_file_tells_the_same_story_as_the_memory_of_the_master(recorded):
+    record = recorded(num_workers=2)
+    job = record.job
+    job.up(2)
+    job.t = 10.0
+    job.die(job.worker(1), ExitFacts(signal=9))
+    record.chronicle.close()
+    found = record_in(record.directory, now_s=10.0)
+    assert found.story == record.chronicle.story.as_dict(10.0)
+    assert found.timeline == record.chronicle.timeline.as_dict(10.0)
+    assert [one.seq for one in found.occurrences] == list(range(len(found.occurrences)))
+    assert tuple(found.occurrences) == tuple(record.chronicle)
+
+
+def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_path):
+    timeline, story = Timeline(), Story()
+    lines = [
+        Occurrence(0, 1_000.0, 0.0, "process", "worker-0 is started", "worker-0", details=meaning(Step.ORDERED)),
+        Occurrence(1, 1_040.0, 40.0, "job", "a master takes the job on again", details=meaning(Step.BEGUN, away_s=30.0)),
+        Occurrence(2, 1_040.0, 40.0, "process", "worker-0 is started", "worker-0", details=meaning(Step.ORDERED)),
+    ]
+    for one in lines:
+        timeline.add(one)
+        story.add(one)
+    assert [(bar["ended_s"], bar["ordered_s"]) for bar in timeline.as_dict(50.0)["bars"]] == [(40.0, 0.0), (None, 40.0)]
+    assert told(story.as_dict()["entries"][0]) == "waited 30 s for a master: the one before was gone"
+
+
+STEPS = st.sampled_from([str(step) for step in Step] + ["", "nonsense"])
+OCCURRENCES = st.builds(
+    lambda at_s, kind, process, cause, level, step, values: Occurrence(
+        0, 1_000.0 + at_s, at_s, kind, "text", process, cause, level, {"step": step, **values}
+    ),
+    st.floats(0, 1e6),
+    st.sampled_from(("process", "wait", "job", "ring", "checkpoint", "evaluation", "scale", "shard", "history", "task")),
+    st.sampled_from(("", "worker-0", "worker-1", "worker-2", "ps-0", "ps-0.1", "nonsense")),
+    st.sampled_from(("", "finished", "infrastructure", "preempted")),
+    st.sampled_from(("info", "warning", "error", "detail")),
+    STEPS,
+    st.dictionaries(
+        st.sampled_from(
+            ("replaces", "wait", "since_s", "waited_s", "shard", "generation", "members", "seconds", "after_s", "reason")
+        ),
+        st.integers(0, 50) | st.floats(0, 1e6) | st.sampled_from(("worker-0", "worker-1", "place", "x")),
+        max_size=5,
+    ),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(OCCURRENCES, max_size=60))
+def test_whatever_a_file_holds_there_is_a_timeline_and_a_story_of_it(occurrences):
+    timeline, story = Timeline(), Story()
+    for one in occurrences:
+        timeline.add(one)
+        story.add(one)
+    bars, found = timeline.as_dict(1e6), story.as_dict(1e6)
+    json.dumps([bars, found], allow_nan=False)
+    assert (
+        sum(1 for one in occurrences if one.kind == "process" and one.step == Step.ORDERED)
+        == len(bars["bars"]) + bars["bars_dropped"]
+    )
+    going = [bar["process"] for bar in bars["bars"] if bar["ended_s"] is None]
+    assert len(going) == len(set(going))
+    assert all(told(entry) for entry in found["entries"] if entry["text"])
+
+
+def test_of_a_job_of_a_hundred_thousand_processes_the_newest_stay():
+    timeline, story = Timeline(), Story()
+    for index in range(20_000):
+        name, at_s = f"worker-{index}", float(index)
+        timeline.add(Occurrence(2 * index, at_s, at_s, "process", "", name, details=meaning(Step.ORDERED)))
+        end = Occurrence(2 * index + 1, at_s, at_s + 0.5, "process", "", name, "preempted", details=meaning(Step.ENDED, reason="x"))
+        timeline.add(end)
+        story.add(end)
+    bars, found = timeline.as_dict(), story.as_dict()
+    assert len(bars["bars"]) == MOST_ENDED_BARS and bars["bars_dropped"] == 20_000 - MOST_ENDED_BARS
+    assert bars["bars"][-1]["process"] == "worker-19999"
+    assert len(found["entries"]) == MOST_ENTRIES and found["totals"]["exits"] == {"preempted": 20_000}
+
+
+def test_an_old_record_without_steps_still_has_its_words(tmp_path):
+    row = {"at": 1.0, "at_s": 1.0, "kind": "process", "text": "worker-0 ended: killed", "process": "worker-0", "level": "warning"}
+    (tmp_path / "events.jsonl").write_text(json.dumps(row) + "\n")
+    assert read_occurrences(tmp_path / "events.jsonl")[0][0].step == ""
+    assert [entry["text"] for entry in record_in(tmp_path).story["entries"]] == ["worker-0 ended: killed"]
