@@ -19,8 +19,17 @@ from elasticdl.errors import SpecError
 
 ZOO_OF_IMAGES = "/model_zoo"
 """Where `elasticdl zoo build` puts the modules."""
-_QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i))?")
-_CORES = re.compile(r"\d+\.?\d*[num]?")
+_QUANTITY = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(?:([eE][+-]?[0-9]{1,2})|([numkMGTPE]|[KMGTPE]i))?")
+_CORES = re.compile(r"[0-9]+\.?[0-9]*[num]?")
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_HOST = r"(?:[a-zA-Z0-9](?:[-a-zA-Z0-9]*[a-zA-Z0-9])?)(?:\.[a-zA-Z0-9](?:[-a-zA-Z0-9]*[a-zA-Z0-9])?)*(?::[0-9]+)?"
+IMAGE = re.compile(
+    rf"(?:(?:{_HOST}|\[[0-9a-fA-F:]+\](?::[0-9]+)?)/)?{_PART}(?:/{_PART})*(?::[\w][\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?",
+    re.ASCII,
+)
+"""The grammar of the distribution project's references."""
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _OURS = ("/", "/tmp", "/var/run/elasticdl", "/var/run/secrets")  # noqa: S108 - places in a pod
@@ -58,6 +67,8 @@ def parse_pairs(value: object) -> object:
             key, sign, text = part.partition("=")
             if not sign or not key.strip() or not text.strip():
                 raise ValueError(f"expected key=value,…, got {part!r}")
+            if key.strip() in pairs:
+                raise ValueError(f"{key.strip()} twice")
             pairs[key.strip()] = text.strip()
         return pairs
     return {str(key): str(item) for key, item in value.items()} if isinstance(value, Mapping) else value
@@ -114,6 +125,35 @@ def _memory(text: str) -> str:
     return text
 
 
+def object_name(text: str) -> str:
+    """What an object of a cluster may be called, or ''. Raises ValueError: it is part of an address, and no other text may be."""
+    if text and not _OBJECT.fullmatch(text):
+        raise ValueError(f"{text!r} is no name of an object: expected a-z, 0-9, '-' and '.', and a letter or digit at both ends")
+    return text
+
+
+def namespace_name(text: str) -> str:
+    """What a namespace may be called, or ''. Raises ValueError."""
+    if text and not _NAMESPACE.fullmatch(text):
+        raise ValueError(f"{text!r} is no name of a namespace: expected at most 63 of a-z, 0-9 and '-', which is at neither end")
+    return text
+
+
+def _class_name(text: str) -> str:
+    object_name(text.replace("{rung}", "1"))
+    return text
+
+
+def _object_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(object_name, names))
+
+
+def _image(text: str) -> str:
+    if text and not IMAGE.fullmatch(text):
+        raise ValueError(f"{text!r} is no name of an image: expected REGISTRY/NAME:TAG in small letters")
+    return text
+
+
 class Mount(BaseModel):
     """A volume and where it is in the pods: a claim, a path of the node, or any `source` in Kubernetes' own words."""
 
@@ -134,8 +174,15 @@ class Mount(BaseModel):
             raise ValueError(f"expected one of claim_name, host_path and source, got {' and '.join(given) or 'none'}")
         if self.type and not self.host_path:
             raise ValueError(f"type={self.type} is for a host_path")
+        object_name(self.claim_name)
         path = PurePosixPath(self.mount_path)
-        if not path.is_absolute() or ".." in path.parts or str(path) in _OURS or ":" in self.mount_path:
+        if (
+            not path.is_absolute()
+            or self.mount_path.startswith("//")
+            or ".." in path.parts
+            or str(path) in _OURS
+            or ":" in self.mount_path
+        ):
             raise ValueError(f"mount_path {self.mount_path!r}: expected an absolute path that is none of {', '.join(_OURS)}")
         return self
 
@@ -153,6 +200,8 @@ def _apart(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
 
 
 Resource: TypeAlias = Annotated[Mapping[str, str], BeforeValidator(parse_pairs), AfterValidator(_all_quantities)]
+ObjectName: TypeAlias = Annotated[str, AfterValidator(object_name)]
+ClassName: TypeAlias = Annotated[str, AfterValidator(_class_name)]
 Pairs: TypeAlias = Annotated[Mapping[str, str], BeforeValidator(parse_pairs)]
 
 
@@ -161,14 +210,18 @@ class KubernetesSection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    image_name: str = Field(default="", description="Image of all processes. Given: the job runs on a Kubernetes cluster.")
+    image_name: Annotated[str, AfterValidator(_image)] = Field(
+        default="", description="Image of all processes. Given: the job runs on a Kubernetes cluster."
+    )
     image_pull_policy: PullPolicy = Field(default=PullPolicy.IF_NOT_PRESENT, description="When nodes ask the registry for it.")
-    image_pull_secrets: Annotated[tuple[str, ...], BeforeValidator(parse_names)] = Field(
+    image_pull_secrets: Annotated[tuple[str, ...], BeforeValidator(parse_names), AfterValidator(_object_names)] = Field(
         default=(), description="`a,b`: Secrets of the namespace with the registry's passwords."
     )
     kube_context: str = Field(default="", description="Context of the kubeconfig; default: the current one.")
-    namespace: str = Field(default="", description="Namespace of the job; default: the context's.")
-    service_account: str = Field(
+    namespace: Annotated[str, AfterValidator(namespace_name)] = Field(
+        default="", description="Namespace of the job; default: the context's."
+    )
+    service_account: ObjectName = Field(
         default="elasticdl", description="The master's; docker/rbac.yaml makes one with the rights needed."
     )
     volume: Annotated[tuple[Mount, ...], BeforeValidator(parse_volumes), AfterValidator(_apart)] = Field(
@@ -184,9 +237,9 @@ class KubernetesSection(BaseModel):
     worker_resource_limit: Resource = Field(default_factory=dict, description="`…,nvidia.com/gpu=1` for each worker.")
     ps_resource_request: Resource = Field(default_factory=dict, description="The same for each parameter server.")
     ps_resource_limit: Resource = Field(default_factory=dict, description="The same for each parameter server.")
-    master_pod_priority: str = Field(default="", description="Priority class of the master.")
-    worker_pod_priority: str = Field(default="", description="Priority class of workers; `{rung}` in it: their rung, from 1.")
-    ps_pod_priority: str = Field(default="", description="Priority class of parameter servers.")
+    master_pod_priority: ClassName = Field(default="", description="Priority class of the master.")
+    worker_pod_priority: ClassName = Field(default="", description="Priority class of workers; `{rung}` in it: their rung, from 1.")
+    ps_pod_priority: ClassName = Field(default="", description="Priority class of parameter servers.")
     node_selector: Pairs = Field(default_factory=dict, description="`key=value,…` that nodes must have.")
     tolerations: Annotated[tuple[Mapping[str, Any], ...], BeforeValidator(lambda v: _no_nothing(parse_json(v)))] = Field(
         default=(), description="JSON (or YAML): Kubernetes' list of tolerations."

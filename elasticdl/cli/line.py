@@ -9,7 +9,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
-from elasticdl.errors import TransientError
+from elasticdl.errors import SpecError, TransientError
+from elasticdl.kubernetes_section import namespace_name
 
 if TYPE_CHECKING:
     from elasticdl.cluster.apiserver import ApiServer
@@ -86,9 +87,13 @@ class ClusterLine:
     """The cluster of the kubeconfig's current context (or the one around this pod), and the namespace that is meant."""
 
     def __init__(self, namespace: str = "", context: str = "") -> None:
-        """Blocks. Raises PermanentError if there is no cluster to talk to. `namespace`: default, the context's."""
+        """Blocks. Raises SpecError, PermanentError if there is no cluster to talk to. `namespace`: default, the context's."""
         from elasticdl.cluster.apiserver import connect
 
+        try:
+            namespace_name(namespace)
+        except ValueError as error:
+            raise SpecError(f"--namespace {error}") from error
         self._thread = LoopThread("cluster")
         try:
             self.api: ApiServer = self._thread.run(connect(context))

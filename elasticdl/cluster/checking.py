@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -18,15 +17,8 @@ from elasticdl.cluster.plans import Json
 from elasticdl.cluster.refusals import refusal
 from elasticdl.cluster.rights import Right
 from elasticdl.job import JobSpec
-from elasticdl.kubernetes_section import quantity
+from elasticdl.kubernetes_section import IMAGE, quantity
 
-_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
-_HOST = r"(?:[a-zA-Z0-9](?:[-a-zA-Z0-9]*[a-zA-Z0-9])?)(?:\.[a-zA-Z0-9](?:[-a-zA-Z0-9]*[a-zA-Z0-9])?)*(?::[0-9]+)?"
-_IMAGE = re.compile(
-    rf"(?:(?:{_HOST}|\[[0-9a-fA-F:]+\](?::[0-9]+)?)/)?{_PART}(?:/{_PART})*(?::[\w][\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?",
-    re.ASCII,
-)
-"""The grammar of the distribution project's references."""
 SUBMITTING = (Right("create", "jobs", "to submit the job", "batch"),)
 LOOKING_AFTER = (
     Right("get", "jobs", "for every verb", "batch"),
@@ -85,7 +77,7 @@ async def look(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
 
 def image(name: str) -> Finding:
     """Whether its name can be one. Whether it is there, only a node can tell."""
-    if not _IMAGE.fullmatch(name):
+    if not IMAGE.fullmatch(name):
         return Finding("image", Weight.PROBLEM, f"{name!r} is no name of an image; expected REGISTRY/NAME:TAG in small letters")
     pinned = (
         "" if "@" in name or ":" in name.rpartition("/")[2] else "; it has no tag: what `latest` is may change while the job runs"

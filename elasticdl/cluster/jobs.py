@@ -12,6 +12,7 @@ from elasticdl.cluster.job_facts import JobFacts, job_facts
 from elasticdl.cluster.labels import ROLE_LABEL, secret_name, selector
 from elasticdl.cluster.plans import Json
 from elasticdl.errors import ExitCode, PermanentError
+from elasticdl.job import JOB_NAME
 
 _ALL = "app.kubernetes.io/name=elasticdl"
 _PAGE = "500"
@@ -34,6 +35,8 @@ class Jobs:
 
     async def one(self, name: str, *, whole: bool = False) -> JobFacts | None:
         """A job with its masters' pods, or with all that it has; None if there is none of that name that is ours."""
+        if not JOB_NAME.fullmatch(name):
+            return None  # no job has such a name, and in an address it would lead elsewhere
         path = f"/apis/batch/v1/namespaces/{self._namespace}/jobs/{name}"
         try:
             job = await self._api.get(path)

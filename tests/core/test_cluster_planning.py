@@ -247,3 +247,28 @@ def test_the_master_of_a_job_is_told_what_it_cannot_know() -> None:
     assert {
         f"ELASTICDL_{name}" for name in ("JOB", "NAMESPACE", "JOB_NAME", "JOB_UID", "POD_NAME", "TOKEN_FILE", "OUTCOME_FILE")
     } <= names
+
+
+@pytest.mark.parametrize(
+    ("flag", "values"),
+    [
+        ("namespace", ["../secrets", "a/b", "team_a", "Team", "-a", "a" * 64, "näme", "a?watch=1", "a b", "a\n"]),
+        ("service_account", ["../x", "a/b", "A", "a_b", "a" * 254]),
+        ("image_pull_secrets", ["a,b/c", "x,../y"]),
+        ("worker_pod_priority", ["../{rung}", "rung {rung}", "{other}"]),
+        ("master_pod_priority", ["a/b"]),
+        ("volume", ["claim_name=../x,mount_path=/x", "claim_name=c,mount_path=//"]),
+        ("image_name", ["Zoo:1", "zoo :1", "zoo\n", "zoo:1:2", "zoo@sha256:12", "https://registry/zoo"]),
+        ("worker_resource_limit", ["cpu=1,cpu=2", "cpu=\u0663", "memory=1e400", "memory=\u0661Gi"]),
+    ],
+)
+def test_what_no_object_can_be_called_is_refused_before_it_gets_into_an_address(flag: str, values: list[str]) -> None:
+    for value in values:
+        with pytest.raises(SpecError, match=f"--{flag.replace('_', '-')}"):
+            job(**{flag: value})
+
+
+def test_names_that_clusters_take_are_taken() -> None:
+    job(namespace="a" * 63, service_account="team.a-1", worker_pod_priority="elasticdl-rung-{rung}", image_pull_secrets="a,b.c")
+    job(image_name="registry.local:5000/team/zoo:7", job_name="a" * 52)
+    job(image_name=f"[::1]:5000/zoo@sha256:{'0' * 64}")
