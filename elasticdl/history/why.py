@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, final
@@ -12,6 +14,8 @@ from elasticdl.history.occurrence import Occurrence, Step
 K = TypeVar("K")
 V = TypeVar("V")
 MOST_ENTRIES = 2_000
+MOST_LOGGED = 200
+MARK = "why: "
 SLOW_S = 10.0
 """What took longer is told of starts, checkpoints and evaluations."""
 _PREPARED_S = 5.0
@@ -60,6 +64,7 @@ class Story:
     def __init__(self) -> None:
         self._entries: deque[Entry] = deque(maxlen=MOST_ENTRIES)
         self._count = 0
+        self._at_s = 0.0
         self._exits: dict[str, Entry] = {}
         """Unwanted ones that nobody has made up for yet, by process."""
         self._ends: dict[str, Entry] = {}
@@ -76,6 +81,7 @@ class Story:
 
     def add(self, one: Occurrence) -> None:
         """One more."""
+        self._at_s = max(self._at_s, one.at_s)
         match one.kind:
             case "process":
                 self._process(one)
@@ -93,12 +99,13 @@ class Story:
                 pass
 
     def as_dict(self, now_s: float | None = None) -> dict[str, Any]:
-        """For JSON: `entries`, how many were `dropped`, and `totals`. `now_s`: what goes on has lasted until then."""
+        """For JSON: `entries`, how many were `dropped`, `totals`. `now_s`: default, that of the newest; what goes on has lasted so long."""
         count, total_s, worst_s = self._recovered
         recovered = {"count": int(count), "mean_s": round(total_s / count, 3) if count else None, "worst_s": round(worst_s, 3)}
         return {
-            "entries": [_shown(entry, now_s) for entry in self._entries],
+            "entries": [_shown(entry, self._at_s if now_s is None else now_s) for entry in self._entries],
             "dropped": self._count - len(self._entries),
+            "now_s": round(self._at_s if now_s is None else now_s, 3),
             "totals": {
                 "exits": dict(+self._causes),
                 "waited_s": {what: round(seconds, 3) for what, seconds in self._waited_s.items()},
@@ -269,7 +276,30 @@ class Story:
         self._put(Entry(one.at, one.at_s, What.NOTE, _first_line(one.text), one.process, one.cause, level=one.level))
 
 
-def told(entry: dict[str, Any]) -> str:
+def story_lines(story: Mapping[str, Any]) -> list[str]:
+    """A story for a log: the newest 200 entries and the totals, a line each, as `story_of_lines` reads them."""
+    entries = story["entries"][-MOST_LOGGED:]
+    head = {"dropped": story["dropped"] + len(story["entries"]) - len(entries), "totals": story["totals"], "now_s": story["now_s"]}
+    return [MARK + json.dumps(one, ensure_ascii=False, separators=(",", ":")) for one in (head, *entries)]
+
+
+def story_of_lines(lines: Iterable[str]) -> dict[str, Any] | None:
+    """The newest story in a log, None if there is none. Lines may have anything before the mark."""
+    story: dict[str, Any] | None = None
+    for line in lines:
+        _, mark, text = line.partition(MARK)
+        try:
+            found = json.loads(text) if mark else None
+        except ValueError:
+            continue
+        if isinstance(found, dict) and "totals" in found:
+            story = {"entries": [], **found}
+        elif isinstance(found, dict) and story is not None:
+            story["entries"].append(found)
+    return story
+
+
+def told(entry: Mapping[str, Any]) -> str:
     """An entry in one line: what it was, how long it took, and what came of it."""
     text = str(entry["text"])
     match entry["what"]:
@@ -297,10 +327,10 @@ def spoken(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3_600:.1f} h"
 
 
-def _shown(entry: Entry, now_s: float | None) -> dict[str, Any]:
+def _shown(entry: Entry, now_s: float) -> dict[str, Any]:
     found = asdict(entry)
     found["what"] = str(entry.what)
-    if entry.open and now_s is not None:
+    if entry.open:
         found["seconds"] = max(0.0, now_s - entry.at_s)
     for key in ("at", "at_s", "seconds"):
         found[key] = None if found[key] is None else round(found[key], 3)

@@ -27,7 +27,7 @@ from elasticdl.errors import ElasticDLError, ExitCode, UserError
 from elasticdl.history.chronicle import METRICS_POLICY, Chronicle
 from elasticdl.history.lines import JsonLines
 from elasticdl.history.occurrence import Step, meaning
-from elasticdl.history.snapshot import about
+from elasticdl.history.snapshot import about, record_of, shown_status, snapshot
 from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.master.archive import Archive, Beginning
 from elasticdl.master.core.commands import Announce, FinishJob
@@ -43,7 +43,7 @@ from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import JournalFile
 from elasticdl.master.launching import Launcher
 from elasticdl.master.lobby import Lobby, lobby
-from elasticdl.master.outcome import Results, ended, leave_outcome
+from elasticdl.master.outcome import Results, ended, leave_outcome, leave_report, tell_story
 from elasticdl.master.preflight import Preflight, load_preflight, run_preflight, save_preflight
 from elasticdl.master.ring_desk import RingDesk
 from elasticdl.master.server_roster import ServerRoster
@@ -53,7 +53,7 @@ from elasticdl.master.snapshots import Snapshots
 from elasticdl.master.status.collector import Collector, MetricsLog
 from elasticdl.master.status.guard import Guard
 from elasticdl.master.status.server import StatusServer
-from elasticdl.master.status.watched import Watched, job_status
+from elasticdl.master.status.watched import Watched, end_in_words, job_status
 from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Task
@@ -240,6 +240,13 @@ class Master:
         self.chronicle.append(stamp, {"kind": "job", "text": text, "level": level, "details": details})
         self.chronicle.close()
 
+    def snapshot(self, finish: FinishJob) -> dict[str, Any]:
+        """The job as page and report show it, now that it has ended."""
+        found, of = self.status(), self._watched.about
+        status = shown_status(of, found, now=self.inbox.clock.wall_s(), state=end_in_words(finish.exit_code))
+        outcome = {"exit_code": int(finish.exit_code), "message": finish.message, "hint": finish.hint}
+        return snapshot(of, status, record_of(self.chronicle, status), self.collector.as_list(), outcome)
+
     def _started(self) -> JobStarted:
         found, beginning = self._plan.preflight, self._plan.beginning
         return JobStarted(
@@ -302,6 +309,9 @@ async def serve(environment: Environment, plan: Plan, site: Site) -> FinishJob:
         master.close_record(finish)
         results = master.results()
         leave_outcome(environment.directory, finish, results)
+        leave_report(environment.directory, lambda: master.snapshot(finish))
+        if site.has_next:
+            tell_story(master.chronicle)
         site.tell(ended(environment.directory, finish, results))
     return finish
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
 from elasticdl.cluster.outcome import Ended
 from elasticdl.errors import ExitCode
+from elasticdl.history.chronicle import Chronicle
+from elasticdl.history.why import story_lines
 from elasticdl.master.core.commands import FinishJob
-from elasticdl.master.files import JobDirectory, write_json
+from elasticdl.master.files import JobDirectory, write_json, write_whole
+from elasticdl.page import render_report
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,6 +37,20 @@ def leave_outcome(directory: JobDirectory, finish: FinishJob, results: Results) 
         write_json(directory.status, {**outcome, "status": results.status})
     except OSError as error:
         _LOG.error("cannot leave the outcome in %s: %s", directory.path, error)
+
+
+def leave_report(directory: JobDirectory, snapshot: Callable[[], Mapping[str, Any]]) -> None:
+    """report.html: the status page as it stood at the end, in one file. Whatever goes wrong with it changes no outcome."""
+    try:
+        write_whole(directory.report, render_report(snapshot()))
+    except Exception:  # noqa: BLE001 - the job is over: an error in the page must not make a failure of it
+        _LOG.exception("there is no report in %s", directory.path)
+
+
+def tell_story(chronicle: Chronicle) -> None:
+    """Into the log what `elasticdl why` can still read when the directory is gone with the pod: a line an entry."""
+    for line in story_lines(chronicle.story.as_dict()):
+        _LOG.info("%s", line)
 
 
 def ended(directory: JobDirectory | None, finish: FinishJob, results: Results) -> Ended:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -17,7 +17,6 @@ from elasticdl.history.series import SeriesBook
 from elasticdl.history.snapshot import note_metrics
 
 _LOG = logging.getLogger(__name__)
-SAMPLE_S = 1.0
 _RATE_WINDOW_S = 10.0
 _SAVE_EVERY_S = 10.0
 _SAVE_SHARE = 0.005
@@ -96,16 +95,6 @@ class Collector:
                 found.append(Sample(name, label, unit, at_s, records, value))
         self.newest, self.looks = found, self.looks + 1
         return found
-
-    async def watch(self, status: Callable[[], Mapping[str, Any]]) -> None:
-        """Look once a second, until cancelled; then save once more."""
-        try:
-            while True:
-                self.look(status())
-                await self.save_if_due()
-                await asyncio.sleep(SAMPLE_S)
-        finally:
-            self.save()
 
     async def save_if_due(self) -> None:
         """Write the curves down now and then; beside the loop, but for making the text."""

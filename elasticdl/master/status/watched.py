@@ -41,11 +41,16 @@ def job_status(core: JobState, desk: FrontDesk) -> dict[str, Any]:
     return {**found, **numbers}
 
 
+def end_in_words(exit_code: int) -> str:
+    """Of a job that has ended: done, stopped or failed."""
+    return _ENDS.get(exit_code, "failed")  # type: ignore[call-overload, no-any-return]
+
+
 def state_in_words(status: Mapping[str, Any]) -> str:
     """One or two words for the head of a page."""
     phase, code = status["phase"], status["exit_code"]
     if code is not None and phase in (Phase.ENDING, Phase.ENDED):
-        return _ENDS.get(code, "failed")
+        return end_in_words(code)
     if phase == Phase.WORKING and not status["scale"]["observed"]:
         return "waiting for workers"
     return _STATES.get(phase, "ending")
