@@ -99,7 +99,7 @@ def shards() -> Html:
     """The list of single shards, which the script asks for a piece at a time."""
     states = [(state, state) for state in _SHARD_STATES]
     heads = ("Shard", "Records", "State", "Owner", "Attempt", "Age")
-    numeric = ("Shard", "Records", "Attempt", "Age")
+    numeric = ("Records", "Attempt", "Age")
     head = el("tr", [el("th", word, scope="col", class_="n" if word in numeric else None) for word in heads])
     table = el("table", el("thead", head), el("tbody", id="shard-rows"))
     listing = el("div", table, class_="scroll tall", tabindex=0)
@@ -155,7 +155,7 @@ def dialogs(snapshot: Mapping[str, Any]) -> Html:
     return el(
         "div",
         _dialog("stop", "Stop this job?", "Workers give their work back, a last checkpoint is taken, and the job ends. It can be resumed with --resume.",
-                "Stop the job", el("label", el("span", "Reason"), " ", el("input", name="reason", maxlength=200, value="stopped from the page")), danger=True),
+                "Stop the job", el("label", el("span", "Reason"), " ", el("input", name="reason", maxlength=200, placeholder="asked for on the status page")), danger=True),
         _dialog("scale", "How many workers?", "The job keeps between these two numbers, as room allows.", "Scale", el("div", workers, class_="pair")),
         _dialog("checkpoint", "Take a checkpoint now?", "All servers hold one consistent view for a moment; training goes on.", "Take a checkpoint", None),
         _dialog("replace", "Replace this worker?", "It is ended, what it had is given to others, and another one is started.", "Replace", el("input", type="hidden", name="process")),

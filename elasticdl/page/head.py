@@ -62,11 +62,11 @@ def facts(snapshot: Mapping[str, Any]) -> Iterator[Fact]:
         yield Fact("epoch", "Epoch", words.count(min(int(status.get("epoch") or 0) + 1, epochs)), f"of {epochs:,}")
     yield Fact("version", "Version", words.count(status.get("version") or 0))
     yield _workers(scale, over)
-    yield from _others(status)
+    yield from _others(status, over=over)
     if status.get("loss") is not None:
         yield Fact("loss", "Training loss", words.number(status["loss"]))
     for name, value in list((status.get("metrics") or {}).items())[:_METRICS]:
-        yield Fact(f"metric-{name}", name, words.number(value), "evaluated")
+        yield Fact(f"metric-{name}", f"Evaluated {name}", words.number(value))
     yield Fact("uptime", "Took" if over else "Uptime", words.duration(_uptime_s(status)))
     yield from _troubles(status, records)
 
@@ -85,7 +85,7 @@ def _workers(scale: Mapping[str, Any], over: bool) -> Fact:
     return Fact("workers", "Workers ready", words.count(scale.get("observed")), f"asked {asked}", "moved" if short else "")
 
 
-def _others(status: Mapping[str, Any]) -> Iterator[Fact]:
+def _others(status: Mapping[str, Any], *, over: bool) -> Iterator[Fact]:
     ring = status.get("ring")
     if ring:
         members = len(ring.get("members") or ())
@@ -93,7 +93,7 @@ def _others(status: Mapping[str, Any]) -> Iterator[Fact]:
             "ring", "Ring generation", words.count(ring.get("generation")), f"{members:,} member{'' if members == 1 else 's'}"
         )
     servers = [one for one in status.get("processes") or () if one["role"] == "ps" and one["state"] != "ended"]
-    if servers:
+    if servers and not over:
         up = sum(one["state"] == "ready" for one in servers)
         yield Fact("servers", "Servers ready", words.count(up), f"of {len(servers):,}", "moved" if up < len(servers) else "")
 
@@ -126,6 +126,7 @@ def progress(snapshot: Mapping[str, Any]) -> Html:
         el("progress", words.percent(share), id="bar", max=1, value=round(share, 4), aria_labelledby="share-words"),
         el("div", el("b", words.percent(share), id="share"), " ", el("span", said, id="share-words"), class_="share"),
         el("div", el("span", _remaining(snapshot), id="eta"), class_="eta"),
+        el("p", _routine(snapshot), id="waits"),
         class_="progress",
     )
 
@@ -137,17 +138,25 @@ def _remaining(snapshot: Mapping[str, Any]) -> str:
     return f"{words.duration(status['eta_s'])} left at this rate"
 
 
+def _routine(snapshot: Mapping[str, Any]) -> str:
+    """Waits that the job goes on beside: in one line, so that the page keeps its place while they come and go."""
+    status = snapshot["status"]
+    waits = status.get("waiting") or ()
+    ready = (status.get("scale") or {}).get("observed")
+    return "Waits: " + " · ".join(waits) if waits and ready and snapshot.get("outcome") is None else ""
+
+
 def notices(snapshot: Mapping[str, Any]) -> Iterator[Html]:
     """What somebody should read first: how it ended, what it waits for, what went wrong with the data."""
     outcome, status = snapshot.get("outcome"), snapshot["status"]
     if outcome is not None:
-        failed = outcome["exit_code"] != 0
+        failed = outcome["exit_code"] != ExitCode.DONE
         first, _, rest = str(outcome.get("message") or "").partition("\n")
         more: Child = el("details", el("summary", "All of it"), el("pre", rest)) if rest else None
         hint: Child = el("p", "What to do: ", outcome["hint"], class_="hint") if outcome.get("hint") else None
         if failed or more or hint:
-            yield el("div", el("strong", first or "failed"), more, hint, class_=f"notice {'error' if failed else 'good'}")
-    waits = list(status.get("waiting") or ()) if outcome is None else []
+            yield el("div", el("strong", first or "failed"), more, hint, class_=f"notice {state_of(snapshot)[0]}")
+    waits = list(status.get("waiting") or ()) if outcome is None and not _routine(snapshot) else []
     if waits:
         shown = [*waits[:_WAITS], *([f"and {len(waits) - _WAITS:,} more"] if len(waits) > _WAITS else [])]
         yield el("div", el("strong", "Waiting"), el("ul", [el("li", reason) for reason in shown]), class_="notice moved")

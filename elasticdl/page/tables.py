@@ -50,7 +50,7 @@ def processes(snapshot: Mapping[str, Any]) -> Html:
 
 def _process(row: Mapping[str, Any], now_s: float) -> Html:
     tone = words.tone_of(dict(row))
-    ended = row["state"] == "ended"
+    ended, server = row["state"] == "ended", row["role"] == "ps"
     since = max(0.0, now_s - float(row["since_s"]))
     cells: Sequence[Child] = (
         el(
@@ -60,8 +60,8 @@ def _process(row: Mapping[str, Any], now_s: float) -> Html:
         ),
         el("td", row.get("where") or "", class_="wide"),
         el("td", row.get("shard") or "", class_="wide"),
-        el("td", words.count(row.get("records") or 0), class_="n"),
-        el("td", "" if ended else words.number(row.get("records_per_s") or 0), class_="n"),
+        el("td", "" if server else words.count(row.get("records") or 0), class_="n"),
+        el("td", "" if ended or server else words.number(row.get("records_per_s") or 0), class_="n"),
         el("td", "" if ended else _cpu(row.get("cpu_cores")), class_="n wide"),
         el("td", "" if ended else words.memory(row.get("rss_bytes")), class_="n wide"),
         el("td", words.duration(since), class_="n"),

@@ -3,7 +3,7 @@ import { byId, setText } from "./dom.js";
 import { job } from "./job.js";
 
 const bodies = {
-  stop: (fields) => ({ reason: fields.get("reason") || "stopped from the page" }),
+  stop: (fields) => ({ reason: fields.get("reason") }),
   scale: (fields) => ({ min: Number(fields.get("min")), max: Number(fields.get("max")) }),
   checkpoint: () => ({}),
   replace: (fields) => ({ process: fields.get("process") }),

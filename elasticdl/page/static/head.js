@@ -29,9 +29,9 @@ function facts(status, over) {
   if (status.epochs) add("Epoch", count(Math.min((status.epoch ?? 0) + 1, status.epochs)), `of ${count(status.epochs)}`);
   add("Version", count(status.version ?? 0));
   addWorkers(add, status.scale ?? {}, over);
-  addOthers(add, status);
+  addOthers(add, status, over);
   if (status.loss !== null && status.loss !== undefined) add("Training loss", number(status.loss));
-  for (const [name, value] of Object.entries(status.metrics ?? {}).slice(0, 3)) add(name, number(value), "evaluated");
+  for (const [name, value] of Object.entries(status.metrics ?? {}).slice(0, 3)) add(`Evaluated ${name}`, number(value));
   add(over ? "Took" : "Uptime", duration(status.uptime_s ?? status.at_s ?? 0));
   addTroubles(add, status, records);
   return found;
@@ -43,11 +43,11 @@ function addWorkers(add, scale, over) {
   else add("Workers ready", count(scale.observed), `asked ${asked}`, (scale.observed ?? 0) < (scale.low ?? 0) ? "moved" : "");
 }
 
-function addOthers(add, status) {
+function addOthers(add, status, over) {
   if (status.ring) add("Ring generation", count(status.ring.generation), amount(status.ring.members?.length ?? 0, "member"));
   const servers = [...job.rows.values()].filter((row) => row.role === "ps" && row.state !== "ended");
   const up = servers.filter((row) => row.state === "ready").length;
-  if (servers.length) add("Servers ready", count(up), `of ${count(servers.length)}`, up < servers.length ? "moved" : "");
+  if (servers.length && !over) add("Servers ready", count(up), `of ${count(servers.length)}`, up < servers.length ? "moved" : "");
 }
 
 function addTroubles(add, status, records) {
@@ -66,12 +66,17 @@ function notices(status, outcome) {
     const [first, ...rest] = String(outcome.message ?? "").split("\n"), failed = outcome.exit_code !== 0;
     const more = rest.length ? h("details", {}, h("summary", {}, "All of it"), h("pre", {}, rest.join("\n"))) : null;
     const hint = outcome.hint ? h("p", { class: "hint" }, "What to do: ", outcome.hint) : null;
-    return failed || more || hint ? [h("div", { class: `notice ${failed ? "error" : "good"}` }, h("strong", {}, first || "failed"), more, hint)] : [];
+    return failed || more || hint ? [h("div", { class: `notice ${stateOf(status, outcome)[0]}` }, h("strong", {}, first || "failed"), more, hint)] : [];
   }
-  const waits = status.waiting ?? [];
+  const waits = routine(status) ? [] : status.waiting ?? [];
   if (!waits.length) return [];
   const shown = [...waits.slice(0, MOST_WAITS), ...(waits.length > MOST_WAITS ? [`and ${count(waits.length - MOST_WAITS)} more`] : [])];
   return [h("div", { class: "notice moved" }, h("strong", {}, "Waiting"), h("ul", {}, shown.map((reason) => h("li", {}, reason))))];
+}
+
+// Waits that the job goes on beside: in one line, so that the page keeps its place while they come and go.
+function routine(status) {
+  return !job.outcome && status.waiting?.length && status.scale?.observed ? `Waits: ${status.waiting.join(" · ")}` : "";
 }
 
 export function paintHead() {
@@ -96,6 +101,7 @@ function paintProgress(status, over) {
   byId("bar").value = fraction;
   setText(byId("share"), percent(fraction));
   setText(byId("share-words"), records.expected ? `${count(records.trained)} of ${count(records.expected)} records` : "the data is not counted yet");
+  setText(byId("waits"), routine(status));
   const left = status.eta_s;
   setText(byId("eta"), over || left === null || left === undefined ? "" : `${duration(left)} left at this rate`);
 }

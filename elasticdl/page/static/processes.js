@@ -46,8 +46,8 @@ function tableRow(row) {
   return h("tr", { "data-id": row.name, class: row.name === chosen("process") ? "chosen" : null },
     h("th", { scope: "row" }, h("a", { href: `?process=${encodeURIComponent(row.name)}#processes` }, row.name)),
     h("td", {}, h("span", { class: `tag ${tone.name}` }, `${tone.mark} ${tone.word}`), h("span", { class: "text" }, told(row.message, tone))),
-    cell("wide", row.where ?? ""), cell("wide", row.shard ?? ""), cell("n", count(row.records ?? 0)),
-    cell("n", ended ? "" : number(row.records_per_s ?? 0)), cell("n wide", ended ? "" : row.cpu_cores === undefined ? "–" : row.cpu_cores.toFixed(2)),
+    cell("wide", row.where ?? ""), cell("wide", row.shard ?? ""), cell("n", row.role === "ps" ? "" : count(row.records ?? 0)),
+    cell("n", ended || row.role === "ps" ? "" : number(row.records_per_s ?? 0)), cell("n wide", ended ? "" : row.cpu_cores === undefined ? "–" : row.cpu_cores.toFixed(2)),
     cell("n wide", ended ? "" : memory(row.rss_bytes)), cell("n", duration(Math.max(0, nowS() - row.since_s))));
 }
 
@@ -68,7 +68,7 @@ function paintOne() {
   const tone = toneOf(row), ended = row.state === "ended";
   const facts = [["where", row.where || "–"], ["began at", clock(row.started_s)], [ended ? "ended at" : `${tone.word} since`, clock(row.since_s)],
     ["records", count(row.records ?? 0)], ...(row.shard ? [["works on", row.shard]] : []),
-    ...Object.entries(row).filter(([key]) => !PLAIN.has(key) && !ended).map(([key, value]) => gauge(key, value))];
+    ...Object.entries(row).filter(([key]) => !PLAIN.has(key) && !ended).sort().map(([key, value]) => gauge(key, value))];
   const hasLogs = byId("log") !== null;
   const replace = byId("dialog-replace") && row.role === "worker" && !ended && !job.outcome
     ? h("button", { type: "button", "data-replace": row.name }, "Replace…") : null;

@@ -65,7 +65,7 @@ function shardRow(shard) {
   const cell = (kind, text) => h("td", { class: kind }, text);
   const owner = shard.owner ? h("a", { href: `?process=${encodeURIComponent(shard.owner)}#processes` }, shard.owner) : "";
   return h("tr", { "data-id": `${shard.task}-${shard.epoch}-${shard.id}`, title: shard.problem || null },
-    h("th", { scope: "row", class: "n" }, `${shard.task} ${shard.id}`),
+    h("th", { scope: "row" }, `${shard.task} ${shard.id}`),
     cell("n", shard.offset ? `${count(shard.offset)} of ${count(shard.records)}` : count(shard.records)), cell("", shard.problem ? `${shard.state}: ${shard.problem}` : shard.state),
     h("td", {}, owner), cell("n", String(shard.attempt)), cell("n", shard.age_s === null ? "" : duration(shard.age_s)));
 }
