@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from elasticdl.cli.directory_job import no_such_job
-from elasticdl.cli.found import Kind, LogEntry, LogWish, Place, Report, blank_status
+from elasticdl.cli.found import Kind, LogEntry, LogWish, Place, Report, Told, blank_status
 from elasticdl.cli.outcome import Outcome
 from elasticdl.errors import ElasticDLError, Refused, TransientError, UserError
 from elasticdl.rpc.master_client import MasterClient
@@ -186,6 +186,48 @@ class ClusterJob:
             return str(spec_of(dict(facts.job)).cluster.job_dir)
         return "its directory"
 
+    @contextmanager
+    def page(self) -> Iterator[str]:
+        """See FoundJob. Through the API server: each use has a way of its own."""
+        from elasticdl.cluster.plans import STATUS_PORT
+        from elasticdl.cluster.tunnel import Tunnel
+
+        token = self._line.run(self._jobs.token(self._running()))
+        if not token:
+            raise TransientError(f"the master of job {self.name} is starting: it has not made its token yet", hint="try again")
+        tunnel = Tunnel(self._line.api, self.place.namespace, self._master_pod, STATUS_PORT)
+        address = self._line.run(tunnel.open())
+        try:
+            yield f"http://{address}/#token={token}"
+        finally:
+            with suppress(TransientError):
+                self._line.run(tunnel.close())
+
+    def story(self) -> Told:
+        """See FoundJob. From the master's memory; when the job has ended, from what its master said last."""
+        facts = self.facts()
+        if facts.running_master and facts.ended is None:
+            return Told(self.snapshot()["story"])
+        from elasticdl.history.why import MOST_LOGGED, Story, story_of_lines
+
+        said, why_not = "", f"{facts.waits_for or 'its master runs no more'}"
+        try:
+            said = "".join(self.read_log(LogWish("master-0", 4 * MOST_LOGGED)))
+        except ElasticDLError as error:
+            why_not = error.message
+        found = story_of_lines(said.splitlines())
+        if found is not None:
+            return Told(found)
+        where = f"events.jsonl in {self._job_dir(facts)}, if that is on a volume: `elasticdl why --job-dir …` where it is mounted"
+        return Told(Story().as_dict(), f"its master left no story in its log ({why_not}); what was recorded is in {where}")
+
+    def snapshot(self) -> dict[str, Any]:
+        """See FoundJob. Only a master that runs has it."""
+        from elasticdl.cli.master_page import MasterPage
+
+        with self.page() as address:
+            return MasterPage.at(address).get("/api/v1/snapshot")
+
     def close(self) -> None:
         """See FoundJob. It may be used again."""
         with self._lock:
@@ -195,12 +237,14 @@ class ClusterJob:
             with suppress(TransientError):
                 self._line.run(way.tunnel.close())
 
-    def _running(self) -> None:
+    def _running(self) -> JobFacts:
         facts = self.facts()
         if facts.ended is not None:
-            raise no_such_job(f"job {self.name} in {self.place} has ended", f"see `elasticdl status {self.name}`")
+            where = f"; report.html is in its directory, {facts.ended.job_dir}" if facts.ended.job_dir else ""
+            raise no_such_job(f"job {self.name} in {self.place} has ended", f"see `elasticdl status {self.name}`{where}")
         if facts.waits_for:
             raise TransientError(f"job {self.name} in {self.place} cannot be told: {facts.waits_for}", hint="try again later")
+        return facts
 
     def _call(self, what: Callable[[MasterClient], T], patience_s: float = 0.0) -> T:
         """Ask the master; for up to `patience_s` again while it is starting. Raises ElasticDLError: what bars the way to it."""

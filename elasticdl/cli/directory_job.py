@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, final
 
 from elasticdl.cli.following import Tail
-from elasticdl.cli.found import Kind, LogEntry, LogWish, Place, Report, blank_status
+from elasticdl.cli.found import Kind, LogEntry, LogWish, Place, Report, Told, blank_status
 from elasticdl.cli.outcome import Outcome, read_object, resume_hint
 from elasticdl.cli.place import check_of, lives
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 from elasticdl.master.files import JobDirectory
 
 if TYPE_CHECKING:
+    from elasticdl.history.snapshot import About, Record
     from elasticdl.rpc.master_client import MasterClient
 
 CALL_S = 5.0
@@ -130,6 +131,49 @@ class DirectoryJob:
         if wish.follow:
             yield from self._follow(tail)
 
+    @contextmanager
+    def page(self) -> Iterator[str]:
+        """See FoundJob."""
+        where = self._where()
+        if not where.get("page"):
+            raise PermanentError(
+                f"the job in {self.directory.path} has no status page", hint="its log may say why: " + str(self._log)
+            )
+        yield f"{where['page']}#token={where['token']}"
+
+    def story(self) -> Told:
+        """See FoundJob."""
+        record = self._record()
+        missing = "" if record.occurrences else f"there is nothing in {self.directory.events} yet"
+        return Told(record.story, missing)
+
+    def snapshot(self) -> dict[str, Any]:
+        """See FoundJob."""
+        from elasticdl.history.snapshot import series_in, shown_status, snapshot
+
+        report, record, outcome = self.report(), self._record(), self.outcome()
+        about = self._about(record.started_at or self._made_wall_s())
+        status = shown_status(about, report.status, now=time.time(), state=report.state)
+        ended = None if outcome is None else {"exit_code": outcome.exit_code, "message": outcome.message, "hint": outcome.hint}
+        with _readable(self.directory):
+            return snapshot(about, status, record, series_in(self.directory.path), ended)
+
+    def _record(self) -> Record:
+        """What is written down; of a job that goes on, until now."""
+        from elasticdl.history.snapshot import record_in
+
+        with _readable(self.directory):
+            record = record_in(self.directory.path)
+            goes_on = self.directory.master.exists() and self.outcome() is None and record.started_at
+            return record_in(self.directory.path, time.time() - record.started_at) if goes_on else record
+
+    def _about(self, started_at: float) -> About:
+        from elasticdl.history.snapshot import About, installed_version
+
+        spec = read_object(self.directory.spec)
+        strategy = str((spec.get("training") or {}).get("distribution_strategy", ""))
+        return About(self.name, str(spec.get("action", "")), strategy, started_at, installed_version())
+
     def close(self) -> None:
         """See FoundJob."""
 
@@ -197,11 +241,12 @@ class DirectoryJob:
     def _is_young(self) -> bool:
         return time.time() - self._made_wall_s() < _STARTS_WITHIN_S
 
-    @contextmanager
-    def _master(self) -> Iterator[MasterClient]:
-        """A connection to the job's master. Raises an error with exit code 4 if the job does not run, TransientError."""
-        from elasticdl.rpc.master_client import MasterClient  # gRPC: not for `--help`
+    @property
+    def _log(self) -> Path:
+        return self.directory.logs / "master-0.log"
 
+    def _where(self) -> dict[str, Any]:
+        """Where the job's master is. Raises an error with exit code 4 if the job does not run."""
         if pid := check_of(self.directory).get("pid"):
             words, hint = (
                 f"job {self.name} has not begun: {_CHECKED}",
@@ -210,20 +255,36 @@ class DirectoryJob:
             raise _with_code(TransientError(words, hint=hint))
         where = read_object(self.directory.master)
         if not where:
-            hint = f"see `elasticdl status --job-dir {self.directory.path}`"
+            report = self.directory.report
+            hint = f"how it was is in {report}" if report.exists() else f"see `elasticdl status --job-dir {self.directory.path}`"
             raise no_such_job(f"the job in {self.directory.path} does not run", hint)
         if not lives(int(where.get("pid", 0))):
             killed = self._killed()
             raise no_such_job(killed.message, killed.hint)
+        return where
+
+    @contextmanager
+    def _master(self) -> Iterator[MasterClient]:
+        """A connection to the job's master. Raises an error with exit code 4 if the job does not run, TransientError."""
+        from elasticdl.rpc.master_client import MasterClient  # gRPC: not for `--help`
+
+        where = self._where()
         client = MasterClient(where["address"], where["token"], "cli", away_s=CALL_S)
         try:
             yield client
         except TransientError as error:
-            log = self.directory.logs / "master-0.log"
             words = f"the master of the job in {self.directory.path} does not answer: {error.message}"
-            raise _with_code(TransientError(words, hint=f"it may be busy or stopped; its log is {log}")) from error
+            raise _with_code(TransientError(words, hint=f"it may be busy or stopped; its log is {self._log}")) from error
         finally:
             client.close()
+
+
+@contextmanager
+def _readable(directory: JobDirectory) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PermanentError(f"cannot read what is in {directory.path}: {error.strerror or error}") from error
 
 
 def _with_code(error: ElasticDLError) -> ElasticDLError:

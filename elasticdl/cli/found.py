@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, final
@@ -79,6 +80,15 @@ class LogWish:
     follow: bool = False
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What happened in a job and why: `story` as `history.why.Story` gives it; `missing`: what nobody can tell any more, in words."""
+
+    story: Mapping[str, Any]
+    missing: str = ""
+
+
 class FoundJob(Protocol):
     """A job. Methods block for seconds at most, unless they say otherwise, and raise ElasticDLError."""
 
@@ -108,6 +118,15 @@ class FoundJob(Protocol):
 
     def read_log(self, wish: LogWish) -> Iterator[str]:
         """Text as it comes; following, until the process or the job has ended."""
+
+    def page(self) -> AbstractContextManager[str]:
+        """The status page's address with the token that opens it, `http://127.0.0.1:4711/#token=…`, good within the context."""
+
+    def story(self) -> Told:
+        """What happened so far, and why, also when it has ended."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that its page shows, as `history.snapshot` has it. Raises ElasticDLError that says where it is, if that is elsewhere."""
 
     def close(self) -> None:
         """Drop connections. The job does not notice."""

@@ -23,7 +23,7 @@ _AWAY_S = 1.0
 _MOST_OPEN = 1_000
 _EXPECTED = ("finished", "drained", "fenced")
 """Causes of ends that somebody wanted."""
-_AWAITED = {"place": "a place", "servers": "the parameter servers", "work": "work", "ring": "the ring"}
+AWAITED = {"master": "a master", "place": "a place", "servers": "the parameter servers", "work": "work", "ring": "the ring"}
 
 
 class What(StrEnum):
@@ -64,6 +64,7 @@ class Story:
     def __init__(self) -> None:
         self._entries: deque[Entry] = deque(maxlen=MOST_ENTRIES)
         self._count = 0
+        self._ending = False
         self._at_s = 0.0
         self._exits: dict[str, Entry] = {}
         """Unwanted ones that nobody has made up for yet, by process."""
@@ -178,7 +179,7 @@ class Story:
         cause = one.cause or "unknown"
         self._causes[cause] += 1
         reason = str(one.details.get("reason", one.text))
-        if cause == "finished":
+        if cause == "finished" or (cause in _EXPECTED and self._ending):
             return
         shard = one.details.get("shard")
         level = "info" if cause in _EXPECTED else "warning"
@@ -210,7 +211,7 @@ class Story:
                 if entry is None:
                     at = one.at - (one.at_s - since_s)
                     entry = self._waits[what] = self._put(Entry(at, since_s, What.WAIT, "", open=True, level="warning"))
-                entry.text = f"for {_AWAITED.get(what, what)}: {reason}"
+                entry.text = f"for {AWAITED.get(what, what)}: {reason}"
             case Step.ENDED:
                 self._over(one, what, reason)
             case _:
@@ -219,7 +220,7 @@ class Story:
     def _over(self, one: Occurrence, what: str, reason: str) -> None:
         seconds = one.number("waited_s")
         entry = self._waits.pop(what, None) or self._put(Entry(one.at - seconds, one.at_s - seconds, What.WAIT, ""))
-        entry.text, entry.seconds = f"for {_AWAITED.get(what, what)}: {reason}", seconds
+        entry.text, entry.seconds = f"for {AWAITED.get(what, what)}: {reason}", seconds
         entry.open, entry.level = False, "info"
         self._waited_s[what] = self._waited_s.get(what, 0.0) + seconds
 
@@ -230,6 +231,7 @@ class Story:
             case Step.BEGUN:
                 self._begun(one)
             case Step.PHASE:
+                self._ending = one.details.get("phase") == "ending"
                 before, before_s = str(one.details.get("before", "")), one.number("before_s")
                 took = f" ({before} took {spoken(before_s)})" if before_s >= SLOW_S else ""
                 self._put(Entry(one.at, one.at_s, What.PHASE, f"{_first_line(one.text)}{took}", level=one.level))
@@ -239,6 +241,7 @@ class Story:
                 pass
 
     def _begun(self, one: Occurrence) -> None:
+        self._ending = False
         for wait in self._waits.values():
             wait.open, wait.seconds = False, max(0.0, one.at_s - wait.at_s)
         self._waits.clear()
