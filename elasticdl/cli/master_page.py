@@ -1,0 +1,41 @@
+"""The HTTP side of a job's master on a cluster: what its page knows and its RPCs do not tell."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any, final
+from urllib.parse import urlsplit
+
+from elasticdl.errors import PermanentError, TransientError
+
+_CALL_S = 10.0
+
+
+@final
+class MasterPage:
+    """Blocks. `address` is host:port."""
+
+    def __init__(self, address: str, token: str) -> None:
+        self._address, self._token = address, token
+
+    @classmethod
+    def at(cls, address: str) -> MasterPage:
+        """The page of `http://host:port/#token=…`."""
+        parts = urlsplit(address)
+        return cls(parts.netloc, parts.fragment.partition("token=")[2])
+
+    def get(self, path: str) -> dict[str, Any]:
+        """A JSON object. Raises TransientError if the page is not reached, PermanentError with its words if it refuses."""
+        connection = http.client.HTTPConnection(self._address, timeout=_CALL_S)
+        try:
+            connection.request("GET", path, headers={"Authorization": f"Bearer {self._token}"})
+            answer = connection.getresponse()
+            found: dict[str, Any] = json.loads(answer.read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise TransientError(f"the master's page is not reached: {error or type(error).__name__}") from error
+        finally:
+            connection.close()
+        if answer.status != http.HTTPStatus.OK:
+            raise PermanentError(str((found.get("error") or {}).get("message") or f"the master's page answered {answer.status}"))
+        return found
