@@ -116,13 +116,22 @@ class RingStep:
         self._nothing: Callable[..., Any] | None = None
         self._sparse: tuple[bool | None, ...] = ()
         """Of each trainable variable: whether its gradient is sparse, None where it has none. Known after the first trace."""
+        self._calls = 0
+        with tf.device("CPU:0"):
+            self._contributed = tf.Variable(0, dtype=tf.int64, trainable=False)
+            """The newest call that came to its reductions: nothing else tells from outside who waits for whom."""
+
+    def waits(self) -> bool:
+        """In `train`: this member's part is done, and it waits for the others'. From any thread."""
+        return int(self._contributed.numpy()) == self._calls
 
     def train(self, part: tuple[Structure, Structure] | None, *, rank: int, iteration: int, wish: bool = False) -> RingOutcome:
         """One step on this member's part (features, labels) of the global minibatch; None: its part is empty.
 
         `iteration` counts applied steps: random numbers depend on it and on `rank` only. `wish`: ask all for a pause.
         """
-        control = tf.constant([rank, iteration, int(wish)], tf.int64)
+        self._calls += 1
+        control = tf.constant([rank, iteration, int(wish), self._calls], tf.int64)
         if part is None:
             with self._reducer.guarded():
                 made = self._function_of_nothing()(control)
@@ -149,7 +158,7 @@ class RingStep:
             part = tf.nest.pack_sequence_as(specs, given, expand_composites=True)
             return self._reduce_and_apply(control, self._computed(control, *part))
 
-        signature = [tf.TensorSpec([3], tf.int64), *tf.nest.flatten(specs, expand_composites=True)]
+        signature = [tf.TensorSpec([4], tf.int64), *tf.nest.flatten(specs, expand_composites=True)]
         function: Callable[..., Any] = tf.function(step, input_signature=signature, autograph=False).get_concrete_function()
         self._compiled.append(_Compiled(specs[0], specs[1], function))
         return function
@@ -162,7 +171,7 @@ class RingStep:
             def step(control: Tensor) -> list[Tensor]:
                 return self._reduce_and_apply(control, self._zero())
 
-            signature = [tf.TensorSpec([3], tf.int64)]
+            signature = [tf.TensorSpec([4], tf.int64)]
             self._nothing = tf.function(step, input_signature=signature, autograph=False).get_concrete_function()
         return self._nothing
 
@@ -234,6 +243,8 @@ class RingStep:
         dense = {index: packing.add(one) for index, one in enumerate(mine.gradients) if self._sparse[index] is False}
         averages = [packing.add(one) for one in mine.averages]
         rows = {index: self._gathered(index, one) for index, one in enumerate(mine.gradients) if self._sparse[index]}
+        with tf.control_dependencies(packing.added()):
+            self._contributed.assign(control[3])
         packing.reduce()
         examples, loss, wishes = tf.unstack(packing.get(numbers))
         divisor = tf.maximum(examples, 1.0)
@@ -291,6 +302,10 @@ class _Packing:
         """The number by which `get` gives its sum."""
         self._tensors.append(tensor)
         return len(self._tensors) - 1
+
+    def added(self) -> list[Tensor]:
+        """Everything that `add` was given."""
+        return list(self._tensors)
 
     def reduce(self) -> None:
         """Begin all reductions: the last tensors, whose gradients are there first, in the first vectors."""

@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 Tensor: TypeAlias = Any
 """A TensorFlow tensor (the package has no types)."""
 
-SILENCE_S: Final = 5
-"""A member that says nothing for so long is lost."""
+SILENCE_S: Final = 4
+"""A member that says nothing for so long is lost. Members that wait hear of one another all the time, however long a step takes."""
 
 _OURS: Final = "elasticdl_ring_"
 

@@ -90,7 +90,7 @@ def assemble_ring(assignment: Assignment, host: str, source: ItemSource, forms: 
     copies = Copies(exchange, list(model.state()), around)
     marks = RingMarks(source, sources, tasks, step, around)
     listener = RingListener(marks, copies, callbacks, rate, Restoring(exchange, list(model.state())))
-    reading = RingReading(source, sources, around.ending)
+    reading = RingReading(source, sources, around.watch, around.ending)
     parts = Parts(ring, exchange, RingStep(model, ring), reading, listener)
     trainer = RingTrainer(str(assignment.name), host, parts, around, forms)
     return RingWorker(assignment, sources, trainer, reading, callbacks, copies)

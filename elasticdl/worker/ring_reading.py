@@ -21,6 +21,7 @@ from elasticdl.worker.ending import Draining, Ending
 from elasticdl.worker.handoff import LOOK_AGAIN_S, Ended
 from elasticdl.worker.order import LoadedShard, Positions, order_of
 from elasticdl.worker.reading import Sources
+from elasticdl.worker.watch import Watch
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
     from elasticdl.model.structure import Structure
@@ -101,9 +102,10 @@ def slice_of(begin: int, end: int, rank: int, size: int) -> tuple[int, int]:
 class RingReading:
     """Thread-safe. `begin` and `next` are called by the loop's thread; `wake` by any."""
 
-    def __init__(self, source: ItemSource, sources: Sources, ending: Ending) -> None:
+    def __init__(self, source: ItemSource, sources: Sources, watch: Watch, ending: Ending) -> None:
         self._source = source
         self._sources = sources
+        self._watch = watch
         self._ending = ending
         self._changed = threading.Condition()
         self._plan: Plan | None = None
@@ -240,7 +242,8 @@ class RingReading:
 
     def _read(self, number: int, lease: Lease) -> None:
         assert lease.shard is not None
-        loaded = LoadedShard.read(lease.shard, self._sources.reader(Task.TRAINING).read(lease.shard))
+        with self._watch.doing("reading a shard"):
+            loaded = LoadedShard.read(lease.shard, self._sources.reader(Task.TRAINING).read(lease.shard))
         with self._changed:
             if number in self._items:
                 self._shards[number] = loaded
@@ -320,7 +323,7 @@ class RingReading:
         assert lease is not None and lease.shard is not None
         order = order_of(lease.shard.records, lease.order_seed)
         for begin in range(offset, lease.end, item.batch):
-            with self._ending.failing_for(lease):
+            with self._ending.failing_for(lease), self._watch.owing("feed"):
                 part = self._part(plan, item, loaded, order, begin)
             yield part
 

@@ -36,12 +36,17 @@ LEAVE_S = 2.5
 
 AT_BEGIN = -1
 
+STEP = "this worker's part of a step of the ring"
+
 
 class Step(Protocol):
     """What of `model.ring_step.RingStep` training needs."""
 
     def train(self, part: tuple[Structure, Structure] | None, *, rank: int, iteration: int, wish: bool = False) -> RingOutcome:
         """One step of all members. Raises what the ring raises, and UserError."""
+
+    def waits(self) -> bool:
+        """In `train`: it waits for the others. From any thread."""
 
 
 class Listener(Protocol):
@@ -127,7 +132,9 @@ class RingTrainer:
             self._parts.exchange.gather(self._position.numbers())
             kept = self._parts.exchange.copied()
             if batch is not None:
+                begin_s = time.monotonic()
                 self._parts.step.train(batch, rank=0, iteration=0)
+                self._around.watch.learn(STEP, time.monotonic() - begin_s)
                 self._parts.step.train(None, rank=0, iteration=0)
             self._parts.exchange.load(kept)
             self._parts.exchange.hand_over(giving=True)
@@ -258,14 +265,14 @@ class RingTrainer:
             part.end, version, outcome.loss if outcome.applied else None, part.bad, part.bad_examples, part.end == lease.end
         )
         self._around.gauges.count_records(part.mine)
-        with self._around.ending.failing_for(lease):
+        with self._around.ending.failing_for(lease), self._around.watch.owing("what callbacks do after a step"):
             self._parts.listener.after_step(outcome.loss if outcome.applied else None, version)
         return outcome.wishes > 0
 
     def _guarded_step(self, part: Part, wish: bool) -> RingOutcome:
         assert part.item.lease is not None
         broken: RingBroken | None = None
-        with self._around.ending.failing_for(part.item.lease), self._around.watch.doing("a step of the ring"):
+        with self._around.ending.failing_for(part.item.lease), self._around.watch.owing(STEP, self._parts.step.waits):
             self._parts.listener.before_step(part.item)
             self._parts.listener.rate(self.version, part.item.rate_scale)
             try:

@@ -35,6 +35,7 @@ from elasticdl.worker.leases import LeaseKeeper
 from elasticdl.worker.orders import Orders
 from elasticdl.worker.outbox import Outbox
 from elasticdl.worker.patience import Patience
+from elasticdl.worker.process import leave
 from elasticdl.worker.reporter import Reporter
 from elasticdl.worker.ring_forms import Forms
 from elasticdl.worker.surroundings import Surroundings
@@ -159,7 +160,7 @@ class Link:
         reporter = Reporter(outbox, gauges, client, attached.heartbeat_s, ending)
         reporter.start()
         orders.start()
-        watch.start(ending)
+        watch.start(ending, lambda: leave(ending))
         return cls(attached, around, orders, reporter, parameters, forms)
 
 

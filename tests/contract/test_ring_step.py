@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from contextlib import nullcontext
 
 import keras
@@ -200,3 +202,59 @@ class Member2(Member):
         self.step = RingStep(self.model, self.others)
         self.run((np.ones((4, 2)), np.zeros(4)))
         self.reset(self.values)
+
+
+class Held:
+    """A ring of one whose members are as slow as the test wants."""
+
+    def __init__(self) -> None:
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def reduced(self, name, tensor):
+        def wait(value):
+            self.reached.set()
+            assert self.go_on.wait(60)
+            return value
+
+        made = tf.py_function(wait, [tensor], tensor.dtype)
+        made.set_shape(tensor.shape)
+        return made
+
+    def gathered(self, name, tensor):
+        return self.reduced(name, tensor)
+
+    def guarded(self):
+        return nullcontext()
+
+
+def test_it_is_known_from_outside_whether_a_member_computes_or_waits_for_others() -> None:
+    held, computing, go_on = Held(), threading.Event(), threading.Event()
+
+    def slow_loss(labels, predictions):
+        def wait(value):
+            computing.set()
+            assert go_on.wait(60)
+            return value
+
+        return tf.py_function(wait, [mean_loss(labels, predictions)], tf.float64, name="slow") + 0 * mean_loss(labels, predictions)
+
+    def loss(labels, predictions):
+        value = slow_loss(labels, predictions)
+        value.set_shape([])
+        return value
+
+    step = RingStep(RingModel.build(module_of(loss), {}, seed=5), held)
+    thread = threading.Thread(target=lambda: step.train(batch(4), rank=0, iteration=0))
+    thread.start()
+    assert computing.wait(60)
+    assert not step.waits()
+    assert not held.reached.is_set()
+    go_on.set()
+    assert held.reached.wait(60)
+    deadline = time.monotonic() + 60
+    while not step.waits() and time.monotonic() < deadline:
+        threading.Event().wait(0.005)
+    assert step.waits()
+    held.go_on.set()
+    thread.join(60)
+    assert not thread.is_alive()

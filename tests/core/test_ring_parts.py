@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elasticdl.clock import SystemClock
 from elasticdl.data.base import Block, Metadata
 from elasticdl.rpc.conversation import Finished, Wait
 from elasticdl.shard import Lease, RingItem, Shard, ShardId, Source, Task
@@ -14,6 +15,7 @@ from elasticdl.worker.ending import Draining, Ending
 from elasticdl.worker.handoff import Ended
 from elasticdl.worker.reading import Sources
 from elasticdl.worker.ring_reading import End, Mark, Part, Plan, RingReading, slice_of
+from elasticdl.worker.watch import Watch
 
 pytestmark = pytest.mark.core
 
@@ -57,7 +59,9 @@ def ending():
 
 
 def reading_of(ending: Ending, items: Items) -> RingReading:
-    reading = RingReading(items, Sources(lambda task: Reader(), lambda task: lambda rows: (rows, rows), BATCH), ending)
+    reading = RingReading(
+        items, Sources(lambda task: Reader(), lambda task: lambda rows: (rows, rows), BATCH), Watch(SystemClock()), ending
+    )
     reading.start()
     return reading
 
@@ -125,7 +129,9 @@ def test_what_the_ring_is_at_is_read_before_there_is_a_plan_and_not_again(ending
     items = Items()
     items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(items, number or 3, wait_s)
     reader = Counting()
-    reading = RingReading(items, Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH), ending)
+    reading = RingReading(
+        items, Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH), Watch(SystemClock()), ending
+    )
     reading.read_ahead()
     assert (items.asked, len(read)) == ([3, 4], 1)
     reading.start()

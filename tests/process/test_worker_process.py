@@ -13,7 +13,7 @@ import pytest
 
 from elasticdl.clock import ManualClock
 from elasticdl.errors import ExitCode
-from elasticdl.worker.watch import Watch
+from elasticdl.worker.watch import Hung, Watch
 
 pytestmark = pytest.mark.process
 
@@ -110,3 +110,39 @@ def test_a_wait_for_work_is_no_hang(tmp_path):
         pass
     clock.advance(1000.0)
     assert not watch.check()
+
+
+def test_what_others_wait_for_is_hung_after_two_minutes_or_ten_times_the_longest_so_far():
+    clock = ManualClock()
+    watch = Watch(clock, long_s=1e9)
+    with watch.owing("a part"):
+        clock.advance(20.0)
+    for _ in range(2):
+        with watch.owing("a part"):
+            clock.advance(199.0)
+            watch.check()
+            clock.advance(2.0)
+            with pytest.raises(Hung, match="a part has not come to an end for 201 s, and others wait for it; 200 s are allowed"):
+                watch.check()
+        watch = Watch(clock, long_s=1e9)
+        watch.learn("a part", 20.0)
+    with watch.owing("another"):
+        clock.advance(121.0)
+        with pytest.raises(Hung, match="120 s are allowed"):
+            watch.check()
+
+
+def test_one_that_waits_for_others_is_not_hung_and_learns_nothing_from_how_long_they_take():
+    clock = ManualClock()
+    watch = Watch(clock)
+    done = False
+    with watch.owing("a part", lambda: done):
+        clock.advance(10.0)
+        assert not watch.check()
+        done = True
+        clock.advance(1000.0)
+        assert not watch.check()
+    with watch.owing("a part", lambda: False):
+        clock.advance(121.0)
+        with pytest.raises(Hung):
+            watch.check()

@@ -31,6 +31,7 @@ from elasticdl.worker.handoff import Ended
 from elasticdl.worker.leases import LeaseKeeper
 from elasticdl.worker.outbox import Outbox
 from elasticdl.worker.patience import Patience
+from elasticdl.worker.process import leave
 from elasticdl.worker.reading import Sources
 from elasticdl.worker.ring import HorovodRing
 from elasticdl.worker.ring_forms import Forms
@@ -86,13 +87,17 @@ class Items:
 
 
 class Telling:
-    """Tells of each step as it is done."""
+    """Tells of each step as it is done. `long`: {name of a member: [steps done, s that its next one then takes]}."""
 
-    def __init__(self, delay_s: float) -> None:
+    def __init__(self, delay_s: float, long: list | None) -> None:
         self._delay_s = delay_s
+        self._long = long
+        self._steps = 0
 
     def before_step(self, item: RingItem) -> None:
-        threading.Event().wait(self._delay_s)
+        self._steps += 1
+        long = self._long is not None and self._steps == self._long[0]
+        threading.Event().wait(self._long[1] if long else self._delay_s)
 
     def after_step(self, loss: float | None, version: int) -> None:
         tell(step=version, loss=loss, time=time.monotonic())
@@ -126,12 +131,13 @@ def main(name: str, setting: dict) -> None:
     sources = Sources(lambda task: reader, lambda task: feeder, setting["batch"])
     model = RingModel.build(module, {}, seed=3)
     ending, outbox, clock = Ending(), Outbox(), SystemClock()
-    gauges = Gauges(clock)
-    around = Surroundings(LeaseKeeper(None, outbox, ending), outbox, gauges, Patience(ending, gauges, clock), Watch(clock), ending)
+    gauges, watch = Gauges(clock), Watch(clock, long_s=0.5, hung_s=setting["hung_s"])
+    watch.start(ending, lambda: leave(ending))
+    around = Surroundings(LeaseKeeper(None, outbox, ending), outbox, gauges, Patience(ending, gauges, clock), watch, ending)
     ring = HorovodRing()
     exchange = Exchange(ring, list(model.state().values()))
-    reading, forms = RingReading(Items(setting), sources, ending), Forms(ending)
-    parts = Parts(ring, exchange, RingStep(model, ring), reading, Telling(setting["delay_s"]))
+    reading, forms = RingReading(Items(setting), sources, around.watch, ending), Forms(ending)
+    parts = Parts(ring, exchange, RingStep(model, ring), reading, Telling(setting["delay_s"], setting["long"].get(name)))
     trainer = RingTrainer(name, "127.0.0.1", parts, around, forms)
     trainer.warm_up(first_batch(sources, Task.TRAINING))
     reading.start()

@@ -26,8 +26,14 @@ class Member:
 
     name: str
     process: asyncio.subprocess.Process
+    errors_at: Path
     told: list[dict] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def last_words(self) -> str:
+        """The last line of its log."""
+        return (self.errors_at.read_text().splitlines() or ["it printed nothing"])[-1]
 
     async def listen(self, log: Path) -> None:
         assert self.process.stdout is not None
@@ -48,7 +54,7 @@ class Member:
                     if found(one):
                         return one
                 begin = len(self.told)
-                assert self.process.returncode is None, f"{self.name} ended with {self.process.returncode}"
+                assert self.process.returncode is None, f"{self.name} ended with {self.process.returncode}: {self.last_words}"
                 self.changed.clear()
                 await self.changed.wait()
 
@@ -63,7 +69,16 @@ class RingStage:
     """The test is the master: it decides who is in the ring, and tells them."""
 
     def __init__(self, tmp_path: Path, **setting: object) -> None:
-        self.setting = {"model": "exact", "records": 96, "batch": 8, "epochs": 2, "delay_s": 0.0, **setting}
+        self.setting = {
+            "model": "exact",
+            "records": 96,
+            "batch": 8,
+            "epochs": 2,
+            "delay_s": 0.0,
+            "long": {},
+            "hung_s": 600.0,
+            **setting,
+        }
         self.members: list[Member] = []
         self.progress: dict[tuple[int, int], int] = {}
         self._log = tmp_path / "members.log"
@@ -93,14 +108,18 @@ class RingStage:
         name = f"worker-{next(self._numbers)}"
         root = str(Path(__file__).parents[2])
         environment = {**os.environ, "PYTHONPATH": root, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+        errors_at = self._log.with_name(f"{name}.log")
+        errors = errors_at.open("w")
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, str(MEMBER), name, json.dumps(self.setting)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
             env=environment,
             cwd=root,
         )
-        member = Member(name, process)
+        errors.close()
+        member = Member(name, process, errors_at)
         self._all.append(member)
         self._readers.append(asyncio.create_task(member.listen(self._log)))
         await member.until(lambda one: one.get("ready", False))

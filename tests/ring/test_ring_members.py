@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import signal
 from collections.abc import Awaitable, Callable
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ring.ring_stage import RingStage
+from elasticdl.worker.ring import SILENCE_S
+from tests.ring.ring_stage import LIMIT_S, RingStage
 
 pytestmark = pytest.mark.process
 
@@ -128,3 +130,54 @@ def test_a_ring_that_loses_a_member_while_it_forms_is_formed_anew(tmp_path, undi
         ends.extend(await stage.ends())
 
     check(run(tmp_path, play, delay_s=0.05), ends, undisturbed)
+
+
+def test_a_member_whose_step_takes_twenty_seconds_is_waited_for(tmp_path, undisturbed) -> None:
+    """The others hear of it all the time: silence is what makes a member lost, and 4 s of it are enough."""
+    ends: list[dict] = []
+
+    async def play(stage: RingStage) -> None:
+        await stage.form(list(await asyncio.gather(*(stage.spawn() for _ in range(2)))))
+        ends.extend(await stage.ends())
+
+    stage = run(tmp_path, play, long={"worker-1": [6, 20.0]})
+    check(stage, ends, undisturbed)
+    for member in stage.members:
+        assert not [one for one in member.told if one.get("broken")]
+        times = [one["time"] for one in member.told if "step" in one]
+        assert max(b - a for a, b in itertools.pairwise(times)) > 19.0
+
+
+def test_a_member_that_hangs_ends_itself_and_the_others_that_wait_for_it_do_not(tmp_path, undisturbed) -> None:
+    ends: list[dict] = []
+
+    async def play(stage: RingStage) -> None:
+        members = list(await asyncio.gather(*(stage.spawn() for _ in range(3))))
+        await stage.form(members)
+        hung = members.pop(1)
+        async with asyncio.timeout(LIMIT_S):
+            assert await hung.process.wait() == 1
+        assert "has not come to an end" in hung.last_words
+        await stage.form(members)
+        ends.extend(await stage.ends())
+
+    check(run(tmp_path, play, long={"worker-1": [6, 3600.0]}, hung_s=4.0), ends, undisturbed)
+
+
+def test_a_stopped_member_is_known_to_be_lost_within_five_seconds(tmp_path, undisturbed) -> None:
+    """A process that is stopped is to the others what a node is whose link is cut: connections that say nothing."""
+    ends: list[dict] = []
+
+    async def play(stage: RingStage) -> None:
+        members = list(await asyncio.gather(*(stage.spawn() for _ in range(3))))
+        await stage.form(members)
+        await members[0].step(5)
+        lost = members.pop(2)
+        at_s = stage.kill(lost, with_signal=signal.SIGSTOP)
+        for member in members:
+            told = await member.until(lambda one: one.get("broken", 0) > 0)
+            assert SILENCE_S - 1 < told["heard"] - at_s < 5.0
+        await stage.form(members)
+        ends.extend(await stage.ends())
+
+    check(run(tmp_path, play, delay_s=0.02), ends, undisturbed)
