@@ -104,9 +104,12 @@ class KubernetesCluster:
     async def furnish(self, objects: Iterable[Json]) -> None:
         """Make what else the job needs (Services, the Secret, a NetworkPolicy); own ones may be there. Raises CreateRefused."""
         for made in objects:
-            kind = str(made["kind"])
-            path = f"/{_COLLECTIONS[kind]}/namespaces/{self._owner.namespace}/{_PLURALS[kind]}"
-            await self._creator.create(path, made)
+            await self._creator.create(self.path_of(made).rpartition("/")[0], made)
+
+    def path_of(self, made: Json) -> str:
+        """Where an object is read that `furnish` makes."""
+        kind = str(made["kind"])
+        return f"/{_COLLECTIONS[kind]}/namespaces/{self._owner.namespace}/{_PLURALS[kind]}/{made['metadata']['name']}"
 
     async def delete(self, name: ProcessName, *, grace_s: float) -> None:
         """SIGTERM, and SIGKILL after `grace_s` (whole seconds, at least 1). The earliest end that was asked for counts.

@@ -8,10 +8,11 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar, final
+from typing import NoReturn, TypeVar, final
 
 from elasticdl.cluster import rights
 from elasticdl.cluster.apiserver import ApiAway, ApiRefused, ApiServer
@@ -28,7 +29,10 @@ _LOG = logging.getLogger(__name__)
 LIMIT_S = 180.0
 """For all of it, with an API server that is away for a while. Then the pod is started again."""
 _FORCE_AFTER_S = 5.0
+_STUCK_AFTER_S = 10.0
+"""After force: a pod that is still there is held by somebody (a finalizer), and its process has ended or is refused."""
 _LOOK_EVERY_S = 0.5
+_KEEP_EVERY_S = 30.0
 _SECRET_AGAIN_S = 1.0
 
 
@@ -128,12 +132,17 @@ class Furnishing:
     async def _end_earlier(self) -> None:
         """End the pods of an earlier master and wait until their names are free.
 
-        Those that do not go are taken off the books: their processes are refused by our epoch, however long they live.
+        Those that do not go are taken off the books: their processes are refused by our epoch, however long they live. One that does
+        not go even then keeps its name, and is told as lost when its process is to be started: the next incarnation has another name.
         """
         loop = asyncio.get_running_loop()
         force_at_s = loop.time() + _FORCE_AFTER_S
         asked: set[tuple[str, int]] = set()
         while pods := (await self._api.get(self._pods, {"labelSelector": f"{JOB_UID_LABEL}={self._owner.uid}"}))["items"]:
+            if loop.time() > force_at_s + _STUCK_AFTER_S:
+                held = ", ".join(str(pod["metadata"]["name"]) for pod in pods)
+                _LOG.warning("somebody keeps %s of the master before from being deleted: going on without waiting", held)
+                return
             grace_s = 1 if loop.time() < force_at_s else 0
             for pod in pods:
                 if (key := (str(pod["metadata"]["uid"]), grace_s)) not in asked:
@@ -162,6 +171,32 @@ class Furnishing:
                     raise _refused(refused.reason) from refused
                 _LOG.warning("%s; again in %g s", refused.reason, _SECRET_AGAIN_S)
                 await asyncio.sleep(_SECRET_AGAIN_S)
+
+    # -- later --------------------------------------------------------------------------------------------------------
+
+    async def keep(self, token: str) -> NoReturn:
+        """Until cancelled: make again what somebody deletes. Without the Secret no pod starts, without the Services none finds another."""
+        while True:
+            await asyncio.sleep(_KEEP_EVERY_S)
+            try:
+                await self._mend(token)
+            except (ElasticDLError, CreateRefused) as error:
+                _LOG.info("what the job needs could not be looked at: %s", error)
+
+    async def _mend(self, token: str) -> None:
+        cluster = KubernetesCluster(self._api, self._owner, _no_pods)
+        for made in (*services(self._owner), network_policy(self._owner)):
+            try:
+                await self._api.get(cluster.path_of(made))
+            except ApiRefused as refused:
+                if refused.status.code != 404:
+                    raise
+                _LOG.warning("%s %s was gone: it is made again", made["kind"], made["metadata"]["name"])
+                await cluster.furnish([made])
+        # A Secret may not be read: it is asked for, and mostly there.
+        with suppress(FileExistsError):
+            await self._heard_but_taken(f"/api/v1/namespaces/{self._owner.namespace}/secrets", token_secret(self._owner, token))
+            _LOG.warning("the Secret with the job's token was gone: it is made again")
 
 
 def _no_pods(_name: object) -> PodPlan:

@@ -15,7 +15,7 @@ from typing import final
 
 import yaml
 
-from elasticdl.cluster.apiserver import connect
+from elasticdl.cluster.apiserver import ApiServer, connect
 from elasticdl.cluster.base import Cluster
 from elasticdl.cluster.kubernetes import Habits, KubernetesCluster
 from elasticdl.cluster.labels import MASTER
@@ -77,11 +77,13 @@ class Pod:
     def __init__(self) -> None:
         """Raises PermanentError if the environment is none of a job's pod."""
         self._told = Told.read()
+        self._token = ""
 
     def open(self) -> Environment:
         furnished = asyncio.run(self._furnish())
         directory, warnings = open_directory(self._told.spec, self._told.owner, replaces=furnished.replaces)
         _keep_own_log(directory, self._told.pod_name)
+        self._token = furnished.token
         host = "[::]" if _v6() else _ANY
         owner = self._told.owner
         page = PagePlace(STATUS_PORT, master_names(owner), owner.namespace)
@@ -98,9 +100,12 @@ class Pod:
         habits = Habits(logs=JobDirectory(Path(spec.cluster.job_dir)).logs)
         cluster = KubernetesCluster(api, self._told.owner, lambda name: pod_plan(spec, name.role, rungs.of(name)), habits)
         rungs = Rungs(cluster.has_ended)
+        keeping = asyncio.ensure_future(self._furnishing(api).keep(self._token))
         try:
             yield cluster
         finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
             await (cluster.leave() if farewell.to_the_next else cluster.close())
             await api.close()
 
@@ -113,9 +118,12 @@ class Pod:
     async def _furnish(self) -> Furnished:
         api = await connect()
         try:
-            return await Furnishing(api, self._told.owner, self._told.pod_name, self._told.token_folder).run()
+            return await self._furnishing(api).run()
         finally:
             await api.close()
+
+    def _furnishing(self, api: ApiServer) -> Furnishing:
+        return Furnishing(api, self._told.owner, self._told.pod_name, self._told.token_folder)
 
 
 def _keep_own_log(directory: JobDirectory, pod_name: str) -> None:

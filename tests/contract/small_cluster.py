@@ -34,6 +34,8 @@ class SmallCluster:
         self.deleted: list[tuple[str, int]] = []
         self.stubborn: set[str] = set()
         """Pods that go by force only."""
+        self.held: set[str] = set()
+        """Pods that do not go at all: somebody's finalizer holds them."""
 
     def put(self, path: str, made: dict[str, Any]) -> dict[str, Any]:
         made["metadata"].setdefault("uid", uuid.uuid4().hex)
@@ -62,7 +64,7 @@ class SmallCluster:
                 return self._deleted(request.path, body)
             case _ if request.path in self.objects:
                 return 200, self.objects[request.path]
-            case _ if request.path.endswith("s"):
+            case _ if _is_collection(request.path):
                 return 200, {"metadata": {}, "items": self._listed(request.path, request.query.get("labelSelector", ""))}
             case _:
                 return 404, status(404, "NotFound", f"{request.path} not found")
@@ -76,7 +78,7 @@ class SmallCluster:
     def _deleted(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         name, grace_s = path.rpartition("/")[2], int(body.get("gracePeriodSeconds", 30))
         self.deleted.append((name, grace_s))
-        if name not in self.stubborn or grace_s == 0:
+        if name not in self.held and (name not in self.stubborn or grace_s == 0):
             self.objects.pop(path, None)
         return 200, {}
 
@@ -84,6 +86,11 @@ class SmallCluster:
         wanted = dict(part.split("=") for part in selector.split(",") if part)
         inside = [one for key, one in self.objects.items() if key.rpartition("/")[0] == path]
         return [one for one in inside if wanted.items() <= (one["metadata"].get("labels") or {}).items()]
+
+
+def _is_collection(path: str) -> bool:
+    parts = path.strip("/").split("/")
+    return len(parts) == (5 if parts[0] == "api" else 6)
 
 
 @asynccontextmanager

@@ -132,3 +132,62 @@ def test_a_right_that_is_missing_is_named_and_nothing_is_made(cluster: SmallClus
         furnish(cluster, tmp_path)
     assert refused.value.exit_code is ExitCode.CLUSTER_REFUSED
     assert cluster.names() == ["iris-abcde"]
+
+
+def test_a_pod_that_somebody_holds_does_not_keep_the_next_master_waiting(
+    cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(furnishing, "_FORCE_AFTER_S", 0.6)
+    monkeypatch.setattr(furnishing, "_STUCK_AFTER_S", 0.6)
+    mount(tmp_path, "opensesame", OWNER.uid)
+    pod(cluster, "iris-worker-0")
+    pod(cluster, "iris-worker-1")
+    cluster.held = {"iris-worker-0"}
+    assert furnish(cluster, tmp_path).replaces
+    assert ("iris-worker-0", 0) in cluster.deleted and "iris-worker-1" not in cluster.names()
+    assert "iris-master" in cluster.names()
+
+
+@pytest.mark.parametrize("gone", ["secrets/iris-token", "services/iris-master", "services/iris"])
+def test_what_somebody_deletes_while_the_job_runs_is_made_again(
+    cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    monkeypatch.setattr(furnishing, "_KEEP_EVERY_S", 0.05)
+
+    async def story() -> None:
+        async with serving(cluster) as api:
+            furnishing_ = Furnishing(api, OWNER, "iris-abcde", tmp_path)
+            token = (await furnishing_.run()).token
+            before = cluster.objects.pop(f"{CORE}/{gone}")
+            keeping = asyncio.ensure_future(furnishing_.keep(token))
+            while f"{CORE}/{gone}" not in cluster.objects:
+                await asyncio.sleep(0.02)
+            keeping.cancel()
+            again = cluster.objects[f"{CORE}/{gone}"]
+            assert again["metadata"]["uid"] != before["metadata"]["uid"]
+            assert {**again, "metadata": None} == {**before, "metadata": None}
+
+    asyncio.run(story())
+    assert cluster.names() == MADE
+
+
+def test_looking_after_them_survives_an_api_server_that_says_no(
+    cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(furnishing, "_KEEP_EVERY_S", 0.05)
+    asked: list[str] = []
+
+    def bend(method: str, path: str, _body: dict[str, Any]) -> dict[str, Any] | None:
+        asked.append(path)
+        return status(403, "Forbidden", "the namespace is being terminated") if method == "GET" else None
+
+    async def story() -> None:
+        async with serving(cluster) as api:
+            keeping = asyncio.ensure_future(Furnishing(api, OWNER, "iris-abcde", tmp_path).keep("opensesame"))
+            cluster.bend = bend
+            while len(asked) < 3:
+                await asyncio.sleep(0.02)
+            assert not keeping.done()
+            keeping.cancel()
+
+    asyncio.run(story())
