@@ -32,6 +32,7 @@ VERBS = {
     "check": _Verb("check", "Look at the model and the data; start nothing."),
     "list": _Verb("listing", "List the jobs of this machine and of the cluster.", "list_"),
     "status": _Verb("jobs", "Show how a job is doing."),
+    "dashboard": _Verb("dashboard", "Open a job's status page in the browser."),
     "why": _Verb("why", "Tell what happened to a job, and why it took so long."),
     "report": _Verb("report", "Write a job's status page into one file."),
     "logs": _Verb("logs", "Show what a process of a job printed."),

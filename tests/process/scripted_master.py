@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import grpc
@@ -33,7 +34,7 @@ STATUS = {
     "loss": 0.5, "metrics": {"accuracy": 0.75}, "rounds": [], "checkpoints": [], "updates_lost": 0,
     "waiting": ["ps-0 is starting: loading"], "parked": [], "bad_examples": [],
     "receipt": {"epochs": [{"epoch": 0, "expected": 100, "trained": 50, "repeated": 0, "bad": 0, "lost": 0}], "total": {}},
-    "outcome": "", "exit_code": None, "gauges": {"worker-0": {"records_per_s": 10.0, "staleness": 0.5}}, "records_per_s": 10.0,
+    "outcome": "", "exit_code": None, "gauges": {"worker-0": {"records_per_s": 10.0, "staleness_mean": 0.5}}, "records_per_s": 10.0,
 }  # fmt: skip
 
 
@@ -68,6 +69,23 @@ class Scripted(MasterServicer):
         return pb.Done()
 
 
+def page_for(token: str) -> int:
+    """A status page's port: it knows the token, and nothing else."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.headers["Authorization"] == f"Bearer {token}" else 401)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    page = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=page.serve_forever, daemon=True).start()
+    return page.server_address[1]
+
+
 def leave(directory: Path, code: int, message: str, hint: str = "") -> int:
     total = {"expected": 200, "trained": 200 if code == 0 else 50, "repeated": 0, "bad": 0, "lost": 0}
     (directory / "receipt.json").write_text(json.dumps({"epochs": [], "total": total}))
@@ -92,7 +110,8 @@ def main() -> int:
     with (directory / "events.jsonl").open("a") as events:
         events.write(json.dumps({"text": "worker-0 ended by SIGKILL", "cause": "infrastructure", "level": "warning"}) + "\n")
     temporary = directory / ".master.json"
-    temporary.write_text(json.dumps({"address": f"127.0.0.1:{port}", "token": token, "pid": os.getpid(), "epoch": 1}))
+    page = f"http://127.0.0.1:{page_for(token)}/"
+    temporary.write_text(json.dumps({"address": f"127.0.0.1:{port}", "page": page, "token": token, "pid": os.getpid(), "epoch": 1}))
     temporary.rename(directory / "master.json")
     if script == "dies":
         print("last words", flush=True)

@@ -1,0 +1,131 @@
+"""A cluster with jobs on it, for the command line as a process: a real API server's protocol on the loopback, in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.cluster.labels import JOB_UID_LABEL, labels, pod_name, secret_name
+from elasticdl.cluster.tunnel import PROTOCOL
+from tests.contract.small_cluster import SmallCluster
+
+NAMESPACE, TOKEN = "team", "the-token"
+MASTER = ProcessName(Role.MASTER, 0)
+_EMPTY = {"template": {"spec": {"containers": []}}}
+
+
+class ClusterOfOne:
+    """`ports` leads from a port of a pod to one of this machine."""
+
+    def __init__(self) -> None:
+        self.objects = SmallCluster()
+        self.ports: dict[int, int] = {}
+        self.silent = False
+        """It accepts connections and answers nothing."""
+        self.address = ""
+
+    def add_job(self, name: str) -> None:
+        """One whose master runs."""
+        uid = f"uid-of-{name}"
+        base = labels(name, MASTER)
+        job = {"metadata": {"name": name, "namespace": NAMESPACE, "uid": uid, "labels": base}, "spec": _EMPTY, "status": {}}
+        self.objects.put(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs", job)
+        owned: dict[str, Any] = {"namespace": NAMESPACE, "ownerReferences": [{"uid": uid}]}
+        state = {"name": "process", "state": {"running": {"startedAt": "2026-11-21T10:00:02Z"}}}
+        pod = {
+            "metadata": {**owned, "name": pod_name(name, MASTER), "labels": {**base, JOB_UID_LABEL: uid}},
+            "spec": {"nodeName": "node0", "containers": [{"name": "process", "image": "i"}]},
+            "status": {"phase": "Running", "containerStatuses": [state]},
+        }
+        self.objects.put(f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
+        secret = {
+            "metadata": {**owned, "name": secret_name(name)},
+            "data": {"ELASTICDL_TOKEN": base64.b64encode(TOKEN.encode()).decode()},
+        }
+        self.objects.put(f"/api/v1/namespaces/{NAMESPACE}/secrets", secret)
+
+    def end_job(self, name: str) -> None:
+        """It is done, and its pods are gone."""
+        job = self.objects.objects[f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{name}"]
+        job["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+        del self.objects.objects[f"/api/v1/namespaces/{NAMESPACE}/pods/{pod_name(name, MASTER)}"]
+
+    def kubeconfig(self, directory: Path) -> Path:
+        """A file that leads here."""
+        context = {"name": "here", "context": {"cluster": "here", "user": "me", "namespace": NAMESPACE}}
+        users = [{"name": "me", "user": {}}]
+        clusters = [{"name": "here", "cluster": {"server": self.address}}]
+        whole = {"apiVersion": "v1", "kind": "Config", "current-context": "here"}
+        path = directory / "kubeconfig"
+        path.write_text(json.dumps({**whole, "contexts": [context], "users": users, "clusters": clusters}))
+        return path
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if self.silent:
+            await asyncio.sleep(3600)
+        if request.path.endswith("/portforward"):
+            return await self._forward(request)
+        return await self.objects.answer(request)
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        port = int(request.query["ports"])
+        socket = web.WebSocketResponse(protocols=(PROTOCOL,))
+        await socket.prepare(request)
+        for channel in (0, 1):
+            await socket.send_bytes(bytes((channel,)) + port.to_bytes(2, "little"))
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.ports[port])
+        except (OSError, KeyError):
+            await socket.send_bytes(b"\1connect: connection refused")
+            return socket
+
+        async def inward() -> None:
+            while piece := await reader.read(65536):
+                await socket.send_bytes(b"\0" + piece)
+            await socket.close()
+
+        task = asyncio.ensure_future(inward())
+        with suppress(ConnectionError):
+            async for message in socket:
+                if message.type is aiohttp.WSMsgType.BINARY and message.data[0] == 0:
+                    writer.write(message.data[1:])
+                    await writer.drain()
+        task.cancel()
+        writer.close()
+        return socket
+
+
+@contextmanager
+def cluster_of_one() -> Iterator[ClusterOfOne]:
+    """Until the context ends."""
+    cluster, up, done = ClusterOfOne(), threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        application = web.Application()
+        application.router.add_route("*", "/{rest:.*}", cluster.answer)
+        runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        cluster.address = "http://{}:{}".format(*runner.addresses[0][:2])
+        up.set()
+        await asyncio.to_thread(done.wait)
+        await runner.cleanup()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert up.wait(20)
+        yield cluster
+    finally:
+        done.set()
+        thread.join(20)

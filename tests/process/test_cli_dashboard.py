@@ -1,0 +1,171 @@
+"""`elasticdl dashboard`: the address, the browser, the way to a cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.cluster.plans import STATUS_PORT
+from tests.process.cluster_of_one import NAMESPACE, TOKEN, ClusterOfOne, cluster_of_one
+from tests.process.test_cli_jobs import Commands, elasticdl
+
+pytestmark = pytest.mark.process
+__all__ = ["elasticdl"]
+LIMIT_S = 40.0
+BROWSER = """#!{python}
+import pathlib, sys, urllib.parse
+page = pathlib.Path(urllib.parse.urlsplit(sys.argv[1]).path)
+pathlib.Path({seen!r}).write_text(" ".join(sys.argv[1:]) + "\\n" + oct(page.stat().st_mode & 0o777) + "\\n" + page.read_text())
+"""
+
+
+def wait_until(holds: Callable[[], object], what: str) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < end_s, f"not within {LIMIT_S} s: {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def browser(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A browser that writes down what it was given; returns where."""
+    directory = tmp_path_factory.mktemp("browser")
+    seen, program = directory / "seen", directory / "browser"
+    program.write_text(BROWSER.format(python=sys.executable, seen=str(seen)))
+    program.chmod(0o755)
+    monkeypatch.setenv("BROWSER", str(program))
+    return seen
+
+
+@pytest.fixture
+def no_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_local_jobs_page_is_opened_with_its_token_which_no_other_user_sees(elasticdl: Commands, browser: Path) -> None:
+    process = elasticdl.train("drains")
+    where = elasticdl.master("drains")
+    code, output, errors = elasticdl.run("dashboard", "drains")
+    address = f"{where['page']}#token={where['token']}"
+    assert (code, output, errors) == (0, address + "\n", "")
+    given, mode, page = browser.read_text().split("\n", 2)
+    assert given.startswith("file://") and where["token"] not in given
+    assert mode == "0o600" and f'href="{address}"' in page
+    assert elasticdl.run("stop", "drains", "--yes")[0] == 0
+    assert elasticdl.end(process)[0] == 130
+
+
+@pytest.mark.usefixtures("no_browser")
+def test_without_a_browser_the_address_is_printed_and_said(elasticdl: Commands) -> None:
+    process = elasticdl.train("drains")
+    where = elasticdl.master("drains")
+    code, output, errors = elasticdl.run("dashboard", "drains")
+    assert code == 0 and output.startswith(where["page"]) and "no browser could be started" in errors
+    assert elasticdl.run("dashboard", "--no-browser", "drains")[1:] == (output, "")
+    assert elasticdl.run("stop", "drains", "--yes")[0] == 0
+    elasticdl.end(process)
+
+
+def test_a_job_that_has_ended_has_a_report_in_place_of_a_page(elasticdl: Commands) -> None:
+    assert elasticdl.end(elasticdl.train("finishes"))[0] == 0
+    report = elasticdl.directory / "jobs/finishes/report.html"
+    report.touch()
+    code, output, errors = elasticdl.run("dashboard", "finishes")
+    assert (code, output) == (4, "") and "does not run" in errors and str(report) in errors
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterOfOne]:
+    with cluster_of_one() as found:
+        monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig(tmp_path)))
+        monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+        yield found
+
+
+@pytest.fixture
+def page() -> Iterator[int]:
+    """The status page of a master in a pod; its port."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.headers["Authorization"] == f"Bearer {TOKEN}" else 401)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join(LIMIT_S)
+
+
+def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "elasticdl.cli.main", *arguments]
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+    return subprocess.Popen(command, cwd=directory, env=environment, **pipes)
+
+
+def status_of(address: str) -> int:
+    where, _, token = address.partition("#token=")
+    request = urllib.request.Request(f"{where}api/v1/status", headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+        return answer.status
+
+
+@pytest.mark.usefixtures("no_browser")
+def test_the_page_of_a_job_on_a_cluster_is_reached_until_ctrl_c(cluster: ClusterOfOne, page: int, tmp_path: Path) -> None:
+    cluster.add_job("ads")
+    cluster.ports[STATUS_PORT] = page
+    process = start(tmp_path, "dashboard", "ads", "--namespace", NAMESPACE, "--no-browser")
+    assert process.stdout is not None
+    address = process.stdout.readline().strip()
+    assert address.startswith("http://127.0.0.1:") and address.endswith(f"/#token={TOKEN}")
+    assert [status_of(address) for _ in range(3)] == [200] * 3
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, output) == (0, ""), errors
+    assert "open until Ctrl-C" in errors
+
+
+@pytest.mark.usefixtures("no_browser")
+def test_the_way_to_a_job_ends_with_the_job(cluster: ClusterOfOne, page: int, tmp_path: Path) -> None:
+    cluster.add_job("ads")
+    cluster.ports[STATUS_PORT] = page
+    process = start(tmp_path, "dashboard", "ads")
+    assert process.stdout is not None and process.stdout.readline()
+    cluster.end_job("ads")
+    _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0 and "job ads has ended" in errors, errors
+
+
+def test_a_master_that_has_no_page_is_said_before_a_browser_shows_nothing(cluster: ClusterOfOne, tmp_path: Path) -> None:
+    cluster.add_job("ads")
+    process = start(tmp_path, "dashboard", "ads")
+    output, errors = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, output) == (1, "") and "the status page of job ads does not answer" in errors
+
+
+def test_a_job_on_a_cluster_that_has_ended_has_no_page(cluster: ClusterOfOne, tmp_path: Path) -> None:
+    cluster.add_job("ads")
+    cluster.end_job("ads")
+    process = start(tmp_path, "dashboard", "ads")
+    output, errors = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, output) == (4, "") and "has ended" in errors
