@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from elasticdl.history.snapshot import eta_s
 from elasticdl.words import amount
 
 Status: TypeAlias = Mapping[str, Any]
@@ -37,13 +38,6 @@ def epoch_share(status: Status) -> Share:
         return Share(0, 0)
     row = epochs[min(int(status["epoch"]), len(epochs) - 1)]
     return Share(row["trained"], row["expected"])
-
-
-def eta_s(status: Status) -> float | None:
-    """Seconds to the last record at the present rate; None while nothing moves."""
-    share, rate = job_share(status), float(status.get("records_per_s") or 0)
-    left = share.expected - share.done
-    return left / rate if rate > 0 and left > 0 else None
 
 
 def duration(seconds: float) -> str:
@@ -82,7 +76,8 @@ def measures(status: Status) -> list[str]:
     if status.get("loss") is not None:
         found.append(f"loss {status['loss']:.4g}")
     found += [f"{name} {value:.4g}" for name, value in (status.get("metrics") or {}).items()]
-    stale = [gauges["staleness"] for gauges in (status.get("gauges") or {}).values() if "staleness" in gauges]
+    gauges = (status.get("gauges") or {}).items()
+    stale = [one["staleness_mean"] for process, one in gauges if process.startswith("worker-") and "staleness_mean" in one]
     if stale:
         found.append(f"staleness {sum(stale) / len(stale):.2g}")
     if status.get("updates_lost"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO, final
 
 from elasticdl.cli import progress
 from elasticdl.cli.telling import tell
+from elasticdl.history.snapshot import eta_s
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -46,7 +47,8 @@ class LineView:
 
     def show(self, status: progress.Status | None, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:
-            self.say(progress.event_line(event))
+            if event.get("level") != "detail":
+                self.say(progress.event_line(event))
         if status is not None and time.monotonic() - self._said_at_s >= self._every_s:
             self._said_at_s = time.monotonic()
             self.say(progress.head(status))
@@ -104,7 +106,7 @@ def picture(status: progress.Status, events: Sequence[str]) -> Group:
     from rich.table import Table
     from rich.text import Text
 
-    job, epoch, remaining = progress.job_share(status), progress.epoch_share(status), progress.eta_s(status)
+    job, epoch, remaining = progress.job_share(status), progress.epoch_share(status), eta_s(status)
     bars = Table.grid(padding=(0, 1))
     shown = [("job", job)] + ([("epoch", epoch)] if int(status.get("epochs") or 0) > 1 else [])
     for title, share in shown:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from elasticdl.history.chronicle import KEPT, Chronicle, read_occurrences
 from elasticdl.history.lines import read_lines
@@ -15,7 +15,9 @@ from elasticdl.history.occurrence import Occurrence
 from elasticdl.history.series import SeriesBook
 from elasticdl.history.timeline import Timeline
 from elasticdl.history.why import Story
-from elasticdl.job import JobSpec
+
+if TYPE_CHECKING:
+    from elasticdl.job import JobSpec
 
 EVENTS, METRICS, SERIES = "events.jsonl", "metrics.jsonl", "series.json"
 LOSS, METRIC = ("loss", "", ""), "metric"

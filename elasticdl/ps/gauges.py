@@ -40,12 +40,14 @@ class Gauges:
         self._clock = clock
         self._before = server.statistics()
         self._at_s = clock.now_s()
+        self._cpu_s = sum(os.times()[:2])
 
     def read(self) -> dict[str, float]:
         """Numbers by name, with their units."""
         now, at_s = self._server.statistics(), self._clock.now_s()
         before, passed_s = self._before, max(at_s - self._at_s, 1e-3)
-        self._before, self._at_s = now, at_s
+        cpu_s, used_s = sum(os.times()[:2]), self._cpu_s
+        self._before, self._at_s, self._cpu_s = now, at_s, cpu_s
         pull_times, push_times = _difference(now, before, "pull_times"), _difference(now, before, "push_times")
         staleness = _difference(now, before, "staleness")
         return {
@@ -61,6 +63,8 @@ class Gauges:
             "rows": float(now["rows"]),
             "parameter_bytes": float(now["memory_bytes"]),
             "rss_bytes": float(rss_bytes()),
+            "cpu_s": cpu_s,
+            "cpu_cores": (cpu_s - used_s) / passed_s,
         }
 
 

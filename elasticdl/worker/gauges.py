@@ -76,6 +76,7 @@ class Gauges:
         elapsed_s = max(1e-6, now_s - self._taken_at_s)
         taken["records_per_s"] = records / elapsed_s
         taken["cpu_cores"] = (cpu_s - self._cpu_s) / elapsed_s
+        taken["cpu_s"] = cpu_s
         taken["rss_bytes"] = float(resident_bytes())
         self._taken_at_s, self._cpu_s = now_s, cpu_s
         for name, mean in means.items():

@@ -19,6 +19,7 @@ from elasticdl.cli.outcome import Outcome, outcome_of, summary
 from elasticdl.cli.view import LineView, picture
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.errors import PermanentError
+from elasticdl.history.snapshot import eta_s
 from elasticdl.job import Action, JobSpec
 from elasticdl.master.core.state import JobState
 from elasticdl.master.files import JobDirectory
@@ -51,7 +52,7 @@ def running() -> dict[str, Any]:
         records_per_s=25.0,
         loss=0.25,
         metrics={"auc": 0.9},
-        gauges={"worker-0": {"staleness": 1.0, "records_per_s": 25.0}},
+        gauges={"worker-0": {"staleness_mean": 1.0, "records_per_s": 25.0}},
         processes=[
             process("worker-0", shard="training shard 3"),
             process("worker-1", state="ended"),
@@ -72,7 +73,7 @@ def painted(found: dict[str, Any], events: list[str]) -> str:
 def test_a_fresh_status_can_be_shown_in_every_form() -> None:
     assert "the data is being counted" in progress.head(status())
     assert "the data is being counted" in painted(status(), [])
-    assert progress.eta_s(status()) is None
+    assert eta_s(status()) is None
 
 
 def test_a_model_that_was_trained_before_is_not_said_to_have_version_0() -> None:

@@ -5,14 +5,18 @@ A worker's index is never used twice. A parameter server keeps its index and com
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.master.core.failures import Cause
 from elasticdl.master.core.orders import ImpossibleTransition
+
+SHOWN_ENDED = 200
+"""Of a job of days: the record has them all."""
 
 
 class Life(StrEnum):
@@ -35,6 +39,10 @@ class Life(StrEnum):
 
 
 _LIVE = (Life.REQUESTED, Life.REFUSED, Life.PENDING, Life.STARTING, Life.READY)
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(slots=True)
@@ -73,6 +81,8 @@ class Process:
     """It had a lease: it has come up."""
     running_s: float | None = None
     """When the cluster first showed that it runs."""
+    changes: Callable[[], None] = field(default=_nothing, repr=False, compare=False)
+    """Called when it comes into another state."""
     ready_s: float | None = None
     replaced: bool = False
     """Another was ordered in its place, or none is to be."""
@@ -91,6 +101,7 @@ class Process:
         """Change the state. Raises ImpossibleTransition out of ENDED."""
         if self.life is Life.ENDED:
             raise ImpossibleTransition(f"{self.name} has ended ({self.message}) and cannot become {life}")
+        self.changes()
         self.life, self.since_s, self.message, self.deadline_s = life, at_s, message, deadline_s
 
 
@@ -104,9 +115,14 @@ class Processes:
 
     def __init__(self) -> None:
         self.all: dict[ProcessName, Process] = {}
+        self.shown: dict[ProcessName, Process] = {}
+        """Those that have not ended and the newest 200 that have, in the order of their starts."""
+        self.ends: dict[Role, Counter[Cause]] = {role: Counter() for role in (Role.PS, Role.WORKER)}
+        self._shown_ended: deque[ProcessName] = deque()
         self.going: dict[ProcessName, Process] = {}
         """Those that have not ended."""
         self.next_worker = 0
+        self._live: list[Process] | None = None
         self._servers: dict[int, Process] = {}
         """The newest incarnation of each."""
 
@@ -114,8 +130,9 @@ class Processes:
         """A new entry. Raises ImpossibleTransition for a name that was used before."""
         if name in self.all:
             raise ImpossibleTransition(f"{name} was started before: {self.all[name]}")
-        process = Process(name, Life.REQUESTED, at_s, at_s, ordered_s=at_s)
-        self.all[name] = self.going[name] = process
+        process = Process(name, Life.REQUESTED, at_s, at_s, ordered_s=at_s, changes=self._forget)
+        self._forget()
+        self.all[name] = self.going[name] = self.shown[name] = process
         if name.role is Role.PS:
             self._servers[name.index] = process
         return process
@@ -131,6 +148,10 @@ class Processes:
         process.enter(Life.ENDED, at_s, message)
         process.cause = cause
         del self.going[process.name]
+        self.ends[process.name.role][cause] += 1
+        self._shown_ended.append(process.name)
+        if len(self._shown_ended) > SHOWN_ENDED:
+            del self.shown[self._shown_ended.popleft()]
 
     def take_unreplaced(self, name: ProcessName) -> Process | None:
         """In whose place `name` comes: the first that is gone or going without another; that one is not given again."""
@@ -148,10 +169,14 @@ class Processes:
 
     def live_workers(self) -> list[Process]:
         """Workers that work, or may be expected to, in the order of their index."""
-        # Looked at after every event, with hundreds of workers: plain comparisons, of numbers that are nearly in order.
-        live = [process for process in self.going.values() if process.life in _LIVE and process.name.role is Role.WORKER]
-        live.sort(key=_index)
-        return live
+        # Looked at after every event, and there may be a thousand: made anew only after one of them changed. Nobody changes the list.
+        if self._live is None:
+            live = [process for process in self.going.values() if process.life in _LIVE and process.name.role is Role.WORKER]
+            self._live = sorted(live, key=_index)
+        return self._live
+
+    def _forget(self) -> None:
+        self._live = None
 
     def ran(self, role: Role) -> bool:
         """Whether any process of that role ever ran."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -116,6 +116,8 @@ class JobStatus:
     exit_code: int | None = None
     ring: RingStatus | None = None
     """None where workers train through parameter servers."""
+    ends: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Processes that have ended, by role and cause; `processes` has the newest 200 of them."""
 
     def to_json(self) -> str:
         """All of it. Not-a-number and infinite losses are written as Python does (`NaN`, `Infinity`)."""

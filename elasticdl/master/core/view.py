@@ -76,7 +76,7 @@ def status(facts: Facts, parts: Parts) -> JobStatus:
         records=_records(main),
         shards=_shards(facts, evaluation),
         scale=_scale(facts, parts.scaling),
-        processes=tuple(_process(facts, evaluation, process) for process in facts.processes.all.values()),
+        processes=tuple(_process(facts, evaluation, process) for process in facts.processes.shown.values()),
         loss=facts.loss,
         metrics=dict(facts.metrics),
         rounds=_rounds(evaluation),
@@ -88,6 +88,7 @@ def status(facts: Facts, parts: Parts) -> JobStatus:
         receipt=receipt(main),
         outcome=outcome.message if outcome else "",
         exit_code=int(outcome.exit_code) if outcome else None,
+        ends={str(role): {str(cause): count for cause, count in ends.items()} for role, ends in facts.processes.ends.items()},
     )
 
 
