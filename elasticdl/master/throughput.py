@@ -20,8 +20,11 @@ class _Window:
 
     began_s: float
     parts: deque[tuple[float, int]] = field(default_factory=deque)
+    records: int = 0
+    """The sum of the parts."""
 
     def add(self, at_s: float, records: int) -> None:
+        self.records += records
         if self.parts and at_s - self.parts[-1][0] < _FINEST_S:
             time_s, before = self.parts.pop()
             self.parts.append((time_s, before + records))
@@ -30,9 +33,9 @@ class _Window:
 
     def rate(self, at_s: float) -> float:
         while self.parts and self.parts[0][0] < at_s - _WINDOW_S:
-            self.parts.popleft()
+            self.records -= self.parts.popleft()[1]
         seconds = min(_WINDOW_S, at_s - self.began_s)
-        return sum(records for _, records in self.parts) / seconds if seconds > 0 else 0.0
+        return self.records / seconds if seconds > 0 else 0.0
 
 
 @final

@@ -110,6 +110,7 @@ class Ledger:
         self.returned: deque[Piece] = deque()
         # In the order of granting: settling relies on it.
         self.held: dict[ShardId, Held] = {}
+        self._of_worker: dict[ProcessName, dict[ShardId, Held]] = {}
         self.parked: list[Piece] = []
         self.done_shards = 0
         self.stopped = False
@@ -180,7 +181,7 @@ class Ledger:
 
     def held_by(self, worker: ProcessName) -> list[Held]:
         """What a worker holds, in the order of granting."""
-        return [held for held in self.held.values() if held.worker == worker]
+        return list(self._of_worker.get(worker, {}).values())
 
     def find(self, worker: ProcessName, shard: ShardId, attempt: int) -> Held | None:
         """The holding that a report speaks of; None if it is not that worker's, or not any more."""
@@ -198,6 +199,7 @@ class Ledger:
             return None
         held = Held(piece, worker, now_s, piece.offset)
         self.held[piece.shard.id] = held
+        self._of_worker.setdefault(worker, {})[piece.shard.id] = held
         return held
 
     def lease(self, held: Held) -> Lease:
@@ -343,6 +345,10 @@ class Ledger:
     def _release(self, held: Held) -> None:
         if self.held.pop(held.piece.shard.id, None) is not held:
             raise ImpossibleTransition(f"{held} is released but not held")
+        mine = self._of_worker[held.worker]
+        del mine[held.piece.shard.id]
+        if not mine:
+            del self._of_worker[held.worker]
 
     def _end_piece(self, piece: Piece) -> None:
         count = self.counts[piece.epoch]

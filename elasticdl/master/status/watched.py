@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
+from operator import attrgetter
 from typing import Any, final
 
 from elasticdl.cluster.base import Cluster, ProcessName
@@ -15,6 +16,7 @@ from elasticdl.master.core.events import Event
 from elasticdl.master.core.parts import Phase
 from elasticdl.master.core.shard_list import ShardPage, ShardWish
 from elasticdl.master.core.state import JobState
+from elasticdl.master.core.status import ProcessStatus
 from elasticdl.master.front_desk import FrontDesk
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.status.answers import Refusal
@@ -33,10 +35,16 @@ _STATES = {
 _ENDS = {ExitCode.DONE: "done", ExitCode.INTERRUPTED: "stopped"}
 
 
+_ROW = tuple(field.name for field in fields(ProcessStatus))
+row_of = attrgetter(*_ROW)
+
+
 def job_status(core: JobState, desk: FrontDesk) -> dict[str, Any]:
     """The core's status with what only an onlooker knows."""
-    numbers = desk.numbers()
-    found = asdict(core.status())
+    numbers, status = desk.numbers(), core.status()
+    found = asdict(replace(status, processes=()))
+    # There may be a thousand of them, and `asdict` takes its time.
+    found["processes"] = [dict(zip(_ROW, row_of(process), strict=True)) for process in status.processes]
     found["records"]["records_per_s"] = numbers["records_per_s"]
     return {**found, **numbers}
 
