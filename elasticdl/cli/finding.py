@@ -145,5 +145,9 @@ def _known() -> str:
     return f"in ./{JOBS} there are {', '.join(names)}; `elasticdl list` shows all" if names else RULE
 
 
-def _complete(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-    return [name for name in local_names() if name.startswith(begun)]
+def _complete(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+    from elasticdl.cli.completion import job_names
+
+    if context.params.get("job_dir"):
+        return []
+    return job_names(begun, str(context.params.get("namespace") or ""), str(context.params.get("kube_context") or ""))

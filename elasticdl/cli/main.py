@@ -40,6 +40,7 @@ VERBS = {
     "checkpoint": _Verb("jobs", "Ask for a checkpoint now."),
     "wait": _Verb("jobs", "Wait until a job has ended; the exit code is the job's."),
     "stop": _Verb("jobs", "Stop a job in order: nothing is lost that a resume needs."),
+    "completion": _Verb("completion", "Print what bash, zsh or fish need to complete all of this."),
     "zoo": _Verb("zoo", "Make an image of a model zoo: init, build, push."),
 }
 
