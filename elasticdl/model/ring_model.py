@@ -9,6 +9,7 @@ from typing import final
 import keras
 from keras.src.random.seed_generator import global_seed_generator
 from keras.src.utils.naming import reset_uids
+from keras.src.utils.tracking import DotNotTrackScope
 
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import UserError
@@ -60,6 +61,9 @@ class RingModel:
             averaged = changing(model, inputs)
             variables = tuple(trainable(model))
             optimizer.build(list(variables))
+        with DotNotTrackScope():
+            # As after `compile`: callbacks look for it there.
+            model.optimizer = optimizer
         return cls(module, model, optimizer, inputs, variables, averaged, _seeds(model))
 
     def served(self) -> ServedModel:

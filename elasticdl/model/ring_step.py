@@ -26,6 +26,8 @@ from elasticdl.model.structure import Structure, fits, input_specs, relaxed
 from elasticdl.model.usercode import user_code
 
 BUCKET_BYTES = 16 << 20
+SMALL_BYTES = 256 << 10
+"""A sparse gradient of a variable of at most this size is reduced as a dense one."""
 
 _CALLS_PER_STEP = 256
 """Random numbers that one generator may be asked for in one step before they overlap with those of the next step."""
@@ -185,7 +187,7 @@ class RingStep:
             value, examples = self._mean_loss(labels, outputs)
             total = tf.add_n([value, *(tf.cast(tf.reduce_sum(one), value.dtype) for one in losses)])
             scaled = total * tf.cast(examples, total.dtype)
-        gradients = tape.gradient(scaled, variables)
+        gradients = [_dense_if_small(one) for one in tape.gradient(scaled, variables)]
         self._sparse = tuple(None if one is None else isinstance(one, tf.IndexedSlices) for one in gradients)
         averages = [self._difference(scope, one) * tf.cast(examples, one.dtype) for one in self._model.averaged]
         return _Contribution(gradients, averages, examples, scaled, self._local(scope))
@@ -239,20 +241,24 @@ class RingStep:
         packing = _Packing(self._reducer)
         # In the gradients' own type, so that they travel in the same vector.
         wide = _wide([one.dtype for one in self._model.trainable])
-        numbers = packing.add(tf.stack([tf.cast(one, wide) for one in (mine.examples, mine.loss, control[2])]))
+        rate = self._rate()
+        told = [mine.examples, mine.loss, control[2], *([] if rate is None else [tf.where(control[0] == 0, rate.value, 0)])]
+        numbers = packing.add(tf.stack([tf.cast(one, wide) for one in told]))
         dense = {index: packing.add(one) for index, one in enumerate(mine.gradients) if self._sparse[index] is False}
         averages = [packing.add(one) for one in mine.averages]
         rows = {index: self._gathered(index, one) for index, one in enumerate(mine.gradients) if self._sparse[index]}
         with tf.control_dependencies(packing.added()):
             self._contributed.assign(control[3])
         packing.reduce()
-        examples, loss, wishes = tf.unstack(packing.get(numbers))
+        examples, loss, wishes, *rates = tf.unstack(packing.get(numbers))
         divisor = tf.maximum(examples, 1.0)
         gradients = [self._divided(packing, index, dense, rows, divisor) for index in range(len(mine.gradients))]
         changes = [packing.get(one) / tf.cast(divisor, self._model.averaged[i].dtype) for i, one in enumerate(averages)]
         finite = tf.stack([_finite(loss), *(_finite(one) for one in gradients if one is not None)])
 
         def apply() -> Tensor:
+            if rate is not None:
+                rate.assign(tf.cast(rates[0], rate.dtype))
             self._model.optimizer.apply(gradients, list(self._model.trainable))
             for variable, change in zip(self._model.averaged, changes, strict=True):
                 variable.assign(variable.value + change)
@@ -263,12 +269,15 @@ class RingStep:
         tf.cond(tf.logical_and(examples > 0, tf.reduce_all(finite)), apply, lambda: tf.constant(False))
         return [loss / divisor, examples, wishes, finite]
 
+    def _rate(self) -> Any:  # noqa: ANN401 - a Keras variable
+        """The learning rate where it is a number: rank 0's counts on all members, since callbacks may know more on some of them."""
+        rate = self._model.optimizer._learning_rate
+        return rate if isinstance(rate, keras.Variable) else None
+
     def _gathered(self, index: int, gradient: tf.IndexedSlices) -> tuple[Tensor, Tensor]:
-        """Distinct ids and, for each, the sum over all members: the order in which examples came must not matter."""
-        ids = self._reducer.gathered(f"ids.{index}", tf.cast(gradient.indices, tf.int64))
-        values = self._reducer.gathered(f"rows.{index}", tf.cast(gradient.values, _wide([gradient.values.dtype])))
-        distinct, places = tf.unique(ids)
-        return distinct, tf.math.unsorted_segment_sum(values, places, tf.size(distinct))
+        """Distinct ids and, for each, the sum over all members. Each member's are distinct when they travel."""
+        mine, sums = _merged(tf.cast(gradient.indices, tf.int64), tf.cast(gradient.values, _wide([gradient.values.dtype])))
+        return _merged(self._reducer.gathered(f"ids.{index}", mine), self._reducer.gathered(f"rows.{index}", sums))
 
     def _divided(
         self, packing: _Packing, index: int, dense: dict[int, int], rows: dict[int, tuple[Tensor, Tensor]], divisor: Tensor
@@ -333,6 +342,22 @@ class _Packing:
         sizes = [int(np.prod(self._tensors[one].shape.as_list())) for one in part]
         for one, piece in zip(part, tf.split(self._reducer.reduced(name, flat), sizes), strict=True):
             self._results[one] = tf.cast(tf.reshape(piece, self._tensors[one].shape), self._tensors[one].dtype)
+
+
+def _dense_if_small(gradient: Any) -> Any:  # noqa: ANN401 - a tensor, slices, or None
+    """Slices of a small variable as a tensor: it travels with the others, where slices need two exchanges of their own."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    shape = tf.get_static_value(gradient.dense_shape)
+    if shape is None or int(np.prod(shape)) * gradient.values.dtype.size > SMALL_BYTES:
+        return gradient
+    return tf.ensure_shape(tf.math.unsorted_segment_sum(gradient.values, gradient.indices, shape[0]), shape)
+
+
+def _merged(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct ids, and for each the sum of its rows."""
+    distinct, places = tf.unique(ids)
+    return distinct, tf.math.unsorted_segment_sum(rows, places, tf.size(distinct))
 
 
 def _wide(dtypes: Sequence[Any]) -> Any:  # noqa: ANN401 - tf.DType

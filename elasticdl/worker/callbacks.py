@@ -65,6 +65,11 @@ class JobCallbacks:
         self._rounds: set[int | None] = set()
         """Evaluation rounds that the callbacks were told."""
 
+    @property
+    def any(self) -> bool:
+        """There are callbacks of the user's own."""
+        return bool(self._users)
+
     def begin(self, params: Mapping[str, object]) -> None:
         """The worker begins: `on_train_begin`."""
         self._occasion.model.stop_training = False

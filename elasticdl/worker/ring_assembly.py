@@ -28,6 +28,7 @@ from elasticdl.worker.ring import HorovodRing
 from elasticdl.worker.ring_forms import Forms
 from elasticdl.worker.ring_marks import Copies, RingListener, RingMarks
 from elasticdl.worker.ring_reading import ItemSource, RingReading
+from elasticdl.worker.ring_rounds import RingRounds
 from elasticdl.worker.ring_state import Exchange
 from elasticdl.worker.ring_trainer import Parts, RingTrainer
 from elasticdl.worker.ring_weights import Restoring, built
@@ -84,7 +85,7 @@ def assemble_ring(assignment: Assignment, host: str, source: ItemSource, forms: 
         callbacks = JobCallbacks(list(module.callbacks() or ()) if module.callbacks else [], occasion)
     tasks: Mapping[Task, TaskRunner] = {
         Task.EVALUATION: EvaluationTask(step, around),
-        Task.SUMMARY: SummaryTask(step, callbacks, around.outbox),
+        Task.SUMMARY: SummaryTask(step, RingRounds(callbacks, model), around.outbox),
         Task.EXPORT: ExportTask(_Whole(), served.parameters, partial(export, served), assignment.output, around.outbox),
     }
     copies = Copies(exchange, list(model.state()), around)

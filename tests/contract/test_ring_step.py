@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from elasticdl.model import ring_step
 from elasticdl.model.module import ModelModule
 from elasticdl.model.ring_model import RingModel
 from elasticdl.model.ring_step import RingStep
@@ -129,6 +130,12 @@ def step_of_all(members: list[Member], whole, iteration: int):
     return outcomes
 
 
+@pytest.fixture(params=["sparse", "dense"], autouse=True)
+def small_bytes(request, monkeypatch) -> None:
+    """The gradient of the embedding travels as rows, or as that of a small variable."""
+    monkeypatch.setattr(ring_step, "SMALL_BYTES", 0 if request.param == "sparse" else 1 << 20)
+
+
 @pytest.mark.parametrize("loss", [mean_loss, loss_per_example])
 @pytest.mark.parametrize(("size", "count"), [(2, 8), (3, 7), (4, 3)])
 def test_members_with_parts_of_any_size_do_what_one_process_does_on_the_whole(loss, size, count) -> None:
@@ -173,6 +180,20 @@ def test_a_ring_of_which_nobody_has_examples_applies_nothing() -> None:
     assert (outcome.examples, outcome.applied) == (0, False)
     for now, then in zip(member.state(), before, strict=True):
         np.testing.assert_array_equal(now, then)
+
+
+def test_the_learning_rate_of_the_first_member_is_that_of_all() -> None:
+    """A callback may have set another one where it runs, or where somebody joined later."""
+    module = module_of(mean_loss)
+    alone, members = Member(module), [Member(module) for _ in range(2)]
+    for member, rate in ((alone, 0.3), (members[0], 0.3), (members[1], 0.7)):
+        member.model.optimizer.learning_rate = rate
+    whole = batch(6)
+    alone.run(whole)
+    step_of_all(members, whole, 0)
+    for member in members:
+        for name, mine, theirs in zip(member.model.state(), member.state(), alone.state(), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-13, err_msg=name)
 
 
 def noisy() -> keras.Model:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from model_zoo import make_data
 from tests.kubernetes.place import Place
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +61,13 @@ class Jobs:
         command = [sys.executable, "-m", "elasticdl.cli.main", verb, *map(str, arguments), "--namespace", self.namespace]
         environment = {**os.environ, "KUBECONFIG": str(self.place.kubeconfig)}
         return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=limit_s)
+
+    def make_data(self, name: str, records: int = 0) -> Path:
+        """Data of the model zoo on the volume, in a folder of its name."""
+        folder = self.folder / name
+        folder.mkdir()
+        make_data.MAKERS[name](folder, records)
+        return folder
 
     def submit(self, name: str, **flags: object) -> Job:
         """Start `elasticdl train` and leave it running."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from pathlib import Path
 
 import pytest
 
-from model_zoo import make_data
-from tests.kubernetes.jobs import DATA, ROOT, Job, Jobs, make
+from tests.kubernetes.faults import evict, filled, kubectl, room_m
+from tests.kubernetes.jobs import DATA, ROOT, Job, Jobs
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 JOB_LIMIT_S = 400.0
@@ -27,13 +26,6 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 """
 
 
-def data(jobs: Jobs, name: str, records: int = 0) -> Path:
-    folder = jobs.folder / name
-    folder.mkdir()
-    make_data.MAKERS[name](folder, records)
-    return folder
-
-
 def assert_done(job: Job) -> None:
     code, said = job.wait(JOB_LIMIT_S)
     assert code == 0, f"{said}\n{job.story()}"
@@ -42,7 +34,7 @@ def assert_done(job: Job) -> None:
 
 
 def test_deepfm_learns_as_well_as_on_one_machine(jobs: Jobs) -> None:
-    planted = json.loads((data(jobs, "criteo", 30_000) / "truth.json").read_text())["planted_auc"]
+    planted = json.loads((jobs.make_data("criteo", 30_000) / "truth.json").read_text())["planted_auc"]
     job = jobs.submit(
         "deepfm",
         model_def="deepfm",
@@ -66,7 +58,7 @@ def test_deepfm_learns_as_well_as_on_one_machine(jobs: Jobs) -> None:
 def test_one_job_suffers_everything_that_a_cluster_does_and_loses_nothing(jobs: Jobs) -> None:
     place = jobs.place
     assert place.own is not None
-    data(jobs, "digits")
+    jobs.make_data("digits")
     place.kubectl("apply", "-f", "-", text=PRIORITIES)
     job = jobs.submit(
         "suffers",
@@ -102,10 +94,6 @@ def test_one_job_suffers_everything_that_a_cluster_does_and_loses_nothing(jobs: 
     assert by_events == told, job.story()
 
 
-def kubectl(job: Job, *arguments: str, text: str | None = None) -> str:
-    return job.jobs.place.kubectl("-n", job.jobs.namespace, *arguments, text=text)
-
-
 def deleted_while_the_node_is_cordoned(job: Job) -> dict[str, str]:
     victim = job.until_workers(2)[0]
     node = kubectl(job, "get", "pod", job.pod(victim), "-o", "jsonpath={.spec.nodeName}")
@@ -138,10 +126,7 @@ def killed(job: Job) -> dict[str, str]:
 
 def evicted(job: Job) -> dict[str, str]:
     victim = job.until_workers(2)[0]
-    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": job.pod(victim), "namespace": job.jobs.namespace}}
-    path = f"/api/v1/namespaces/{job.jobs.namespace}/pods/{job.pod(victim)}/eviction"
-    kubectl(job, "create", "--raw", path, "-f", "-", text=json.dumps(body))
-    job.ended(victim)
+    evict(job, victim)
     job.until_workers(2)
     return {victim: "evicted"}
 
@@ -157,37 +142,15 @@ def out_of_memory(job: Job) -> dict[str, str]:
 
 def preempted(job: Job) -> dict[str, str]:
     """A pod of a higher class, below that of master and server, fills the node and goes again."""
-    above = f"above-{job.jobs.namespace}"
-    between = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": above}, "value": -105}
-    kubectl(job, "create", "-f", "-", text=json.dumps(between))
     before = job.until_workers(2)
-    allocatable = job.jobs.place.read("nodes")["items"][0]["status"]["allocatable"]["cpu"]
-    room_m = int(allocatable.removesuffix("m")) if allocatable.endswith("m") else int(allocatable) * 1000
-    container = {
-        "name": "filler",
-        "image": job.jobs.place.busybox,
-        "command": ["sleep", "600"],
-        "imagePullPolicy": "Never",
-        "resources": {"requests": {"cpu": f"{room_m - 300}m"}},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-    }
-    security = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
-    spec = {
-        "containers": [container],
-        "priorityClassName": above,
-        "terminationGracePeriodSeconds": 1,
-        "securityContext": security,
-    }
-    make(job.jobs.place, "Pod", {"name": "filler", "namespace": job.jobs.namespace}, spec)
-    told = {victim: job.ended(victim)["cause"] for victim in before}
-    assert set(told.values()) == {"preempted"}, job.story()
-    kubectl(job, "wait", "--for=condition=Ready", "pod/filler", "--timeout=60s")
-    job.until(
-        "the wait is told",
-        lambda events: [event for event in events if event["kind"] == "wait" and "Insufficient cpu" in event["text"]],
-    )
-    kubectl(job, "delete", "pod", "filler", "--wait=false")
-    kubectl(job, "delete", "priorityclass", above)
+    with filled(job, room_m(job.jobs.place) - 300):
+        told = {victim: job.ended(victim)["cause"] for victim in before}
+        assert set(told.values()) == {"preempted"}, job.story()
+        kubectl(job, "wait", "--for=condition=Ready", "pod/filler", "--timeout=60s")
+        job.until(
+            "the wait is told",
+            lambda events: [event for event in events if event["kind"] == "wait" and "Insufficient cpu" in event["text"]],
+        )
     job.until_workers(2)
     return told
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 RECORDS = 1437
 """Of the digits to train on."""
+LIMIT_S = 240.0
+"""On a busy machine processes take long to import, to compile and to warm up."""
 
 
 def start(start_job, digits: Path, **flags):
@@ -21,12 +26,45 @@ def start(start_job, digits: Path, **flags):
     )
 
 
+@dataclass(frozen=True)
+class Paced:
+    """A job that trains slowly until it is told to hurry: how fast a machine is does not decide what a test sees."""
+
+    job: object
+    folder: Path
+
+    def order(self, what: str) -> None:
+        """Leave a file that the module looks for."""
+        (self.folder / what).touch()
+
+    def ring(self, members: int, after: int = 0) -> dict:
+        """The status once a ring of so many is complete, in a generation after that one."""
+        return self.job.wait_until(f"{members} are in a ring after generation {after}", formed(members, after), LIMIT_S)
+
+    def signal(self, status: dict, rank: int, number: signal.Signals) -> str:
+        """To the member of that rank; its name."""
+        name = status["ring"]["members"][rank]
+        where = next(process["where"] for process in status["processes"] if process["name"] == name)
+        os.kill(int(where.removeprefix("pid ")), number)
+        return name
+
+    def cause(self, process: str) -> str:
+        """Why it ended, as the events say."""
+        return next(event["cause"] for event in self.job.events() if event["process"] == process and event["cause"])
+
+
+def start_paced(start_job, digits: Path, zoo: Path, folder: Path, **flags) -> Paced:
+    folder.mkdir(exist_ok=True)
+    given = {"model_zoo": zoo, "model_def": "paced", "envs": f"PACED_FOLDER={folder}", "num_epochs": 30, **flags}
+    return Paced(start(start_job, digits, **given), folder)
+
+
 def formed(members: int, after: int = 0):
     """So many have the weights, in a generation after that one: of one that is still forming some may not have them yet."""
 
     def is_formed(status) -> bool:
         ring = status["ring"]
-        return len(ring["members"]) >= members and after < ring["generation"] == ring["formed"]
+        return len(ring["members"]) == members and after < ring["generation"] == ring["formed"]
 
     return is_formed
 

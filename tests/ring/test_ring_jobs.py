@@ -1,18 +1,16 @@
-"""Whole jobs on a ring: `elasticdl train --distribution-strategy AllreduceStrategy`, members killed and stopped."""
+"""Whole jobs on a ring: `elasticdl train --distribution-strategy AllreduceStrategy`, whose members are killed, stopped, sent away."""
 
 from __future__ import annotations
 
-import os
-import random
 import signal
 
 import pytest
 
-from tests.ring.ring_jobs import finished, formed, start
+from tests.ring.ring_jobs import finished, start, start_paced
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
-SEEDS = range(int(os.environ.get("ELASTICDL_CHURN_SEEDS", "2")))
+EPOCHS = 30
 
 
 def test_two_workers_train_evaluate_and_export(start_job, digits, tmp_path):
@@ -23,30 +21,75 @@ def test_two_workers_train_evaluate_and_export(start_job, digits, tmp_path):
     assert any((job.directory / "checkpoints").glob("version-*/manifest.json"))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_members_are_killed_all_the_time(seed, start_job, digits):
-    choose = random.Random(seed)
-    epochs = 120
-    job = start(start_job, digits, num_workers="1:3", num_epochs=epochs, seed=seed)
-    generation = 0
-    for _ in range(3):
-        # The last one's weights would go with it: wait for two that have them, in a ring that knows of the kill before.
-        status = job.wait_until("two are in a new ring", formed(2, after=generation))
-        generation = status["ring"]["generation"]
-        victim = choose.choice(status["ring"]["members"])
-        where = next(process["where"] for process in status["processes"] if process["name"] == victim)
-        os.kill(int(where.removeprefix("pid ")), signal.SIGKILL)
-    finished(job, epochs)
-
-
-def test_a_stopped_member_is_cut_out_and_let_in_again(start_job, digits):
-    job = start(start_job, digits, num_workers=2, num_epochs=150)
-    job.wait_until("both are in the ring", formed(2))
-    stopped = job.pids("worker")[0]
-    os.kill(stopped, signal.SIGSTOP)
+def test_a_stopped_member_is_cut_out_and_let_in_again(start_job, digits, zoo, tmp_path):
+    paced = start_paced(start_job, digits, zoo, tmp_path / "orders", num_workers=2)
+    status = paced.ring(2)
+    stopped = paced.signal(status, 0, signal.SIGSTOP)
     try:
-        job.wait_until("it was cut out", lambda status: len(status["ring"]["members"]) == 1, timeout_s=20)
+        alone = paced.ring(1, after=status["ring"]["generation"])
+        assert stopped not in alone["ring"]["members"]
     finally:
-        os.kill(stopped, signal.SIGCONT)
-    job.wait_until("it is in again", formed(2))
-    finished(job, epochs=150)
+        paced.signal(status, 0, signal.SIGCONT)
+    again = paced.ring(2, after=alone["ring"]["generation"])
+    assert stopped in again["ring"]["members"]
+    paced.order("hurry")
+    finished(paced.job, EPOCHS)
+
+
+def test_an_abort_in_native_code_of_one_member_in_the_middle_of_a_step_ends_that_member_only(start_job, digits, zoo, tmp_path):
+    paced = start_paced(start_job, digits, zoo, tmp_path / "orders", num_workers=2, model_def="aborting")
+    before = paced.ring(2)
+    paced.order("abort")
+    after = paced.ring(2, after=before["ring"]["generation"] + 1)
+    [aborted] = set(before["ring"]["members"]) - set(after["ring"]["members"])
+    assert paced.cause(aborted) == "infrastructure"
+    assert any(event["process"] == aborted and "SIGABRT" in event["text"] for event in paced.job.events())
+    paced.order("hurry")
+    finished(paced.job, EPOCHS)
+
+
+def test_a_member_leaves_at_the_end_of_a_step_when_it_is_sent_away_and_when_fewer_are_wanted(start_job, digits, zoo, tmp_path):
+    paced = start_paced(start_job, digits, zoo, tmp_path / "orders", num_workers=2)
+    before = paced.ring(2)
+    drained = paced.signal(before, 0, signal.SIGTERM)
+    after = paced.ring(2, after=before["ring"]["generation"] + 1)
+    assert drained not in after["ring"]["members"] and paced.cause(drained) == "drained"
+    scale(paced.job, 1)
+    alone = paced.ring(1, after=after["ring"]["generation"])
+    [gone] = set(after["ring"]["members"]) - set(alone["ring"]["members"])
+    paced.job.wait_until(
+        "it has ended", lambda status: gone not in [one["name"] for one in status["processes"] if one["state"] == "ready"]
+    )
+    paced.order("hurry")
+    finished(paced.job, EPOCHS)
+    assert not [event for event in paced.job.events() if "broke" in event["text"]]
+
+
+def test_a_job_that_a_person_stops_goes_on_where_it_was(start_job, digits, zoo, tmp_path):
+    paced = start_paced(start_job, digits, zoo, tmp_path / "orders", num_workers=2, checkpoint_steps=1000)
+    paced.ring(2)
+    paced.job.wait_until("some is trained", lambda status: status["records"]["trained"] > 0)
+    paced.job.process.send_signal(signal.SIGINT)
+    code, output = paced.job.finish()
+    assert code == 130, output + paced.job.tails()
+    trained = paced.job.receipt()["total"]["trained"]
+    paced.order("hurry")
+    again = start_paced(
+        lambda **flags: start_job("train", "--resume", **flags),
+        digits,
+        zoo,
+        tmp_path / "orders",
+        num_workers=1,
+        checkpoint_steps=1000,
+        job_dir=paced.job.directory,
+    )
+    finished(again.job, EPOCHS)
+    assert trained > 0
+
+
+def scale(job, workers: int) -> None:
+    """As `elasticdl scale` does."""
+    from elasticdl.cli.directory_job import DirectoryJob
+    from elasticdl.master.files import JobDirectory
+
+    DirectoryJob(JobDirectory(job.directory)).scale(workers, workers)

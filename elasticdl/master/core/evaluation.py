@@ -91,6 +91,8 @@ class Evaluation:
         self._retry_at_s = 0.0
         self.ring_stands: Callable[[], bool] = lambda: False
         """On a ring: whether it stands still, so that all weights are the same."""
+        self.ring_first: Callable[[], ProcessName | None] = lambda: None
+        """On a ring: rank 0, whose learning rate counts, and which callbacks of a round may change."""
 
     def start(self, version: int) -> None:
         """Count versions and seconds from here."""
@@ -197,7 +199,7 @@ class Evaluation:
 
     def summary_waits_for(self) -> ProcessName | None:
         """The worker that is to make the open summary, since it made those before; None: anybody may."""
-        before, current = self._summariser, self.round
+        before, current = self.ring_first() or self._summariser, self.round
         process = self._facts.worker(before) if before else None
         if current is None or process is None or process.life is not Life.READY:
             return None

@@ -72,6 +72,7 @@ class JobState:
             return
         self._ring_work.restore = self._restore
         self._evaluation.ring_stands = lambda: self._ring_work.standing
+        self._evaluation.ring_first = lambda: next(iter(self._ring.members), None)
         self._leasing.ring_progressed = self._ring_work.progressed
         self._leasing.halt_ring = self._ring_work.halt
         self._flow.ring_idle = lambda: self._ring_work.idle

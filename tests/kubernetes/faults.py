@@ -1,0 +1,74 @@
+"""What a cluster does to the pods of a job, done on purpose."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from tests.kubernetes.jobs import Job, make
+from tests.kubernetes.place import Place
+
+
+def kubectl(job: Job, *arguments: str, text: str | None = None) -> str:
+    return job.jobs.place.kubectl("-n", job.jobs.namespace, *arguments, text=text)
+
+
+def delete(job: Job, process: str) -> None:
+    """As a person would; returns when the job knows of it."""
+    kubectl(job, "delete", "pod", job.pod(process), "--wait=false")
+    job.ended(process)
+
+
+def evict(job: Job, process: str) -> None:
+    """By the Eviction API, as `kubectl drain` does; returns when the job knows of it."""
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": job.pod(process), "namespace": job.jobs.namespace}}
+    path = f"/api/v1/namespaces/{job.jobs.namespace}/pods/{job.pod(process)}/eviction"
+    kubectl(job, "create", "--raw", path, "-f", "-", text=json.dumps(body))
+    job.ended(process)
+
+
+@contextlib.contextmanager
+def filled(job: Job, cpu_m: int) -> Iterator[None]:
+    """A pod that asks for so much of the node, of a class above all workers' and below that of masters and servers, is made; and goes again."""
+    above = f"above-{job.jobs.namespace}"
+    between = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": above}, "value": -105}
+    kubectl(job, "create", "-f", "-", text=json.dumps(between))
+    container = {
+        "name": "filler",
+        "image": job.jobs.place.busybox,
+        "command": ["sleep", "600"],
+        "imagePullPolicy": "Never",
+        "resources": {"requests": {"cpu": f"{cpu_m}m"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    security = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    spec = {
+        "containers": [container],
+        "priorityClassName": above,
+        "terminationGracePeriodSeconds": 1,
+        "securityContext": security,
+    }
+    make(job.jobs.place, "Pod", {"name": "filler", "namespace": job.jobs.namespace}, spec)
+    try:
+        yield
+    finally:
+        kubectl(job, "delete", "pod", "filler", "--wait=false")
+        kubectl(job, "delete", "priorityclass", above)
+
+
+def room_m(place: Place) -> int:
+    """Thousandths of cores that the node has for pods."""
+    return _m(place.read("nodes")["items"][0]["status"]["allocatable"]["cpu"])
+
+
+def free_m(place: Place) -> int:
+    """Those of them that no pod has asked for."""
+    pods = [pod for pod in place.read("pods", "-A")["items"] if pod["status"]["phase"] in ("Pending", "Running")]
+    containers = [container for pod in pods for container in pod["spec"]["containers"]]
+    return room_m(place) - sum(_m(container["resources"].get("requests", {}).get("cpu", "0")) for container in containers)
+
+
+def _m(cpu: Any) -> int:
+    return int(cpu.removesuffix("m")) if str(cpu).endswith("m") else int(float(cpu) * 1000)
