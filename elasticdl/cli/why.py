@@ -13,6 +13,7 @@ from elasticdl.cli.found import FoundJob, Sought, Told
 from elasticdl.cli.jobs import FORMAT_OPTION, SETTINGS
 from elasticdl.cli.progress import plain
 from elasticdl.cli.telling import tell
+from elasticdl.words import amount
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
@@ -47,7 +48,7 @@ def shown(told: Told, most: int) -> list[str]:
     entries = sorted(told.story["entries"], key=lambda entry: entry["at_s"])
     left_out = int(told.story["dropped"]) + (max(0, len(entries) - most) if most else 0)
     rows = [f"{_clock(entry['at_s']):>9}  {_mark(entry)}{words(entry)}" for entry in (entries[-most:] if most else entries)]
-    head = [f"{'…':>9}  {left_out:,} earlier entries are not shown"] if left_out else []
+    head = [f"{'…':>9}  {amount(left_out, 'earlier entry', 'earlier entries')} not shown"] if left_out else []
     return [*head, *rows, *_in_all(told.story["totals"])]
 
 
@@ -63,7 +64,7 @@ def _in_all(totals: Mapping[str, Any]) -> list[str]:
     recoveries = totals["recoveries"]
     if recoveries["count"]:
         mean, worst = spoken(recoveries["mean_s"]), spoken(recoveries["worst_s"])
-        found.append(f"made up for {recoveries['count']:,} losses, {mean} each, {worst} at most")
+        found.append(f"made up for {amount(recoveries['count'], 'loss', 'losses')}: {mean} on average, {worst} at most")
     return found
 
 

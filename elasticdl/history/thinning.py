@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
+from elasticdl.words import amount
+
 Row: TypeAlias = Mapping[str, Any]
 HISTORY = "history"
 """The kind of the line that tells what was left out."""
@@ -130,7 +132,7 @@ def _told(before: Left, gone: Sequence[Line], last: Row, policy: Policy) -> Line
     words.update(str(line.row.get("cause") or line.row.get("kind") or "line") for line in gone)
     total = before.lines + len(gone)
     listed = ", ".join(f"{count:,} {word}" for word, count in words.most_common(12))
-    text = f"{total:,} older lines were left out to keep this file below {policy.limit_bytes / 2**20:g} MiB: {listed}"
+    text = f"{amount(total, 'older line')} left out to keep this file below {policy.limit_bytes / 2**20:g} MiB: {listed}"
     stamp = {key: last[key] for key in ("seq", "at", "at_s", "version", "records") if key in last}
     if isinstance(stamp.get("seq"), int):
         stamp["seq"] += 1

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, TypeVar, final
 
 from elasticdl.history.occurrence import Occurrence, Step
+from elasticdl.words import amount
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -193,7 +194,7 @@ class Story:
             times = self._shards[key]
             entry.text += f", {_times(times)} on shard {shard}" if times > 1 else f", at shard {shard}"
         if records := int(one.number("records")):
-            entry.text += f"; it had done {records:,} records"
+            entry.text += f"; it had done {amount(records, 'record')}"
         _make_room(self._ends)
         self._ends[one.process] = entry
         _make_room(self._exits)
@@ -260,7 +261,7 @@ class Story:
             case Step.PUBLISHED:
                 reason = one.details.get("reason", "")
                 members = len(str(one.details.get("members", "")).split())
-                text = f"generation {one.number('generation'):.0f} of the ring, {members} members: {reason}"
+                text = f"generation {one.number('generation'):.0f} of the ring, {amount(members, 'member')}: {reason}"
                 self._put(Entry(one.at, one.at_s, What.RING, text))
             case Step.COMPLETE:
                 for pending in (self._exits, self._replacing):

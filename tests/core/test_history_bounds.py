@@ -144,7 +144,7 @@ def test_a_record_of_days_stays_below_its_size_and_says_what_it_left_out(tmp_pat
     assert told[0].seq == 0 and told[-1].seq == 1_999
     assert sum(one.cause == "preempted" for one in told) == 20
     marker = next(one for one in found if one.kind == HISTORY)
-    assert f"{dropped:,} older lines were left out" in marker.text and marker.details["dropped"] == dropped
+    assert f"{dropped:,} older lines left out" in marker.text and marker.details["dropped"] == dropped
     assert [one.seq for one in chronicle.after(1_997)] == [1_998, 1_999]
     assert chronicle.after(-1, limit=1)[0].seq == 1_000 and chronicle.dropped == 1_000
 
