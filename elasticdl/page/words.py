@@ -18,7 +18,7 @@ def count(value: float | None) -> str:
 def number(value: float | None) -> str:
     """Three digits that say something: `1,235`, `12.3`, `0.0123`, `1.23e-6`."""
     if value is None or not math.isfinite(value):
-        return NOTHING if value is None else str(value)
+        return NOTHING
     size = abs(value)
     if size >= 100 or value == int(value):
         return f"{value:,.0f}"

@@ -1,0 +1,237 @@
+"""The page as text: escaped, without script or style inside, complete, and small however large the job."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.page import NoSuchFile, assets, render_page, render_report, render_sign_in, static, words
+from elasticdl.page.markup import Html, el
+
+pytestmark = pytest.mark.core
+ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'\u202egpj.exe"
+
+
+def process(name: str, state: str = "ready", **more: Any) -> dict[str, Any]:
+    usual = {"since_s": 3.0, "started_s": 0.5, "where": "node-1", "cause": "", "message": "", "shard": "", "records": 10}
+    return {"name": name, "role": name.partition("-")[0], "state": state, **usual, **more}
+
+
+def bar(row: dict[str, Any]) -> dict[str, Any]:
+    ended = row["since_s"] if row["state"] == "ended" else None
+    ready = 2.0 if row["state"] in ("ready", "ended") else None
+    return {
+        "process": row["name"],
+        "role": row["role"],
+        "ordered_s": row["started_s"],
+        "ready_s": ready,
+        "ended_s": ended,
+        "state": row["state"],
+        "cause": row["cause"],
+        "text": row["message"],
+        "where": row["where"],
+    }
+
+
+def snapshot(
+    rows: list[dict[str, Any]], *, name: str = "digits", shards: int = 40, text: str = "worker-0 is started"
+) -> dict[str, Any]:
+    records = {"expected": 6000, "trained": 1234, "repeated": 7, "bad": 0, "lost": 0}
+    status = {
+        "action": "train",
+        "phase": "working",
+        "state": "running",
+        "message": "training, epoch 1 of 2",
+        "at_s": 61.0,
+        "uptime_s": 61.0,
+        "eta_s": 240.0,
+        "epoch": 0,
+        "epochs": 2,
+        "version": 77,
+        "records": records,
+        "records_per_s": 20.5,
+        "shards": {"training": {"todo": shards - 3, "leased": 2, "done": 1, "parked": 0}},
+        "scale": {"low": 1, "high": 3, "requested": 2, "observed": 2},
+        "processes": rows,
+        "gauges": {row["name"]: {"records_per_s": 10.25, "cpu_cores": 0.5, "rss_bytes": 3.0 * 2**20} for row in rows},
+        "loss": 0.25,
+        "metrics": {"accuracy": 0.5},
+        "checkpoints": [],
+        "updates_lost": 0,
+        "waiting": [],
+        "parked": [],
+        "bad_examples": [text],
+        "receipt": {"epochs": [{"epoch": 0, **records}], "total": records},
+        "exit_code": None,
+    }
+    occurrence = {
+        "seq": 0,
+        "at": 0.0,
+        "at_s": 1.0,
+        "kind": "process",
+        "text": text,
+        "process": "",
+        "cause": "",
+        "level": "info",
+        "details": {},
+    }
+    loss = {"name": "loss", "label": "", "unit": "", "at_s": [1.0, 2.0, 3.0], "records": [10, 20, 30], "values": [0.5, None, 0.25]}
+    return {
+        "job": {"name": name, "action": "train", "strategy": "ParameterServerStrategy", "started_at": 0.0, "version_of_elasticdl": "1", "namespace": ""},
+        "status": status,
+        "occurrences": [occurrence],
+        "occurrences_dropped": 0,
+        "timeline": {"now_s": 61.0, "bars": [bar(row) for row in rows], "generations": [], "marks": []},
+        "series": [loss],
+        "outcome": None,
+    }  # fmt: skip
+
+
+class Reader(HTMLParser):
+    """What a browser would make of it: elements, and the text of those that are no script."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_data(self, data: str) -> None:
+        if self._inside not in ("script", "style"):
+            self.text += data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+
+ROWS = [
+    process("ps-0"),
+    process("worker-0"),
+    process("worker-1", "ended", cause="out_of_memory", message="out of memory at 1.0 of 1.0 GiB"),
+]
+
+
+@pytest.mark.parametrize("render", [render_page, render_report])
+def test_text_of_users_stays_text(render: Any) -> None:
+    attacked = snapshot([process("worker-0", message=ATTACK, where=ATTACK, shard=ATTACK, cause=ATTACK)], name=ATTACK, text=ATTACK)
+    attacked["status"]["metrics"] = {ATTACK: 1.0}
+    attacked["status"]["waiting"] = [ATTACK]
+    attacked["series"].append({**attacked["series"][0], "name": "metric", "label": ATTACK})
+    plain, found = Reader(render(snapshot(ROWS))), Reader(render(attacked))
+    assert "alert(1)" in found.text
+    assert [attributes for tag, attributes in found.elements if tag == "script"] == [
+        attributes for tag, attributes in plain.elements if tag == "script"
+    ]
+    assert "img" not in [tag for tag, _ in found.elements]
+    assert not [name for _, attributes in found.elements for name in attributes if name.startswith("on")]
+    assert "\u202e" not in found.text
+
+
+def test_the_page_has_no_script_and_no_style_of_its_own() -> None:
+    for page in (render_page(snapshot(ROWS)), render_sign_in(ATTACK)):
+        found = Reader(page)
+        assert not [tag for tag, _ in found.elements if tag == "style"]
+        assert not [attributes for _, attributes in found.elements if "style" in attributes]
+        sources = [attributes.get("src") or "" for tag, attributes in found.elements if tag == "script"]
+        assert sources
+        assert all(source.startswith("/static/") for source in sources)
+
+
+def test_what_would_hold_script_or_style_is_refused_where_it_is_made() -> None:
+    for name in ("onclick", "style"):
+        with pytest.raises(ValueError, match=name):
+            el("p", "x", **{name: "y"})
+    assert (
+        el("p", "<b>", [Html("<i></i>"), None, 3], title='"', hidden=True, id=None).text
+        == '<p title="&quot;" hidden>&lt;b&gt;<i></i>3</p>'
+    )
+
+
+def test_a_report_asks_nobody_and_lets_no_other_script_run() -> None:
+    found = Reader(render_report(snapshot(ROWS)))
+    assert not [
+        attributes
+        for _, attributes in found.elements
+        if "src" in attributes or str(attributes.get("href", "")).startswith(("http", "/"))
+    ]
+    policy = next(
+        attributes["content"] for tag, attributes in found.elements if attributes.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+
+
+def test_a_reports_data_are_those_of_the_snapshot() -> None:
+    given = snapshot(ROWS, name=ATTACK)
+    given["status"]["loss"] = float("nan")
+    data = re.search(r'<script type="application/json" id="snapshot">(.*?)</script>', render_report(given), re.DOTALL)
+    assert data is not None
+    found = json.loads(data[1])
+    assert found["job"]["name"] == ATTACK
+    assert found["status"]["loss"] is None
+
+
+def test_first_paint_has_it_all_and_grows_neither_with_workers_nor_with_shards() -> None:
+    small = render_page(snapshot(ROWS))
+    for expected in ("1,234 of 6,000 records", "20 %", "4:00 left", "out of memory", "worker-0 is started", "<polyline"):
+        assert expected in Reader(small).text or expected in small
+    many = [process(f"worker-{index}", message="quota cpu: 8 of 8 used") for index in range(1000)]
+    large = render_page(snapshot(many, shards=100_000))
+    assert "100 of 1,000" in large
+    assert len(large) < 250_000
+    assert large.count("<tr") < 300
+
+
+def test_files_are_looked_up_by_names_with_their_hash() -> None:
+    addresses = re.findall(r'"/static/([^"]+)"', render_page(snapshot(ROWS)))
+    assert len(set(addresses)) == 5
+    for address in addresses:
+        body, kind = static(address)
+        assert kind.partition(";")[0] in ("text/javascript", "text/css", "image/svg+xml")
+        assert body or address.startswith("plot-")
+    for wrong in ("page.js", "../words.py", "page-0123456789abcdef.js", "", "%2e%2e/words.py"):
+        with pytest.raises(NoSuchFile):
+            static(wrong)
+
+
+def test_every_module_of_the_page_is_served_and_none_could_end_the_element_that_it_stands_in() -> None:
+    folder = Path(assets.__file__).parent / "static"
+    own = {"early.js", "sign-in.js"}
+    assert {f"{name}.js" for name in assets.MODULES} | own == {path.name for path in folder.glob("*.js")}
+    for name in ("page.js", "early.js", "plot.js"):
+        assert "</script" not in assets.text(name).lower()
+        assert "<!--" not in assets.text(name)
+    assert "import " not in re.sub(r"//.*", "", assets.text("page.js"))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(None, "–"), (0, "0"), (5.0, "5"), (1234.56, "1,235"), (12.34, "12.3"), (0.01234, "0.0123"), (0.00000123, "1.23e-6"), (float("nan"), "–")],
+)  # fmt: skip
+def test_numbers_have_three_digits_that_say_something(value: float | None, said: str) -> None:
+    assert words.number(value) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(None, "–"), (7, "7 s"), (59.6, "1:00"), (3723, "1:02:03"), (3 * 86400 + 7380, "3 d 02:03")]
+)
+def test_durations_are_as_short_as_they_can_be(value: float | None, said: str) -> None:
+    assert words.duration(value) == said
+
+
+def test_a_cause_is_not_said_twice() -> None:
+    tone = words.tone_of({"state": "ended", "cause": "out_of_memory"})
+    assert words.told("out of memory at 1.0 of 1.0 GiB\nmore", tone) == " at 1.0 of 1.0 GiB"
+    assert words.told("killed by signal 9", tone) == " killed by signal 9"
+    assert words.told("", tone) == ""
