@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 from typing import final
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
-from elasticdl.job import JobSpec
+from elasticdl.job import Action, JobSpec, Strategy
 
 COMMANDS = {
     Role.WORKER: (sys.executable, "-m", "elasticdl.worker.main"),
     Role.PS: (sys.executable, "-m", "elasticdl.ps.main"),
 }
+
+_FAST_ENDS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "PYTHONMALLOC": "malloc"}
+"""Memory in large pages. The kernel frees the memory of a killed process before it closes its connections, by which the ring
+learns of its end: 60 ms for a process with TensorFlow, of which a third is left with large pages.
+"""
 
 
 @final
@@ -37,6 +42,7 @@ class Placing:
             name=name,
             command=COMMANDS[name.role],
             env={
+                **(_FAST_ENDS if self._on_ring(name.role) else {}),
                 **self.spec.cluster.envs,
                 "ELASTICDL_MASTER": self.address,
                 "ELASTICDL_PROCESS": str(name),
@@ -46,6 +52,10 @@ class Placing:
             secrets={"ELASTICDL_TOKEN": self.token},
             cores=self._share(name.role),
         )
+
+    def _on_ring(self, role: Role) -> bool:
+        on_ring = self.spec.training.distribution_strategy is Strategy.ALLREDUCE and self.spec.action is Action.TRAIN
+        return on_ring and role is Role.WORKER
 
     def _share(self, role: Role) -> float:
         """A fair part of the cores among processes of the same role: the two take turns, workers waiting for servers."""

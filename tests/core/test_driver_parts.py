@@ -219,6 +219,14 @@ def test_a_process_gets_its_address_and_the_users_environment_cannot_change_ours
     assert "hush-hush" not in repr(placing)
 
 
+def test_workers_on_a_ring_keep_memory_that_is_quick_to_free_unless_the_user_says_otherwise() -> None:
+    flags = {"model_zoo": "z", "model_def": "m", "training_data": "t", "distribution_strategy": "AllreduceStrategy"}
+    spec = JobSpec.from_flags(Action.TRAIN, {**flags, "envs": "PYTHONMALLOC=debug"})
+    worker = Placing(spec, "/job", "127.0.0.1:7", "hush-hush", cores=8.0)(WORKER)
+    assert worker.env["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert worker.env["PYTHONMALLOC"] == "debug"
+
+
 def test_a_stop_waits_for_a_start_that_is_under_way() -> None:
     async def story() -> None:
         cluster = FakeCluster()
