@@ -183,6 +183,7 @@ class CheckpointSection(_Section):
     checkpoint_dir_for_init: str = Field(default="", description="Checkpoint directory to take the parameters from.")
     resume: bool = Field(default=False, description="Go on with the job in --job-dir from its newest checkpoint.")
     output: str = Field(default="", description="Directory for the exported model, or for predictions.")
+    tensorboard_log_dir: str = Field(default="", description="Directory for TensorBoard: loss and metrics by model version.")
 
 
 class ClusterSection(_Section):
@@ -303,6 +304,11 @@ class JobSpec(_Section):
         kept, job_dir = self.checkpoint, self.cluster.job_dir
         if kept.output and not self.kubernetes.keeps(kept.output):
             raise SpecError(f"--output {kept.output} is on no --volume that can be written: it would go with its pod", hint=_VOLUME)
+        if kept.tensorboard_log_dir and not self.kubernetes.keeps(kept.tensorboard_log_dir):
+            raise SpecError(
+                f"--tensorboard-log-dir {kept.tensorboard_log_dir} is on no --volume that can be written: it would go with its pod",
+                hint=_VOLUME,
+            )
         if (kept.checkpoint_steps or kept.resume) and not self.kubernetes.keeps(job_dir):
             flag = "--checkpoint-steps" if kept.checkpoint_steps else "--resume"
             where = (

@@ -24,6 +24,7 @@ TITLES = {
     "kubernetes": "On a Kubernetes cluster",
 }
 _PATHS = {"model_zoo", "training_data", "validation_data", "prediction_data", "checkpoint_dir_for_init", "output", "job_dir"}
+_PATHS |= {"tensorboard_log_dir"}
 _PAIRS = {"model_params", "data_reader_params", "envs"}
 _LISTS = {"volume"}
 _METAVARS = {

@@ -32,7 +32,7 @@ def settle(spec: JobSpec, wall_s: float | None = None) -> JobSpec:
     name = spec.cluster.job_name or name_for(spec.model.model_def, time.time() if wall_s is None else wall_s)
     directory = Path(spec.cluster.job_dir or JOBS / name)
     absolute = {"job_name": name, "job_dir": _absolute(directory), "model_zoo": _absolute(spec.model.model_zoo)}
-    for key in ("checkpoint_dir_for_init", "output"):
+    for key in ("checkpoint_dir_for_init", "output", "tensorboard_log_dir"):
         value = getattr(spec.checkpoint, key)
         absolute[key] = _absolute(value) if value and "://" not in value else value
     for key in _DATA:
@@ -97,7 +97,8 @@ def claimed(spec: JobSpec, check: Callable[[], Preflight]) -> Iterator[JobDirect
     written = False
     try:
         refuse_if_taken(spec)
-        _try_output(spec.checkpoint.output)
+        _try_place(spec.checkpoint.output, "--output")
+        _try_place(spec.checkpoint.tensorboard_log_dir, "--tensorboard-log-dir")
         _tell_check(directory, spec)
         _write(directory, spec, check())
         written = True
@@ -160,18 +161,18 @@ def _unusable(what: str, error: OSError, flag: str = "--job-dir") -> ElasticDLEr
     return SpecError(f"{what}: {error.strerror or error}", hint=f"name another {flag}")
 
 
-def _try_output(output: str) -> None:
-    """Make the place of --output and take it away again: in hours, when there is something to write, is too late to ask.
+def _try_place(place: str, flag: str) -> None:
+    """Make the place that a flag names and take it away again: in hours, when there is something to write, is too late to ask.
 
     Raises SpecError, or PermanentError if the disk is full.
     """
-    if not output or "://" in output:
+    if not place or "://" in place:
         return
-    path = Path(output)
-    for one in _make(path, "--output"):
+    path = Path(place)
+    for one in _make(path, flag):
         one.rmdir()
     if path.exists() and not os.access(path, os.W_OK | os.X_OK):
-        raise SpecError(f"--output {path} may not be written by this user", hint="name another --output")
+        raise SpecError(f"{flag} {path} may not be written by this user", hint=f"name another {flag}")
 
 
 def _make(path: Path, flag: str) -> list[Path]:

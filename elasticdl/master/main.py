@@ -46,6 +46,7 @@ from elasticdl.master.lobby import Lobby, lobby
 from elasticdl.master.outcome import Results, ended, leave_outcome, leave_report, tell_story
 from elasticdl.master.preflight import Preflight, load_preflight, run_preflight, save_preflight
 from elasticdl.master.ring_desk import RingDesk
+from elasticdl.master.scalars import ScalarRuns
 from elasticdl.master.server_roster import ServerRoster
 from elasticdl.master.servicer import MasterServer, MasterService, Welcome
 from elasticdl.master.site import Environment, Farewell, Machine, Site
@@ -116,7 +117,8 @@ class Master:
         clock = SystemClock()
         self.chronicle = Chronicle(directory.events, clock.wall_s())
         self.collector = Collector(directory.series, clock)
-        self._metrics = MetricsLog(JsonLines(directory.metrics, METRICS_POLICY), self.collector)
+        scalars = ScalarRuns(spec.checkpoint.tensorboard_log_dir)
+        self._metrics = MetricsLog(JsonLines(directory.metrics, METRICS_POLICY), self.collector, scalars)
         self.inbox = Inbox(clock, self.chronicle.began_s)
         self.core = JobState(spec, site.limits)
         credentials = Credentials(environment.token, "master")

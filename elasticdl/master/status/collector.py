@@ -15,6 +15,7 @@ from elasticdl.clock import Clock
 from elasticdl.history.lines import JsonLines, replace_whole
 from elasticdl.history.series import SeriesBook
 from elasticdl.history.snapshot import note_metrics
+from elasticdl.master.scalars import ScalarRuns
 
 _LOG = logging.getLogger(__name__)
 _RATE_WINDOW_S = 10.0
@@ -142,15 +143,18 @@ class Collector:
 class MetricsLog:
     """metrics.jsonl, and the curves that are made of it."""
 
-    def __init__(self, lines: JsonLines, collector: Collector) -> None:
+    def __init__(self, lines: JsonLines, collector: Collector, scalars: ScalarRuns | None = None) -> None:
         self._lines = lines
         self._collector = collector
+        self._scalars = scalars or ScalarRuns("")
 
     def append(self, value: Mapping[str, Any]) -> None:
         """One row."""
         self._lines.append(value)
         self._collector.recorded(value)
+        self._scalars.append(value)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         self._lines.close()
+        self._scalars.close()

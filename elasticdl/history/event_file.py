@@ -1,0 +1,98 @@
+"""TensorBoard's event files: curves by step, for whoever looks at many jobs with it. Written here; nothing of TensorBoard is needed.
+
+A file is a TFRecord of `Event` messages (tensorflow/core/util/event.proto), of which a scalar needs few fields:
+`Event {1: wall_time double, 2: step int64, 3: file_version string, 5: Summary {1: Value {1: tag string, 2: simple_value float}}}`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, final
+
+from elasticdl._native import crc32c
+
+_LOG = logging.getLogger(__name__)
+_VERSION = b"brain.Event:2"
+_FIXED64, _LENGTH, _FIXED32 = 1, 2, 5
+
+
+@final
+class EventFile:
+    """The scalars of one run. Made with its directory when the first one comes. A disk that is full costs points, with a warning."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._file: IO[bytes] | None = None
+        self._lost = False
+
+    def add(self, values: Mapping[str, float], step: int, wall_s: float) -> None:
+        """Points of some curves at one step; `wall_s` since 1970. TensorBoard sees them at its next look."""
+        try:
+            if self._file is None:
+                self._file = self._begin(wall_s)
+            summary = b"".join(_bytes(1, _bytes(1, tag.encode()) + _float(2, value)) for tag, value in values.items())
+            self._file.write(_record(_double(1, wall_s) + _integer(2, step) + _bytes(5, summary)))
+            self._file.flush()
+        except OSError as error:
+            if not self._lost:
+                _LOG.warning("cannot write to %s: %s; TensorBoard lacks points until that is mended", self._directory, error)
+            self._lost = True
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _begin(self, wall_s: float) -> IO[bytes]:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads the files of a run in the order of their names.
+        name = f"events.out.tfevents.{int(wall_s):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}.elasticdl"
+        file = (self._directory / name).open("xb")
+        file.write(_record(_double(1, wall_s) + _bytes(3, _VERSION)))
+        return file
+
+
+def _record(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    return length + _masked(length) + data + _masked(data)
+
+
+def _masked(data: bytes) -> bytes:
+    crc = crc32c(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _varint(number: int) -> bytes:
+    """Of a number from 0 on."""
+    parts = bytearray()
+    while number > 0x7F:
+        parts.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*parts, number))
+
+
+def _integer(field: int, number: int) -> bytes:
+    return _varint(field << 3) + _varint(number)
+
+
+def _double(field: int, number: float) -> bytes:
+    return _varint(field << 3 | _FIXED64) + struct.pack("<d", number)
+
+
+def _float(field: int, number: float) -> bytes:
+    try:
+        packed = struct.pack("<f", number)
+    except OverflowError:
+        packed = struct.pack("<f", float("inf") if number > 0 else float("-inf"))
+    return _varint(field << 3 | _FIXED32) + packed
+
+
+def _bytes(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | _LENGTH) + _varint(len(content)) + content
