@@ -26,7 +26,13 @@ def timeline(snapshot: Mapping[str, Any]) -> Html:
         el("th", word, scope="col", class_=class_)
         for word, class_ in (("Process", "who"), (None, "when"), ("Now, or why it ended", "why"))
     ]
-    heads[1] = el("th", axis(span, generations[-_LINES:]), scope="col", class_="when", aria_label="From its order to its end")
+    heads[1] = el(
+        "th",
+        axis(span, generations[-_LINES:], (line.get("marks") or ())[-ROWS:]),
+        scope="col",
+        class_="when",
+        aria_label="From its order to its end",
+    )
     crowd = el("tr", el("th", "Workers", scope="row"), el("td", presence(bars, span)), el("td", _peak(bars)), class_="crowd")
     return el(
         "div",
@@ -48,8 +54,8 @@ def pager(name: str, total: int) -> Html:
     return el("div", text, class_="pager", id=f"{name}-pager")
 
 
-def axis(span: float, generations: Sequence[Mapping[str, Any]]) -> Html:
-    """Round times, and the numbers of generations above."""
+def axis(span: float, generations: Sequence[Mapping[str, Any]], marks: Sequence[Mapping[str, Any]]) -> Html:
+    """Round times, the numbers of generations above, and below them a tick for each checkpoint and the like."""
     times = [
         el("text", words.clock(at), x=percent(at, span), y=26, class_="last" if at > 0.94 * span else "first" if at == 0 else None)
         for at in ticks(span)
@@ -60,7 +66,19 @@ def axis(span: float, generations: Sequence[Mapping[str, Any]]) -> Html:
         if share - last >= 0.03:
             numbers.append(el("text", f"{one['generation']}", x=percent(one["at_s"], span), y=10, class_="generation"))
             last = share
-    return el("svg", numbers, times, width="100%", height=32, class_="axis", aria_hidden="true")
+    noted = [
+        el(
+            "line",
+            el("title", f"{words.clock(one['at_s'])} {str(one['text']).partition(chr(10))[0]}"),
+            x1=percent(one["at_s"], span),
+            x2=percent(one["at_s"], span),
+            y1=28,
+            y2=32,
+            class_="saved" if one["kind"] == "checkpoint" else "noted",
+        )
+        for one in marks
+    ]
+    return el("svg", numbers, noted, times, width="100%", height=32, class_="axis", aria_hidden="true")
 
 
 def bar_row(bar: Mapping[str, Any], span: float, marks: Sequence[float]) -> Html:

@@ -58,7 +58,7 @@ def snapshot(
         "shards": {"training": {"todo": shards - 3, "leased": 2, "done": 1, "parked": 0}},
         "scale": {"low": 1, "high": 3, "requested": 2, "observed": 2},
         "processes": rows,
-        "gauges": {row["name"]: {"records_per_s": 10.25, "cpu_cores": 0.5, "rss_bytes": 3.0 * 2**20} for row in rows},
+        "gauges": {row["name"]: {"records_per_s": 10.3, "cpu_cores": 0.5, "rss_bytes": 3.0 * 2**20} for row in rows},
         "loss": 0.25,
         "metrics": {"accuracy": 0.5},
         "checkpoints": [],

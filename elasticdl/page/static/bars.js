@@ -8,6 +8,7 @@ import { byName, clock, count, firstLine, told, toneOf, troubled } from "./words
 const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 432000];
 const MOST_MARKS = 60;
 const BUCKETS = 240;
+const MOST_OTHERS = 100;
 
 function reach() {
   const end = Math.max(1, job.nowS), wanted = Number.parseInt(chosen("span"), 10) || 0;
@@ -23,23 +24,24 @@ function selected(all, span) {
   if (shown === "live") bars = bars.filter((bar) => bar.ended_s === null);
   if (shown === "ended") bars = bars.filter((bar) => bar.ended_s !== null);
   if (shown === "trouble") bars = bars.filter(troubled);
+  bars = [...bars];
   if (order === "name") return bars.sort((one, other) => byName(one.process, other.process));
   bars.sort((one, other) => one.ordered_s - other.ordered_s || byName(one.process, other.process));
   return order === "last" ? bars.reverse() : bars;
 }
 
 export function paintBars() {
-  const span = reach(), all = [...job.bars.values()], bars = selected(all, span);
+  const span = reach(), all = job.bars, bars = selected(all, span);
   const marks = job.generations.filter((one) => one.at_s >= span.begin).slice(-MOST_MARKS);
   const body = byId("bars"), { start, end } = page("bars", bars.length);
   const table = body.closest("table");
-  patch(table.querySelector("th.when"), [axis(span, marks)], (old, node) => old.isEqualNode(node));
+  patch(table.querySelector("th.when"), [axis(span, marks, job.marks)]);
   paintCrowd(table, all, span);
   patchRows(body, bars.slice(start, end).map((bar) => row(bar, span, marks)));
   paintGenerations();
 }
 
-function axis(span, marks) {
+function axis(span, marks, others) {
   const length = span.end - span.begin, step = STEPS_S.find((one) => length / one <= 7) ?? STEPS_S.at(-1);
   const drawing = svg("svg", { width: "100%", height: 32, class: "axis", "aria-hidden": "true" });
   let last = -100;
@@ -48,6 +50,11 @@ function axis(span, marks) {
     if (x - last < 3) continue;
     drawing.append(svg("text", { x: percent(x), y: 10, class: "generation" }, String(one.generation)));
     last = x;
+  }
+  for (const one of others.slice(-MOST_OTHERS).filter((mark) => mark.at_s >= span.begin)) {
+    const at = width(place(one.at_s, span));
+    drawing.append(svg("line", { x1: at, x2: at, y1: 28, y2: 32, class: one.kind === "checkpoint" ? "saved" : "noted" },
+      svg("title", {}, `${clock(one.at_s)} ${firstLine(one.text)}`)));
   }
   for (let at = Math.ceil(span.begin / step) * step; at <= span.end; at += step) {
     const x = place(at, span);
@@ -69,7 +76,7 @@ function paintCrowd(table, all, span) {
   const points = levels.map((level, index) => `${index},${(24 - (22 * level) / top).toFixed(1)} ${index + 1},${(24 - (22 * level) / top).toFixed(1)}`);
   const drawing = svg("svg", { viewBox: `0 0 ${BUCKETS} 24`, preserveAspectRatio: "none", width: "100%", height: 24, role: "img",
     "aria-label": `workers ready over time, at most ${count(Math.max(...levels))}` }, svg("polygon", { points: `0,24 ${points.join(" ")} ${BUCKETS},24` }));
-  patch(crowd.cells[1], [drawing], (old, node) => old.isEqualNode(node));
+  patch(crowd.cells[1], [drawing]);
   setText(crowd.cells[2], `${count(now)} ready now, ${count(workers.length)} in all`);
 }
 

@@ -32,22 +32,30 @@ export function setText(element, text) {
   if (element && element.textContent !== seen) element.textContent = seen;
 }
 
-// Make `parent` hold `nodes`: what is the same already stays, with its focus, selection and open details.
-export function patch(parent, nodes, same = sameWords) {
+// Make `parent` hold what `nodes` hold. What is there is changed where it differs and stays the same element: focus, selection and
+// open details survive.
+export function patch(parent, nodes) {
   const wanted = nodes.filter(Boolean);
   wanted.forEach((node, index) => {
-    const old = parent.children[index];
+    const old = parent.childNodes[index];
     if (!old) parent.append(node);
-    else if (!same(old, node)) old.replaceWith(node);
+    else if (old.nodeName !== node.nodeName) old.replaceWith(node);
+    else if (!old.isEqualNode(node)) morph(old, node);
   });
-  while (parent.children.length > wanted.length) parent.lastElementChild.remove();
+  while (parent.childNodes.length > wanted.length) parent.lastChild.remove();
 }
 
-function sameWords(old, node) {
-  return old.tagName === node.tagName && old.className === node.className && old.textContent === node.textContent;
+function morph(old, node) {
+  if (node.nodeType !== Node.ELEMENT_NODE) {
+    old.nodeValue = node.nodeValue;
+    return;
+  }
+  for (const { name } of [...old.attributes]) if (!node.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+  for (const { name, value } of node.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  patch(old, [...node.childNodes]);
 }
 
-// The same for table rows with `data-id`: rows move as a whole, and only the cells that differ are replaced.
+// The same for table rows with `data-id`: rows move as a whole.
 export function patchRows(body, rows, fixed = false) {
   const known = new Map([...body.children].map((row) => [row.dataset.id, row]));
   let cursor = body.firstElementChild;
@@ -55,7 +63,7 @@ export function patchRows(body, rows, fixed = false) {
     const old = known.get(row.dataset.id);
     if (old && old.dataset.id) {
       known.delete(row.dataset.id);
-      if (!fixed) patchCells(old, row);
+      if (!fixed && !old.isEqualNode(row)) morph(old, row);
     }
     const kept = old && old.dataset.id ? old : row;
     if (kept === cursor) cursor = cursor.nextElementSibling;
@@ -66,12 +74,4 @@ export function patchRows(body, rows, fixed = false) {
     cursor.remove();
     cursor = next;
   }
-}
-
-function patchCells(old, row) {
-  if (old.className !== row.className) old.className = row.className;
-  [...row.children].forEach((cell, index) => {
-    const before = old.children[index];
-    if (before && !before.isEqualNode(cell) && !before.contains(document.activeElement)) before.replaceWith(cell);
-  });
 }

@@ -3,9 +3,10 @@ import { byName } from "./words.js";
 
 const MOST_OCCURRENCES = 1000;
 const MOST_POINTS = 2048;
+const MOST_BARS = 4000;
 
 export const job = {
-  about: {}, status: {}, outcome: null, rows: new Map(), bars: new Map(), generations: [], marks: [], nowS: 0,
+  about: {}, status: {}, outcome: null, rows: new Map(), bars: [], last: new Map(), generations: [], marks: [], nowS: 0,
   occurrences: [], dropped: 0, series: new Map(), snapshot: {},
 };
 
@@ -19,8 +20,8 @@ export function load(snapshot) {
   job.status = status;
   job.rows = new Map((processes ?? []).map((row) => [row.name, { ...(gauges ?? {})[row.name], ...row }]));
   const line = snapshot.timeline ?? {};
-  job.bars = new Map((line.bars ?? []).map((bar) => [`${bar.process}\n${bar.ordered_s}`, bar]));
-  job.going = new Map((line.bars ?? []).filter((bar) => bar.ended_s === null).map((bar) => [bar.process, bar]));
+  job.bars = line.bars ?? [];
+  job.last = new Map(job.bars.map((bar) => [bar.process, bar]));
   job.generations = line.generations ?? [];
   job.marks = line.marks ?? [];
   job.nowS = line.now_s ?? status.at_s ?? 0;
@@ -45,30 +46,23 @@ export function takeRows({ rows, gone, all }) {
 }
 
 function takeBar(row) {
-  let bar = job.going.get(row.name);
-  if (!bar) {
-    const known = job.bars.get(`${row.name}\n${row.started_s}`);
-    if (known || (row.state === "ended" && [...job.bars.values()].some((one) => one.process === row.name))) return explain(row);
-    bar = { process: row.name, role: row.role, ordered_s: row.started_s, ready_s: null, ended_s: null };
-    job.bars.set(`${row.name}\n${row.started_s}`, bar);
-    job.going.set(row.name, bar);
-  }
-  bar.state = row.state;
-  bar.cause = row.cause;
-  bar.text = row.message;
-  bar.where = row.where || bar.where;
+  const bar = job.last.get(row.name) ?? begun(row);
+  // The platform's word on an end may come after the end.
+  if (bar.ended_s !== null) return row.cause && Object.assign(bar, { cause: row.cause, text: row.message });
+  Object.assign(bar, { state: row.state, cause: row.cause, text: row.message, where: row.where || bar.where });
   if (row.state === "ready" && bar.ready_s === null) bar.ready_s = row.since_s;
-  if (row.state === "ended") {
-    bar.ended_s = row.since_s;
-    job.going.delete(row.name);
-  }
+  if (row.state === "ended") bar.ended_s = row.since_s;
 }
 
-// The platform's word on an end may come after the end.
-function explain(row) {
-  for (const bar of job.bars.values()) {
-    if (bar.process === row.name && bar.ended_s !== null && row.state === "ended") Object.assign(bar, { cause: row.cause, text: row.message });
+function begun(row) {
+  const bar = { process: row.name, role: row.role, ordered_s: row.started_s, ready_s: null, ended_s: null };
+  job.bars.push(bar);
+  job.last.set(row.name, bar);
+  if (job.bars.length > MOST_BARS) {
+    const oldest = job.bars.findIndex((one) => one.ended_s !== null);
+    if (oldest >= 0) job.last.delete(job.bars.splice(oldest, 1)[0].process);
   }
+  return bar;
 }
 
 export function takeOccurrences(found) {

@@ -7,7 +7,8 @@ import { byName, count, memory } from "./words.js";
 const PIECE = 64 << 10;
 const MOST_SHOWN = 1 << 20;
 const view = { process: "", start: 0, end: 0, size: 0, busy: false };
-let logs = [], ask = null;
+const LIST_MS = 5000;
+let logs = [], ask = null, listedMs = 0;
 
 export function bindLogs(asker) {
   ask = asker;
@@ -45,7 +46,7 @@ export async function refreshLogs() {
   if (tab() !== "logs" || !byId("log-search") || view.busy) return;
   view.busy = true;
   try {
-    await list();
+    if (Date.now() - listedMs > LIST_MS) await list();
     const wanted = chosen("log") || logs.find((one) => one.process.startsWith("master"))?.process || logs[0]?.process;
     if (wanted && wanted !== view.process) await open(wanted);
     else if (byId("follow").checked && chosen("follow") !== "no") await follow();
@@ -55,6 +56,7 @@ export async function refreshLogs() {
 }
 
 async function list() {
+  listedMs = Date.now();
   const found = (await ask("/api/v1/logs")).logs.sort((one, other) => byName(one.process, other.process));
   const select = byId("log"), groups = [["That live", found.filter((one) => one.live)], ["That ended", found.filter((one) => !one.live)]];
   if (found.map((one) => one.process + one.live).join() !== logs.map((one) => one.process + one.live).join()) {
@@ -67,7 +69,7 @@ async function list() {
 
 async function open(process, start = -PIECE) {
   if (!process) return;
-  choose("log", process === chosen("log") ? process : process);
+  choose("log", process);
   byId("log").value = process;
   if (process !== view.process) byId("matches").hidden = true;
   Object.assign(view, { process, start: 0, end: 0 });

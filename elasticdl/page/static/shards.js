@@ -12,7 +12,7 @@ let total = 0, asking = false;
 
 export function paintShards() {
   const counts = Object.entries(job.status.shards ?? {});
-  patch(byId("shard-counts"), counts.length ? counts.map(taskBar) : [h("p", { class: "empty" }, "no shards yet")], (old, node) => old.isEqualNode(node));
+  patch(byId("shard-counts"), counts.length ? counts.map(taskBar) : [h("p", { class: "empty" }, "no shards yet")]);
   paintReceipt(job.status.receipt ?? {});
   paintProblems();
 }

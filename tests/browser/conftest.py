@@ -1,0 +1,148 @@
+"""Chromium, windows that record what they ask for and complain about, and a running job whose page they look at."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from tests.conftest import Job
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+LIMIT_MS = 20_000
+START_S = 240.0
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    path = os.environ.get("ELASTICDL_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None:
+        assert not os.environ.get("CI"), "in CI the browser tests must run, but there is no Chromium: see scripts/browser"
+        pytest.skip("there is no Chromium: see scripts/browser")
+    as_root = ["--no-sandbox"] if os.getuid() == 0 else []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS, *as_root])
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Window:
+    """A window of its own profile."""
+
+    page: Page
+    asked: list[str] = field(default_factory=list)
+    """Addresses of all requests."""
+    problems: list[str] = field(default_factory=list)
+    """Errors of scripts, and what the browser refused."""
+
+    def foreign(self, origin: str) -> list[str]:
+        return [address for address in self.asked if not address.startswith((origin, "data:"))]
+
+    def numbers(self) -> dict[str, str]:
+        """The figures of the head by their label."""
+        rows = self.page.locator("#facts > div").all_inner_texts()
+        return {label: value for label, _, value in (row.partition("\n") for row in rows)}
+
+
+@pytest.fixture
+def open_window(chromium: Browser) -> Iterator[Callable[..., Window]]:
+    """Keyword arguments are those of a browser context."""
+    contexts: list[BrowserContext] = []
+
+    def make(**options: Any) -> Window:
+        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        contexts.append(context)
+        context.set_default_timeout(LIMIT_MS)
+        window = Window(context.new_page())
+        window.page.on("request", lambda request: window.asked.append(request.url))
+        window.page.on("pageerror", lambda error: window.problems.append(str(error)))
+        window.page.on(
+            "console", lambda message: "Content Security Policy" in message.text and window.problems.append(message.text)
+        )
+        return window
+
+    yield make
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """axe-core's source."""
+    install = runpy.run_path(str(ROOT / "elasticdl/page/npm/install.py"))["installed"]
+    return (install(Path(__file__).parent / "npm") / "axe-core/axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def violations(axe: str, open_window: Callable[..., Window]) -> Callable[..., list[str]]:
+    """What axe finds at an address, in both colour schemes and each tab."""
+
+    def look(address: str, sign_in: str = "", tabs: tuple[str, ...] = ("overview",)) -> list[str]:
+        found = []
+        for scheme in ("light", "dark"):
+            window = open_window(color_scheme=scheme)
+            window.page.add_init_script(axe)
+            window.page.goto(f"{address}{sign_in}")
+            if sign_in:
+                window.page.locator(".connection.live").wait_for()
+            for tab in tabs:
+                window.page.goto(f"{address}#{tab}")
+                window.page.locator(f"#{tab}").wait_for()
+                for one in window.page.evaluate("() => axe.run()")["violations"]:
+                    where = "; ".join(node["html"][:160] for node in one["nodes"][:3])
+                    found.append(f"{scheme} #{tab} {one['id']}: {one['help']}: {where}")
+        return found
+
+    return look
+
+
+@dataclass
+class Shown:
+    """A running job and its page."""
+
+    job: Job
+    address: str
+    token: str
+
+    @property
+    def entrance(self) -> str:
+        """As `train` prints it."""
+        return f"{self.address}#token={self.token}"
+
+    def enter(self, window: Window, tab: str = "overview") -> None:
+        """Sign in and wait until the page is live."""
+        window.page.goto(self.entrance)
+        window.page.locator(".connection.live").wait_for()
+        window.page.goto(f"{self.address}#{tab}")
+
+
+@contextmanager
+def shown(start: Callable[..., Job], data: Path, **flags: object) -> Iterator[Shown]:
+    """A job on iris that lasts for longer than any test, once it trains."""
+    usual = {"num_workers": "2", "num_ps_pods": 1, "minibatch_size": 16, "num_epochs": 2000}
+    job = start(model_def="iris", training_data=data, **{**usual, **flags})
+    job.wait_until("training began", lambda status: status["records"]["trained"] > 0, START_S)
+    where = json.loads((job.directory / "master.json").read_text())
+    yield Shown(job, where["page"].partition("#")[0], where["token"])
+
+
+def until(what: str, true: Callable[[], bool], limit_s: float = 20.0) -> float:
+    """Wait until something holds; the seconds that took."""
+    began_s = time.monotonic()
+    while not true():
+        assert time.monotonic() - began_s < limit_s, f"not within {limit_s} s: {what}"
+        time.sleep(0.05)
+    return time.monotonic() - began_s

@@ -1,0 +1,151 @@
+"""The page of a real job, while its workers are killed."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import Shown, Window, shown, until
+from tests.browser.relay import Relay
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
+TABS = ("overview", "timeline", "processes", "shards", "logs", "events")
+SEEN_WITHIN_S = 2.0
+COLUMNS = ("sepal_length", "sepal_width", "petal_length", "petal_width", "species")
+
+
+@pytest.fixture(scope="module")
+def running(start_jobs: Callable[..., object], iris_file: Path) -> Iterator[Shown]:
+    with shown(start_jobs, iris_file) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def iris_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from sklearn.datasets import load_iris
+
+    iris = load_iris()
+    rows = [[*features, label] for features, label in zip(iris.data.tolist(), iris.target.tolist(), strict=True)] * 20
+    path = tmp_path_factory.mktemp("data") / "iris.csv"
+    path.write_text("\n".join(",".join(map(str, row)) for row in [COLUMNS, *rows]) + "\n")
+    return path
+
+
+def both(window: Window) -> tuple[dict[str, object], dict[str, object]]:
+    """Numbers as they stand on the page, and as /api/v1/status has them at the same moment."""
+    window.page.evaluate("() => fetch('/api/v1/status').then((r) => r.json()).then((s) => { window.told = s; })")
+    words, facts, told = (
+        window.page.locator("#share-words").inner_text(),
+        window.numbers(),
+        window.page.evaluate("() => window.told"),
+    )
+    trained, expected = (int(part.replace(",", "")) for part in re.findall(r"[\d,]+", words))
+    assert "Version" in facts, facts
+    on_page = {"trained": trained, "expected": expected, "version": int(facts["Version"].replace(",", "")), "epoch": facts["Epoch"]}
+    records = told["records"]
+    status = {"trained": records["trained"], "expected": records["expected"], "version": told["version"]}
+    return on_page, {**status, "epoch": f"{told['epoch'] + 1:,} of {told['epochs']:,}"}
+
+
+def test_numbers_on_the_page_are_those_of_the_status(running: Shown, open_window: Callable[..., Window]) -> None:
+    window = open_window()
+    running.enter(window)
+    seen = [both(window)]
+
+    def agree() -> bool:
+        seen.append(both(window))
+        return seen[-1][0] == seen[-1][1]
+
+    until("page and status agree while the job runs", agree)
+    assert seen[-1][0]["trained"] > seen[0][0]["trained"] or agree()
+    assert window.foreign(running.address) == []
+    assert window.problems == []
+
+
+def test_a_killed_worker_is_on_the_timeline_with_its_cause_within_two_seconds(
+    running: Shown, open_window: Callable[..., Window]
+) -> None:
+    window = open_window()
+    running.enter(window, "timeline")
+    lost = window.page.locator("#bars tr", has=window.page.locator(".tag.lost"))
+    before = lost.count()
+    running.job.kill_one("worker", random.Random(1))
+    took_s = until("the end is shown", lambda: lost.count() > before)
+    expect(lost.last).to_contain_text("killed by signal 9 (SIGKILL)")
+    expect(lost.last).to_contain_text("infrastructure")
+    assert took_s < SEEN_WITHIN_S
+    until("another one is shown in its place", lambda: window.page.locator("#bars tr", has_text="starting").count() > 0)
+
+
+def test_the_page_comes_back_by_itself_after_a_break_and_says_that_there_is_one(
+    running: Shown, open_window: Callable[..., Window]
+) -> None:
+    relay = Relay(urlsplit(running.address).port or 0)
+    try:
+        window = open_window()
+        address = f"http://127.0.0.1:{relay.port}/"
+        Shown(running.job, address, running.token).enter(window)
+        relay.cut()
+        expect(window.page.locator("#connection")).to_contain_text("connection lost")
+        stood = window.page.locator("#share-words").inner_text()
+        running.job.wait_until("more was trained", lambda status: f"{status['records']['trained']:,}" not in stood)
+        relay.mend()
+        expect(window.page.locator("#connection")).to_have_text("live", timeout=15_000)
+        expect(window.page.locator("#share-words")).not_to_have_text(stood)
+        assert window.foreign(address) == []
+    finally:
+        relay.close()
+
+
+def test_everybody_can_read_and_use_the_page_in_both_schemes(running: Shown, violations: Callable[..., list[str]]) -> None:
+    assert violations(running.address, f"#token={running.token}", TABS) == []
+
+
+def test_a_job_is_scaled_and_stopped_from_its_page_and_its_report_says_the_same(
+    running: Shown, open_window: Callable[..., Window], violations: Callable[..., list[str]]
+) -> None:
+    window = open_window()
+    page = window.page
+    running.enter(window, "processes")
+    page.click("#ask-scale")
+    page.fill("#dialog-scale [name=min]", "1")
+    page.fill("#dialog-scale [name=max]", "1")
+    page.click("#dialog-scale [type=submit]")
+    expect(page.locator("#said")).to_contain_text("1 worker")
+    expect(page.locator("#process-rows tr", has_text="scaled down")).to_have_count(1)
+    page.click("#ask-stop")
+    page.keyboard.press("Escape")
+    expect(page.locator("#dialog-stop")).not_to_be_visible()
+    page.click("#ask-stop")
+    page.fill("#dialog-stop [name=reason]", "seen <b>enough</b>")
+    page.click("#dialog-stop [type=submit]")
+    expect(page.locator("#connection")).to_have_text("the job has ended", timeout=60_000)
+    code, output = running.job.finish()
+    assert code == 130, output
+    expect(page.locator("#state")).to_have_text("stopped")
+    expect(page.locator("#notices")).to_contain_text("seen <b>enough</b>")
+    page.goto(f"{running.address}#shards")
+    total = running.job.receipt()["total"]
+    told = [f"{total[key]:,}" for key in ("expected", "trained", "repeated", "bad", "lost")]
+    assert page.locator("#receipt .total td").all_inner_texts() == told
+
+    report = (running.job.directory / "report.html").as_uri()
+    window = open_window()
+    window.page.goto(f"{report}#shards")
+    assert window.page.locator("#receipt .total td").all_inner_texts() == told
+    ended = json.loads((running.job.directory / "status.json").read_text())
+    expect(window.page.locator("#share-words")).to_contain_text(f"{ended['status']['records']['trained']:,} of")
+    window.page.goto(f"{report}?shown=ended#timeline")
+    expect(window.page.locator("#bars tr", has_text="scaled down")).to_have_count(1)
+    window.page.goto(f"{report}#overview")
+    expect(window.page.locator("#plot-rate canvas")).to_be_visible()
+    assert window.foreign(report) == []
+    assert window.problems == []
+    assert violations(report, tabs=TABS) == []

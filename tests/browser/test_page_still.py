@@ -1,0 +1,164 @@
+"""The page of jobs that stand still: what it says without script, with a thousand workers, without uPlot, with script in its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from elasticdl.page import assets, render_report
+from tests.browser.conftest import Window
+from tests.core.test_page_rendering import ATTACK, ROWS, bar, process, snapshot
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+PAINTED_CPU_S = 1.0
+"""Of the window's main thread, however busy the machine is: parsing, layout, script, paint."""
+WORDS = ("header", "#bars", "#process-rows", "#shard-counts", "#receipt", "#event-rows", "#problems")
+
+
+def workers(number: int) -> list[dict[str, Any]]:
+    rows = [process(f"worker-{index}", shard=f"training shard {index}", records=index) for index in range(number)]
+    return [*rows, process(f"worker-{number}", "ended", cause="infrastructure", message="killed by signal 9 (SIGKILL)")]
+
+
+def words_of(window: Window, place: str) -> str:
+    """Seen words, without how far apart they stand."""
+    return " ".join(window.page.locator(place).first.inner_text().replace("Colours: system", "").split())
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
+    """Address of a report, opened from disk."""
+
+    def write(found: dict[str, Any]) -> str:
+        path = tmp_path / "report.html"
+        path.write_text(render_report(found), encoding="utf-8")
+        return path.as_uri()
+
+    return write
+
+
+def test_without_script_the_page_says_the_same(report: Callable[..., str], open_window: Callable[..., Window]) -> None:
+    rows = [
+        *ROWS,
+        process("worker-2", "pending", message="quota cpu: 8 of 8 used"),
+        process("worker-3", "ended", cause="preempted"),
+    ]
+    address, said = report(snapshot(rows)), []
+    for script in (False, True):
+        window = open_window(java_script_enabled=script)
+        window.page.goto(address)
+        texts = {}
+        for tab in ("overview", "timeline", "processes", "shards", "events"):
+            window.page.goto(f"{address}#{tab}")
+            expect(window.page.locator(f"#{tab}")).to_be_visible()
+            shown = [one for one in WORDS if window.page.locator(f"#{tab} {one}, {one}:is(header)").count()]
+            texts[tab] = {one: words_of(window, one) for one in shown}
+        said.append(texts)
+    assert said[0] == said[1]
+
+
+def test_a_thousand_workers_are_painted_at_once_and_can_be_found(
+    report: Callable[..., str], open_window: Callable[..., Window]
+) -> None:
+    window = open_window()
+    page = window.page
+    costs = page.context.new_cdp_session(page)
+    costs.send("Performance.enable", {"timeDomain": "threadTicks"})
+    page.goto(f"{report(snapshot(workers(1000), shards=100_000))}#processes")
+    expect(page.locator("#process-rows tr")).to_have_count(100)
+    spent = {one["name"]: one["value"] for one in costs.send("Performance.getMetrics")["metrics"]}
+    assert spent["TaskDuration"] < PAINTED_CPU_S
+    expect(page.locator("#processes-pager")).to_contain_text("1 to 100 of 1,001")
+    page.get_by_role("button", name="Further rows").click()
+    expect(page.locator("#process-rows tr").first).to_contain_text("worker-100")
+    assert "processes-page=2" in page.url
+    page.fill("#find", "worker-77")
+    expect(page.locator("#process-rows tr")).to_have_count(11)
+    page.select_option("#state-filter", "trouble")
+    expect(page.locator("#process-rows tr")).to_have_count(0)
+    page.fill("#find", "")
+    expect(page.locator("#process-rows tr")).to_contain_text(["infrastructure killed by signal 9 (SIGKILL)"])
+    page.reload()
+    expect(page.locator("#process-rows tr")).to_have_count(1)
+    assert window.problems == []
+
+
+def test_all_of_it_can_be_reached_with_the_keyboard_and_is_in_the_address(
+    report: Callable[..., str], open_window: Callable[..., Window]
+) -> None:
+    window = open_window()
+    page = window.page
+    page.goto(report(snapshot(workers(3))))
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.get_by_role("link", name="Processes").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#processes")).to_be_visible()
+    expect(page.get_by_role("link", name="Processes")).to_have_attribute("aria-current", "page")
+    page.get_by_role("button", name="Records", exact=True).focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("th[aria-sort=descending]")).to_have_text("Records")
+    expect(page.locator("#process-rows th").first).to_have_text("worker-3")
+    page.get_by_role("link", name="worker-2").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#process h3")).to_have_text("worker-2")
+    page.locator("#theme").focus()
+    page.keyboard.press("Enter")
+    assert "sort=-records" in page.url
+    assert "process=worker-2" in page.url
+    assert "theme=light" in page.url
+    page.reload()
+    expect(page.locator("#process h3")).to_have_text("worker-2")
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+
+
+def test_a_phone_shows_it_without_scrolling_sideways(report: Callable[..., str], open_window: Callable[..., Window]) -> None:
+    window = open_window(viewport={"width": 390, "height": 844}, has_touch=True)
+    address = report(snapshot(workers(20)))
+    for tab in ("overview", "timeline", "processes", "shards", "events"):
+        window.page.goto(f"{address}#{tab}")
+        expect(window.page.locator(f"#{tab}")).to_be_visible()
+        assert window.page.evaluate("() => document.documentElement.scrollWidth") <= 390, tab
+
+
+def test_script_in_names_and_texts_is_shown_and_does_not_run(
+    report: Callable[..., str], open_window: Callable[..., Window]
+) -> None:
+    rows = [process("worker-0", message=ATTACK, where=ATTACK, shard=ATTACK)]
+    found = snapshot(rows, name=ATTACK, text=ATTACK)
+    found["timeline"]["bars"] = [bar(row) for row in rows]
+    found["logs"] = [{"process": "worker-0", "text": ATTACK}]
+    window, dialogs = open_window(), []
+    window.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    address = report(found)
+    for tab in ("overview", "timeline", "processes", "shards", "logs", "events"):
+        window.page.goto(f"{address}?process=worker-0#{tab}")
+        expect(window.page.locator(f"#{tab}")).to_contain_text("alert(1)")
+    assert dialogs == []
+    assert window.problems == []
+    assert window.foreign(address) == []
+
+
+def test_an_installation_without_uplot_says_so_and_shows_the_rest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, report: Callable[..., str], open_window: Callable[..., Window]
+) -> None:
+    monkeypatch.setattr(assets, "_VENDOR", tmp_path)
+    for made in (assets.text, assets.address):
+        made.cache_clear()
+    try:
+        address = report(snapshot(ROWS))
+    finally:
+        monkeypatch.undo()
+        for made in (assets.text, assets.address):
+            made.cache_clear()
+    window = open_window()
+    window.page.goto(address)
+    expect(window.page.locator("#no-plots")).to_contain_text("uPlot")
+    expect(window.page.locator("#plot-loss polyline")).to_be_visible()
+    window.page.locator("#plot-loss summary").click()
+    expect(window.page.locator("#plot-loss tbody tr").first).to_contain_text("0.25")
+    assert window.problems == []
