@@ -1,6 +1,7 @@
 .PHONY: horovod demo test test-ring test-kubernetes churn churn-ring check bench fix lock prepare clean cluster
 BIN := .venv/bin
 WORKERS ?= 2
+CLUSTERS ?= 3
 
 demo: prepare  ## Train digits with a worker killed halfway, evaluate, export, load back, predict.
 	$(BIN)/python -m scripts.demo
@@ -9,11 +10,11 @@ test: prepare  ## Every test; those on a real Kubernetes last and where they can
 	@status=0; \
 	scripts/browser || status=$$?; \
 	$(BIN)/python -m pytest -n $(WORKERS) --ignore tests/kubernetes --ignore tests/ring $(ARGS) || status=$$?; \
-	[ -n "$(ARGS)" ] || scripts/test-kubernetes $(WORKERS) || status=$$?; \
+	[ -n "$(ARGS)" ] || scripts/test-kubernetes $(CLUSTERS) || status=$$?; \
 	exit $$status
 
 test-kubernetes: prepare  ## Tests on a real Kubernetes: one made here (Linux, root, Go), or the one that KUBECONFIG names.
-	@scripts/test-kubernetes $(WORKERS) $(ARGS)
+	@scripts/test-kubernetes $(CLUSTERS) $(ARGS)
 
 test-ring: horovod  ## Rings of real processes: members killed, stopped, joining.
 	$(BIN)/python -m pytest tests/ring $(ARGS)

@@ -16,6 +16,17 @@ from tests.kubernetes.cluster import leftovers
 from tests.kubernetes.jobs import RBAC, Jobs, volume
 from tests.kubernetes.place import Place
 
+LONGEST_FIRST = ("faults", "training", "job_faults", "ring", "verbs", "scale", "contract", "rights", "leftovers")
+"""Files that take minutes, so that none of them is begun when the other processes have ended."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ours = [index for index, item in enumerate(items) if item.path.parent == Path(__file__).parent]
+    names = {f"test_kubernetes_{name}": place for place, name in enumerate(LONGEST_FIRST)}
+    ordered = sorted((items[index] for index in ours), key=lambda item: names.get(item.path.stem, len(names)))
+    for index, item in zip(ours, ordered, strict=True):
+        items[index] = item
+
 
 @pytest.fixture(scope="session")
 def whole_cluster() -> Iterator[Place]:
