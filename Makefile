@@ -6,10 +6,11 @@ CLUSTERS ?= 3
 demo: prepare  ## Train digits with a worker killed halfway, evaluate, export, load back, predict.
 	$(BIN)/python -m scripts.demo
 
-test: prepare  ## Every test; those on a real Kubernetes last and where they can run, so that they disturb no other. With ARGS (for pytest) without them.
+test: prepare horovod  ## Every test; rings, and those on a real Kubernetes where they can run, last: they disturb others. With ARGS (for pytest) without these.
 	@status=0; \
 	scripts/browser || status=$$?; \
 	$(BIN)/python -m pytest -n $(WORKERS) --ignore tests/kubernetes --ignore tests/ring $(ARGS) || status=$$?; \
+	[ -n "$(ARGS)" ] || $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/ring || status=$$?; \
 	[ -n "$(ARGS)" ] || scripts/test-kubernetes $(CLUSTERS) || status=$$?; \
 	exit $$status
 
@@ -25,7 +26,7 @@ churn: prepare  ## Twenty whole jobs with seeds, a worker killed every few secon
 churn-ring: horovod  ## Twenty whole jobs on a ring with seeds, a member killed every five seconds in each.
 	ELASTICDL_CHURN_SEEDS=20 $(BIN)/python -m pytest -s tests/ring/test_ring_churn.py $(ARGS)
 
-horovod: prepare  ## Build Horovod for this TensorFlow and install it: AllreduceStrategy needs it (3 minutes on 2 cores, once).
+horovod: prepare  ## Build Horovod for this TensorFlow and install it: AllreduceStrategy needs it (3 minutes on 2 cores, once; kept in ~/.cache/elasticdl).
 	@scripts/horovod
 
 check: prepare  ## Format, lint, types, layers.

@@ -26,8 +26,10 @@ from elasticdl.model.structure import Structure, fits, input_specs, relaxed
 from elasticdl.model.usercode import user_code
 
 BUCKET_BYTES = 16 << 20
-SMALL_BYTES = 256 << 10
-"""A sparse gradient of a variable of at most this size is reduced as a dense one."""
+SMALL_BYTES = 1 << 20
+"""A sparse gradient of a variable of at most this size is reduced as a dense one (measured with 6,656 ids a step on two members of
+one machine: faster at 1 MB, slower by 1.7 times at 4 MB and by nine times at 16 MB).
+"""
 
 _CALLS_PER_STEP = 256
 """Random numbers that one generator may be asked for in one step before they overlap with those of the next step."""

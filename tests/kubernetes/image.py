@@ -109,7 +109,7 @@ def check_gpu() -> None:
         file.write_text(re.sub("^(FROM .*)$", r'\1\nSHELL ["/bin/sh", "-n", "-c"]', text, flags=re.MULTILINE))
         # Only docker's own format of images knows SHELL.
         options = ["--format=docker", f"--build-arg=BASE_IMAGE={NAME}", f"--tag={GPU}"]
-        _buildah("build", *options, *flags(), f"--file={file}", folder)
+        _buildah("build", *options, *flags(), f"--file={file}", str(ROOT))
 
 
 def _archive(name: str) -> Path:

@@ -71,7 +71,7 @@ def formed(members: int, after: int = 0):
 
 def finished(job, epochs: int, accuracy: float = 0.95) -> dict[str, int]:
     """The receipt's total of a job that ended well and lost nothing."""
-    code, output = job.finish()
+    code, output = job.finish(2 * LIMIT_S)
     assert code == 0, output + job.tails()
     total = job.receipt()["total"]
     assert total["trained"] == total["expected"] == epochs * RECORDS

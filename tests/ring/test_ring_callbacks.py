@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.ring.ring_jobs import start
+from tests.ring.ring_jobs import LIMIT_S, start
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -20,7 +20,7 @@ def notes(folder: Path) -> list[dict[int, dict]]:
 
 
 def done(job) -> None:
-    code, output = job.finish()
+    code, output = job.finish(2 * LIMIT_S)
     assert code == 0, output + job.tails()
     total = job.receipt()["total"]
     assert total["trained"] == total["expected"] > 0

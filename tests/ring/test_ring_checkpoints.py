@@ -7,17 +7,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.ring.ring_jobs import finished, start
+from tests.ring.ring_jobs import LIMIT_S, finished, start
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def trained(start_jobs, digits):
+def trained(start_jobs, digits, tmp_path_factory):
     """A job that is done, with its newest checkpoint at its last version."""
-    job = start(start_jobs, digits, num_workers=2, num_epochs=4, checkpoint_steps=60)
-    finished(job, epochs=4, accuracy=0.9)
+    output = tmp_path_factory.mktemp("output") / "export"
+    job = start(start_jobs, digits, num_workers=2, num_epochs=6, evaluation_steps=200, checkpoint_steps=60, output=output)
+    finished(job, epochs=6, accuracy=0.9)
+    assert (output / "saved_model.pb").exists()
     return job
+
+
+def test_two_workers_train_evaluate_and_leave_checkpoints(trained):
+    evaluated = [row["version"] for row in trained.metrics() if row["kind"] == "evaluation"]
+    assert evaluated == [200, 270]
+    kept = sorted(int(path.parent.name.removeprefix("version-")) for path in trained.directory.glob("checkpoints/*/manifest.json"))
+    assert kept == [180, 240, 270]
 
 
 def predictions(folder: Path) -> np.ndarray:
@@ -36,7 +45,7 @@ def test_a_checkpoint_of_a_ring_is_evaluated_whatever_the_flags_say_of_servers(f
         num_workers=2,
         **flags,
     )
-    code, output = job.finish()
+    code, output = job.finish(2 * LIMIT_S)
     assert code == 0, output + job.tails()
     assert job.final("accuracy") == trained.final("accuracy")
     assert job.metrics()[-1]["version"] == trained.metrics()[-1]["version"] > 0
@@ -52,7 +61,7 @@ def test_a_checkpoint_of_a_ring_gives_predictions(trained, start_job, digits, tm
         records_per_task=100,
         num_workers=2,
     )
-    code, output = job.finish()
+    code, output = job.finish(2 * LIMIT_S)
     assert code == 0, output + job.tails()
     labels = np.load(digits / "test.npz")["label"]
     logits = predictions(tmp_path / "predictions")
