@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import statistics
@@ -63,11 +64,10 @@ def _measured(job: RunningJob, kills: int) -> Recovery:
     for number in range(kills):
         time.sleep(_REST_S)
         _strike(job, found, number % 2, signal.SIGKILL)
-        begin_s = time.time()
         # The kill made a generation of one, the join makes another.
         generation = job.until("another joined", lambda after=generation + 1: formed(job, 2, after))
         time.sleep(_REST_S)
-        found.join.append(_longest_gap(job, begin_s))
+        found.join.append(_pause_at(job, generation))
     _strike(job, found, 1, signal.SIGSTOP)
     found.repeated_records = job.status()["records"]["repeated"]
     return found
@@ -89,11 +89,13 @@ def _strike(job: RunningJob, found: Recovery, rank: int, with_signal: signal.Sig
     (found.lost if with_signal == signal.SIGSTOP else found.kill).append(end_s - at_s)
 
 
-def _longest_gap(job: RunningJob, since_s: float) -> float:
-    """The longest time between two steps of one that was there before and after."""
+def _pause_at(job: RunningJob, generation: int) -> float:
+    """The longest time between two steps of one that was there before, of those that end within a second of that generation."""
+    said = [json.loads(line) for line in (job.directory / "events.jsonl").read_text().splitlines()]
+    at_s = next(one["at"] for one in said if one["text"].startswith(f"generation {generation} of the ring: "))
     found = []
     for times in steps_of(job.directory).values():
-        gaps = [b - a for a, b in itertools.pairwise(times) if b > since_s]
-        if gaps and times[0] < since_s:
+        gaps = [b - a for a, b in itertools.pairwise(times) if at_s < b < at_s + 1.0]
+        if gaps and times[0] < at_s:
             found.append(max(gaps))
     return max(found)
