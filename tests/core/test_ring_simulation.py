@@ -308,6 +308,18 @@ class Ring(RuleBasedStateMachine):
         if worker := self.world.worker(who):
             self.world.drain(worker)
 
+    @rule(who=st.integers(0, 5), number=st.sampled_from([0, 0, 1, 2, 4, 7]))
+    def read_ahead(self, who, number):
+        worker = self.world.worker(who)
+        if worker is None or (self.world.ring is not None and worker.name in self.world.ring.members):
+            return
+        for command in self.world.put(e.LeaseRequested(0, worker.name, number, False)):
+            if isinstance(command, c.GrantItem):
+                assert number in (0, command.item.number)
+                assert command.item.number >= self.world.ring.first_number
+                others = [one.items.get(command.item.number) for one in self.world.workers.values()]
+                assert all(item in (None, command.item) for item in others)
+
     @rule(low=st.integers(1, 3), more=st.integers(0, 2))
     def scale(self, low, more):
         self.world.put(e.ScaleRequested(0, low, low + more))
