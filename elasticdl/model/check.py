@@ -62,7 +62,7 @@ class Check:
         for task, origin in self._origins().items():
             if origin:
                 self.found[task] = self._data(task, origin)
-        check_callbacks(self.module)
+        self.warnings += check_callbacks(self.module)
         trial = self._trial()
         tried = self._try(trial)
         check_processor(self.module)

@@ -103,10 +103,10 @@ class Trial:
         return self.step.metric_states()
 
 
-def check_callbacks(module: ModelModule) -> None:
-    """What `callbacks()` returns. Raises UserError."""
+def check_callbacks(module: ModelModule) -> list[str]:
+    """What `callbacks()` returns; warnings of what a job leaves out of it. Raises UserError."""
     if module.callbacks is None:
-        return
+        return []
     with user_code("callbacks", module.zoo):
         made = module.callbacks()
     if not isinstance(made, (list, tuple, type(None))):
@@ -114,6 +114,14 @@ def check_callbacks(module: ModelModule) -> None:
     for one in made or ():
         if not isinstance(one, keras.callbacks.Callback):
             raise UserError(f"{place(module.callbacks)}: callbacks returned {one!r}, expected Keras callbacks")
+    left_out = [text for one in made or () if isinstance(one, keras.callbacks.TensorBoard) for text in _left_out(one)]
+    return [f"{place(module.callbacks)}: of TensorBoard a job writes the curves of epochs: {text} is left out" for text in left_out]
+
+
+def _left_out(board: keras.callbacks.TensorBoard) -> list[str]:
+    asked = {name: getattr(board, name) for name in ("histogram_freq", "write_images", "embeddings_freq")}
+    asked["update_freq"] = 0 if board.update_freq == "epoch" else board.update_freq
+    return [f"{name}={value}" for name, value in asked.items() if value]
 
 
 def check_processor(module: ModelModule) -> None:

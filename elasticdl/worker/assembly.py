@@ -22,6 +22,7 @@ from elasticdl.model.step import CompiledStep
 from elasticdl.model.usercode import user_code
 from elasticdl.rpc.parameters import Parameters
 from elasticdl.shard import Lease, Source, Task
+from elasticdl.worker.callback_files import Desk
 from elasticdl.worker.callbacks import JobCallbacks, Occasion
 from elasticdl.worker.evaluation import EvaluationTask, SummaryTask
 from elasticdl.worker.exporting import ExportTask
@@ -129,7 +130,9 @@ def put_together(pieces: Pieces, parameters: Parameters, around: Surroundings) -
         served.set_dense(trainer.dense_of(lease))
 
     training = spec.action is Action.TRAIN
-    occasion = Occasion(served.model, module.zoo, around.outbox, refresh, bool(spec.data.validation_data), training)
+    validates = bool(spec.data.validation_data)
+    desk = Desk(assignment.job_dir, assignment.name, validates)
+    occasion = Occasion(served.model, module.zoo, around.outbox, refresh, validates, training, desk)
     with user_code("callbacks", module.zoo):
         callbacks = JobCallbacks(list(module.callbacks() or ()) if module.callbacks else [], occasion)
     tasks: Mapping[Task, TaskRunner] = {

@@ -25,6 +25,7 @@ from elasticdl.errors import UserError
 from elasticdl.model.callbacks import LearningRateScheduler, MaxStepsStopping, SavedModelExporter
 from elasticdl.model.usercode import user_code
 from elasticdl.shard import Lease
+from elasticdl.worker.callback_files import Desk, OneFile, placed
 from elasticdl.worker.ending import CallbackFailed
 from elasticdl.worker.evaluation import PastRound
 from elasticdl.worker.outbox import Outbox
@@ -37,7 +38,7 @@ _BATCH_METHODS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin"
 class Occasion:
     """The job's side of callbacks. `refresh` gives the local model the dense weights that a lease names.
 
-    `training`: the job trains, rather than evaluates or predicts.
+    `training`: the job trains, rather than evaluates or predicts. `desk`: where callbacks write files; None: wherever they say.
     """
 
     model: keras.Model
@@ -46,6 +47,7 @@ class Occasion:
     refresh: Callable[[Lease], None]
     has_validation: bool
     training: bool = True
+    desk: Desk | None = None
 
 
 @final
@@ -54,7 +56,8 @@ class JobCallbacks:
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback], occasion: Occasion) -> None:
         self._occasion = occasion
-        self._users = [callback for callback in callbacks if not isinstance(callback, _OURS)]
+        users = [callback for callback in callbacks if not isinstance(callback, _OURS)]
+        self._users = users if occasion.desk is None else placed(users, occasion.desk)
         self._steps_max = min((one.max_steps for one in callbacks if isinstance(one, MaxStepsStopping)), default=None)
         self._each_batch = [one for one in self._users if _overrides(one, _BATCH_METHODS)]
         self._epoch: int | None = None
@@ -119,10 +122,17 @@ class JobCallbacks:
             return
         past = cast("keras.Model", _PastModel(self._occasion.model))
         self._show(past)
+        self._recalling(True)
         for one in missed:
             self._rounds.add(one.round)
             self._tell_round(one.epoch, one.values, {} if one.loss is None else {"loss": one.loss})
+        self._recalling(False)
         self._show(self._occasion.model)
+
+    def _recalling(self, recalling: bool) -> None:
+        for callback in self._users:
+            if isinstance(callback, OneFile):
+                callback.recalling = recalling
 
     def _tell_round(self, epoch: int, values: Mapping[str, float], loss: Mapping[str, float]) -> None:
         self._call("on_test_begin", {})
@@ -164,7 +174,8 @@ class JobCallbacks:
     def _call_on(self, callbacks: Sequence[keras.callbacks.Callback], method: str, *arguments: Any) -> None:  # noqa: ANN401
         for callback in callbacks:
             try:
-                with user_code(f"{type(callback).__name__}.{method}", self._occasion.zoo):
+                name = callback.name if isinstance(callback, OneFile) else type(callback).__name__
+                with user_code(f"{name}.{method}", self._occasion.zoo):
                     getattr(callback, method)(*arguments)
             except UserError as error:
                 raise CallbackFailed(error.message, hint=error.hint) from error

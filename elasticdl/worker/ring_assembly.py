@@ -19,6 +19,7 @@ from elasticdl.model.usercode import user_code
 from elasticdl.rpc.parameters import Float32s, Int64s
 from elasticdl.shard import SnapshotId, Task
 from elasticdl.worker.assembly import Assignment, sources_of
+from elasticdl.worker.callback_files import Desk
 from elasticdl.worker.callbacks import JobCallbacks, Occasion
 from elasticdl.worker.evaluation import EvaluationTask, SummaryTask
 from elasticdl.worker.exporting import ExportTask
@@ -80,7 +81,9 @@ def assemble_ring(assignment: Assignment, host: str, source: ItemSource, forms: 
     served = model.served()
     step = CompiledStep(served, module)
     training = spec.action is Action.TRAIN
-    occasion = Occasion(model.model, module.zoo, around.outbox, lambda _: None, bool(spec.data.validation_data), training)
+    validates = bool(spec.data.validation_data)
+    desk = Desk(assignment.job_dir, assignment.name, validates)
+    occasion = Occasion(model.model, module.zoo, around.outbox, lambda _: None, validates, training, desk)
     with user_code("callbacks", module.zoo):
         callbacks = JobCallbacks(list(module.callbacks() or ()) if module.callbacks else [], occasion)
     tasks: Mapping[Task, TaskRunner] = {
