@@ -59,8 +59,10 @@ class Node:
             (hierarchy / self.cgroup).mkdir(exist_ok=True)
         self.certificates()
         self.write_settings()
-        self.control_plane()
+        self.api_server()
+        # What asks it too early gives up for good where the machine is busy.
         self.wait_for("the API server", lambda: self.api("/readyz") == b"ok")
+        self.controllers()
         store.mount(self.images, self.state / "containerd")
         self.spawn("containerd", shutil.which("containerd") or "containerd", "--config", self.state / "containerd.toml")
         self.wait_for("containerd", lambda: (self.state / "containerd.sock").exists())
@@ -131,7 +133,7 @@ class Node:
                 text = text.replace(f"@{key}@", str(value))
             path.write_text(text)
 
-    def control_plane(self) -> None:
+    def api_server(self) -> None:
         state = self.state
         self.program(
             "etcd", f"--data-dir={state}/etcd", "--unsafe-no-fsync", "--listen-client-urls=http://127.0.0.1:2379",
@@ -146,6 +148,9 @@ class Node:
             f"--cert-dir={state}/certs", "--enable-admission-plugins=NodeRestriction", "--kubelet-client-certificate=" + f"{state}/ca.crt",
             f"--kubelet-client-key={state}/ca.key",
         )  # fmt: skip
+
+    def controllers(self) -> None:
+        state = self.state
         self.program("kube-scheduler", f"--kubeconfig={state}/scheduler.kubeconfig", "--leader-elect=false")
         self.program(
             "kube-controller-manager", f"--kubeconfig={state}/controllers.kubeconfig", "--leader-elect=false",
