@@ -32,6 +32,8 @@ REAL, FAKE = "elasticdl.test/real", "elasticdl.test/fake"
 """Places on the real node, and on those that pretend."""
 LIVE = ("Pending", "Running")
 RESULTS = ROOT / "bench/results/kubernetes_pods.json"
+PROGRAMS = ("kube-apiserver", "etcd", "kube-scheduler", "kube-controller", "kwok", "kubelet", "containerd")
+"""As the kernel has their names."""
 TAINT = {"key": SELECTOR, "value": "fake", "effect": "NoSchedule"}
 STAGES = ("node/fast/node-initialize", "node/heartbeat/node-heartbeat", "pod/fast/pod-ready", "pod/fast/pod-delete")
 
@@ -135,6 +137,23 @@ def _delete(place: Place, namespace: str, pods: list[str]) -> None:
     asyncio.run(delete())
 
 
+def _cpu_of_programs() -> dict[str, float]:
+    """CPU seconds of each of the cluster's programs by now, of all clusters of this machine."""
+    found = dict.fromkeys(PROGRAMS, 0.0)
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            head, _, fields = (entry / "stat").read_text().rpartition(")")
+        except OSError:
+            continue
+        if (name := head.partition("(")[2]) in found:
+            found[name] += sum(map(int, fields.split()[11:13])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def _since(before: dict[str, float]) -> str:
+    return ", ".join(f"{name} {seconds - before[name]:.1f}" for name, seconds in _cpu_of_programs().items())
+
+
 def _used(place: Place, job: Job) -> dict[str, float]:
     """The master process's CPU seconds, and the most memory it had."""
     (master,) = place.read(
@@ -155,11 +174,13 @@ def _used(place: Place, job: Job) -> dict[str, float]:
 def test_one_master_makes_five_hundred_pods_and_replaces_a_hundred(
     place: Place, jobs: Jobs, owner: Owner, fake_nodes, real_node
 ) -> None:
+    before = _cpu_of_programs()
     figures = {"bare_s": _bare_loop(place, owner)}
+    print(f"\nCPU seconds while a bare loop made {PODS} pods: {_since(before)}")
     _delete(place, owner.namespace, [f"{owner.job}-worker-{index}" for index in range(PODS)])
     place.kubectl("-n", owner.namespace, "wait", "--for=delete", "pods", "--all", f"--timeout={LIMIT_S:g}s", timeout_s=LIMIT_S + 10)
     make_data.MAKERS["digits"](jobs.folder, 0)
-    began_s = time.time()
+    began_s, before = time.time(), _cpu_of_programs()
     job = jobs.submit(
         "many",
         model_def="digits",
@@ -173,6 +194,7 @@ def test_one_master_makes_five_hundred_pods_and_replaces_a_hundred(
         worker_resource_limit=f"{FAKE}=1",
     )
     made_s = _until_placed(place, job, PODS)
+    print(f"CPU seconds from the submission until all {PODS} of a job had their places: {_since(before)}")
     figures["submitted_to_created_s"] = made_s[-1] - began_s
     figures["first_to_last_s"] = made_s[-1] - made_s[0]
     figures |= _used(place, job)
