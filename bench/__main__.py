@@ -1,4 +1,4 @@
-"""`python -m bench [table] [server] [end_to_end] [ring]`: all of them by default; figures also go to bench/results/<name>.json."""
+"""`python -m bench [table] [server] [end_to_end] [ring] [page]`: all of them by default; figures also go to bench/results/<name>.json."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-NAMES = ("table", "server", "end_to_end", "ring")
+NAMES = ("table", "server", "end_to_end", "ring", "page")
 
 
 def main(names: list[str]) -> None:

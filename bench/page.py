@@ -1,0 +1,252 @@
+"""What the status page costs a master: 1,000 workers, 100,000 shards, and browsers that watch. CPU time, of seconds that the bench makes.
+
+The decisions, the page's server and its streams are the real ones; workers are simulated by what they would say: each tells of
+progress and gauges every two seconds. Browsers are streams of another process. `python -m bench.page [PROFILE]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import cProfile
+import pstats
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from elasticdl.clock import ManualClock
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.cluster.fake import FakeCluster
+from elasticdl.history.chronicle import Chronicle
+from elasticdl.history.snapshot import about
+from elasticdl.job import Action, JobSpec
+from elasticdl.master.core import events as e
+from elasticdl.master.core.commands import Announce, GrantLease
+from elasticdl.master.core.state import JobState
+from elasticdl.master.fencing import Fences
+from elasticdl.master.front_desk import FrontDesk
+from elasticdl.master.inbox import Inbox
+from elasticdl.master.server_roster import ServerRoster
+from elasticdl.master.status.collector import Collector
+from elasticdl.master.status.guard import Guard
+from elasticdl.master.status.server import StatusServer
+from elasticdl.master.status.watched import Watched
+from elasticdl.page import render_page
+from elasticdl.rpc.channel import Credentials
+from elasticdl.rpc.conversation import Progress
+from elasticdl.rpc.ps_control import GrpcServerControl
+from elasticdl.shard import Applied, Lease, Source, Task
+
+WORKERS, SHARDS, SHARD_RECORDS, BATCH = 1000, 100_000, 4096, 64
+REPORT_EVERY_S = 2.0
+SECONDS = 20
+TOKEN = "token"
+BROWSERS = (0, 1, 10)
+
+
+class Master:
+    """Decisions and page; events are handled in place."""
+
+    def __init__(self, directory: Path) -> None:
+        flags = {"model_zoo": "z", "model_def": "m", "training_data": "t", "num_workers": f"1:{WORKERS}", "job_name": "large"}
+        spec = JobSpec.from_flags(Action.TRAIN, {**flags, "records_per_task": SHARD_RECORDS, "num_epochs": 2})
+        self.clock = clock = ManualClock(wall_s=time.time())
+        self.inbox = Inbox(clock)
+        self.core = JobState(spec)
+        roster = ServerRoster(1, lambda name, address: GrpcServerControl(str(name), address, Credentials(TOKEN, "m"), 1))
+        self.desk = FrontDesk(self.inbox, roster, Fences(roster), Task.TRAINING, self.core.may_attach)
+        self.chronicle = Chronicle(directory / "events.jsonl", clock.wall_s())
+        collector = Collector(directory / "series.json", clock)
+        self.watched = Watched(about(spec, clock.wall_s()), self.core, self.desk, self.inbox, self.chronicle, collector)
+        self.watched.cluster = FakeCluster()
+        self.page = StatusServer(self.watched, Guard(TOKEN), 1)
+        self.leases: dict[ProcessName, list[Lease]] = {}
+        self.offsets: dict[ProcessName, int] = {}
+        self.reports = 0
+
+    def put(self, event: e.Event) -> None:
+        for command in self.core.handle(event):
+            match command:
+                case GrantLease():
+                    self.leases.setdefault(command.worker, []).append(command.lease)
+                    self.desk.throughput.granted(command.lease)
+                case Announce():
+                    stamp = {"at": self.inbox.clock.wall_s(), "at_s": self.inbox.at_s()}
+                    told: dict[str, Any] = {
+                        "kind": command.kind,
+                        "text": command.text,
+                        "process": command.process,
+                        "details": command.details,
+                    }
+                    self.chronicle.append(stamp, told)
+                case _:
+                    pass
+
+    def begin(self) -> None:
+        self.put(e.JobStarted(self.inbox.at_s(), (Source("data", SHARDS * SHARD_RECORDS),)))
+        server = ProcessName(Role.PS, 0)
+        self.put(e.ProcessAttached(self.inbox.at_s(), server, "a:1", "a:2"))
+        for index in range(WORKERS):
+            name = ProcessName(Role.WORKER, index)
+            self.put(e.ProcessSeen(self.inbox.at_s(), name, True, f"node-{index % 50}"))
+            self.put(e.ProcessAttached(self.inbox.at_s(), name))
+            self.desk.attendance.claim(name, "i").announced = True
+            for _ in range(2):
+                self.put(e.LeaseRequested(self.inbox.at_s(), name))
+
+    def report(self, name: ProcessName) -> None:
+        """Ten minibatches more of its first lease."""
+        self.reports += 1
+        lease = self.leases[name][0]
+        assert lease.shard is not None
+        offset = min(lease.shard.records, self.offsets.get(name, lease.offset) + 10 * BATCH)
+        done, at_s = offset == lease.shard.records, self.inbox.at_s()
+        presence = self.desk.attendance.heard(name)
+        assert presence is not None
+        gauges = {
+            "rss_bytes": 4e8 + offset,
+            "cpu_s": at_s,
+            "step_ms": 12.5 + offset % 7,
+            "pull_ms": 1.25,
+            "push_ms": 2.5,
+            "wait_ms": 0.5,
+            "staleness_mean": 3.5,
+        }
+        presence.told(gauges)
+        applied = Applied(lease.shard.id, lease.attempt, offset)
+        self.desk.throughput.reported(name, Progress(lease.task, applied, done=done), at_s)
+        self.put(e.ProgressReported(at_s, name, lease.task, applied, version=int(at_s * 100), loss=1.0 / (1 + at_s), done=done))
+        self.offsets[name] = offset
+        if done:
+            self.leases[name].pop(0)
+            self.offsets.pop(name)
+            self.put(e.LeaseRequested(at_s, name))
+
+    async def second(self) -> None:
+        """A second of the job: every other worker reports, and the page looks once."""
+        for index in range(self.reports, self.reports + round(WORKERS / REPORT_EVERY_S)):
+            self.report(ProcessName(Role.WORKER, index % WORKERS))
+        self.clock.advance(1.0)
+        await self.page._live._tick()
+
+
+async def watch(port: int, number: int) -> None:
+    """So many browsers, in a process of their own; bytes that each was sent, at the end."""
+    counted = [0] * number
+
+    async def one(session: aiohttp.ClientSession, place: int) -> None:
+        async with session.get("/api/v1/stream") as answer:
+            async for chunk in answer.content.iter_any():
+                counted[place] += len(chunk)
+
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers, timeout=aiohttp.ClientTimeout()) as session:
+        streams = [asyncio.ensure_future(one(session, place)) for place in range(number)]
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+        print(max(counted, default=0), flush=True)
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+
+
+async def phase(master: Master, port: int, number: int) -> dict[str, float]:
+    """CPU time of this process for each second of the job, while so many browsers watch: however busy the machine is."""
+    command = (sys.executable, "-m", "bench.page", "--watch", str(port), str(number))
+    child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+    while master.page._live.watchers < number:
+        await asyncio.sleep(0.05)
+    reporting_s = looking_s = 0.0
+    for _ in range(SECONDS):
+        begin_s = time.process_time()
+        await master.second()
+        # The browsers' connections are written to, and take it.
+        await asyncio.sleep(0.1)
+        looking_s += time.process_time() - begin_s
+    for _ in range(SECONDS):
+        begin_s = time.process_time()
+        for index in range(round(WORKERS / REPORT_EVERY_S)):
+            master.report(ProcessName(Role.WORKER, index % WORKERS))
+        reporting_s += time.process_time() - begin_s
+    assert child.stdin is not None and child.stdout is not None
+    child.stdin.write(b"\n")
+    told = int(await child.stdout.readline())
+    await child.wait()
+    while master.page._live.watchers:
+        await master.second()
+        await asyncio.sleep(0.1)
+    return {
+        "CPU ms per second": round(1000 * looking_s / SECONDS, 1),
+        "of it reports": round(1000 * reporting_s / SECONDS, 1),
+        "KiB/s to each browser": round(told / SECONDS / 1024, 1),
+    }
+
+
+async def requests(master: Master, port: int) -> dict[str, float]:
+    """Milliseconds of CPU for one of each, all else included."""
+    found: dict[str, float] = {}
+    headers = {"Authorization": f"Bearer {TOKEN}", "Accept-Encoding": "identity"}
+    paths = (
+        "/",
+        "/api/v1/snapshot",
+        "/api/v1/status",
+        "/metrics",
+        "/api/v1/timeline",
+        "/api/v1/shards",
+        "/api/v1/shards?state=done&offset=90000",
+    )
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers) as session:
+        for path in paths:
+            begin_s = time.process_time()
+            for _ in range(5):
+                master.watched._reading = None
+                async with session.get(path) as answer:
+                    size = len(await answer.read())
+                    assert answer.status == 200, path
+            found[f"{path} ms"] = round(1000 * (time.process_time() - begin_s) / 5, 1)
+            found[f"{path} KiB"] = round(size / 1024, 1)
+    return found
+
+
+async def story(profile: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        master = Master(Path(folder))
+        master.begin()
+        port = await master.page.start("127.0.0.1", 0)
+        task = master.page._live._task
+        assert task is not None
+        task.cancel()  # time is the test's
+        figures: dict[str, Any] = {"workers": WORKERS, "shards": SHARDS}
+        profiler = cProfile.Profile()
+        for number in (10,) if profile else BROWSERS:
+            if profile:
+                profiler.enable()
+            figures[f"{number} browsers"] = await phase(master, port, number)
+            profiler.disable()
+        if profile:
+            pstats.Stats(profiler).sort_stats(profile).print_stats(45)
+        begin_s = time.process_time()
+        render_page(master.watched.snapshot())
+        figures["drawing the page ms"] = round(1000 * (time.process_time() - begin_s), 1)
+        figures["requests"] = await requests(master, port)
+        figures["peak memory MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        await master.page.close(None)
+        return figures
+
+
+def measure(profile: str = "") -> dict[str, Any]:
+    """See the module; prints the figures."""
+    figures = asyncio.run(story(profile))
+    for name, value in figures.items():
+        print(f"{name}: {value}", flush=True)
+    return figures
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--watch"]:
+        asyncio.run(watch(int(sys.argv[2]), int(sys.argv[3])))
+    else:
+        measure(*sys.argv[1:2])

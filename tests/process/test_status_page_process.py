@@ -1,0 +1,150 @@
+"""The page of a real master, over HTTP as a browser has it: while processes come and go, to the end of the job."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import stat
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from elasticdl.errors import ExitCode
+from tests.process.test_master_process_job import TOKEN, Running, start  # noqa: F401 - `start` is a fixture
+
+pytestmark = pytest.mark.process
+Start = Callable[..., Running]
+
+
+class Browser:
+    """One that signed in."""
+
+    def __init__(self, running: Running) -> None:
+        self.page = running.where()["page"]
+        self.address = urlsplit(self.page).netloc
+        status, _ = self._request("POST", "/session", {"token": TOKEN}, {"Origin": f"http://{self.address}"})
+        assert status == 204
+
+    def _request(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self.address, timeout=20)
+        sent = {**({"Cookie": self.cookie} if hasattr(self, "cookie") else {}), **(headers or {})}
+        text = None
+        if body is not None:
+            text, sent["Content-Type"] = json.dumps(body), "application/json"
+        connection.request(method, path, text, sent)
+        answer = connection.getresponse()
+        if cookie := answer.getheader("Set-Cookie"):
+            self.cookie = cookie.partition(";")[0]
+        content = answer.read()
+        connection.close()
+        return answer.status, content
+
+    def get(self, path: str) -> Any:
+        status, content = self._request("GET", path)
+        assert status == 200, content
+        return json.loads(content) if content.startswith((b"{", b"[")) else content.decode()
+
+    def ask(self, verb: str, **body: object) -> tuple[int, Any]:
+        status, content = self._request("POST", f"/api/v1/{verb}", body, {"Origin": f"http://{self.address}"})
+        return status, json.loads(content)
+
+
+def test_the_page_shows_what_the_command_line_shows_and_steers_the_job(start: Start) -> None:  # noqa: F811
+    running = start(num_workers="1:3", records_per_task=50)
+    hold = running.hold()
+    running.wait_for_status("three workers", lambda status: status["scale"]["observed"] == 3)
+    browser = Browser(running)
+    running.wait_until("the page is as fresh", lambda: browser.get("/api/v1/status")["scale"]["observed"] == 3)
+    shown, told = browser.get("/api/v1/status"), running.client().status()
+    for key in ("action", "phase", "epochs", "shards", "receipt", "scale"):
+        assert shown[key] == told[key], key
+    assert "m" in browser.get("/")
+    assert {one["process"] for one in browser.get("/api/v1/logs")["logs"]} >= {"worker-0", "worker-1", "worker-2", "ps-0", "ps-1"}
+    assert "=== worker-0 started" in browser.get("/api/v1/logs/worker-0?start=0")["text"]
+    owners = {row["owner"] for row in browser.get("/api/v1/shards?state=leased")["shards"]}
+    assert owners == {"worker-0", "worker-1", "worker-2"}
+
+    # One is killed: it is on the page within two seconds, with its cause.
+    os.kill(running.pids("worker-1")["worker-1"], signal.SIGKILL)
+
+    def cause() -> str:
+        rows = {row["name"]: row for row in browser.get("/api/v1/status")["processes"]}
+        return str(rows["worker-1"]["cause"])
+
+    running.wait_until("the cause of the kill is on the page", lambda: cause() != "", 2.0 + 8.0 * bool(os.environ.get("CI")))
+    bars = {bar["process"]: bar for bar in browser.get("/api/v1/timeline")["bars"]}
+    assert bars["worker-1"]["ended_s"] is not None and bars["worker-1"]["cause"] == cause()
+
+    status, said = browser.ask("replace", process="worker-0")
+    assert status == 202 and "worker-0" in said["said"]
+    running.wait_until("another came", lambda: {"worker-3", "worker-4"} <= set(running.pids("worker")))
+    assert browser.ask("replace", process="worker-1")[0] == 409
+    assert browser.ask("replace", process="worker-9")[0] == 404
+    assert browser.ask("scale", min=1, max=2)[0] == 202
+    hold.unlink()
+    assert running.finish() == ExitCode.DONE
+    receipt = running.json("receipt.json")
+    assert receipt["total"]["lost"] == 0 and receipt["total"]["trained"] == 400
+    with pytest.raises(ConnectionError):
+        socket.create_connection(tuple(browser.address.split(":")), 5)  # type: ignore[arg-type]
+
+
+def test_the_address_and_the_token_are_for_the_owner_only_and_the_port_is_on_this_machine(start: Start) -> None:  # noqa: F811
+    running = start()
+    running.hold()
+    where = running.where()
+    assert where["page"].startswith("http://127.0.0.1:") and where["token"] not in where["page"]
+    assert stat.S_IMODE((running.directory / "master.json").stat().st_mode) == 0o600
+    port = urlsplit(where["page"]).port
+    others = {address[4][0] for address in socket.getaddrinfo(socket.gethostname(), port, type=socket.SOCK_STREAM)} - {
+        "127.0.0.1",
+        "::1",
+    }
+    for address in others:
+        if not address.startswith("127."):
+            with pytest.raises(OSError):
+                socket.create_connection((address, port), 2)
+    browser = Browser(running)
+    assert browser.ask("stop", reason="enough")[0] == 202
+    assert running.finish() == ExitCode.INTERRUPTED
+
+
+def test_a_job_whose_port_is_taken_goes_on_without_its_page_and_says_so(start: Start) -> None:  # noqa: F811
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        running = start(status_port=taken.getsockname()[1])
+        assert running.where()["page"] == ""
+        assert running.finish() == ExitCode.DONE
+    assert "the status page cannot be served" in (running.directory / "events.jsonl").read_text()
+
+
+def test_the_page_is_where_it_was_wanted(start: Start) -> None:  # noqa: F811
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running = start(status_port=port)
+    assert running.where()["page"] == f"http://127.0.0.1:{port}/"
+    assert running.finish() == ExitCode.DONE
+
+
+def test_the_stream_ends_with_the_end_of_the_job(start: Start) -> None:  # noqa: F811
+    running = start(num_workers="1")
+    hold = running.hold()
+    browser = Browser(running)
+    connection = http.client.HTTPConnection(browser.address, timeout=40)
+    connection.request("GET", "/api/v1/stream", headers={"Cookie": browser.cookie})
+    answer = connection.getresponse()
+    assert answer.getheader("Content-Type") == "text/event-stream; charset=utf-8"
+    hold.unlink()
+    text = answer.read().decode()
+    connection.close()
+    assert "event: processes\n" in text and "event: occurrences\n" in text
+    ended = text.rpartition("event: ended\n")[2]
+    assert json.loads(ended.partition("data: ")[2])["exit_code"] == 0
+    assert running.finish() == ExitCode.DONE
