@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, final
@@ -18,7 +19,10 @@ MOST_READ_BYTES = 64 << 20
 
 @final
 class JsonLines:
-    """Appends. A disk that is full costs lines, with a warning, never the job. One writer a file; readers see whole lines."""
+    """Appends. A disk that is full costs lines, with a warning, never the job. One writer a file; readers see whole lines.
+
+    What takes long, making a full file shorter, happens in a thread of its own: `append` never takes more than a write.
+    """
 
     def __init__(self, path: Path, policy: Policy | None = None) -> None:
         """`policy`: None for a file that may grow without end."""
@@ -26,6 +30,9 @@ class JsonLines:
         self._policy = policy
         self._file: IO[bytes] | None = None
         self._size_bytes = 0
+        self._full_bytes = policy.limit_bytes if policy is not None else 0
+        """When it is to be made shorter: later than at its limit where that did not work."""
+        self._thinning: _Thinning | None = None
         self._lost = 0
 
     def append(self, value: Mapping[str, Any]) -> None:
@@ -38,25 +45,64 @@ class JsonLines:
                 _LOG.warning("cannot write %s: %s; its lines are lost until that is mended", self._path, error)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; one that is being made shorter is first."""
+        if self._thinning is not None:
+            self._thinning.join()
+            self._replace(self._thinning)
+        self._close()
+
+    def _close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _write(self, line: bytes) -> None:
+        if self._thinning is not None and not self._thinning.is_alive():
+            self._replace(self._thinning)
         if self._file is None:
             self._file = self._path.open("ab")
             self._size_bytes = self._file.tell()
         self._file.write(line)
         self._file.flush()
         self._size_bytes += len(line)
-        if self._policy is not None and self._size_bytes > self._policy.limit_bytes:
-            self._thin(self._policy)
+        if self._policy is not None and self._thinning is None and self._size_bytes > self._full_bytes:
+            self._thinning = _Thinning(self._path, self._size_bytes, self._policy)
+            self._thinning.start()
 
-    def _thin(self, policy: Policy) -> None:
-        """Replace the file by a shorter one: whoever reads has the one or the other."""
-        self.close()
-        replace_whole(self._path, b"".join(line.text + b"\n" for line in thinned(read_lines(self._path), policy)))
+    def _replace(self, thinning: _Thinning) -> None:
+        """Put what was made in the place of the file, with what was appended meanwhile."""
+        self._thinning = None
+        if thinning.result is None:
+            self._full_bytes = self._size_bytes * 5 // 4
+            return
+        self._close()
+        try:
+            with self._path.open("rb") as file:
+                file.seek(thinning.until_bytes)
+                replace_whole(self._path, thinning.result + file.read())
+            self._full_bytes = thinning.policy.limit_bytes
+        except OSError as error:
+            self._full_bytes = self._size_bytes * 5 // 4
+            _LOG.warning("cannot make %s shorter: %s", self._path, error)
+
+
+@final
+class _Thinning(threading.Thread):
+    """Makes the beginning of a file shorter; `result` is None if that cannot be done."""
+
+    def __init__(self, path: Path, until_bytes: int, policy: Policy) -> None:
+        super().__init__(name=f"shortens {path.name}", daemon=True)
+        self._path, self.policy = path, policy
+        self.until_bytes = until_bytes
+        self.result: bytes | None = None
+
+    def run(self) -> None:
+        try:
+            lines = thinned(read_lines(self._path, self.until_bytes), self.policy)
+        except OSError as error:
+            _LOG.warning("cannot make %s shorter: %s", self._path, error)
+            return
+        self.result = b"".join(line.text + b"\n" for line in lines)
 
 
 def replace_whole(path: Path, content: bytes) -> None:
@@ -72,12 +118,13 @@ def replace_whole(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def read_lines(path: Path) -> list[Line]:
+def read_lines(path: Path, until_bytes: int | None = None) -> list[Line]:
     """What is in a file, at most its last 64 MiB; nothing if there is none. Raises OSError if it cannot be read."""
     try:
         with path.open("rb") as file:
-            size_bytes = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size_bytes - MOST_READ_BYTES))
-            return parsed(file.read(MOST_READ_BYTES))
+            end = file.seek(0, os.SEEK_END) if until_bytes is None else until_bytes
+            begin = max(0, end - MOST_READ_BYTES)
+            file.seek(begin)
+            return parsed(file.read(end - begin))
     except FileNotFoundError:
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, final
 
@@ -332,7 +332,7 @@ def spoken(seconds: float) -> str:
 
 
 def _shown(entry: Entry, now_s: float) -> dict[str, Any]:
-    found = asdict(entry)
+    found = {name: getattr(entry, name) for name in Entry.__slots__}
     found["what"] = str(entry.what)
     if entry.open:
         found["seconds"] = max(0.0, now_s - entry.at_s)

@@ -135,6 +135,8 @@ def test_a_record_of_days_stays_below_its_size_and_says_what_it_left_out(tmp_pat
     largest = 0
     for index in range(2_000):
         append(chronicle, float(index), cause="preempted" if index % 100 == 50 else "")
+        if (shortening := chronicle._lines._thinning) is not None:
+            shortening.join()
         largest = max(largest, path.stat().st_size)
     chronicle.close()
     found, dropped = read_occurrences(path)
@@ -147,6 +149,34 @@ def test_a_record_of_days_stays_below_its_size_and_says_what_it_left_out(tmp_pat
     assert f"{dropped:,} older lines left out" in marker.text and marker.details["dropped"] == dropped
     assert [one.seq for one in chronicle.after(1_997)] == [1_998, 1_999]
     assert chronicle.after(-1, limit=1)[0].seq == 1_000 and chronicle.dropped == 1_000
+
+
+def test_what_is_appended_while_a_file_is_made_shorter_is_there_afterwards_once(tmp_path: Path):
+    path = tmp_path / "events.jsonl"
+    chronicle = Chronicle(path, 1_000.0, Policy(20_000, _notable))
+    for index in range(3_000):
+        append(chronicle, float(index))
+    chronicle.close()
+    found, dropped = read_occurrences(path)
+    seqs = [one.seq for one in found if one.kind != HISTORY]
+    assert dropped + len(seqs) == 3_000 and seqs[-1] == 2_999 and len(set(seqs)) == len(seqs)
+    assert not list(tmp_path.glob(".*")), "nothing half-made is left"
+    append(chronicle, 3_000.0)
+    chronicle.close()
+    assert read_occurrences(path)[0][-1].seq == 3_000
+
+
+def test_a_record_that_cannot_be_made_shorter_goes_on_growing_and_is_said(tmp_path: Path, caplog, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    monkeypatch.setattr("elasticdl.history.lines.read_lines", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    lines = JsonLines(path, Policy(1_000, _notable))
+    for index in range(100):
+        lines.append({"index": index})
+        if lines._thinning is not None:
+            lines._thinning.join()
+    lines.close()
+    assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == list(range(100))
+    assert 1 <= len(caplog.records) <= 10 and "Input/output error" in caplog.text
 
 
 def test_a_master_that_goes_on_goes_on_with_numbers_and_time(tmp_path: Path):
