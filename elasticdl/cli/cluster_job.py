@@ -83,7 +83,7 @@ class ClusterJob:
             except NobodyListens:
                 message = _CHECKING
             except TransientError as error:
-                message = f"its master does not answer: {error.message}"
+                message = facts.lost_master(time.time()) or f"its master does not answer: {error.message}"
             except ElasticDLError as error:
                 message = f"its master cannot be asked: {error.message}"
         return self._without_master(self.facts(whole=True), message)

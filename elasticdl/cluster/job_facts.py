@@ -81,6 +81,18 @@ class JobFacts:
             return Standing.LEAVING
         return Standing.RUNNING if self.running_master else Standing.WAITING
 
+    def lost_master(self, now_wall_s: float) -> str:
+        """That its pod was to go long ago and does not, in words: its node is not there. '' if it is not so."""
+        pod = self.master
+        due_s = wall_s(pod["metadata"].get("deletionTimestamp")) if pod is not None else 0.0
+        if pod is None or not due_s or has_ended(pod) or now_wall_s < due_s + _OVERDUE_S:
+            return ""
+        node, name = (pod.get("spec") or {}).get("nodeName", ""), pod["metadata"]["name"]
+        return (
+            f"node {node} of its master does not answer; there are never two masters, so the next one starts when the node is back, is"
+            f" deleted (kubectl delete node {node}), or gives its pod up (kubectl delete pod {name} --force)"
+        )
+
     @property
     def waits_for(self) -> str:
         """Why there is no master to talk to, in words; '' if there is one, or the job has ended."""
@@ -126,6 +138,8 @@ class JobFacts:
         return tuple(sorted(found, key=lambda one: (list(Role).index(one[0].role), one[0].index, one[0].incarnation)))
 
 
+_OVERDUE_S = 60.0
+"""After the grace of a master's pod: nodes take seconds, and clocks may differ."""
 _VERDICTS = frozenset(int(code) for code in ExitCode)
 
 

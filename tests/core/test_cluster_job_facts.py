@@ -208,3 +208,18 @@ def test_a_quota_says_what_is_used_and_what_is_needed(used: str, hard: str, weig
     found = judged(quota, needs(job_spec, 2), needs(job_spec, 4))
     assert [one.weight for one in found] == ([weight] if weight else [])
     assert all(words in one.text for one in found)
+
+
+def test_a_master_whose_node_is_lost_is_told_with_what_helps() -> None:
+    leaving = running()
+    leaving["metadata"]["deletionTimestamp"] = "2026-11-21T10:05:00Z"
+    due_s = 1795255500.0
+    told = job_facts(job(), [leaving])
+    assert told.lost_master(due_s + 30) == "", "nodes take their time"
+    words = told.lost_master(due_s + 61)
+    assert "node node0 of its master does not answer" in words and "kubectl delete pod digits-master-0-1 --force" in words
+    assert job_facts(job(), [running()]).lost_master(due_s + 61) == ""
+    assert job_facts(job()).lost_master(due_s + 61) == ""
+    gone = ended(66)
+    gone["metadata"]["deletionTimestamp"] = "2026-11-21T10:05:00Z"
+    assert job_facts(job(), [gone]).lost_master(due_s + 61) == ""
