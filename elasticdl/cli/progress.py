@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from elasticdl.history.snapshot import eta_s
+from elasticdl.history.snapshot import eta_s as eta_s
 from elasticdl.words import amount
 
 Status: TypeAlias = Mapping[str, Any]
