@@ -1,0 +1,115 @@
+"""Curves of a running job out of its status."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.clock import ManualClock
+from elasticdl.history.lines import JsonLines
+from elasticdl.history.series import MOST_LABELS
+from elasticdl.master.status.collector import Collector, MetricsLog
+
+pytestmark = pytest.mark.core
+
+
+def status(at_s: float, version: int = 0, workers: int = 1, **more: Any) -> dict[str, Any]:
+    gauges = {"records_per_s": 10.0, "staleness_mean": 0.5, "pull_ms": 2.0, "push_ms": 4.0}
+    return {
+        "at_s": at_s,
+        "records": {"trained": int(at_s * 10)},
+        "scale": {"observed": workers},
+        "version": version,
+        "records_per_s": 10.0 * workers,
+        "gauges": {**{f"worker-{index}": gauges for index in range(workers)}, "ps-0": {"pull_ms": 1.0}},
+        **more,
+    }
+
+
+@pytest.fixture
+def collector(tmp_path: Path) -> Collector:
+    return Collector(tmp_path / "series.json", ManualClock())
+
+
+def values(collector: Collector, name: str, label: str = "") -> list[float | None]:
+    return next(one["values"] for one in collector.as_list() if (one["name"], one["label"]) == (name, label))
+
+
+def test_each_look_is_a_point_of_each_curve_in_its_unit(collector: Collector) -> None:
+    for second in range(3):
+        collector.look(status(float(second), version=5 * second, workers=2))
+    assert values(collector, "workers") == [2.0, 2.0, 2.0]
+    assert values(collector, "records_per_s") == [20.0, 20.0, 20.0]
+    assert values(collector, "pull_s", "worker-1") == [0.002] * 3 and values(collector, "push_s", "worker-1") == [0.004] * 3
+    assert values(collector, "staleness", "worker-0") == [0.5] * 3
+    assert values(collector, "updates_per_s") == [0.0, 5.0, 5.0]
+    assert {one["label"] for one in collector.as_list() if one["name"] == "pull_s"} == {"worker-0", "worker-1"}, "workers only"
+    assert {sample.at_s for sample in collector.newest} == {2.0} and collector.looks == 3
+
+
+def test_updates_come_in_jumps_and_a_version_that_falls_back_is_no_negative_rate(collector: Collector) -> None:
+    for second in range(30):
+        collector.look(status(float(second), version=20 * (second // 2)))
+    assert values(collector, "updates_per_s")[-1] == pytest.approx(10.0)
+    collector.look(status(30.0, version=3))
+    assert values(collector, "updates_per_s")[-1] == 0.0
+
+
+def test_what_goes_into_metrics_jsonl_is_a_point_at_once_and_news_at_the_next_look(tmp_path: Path, collector: Collector) -> None:
+    log = MetricsLog(JsonLines(tmp_path / "metrics.jsonl"), collector)
+    log.append({"at_s": 1.0, "kind": "training", "records": 10, "values": {"loss": math.inf}})
+    log.append({"at_s": 1.5, "kind": "evaluation", "records": 15, "values": {"auc": 0.5, "loss": 0.25}})
+    log.close()
+    assert values(collector, "loss") == [None] and values(collector, "metric", "auc") == [0.5]
+    news = [sample.as_dict() for sample in collector.look(status(2.0)) if sample.name in ("loss", "metric")]
+    assert [(one["name"], one["label"], one["value"]) for one in news] == [
+        ("loss", "", None),
+        ("metric", "auc", 0.5),
+        ("metric", "loss", 0.25),
+    ]
+    assert not [sample for sample in collector.look(status(3.0)) if sample.name in ("loss", "metric")]
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_thousand_workers_are_sixty_four_curves_and_news_of_those_only(collector: Collector) -> None:
+    for second in range(5):
+        news = collector.look(status(float(second), workers=1_000))
+    assert len([one for one in collector.as_list() if one["name"] == "staleness"]) == MOST_LABELS
+    assert len([sample for sample in news if sample.name == "staleness"]) == MOST_LABELS
+
+
+def test_curves_are_saved_now_and_then_and_the_next_master_goes_on_with_them(tmp_path: Path) -> None:
+    path, clock = tmp_path / "series.json", ManualClock()
+    collector = Collector(path, clock)
+    collector.look(status(1.0))
+    asyncio.run(collector.save_if_due())
+    assert not path.exists()
+    clock.advance(10.0)
+    asyncio.run(collector.save_if_due())
+    assert json.loads(path.read_text()) == collector.as_list()
+    again = Collector(path, clock)
+    again.look(status(60.0))
+    (workers,) = [one for one in again.as_list() if one["name"] == "workers"]
+    assert workers["at_s"] == [1.0, 60.0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "{}", '[{"name": "loss"}]', '[{"name": "loss", "label": "", "unit": "", "at_s": [1], "records": [], "values": []}]'],
+)
+def test_curves_that_cannot_be_read_are_begun_anew(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "series.json"
+    path.write_text(content)
+    assert Collector(path, ManualClock()).as_list() == []
+
+
+def test_a_disk_that_refuses_the_curves_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    collector = Collector(tmp_path / "away" / "series.json", ManualClock())
+    collector.look(status(1.0))
+    collector.save()
+    assert "cannot save the curves" in caplog.text
