@@ -28,10 +28,10 @@ def timeline(snapshot: Mapping[str, Any]) -> Html:
     ]
     heads[1] = el(
         "th",
+        el("span", "From its order to its end", class_="unseen"),
         axis(span, generations[-_LINES:], (line.get("marks") or ())[-ROWS:]),
         scope="col",
         class_="when",
-        aria_label="From its order to its end",
     )
     crowd = el("tr", el("th", "Workers", scope="row"), el("td", presence(bars, span)), el("td", _peak(bars)), class_="crowd")
     return el(

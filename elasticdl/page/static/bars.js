@@ -35,7 +35,7 @@ export function paintBars() {
   const marks = job.generations.filter((one) => one.at_s >= span.begin).slice(-MOST_MARKS);
   const body = byId("bars"), { start, end } = page("bars", bars.length);
   const table = body.closest("table");
-  patch(table.querySelector("th.when"), [axis(span, marks, job.marks)]);
+  patch(table.querySelector("th.when"), [h("span", { class: "unseen" }, "From its order to its end"), axis(span, marks, job.marks)]);
   paintCrowd(table, all, span);
   patchRows(body, bars.slice(start, end).map((bar) => row(bar, span, marks)));
   paintGenerations();
