@@ -139,7 +139,8 @@ class KubernetesCluster:
 
     async def logs(self) -> list[LogFile]:
         """Of the pods that are there, and what was kept of those that are not."""
-        there = [LogFile(str(name), live=name in self._book.names()) for name in self._pods()]
+        living = set(self._book.names())
+        there = [LogFile(str(name), live=name in living) for name in self._pods()]
         found = {one.process for one in there}
         kept = {} if self._log_directory is None else await asyncio.to_thread(log_sizes, self._log_directory)
         own = str(MASTER)

@@ -20,7 +20,7 @@ from elasticdl.errors import ElasticDLError
 
 _LOG = logging.getLogger(__name__)
 MOST_WINDOWS = 8
-WINDOW_BYTES = 2 << 20
+WINDOW_BYTES = 1 << 20
 LONGEST_LOG_BYTES = 256 << 20
 """Beyond that nothing is read anew: only the newest part can be seen."""
 _UNSEEN_S = 60.0

@@ -190,12 +190,12 @@ class Master:
 
     async def _open_page(self) -> tuple[str, str]:
         """Its address, and why it has none: a job goes on without its page."""
-        environment, wanted = self._environment, self._environment.page
+        wanted = self._environment.page
         try:
-            port = await self._page.start(environment.host.strip("[]"), wanted.port or self._plan.spec.cluster.status_port)
+            port = await self._page.start(wanted.host, wanted.port or self._plan.spec.cluster.status_port)
         except OSError as error:
             return "", f"the status page cannot be served: {error.strerror or error}"
-        return f"http://{wanted.names[0] if wanted.names else environment.host}:{port}/", ""
+        return f"http://{wanted.names[0] if wanted.names else wanted.host}:{port}/", ""
 
     async def _drive(self, journal: JournalFile, cluster: Cluster, launcher: Launcher, problem: str) -> FinishJob:
         means = Means(launcher, self._fences, Snapshots(self._roster), self._archive, self.chronicle, self._metrics)

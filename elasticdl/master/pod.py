@@ -86,7 +86,7 @@ class Pod:
         self._token = furnished.token
         host = "[::]" if _v6() else _ANY
         owner = self._told.owner
-        page = PagePlace(STATUS_PORT, master_names(owner), owner.namespace)
+        page = PagePlace(host.strip("[]"), STATUS_PORT, master_names(owner), owner.namespace)
         return Environment(directory, furnished.token, host, MASTER_PORT, furnished.epoch, RENDEZVOUS_PORT, warnings, page)
 
     def placing(self, spec: JobSpec, environment: Environment, port: int) -> Placing:

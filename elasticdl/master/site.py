@@ -22,8 +22,12 @@ from elasticdl.master.placing import Placing
 
 @dataclass(frozen=True, slots=True)
 class PagePlace:
-    """Where the status page is. `port` 0: the one that the job asks for. `names`: of hosts under which it is reached, the best first."""
+    """Where the status page is: on this machine only, by default. `port` 0: the one that the job asks for.
 
+    `names`: of hosts under which it is reached, beside the address, the best first.
+    """
+
+    host: str = "127.0.0.1"
     port: int = 0
     names: tuple[str, ...] = ()
     namespace: str = ""

@@ -33,6 +33,7 @@ preflight.COMMAND = (sys.executable, sys.argv[1])
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     pod.MASTER_PORT = probe.getsockname()[1]
+pod.STATUS_PORT = 0
 open("port", "w").write(str(pod.MASTER_PORT))
 furnishing.LIMIT_S = float(sys.argv[2])
 code = main.main()

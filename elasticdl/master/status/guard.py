@@ -25,6 +25,8 @@ _LOG = logging.getLogger(__name__)
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 MOST_BODY_BYTES = 64 << 10
 _BODY_S = 10.0
+_STRANGERS = (401, 403, 421)
+"""Whoever is told so gets no second request on that connection."""
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
 HEADERS = {
@@ -134,7 +136,10 @@ def watchman(guard: Guard, open_to_all: Collection[tuple[str, str]]) -> Middlewa
             guard.check(request, open_to_all=route in open_to_all)
             return await handler(request)
         except Refusal as refusal:
-            return refusal.response()
+            response = refusal.response()
+            if refusal.status in _STRANGERS:
+                response.force_close()
+            return response
         except web.HTTPException as told:
             return Refusal(told.status, told.reason, headers=_allow(told)).response()
         except ElasticDLError as error:

@@ -26,6 +26,7 @@ _LOG = logging.getLogger(__name__)
 MOST_CONNECTIONS = 256
 SPEAK_WITHIN_S = 15.0
 """A connection that has asked for nothing by then is closed: whoever holds many of them keeps nobody out for long."""
+_KEEP_OPEN_S = 30.0
 _CLOSE_S = 2.0
 _BACKLOG = 64
 
@@ -45,7 +46,7 @@ class StatusServer:
             application.router.add_routes(part.routes())
         application.on_response_prepare.append(add_headers)
         self._application = application
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=_CLOSE_S)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=_CLOSE_S, keepalive_timeout=_KEEP_OPEN_S)
         self._listening: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
