@@ -105,7 +105,7 @@ def test_the_page_comes_back_by_itself_after_a_break_and_says_that_there_is_one(
 
 
 def test_everybody_can_read_and_use_the_page_in_both_schemes(running: Shown, violations: Callable[..., list[str]]) -> None:
-    assert violations(running.address, f"#token={running.token}", TABS) == []
+    assert violations(running.address, f"#token={running.token}", ("processes", "logs")) == []
 
 
 def test_a_job_is_scaled_and_stopped_from_its_page_and_its_report_says_the_same(

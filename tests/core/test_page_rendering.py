@@ -16,6 +16,8 @@ from elasticdl.page.markup import Html, el
 pytestmark = pytest.mark.core
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'\u202egpj.exe"
 
+MARK = {"at_s": 9.0, "kind": "checkpoint", "text": "checkpoint of version 5 saved"}
+
 
 def process(name: str, state: str = "ready", **more: Any) -> dict[str, Any]:
     usual = {"since_s": 3.0, "started_s": 0.5, "where": "node-1", "cause": "", "message": "", "shard": "", "records": 10}
@@ -86,7 +88,7 @@ def snapshot(
         "status": status,
         "occurrences": [occurrence],
         "occurrences_dropped": 0,
-        "timeline": {"now_s": 61.0, "bars": [bar(row) for row in rows], "generations": [], "marks": []},
+        "timeline": {"now_s": 61.0, "bars": [bar(row) for row in rows], "generations": [{"generation": 1, "at_s": 3.0, "members": ["worker-0"], "reason": "1 worker is ready"}], "marks": [MARK]},
         "series": [loss],
         "outcome": None,
     }  # fmt: skip

@@ -52,7 +52,7 @@ function axis(span, marks, others) {
     last = x;
   }
   for (const one of others.slice(-MOST_OTHERS).filter((mark) => mark.at_s >= span.begin)) {
-    const at = width(place(one.at_s, span));
+    const at = percent(place(one.at_s, span));
     drawing.append(svg("line", { x1: at, x2: at, y1: 28, y2: 32, class: one.kind === "checkpoint" ? "saved" : "noted" },
       svg("title", {}, `${clock(one.at_s)} ${firstLine(one.text)}`)));
   }
