@@ -55,7 +55,7 @@ class Paced:
 
 def start_paced(start_job, digits: Path, zoo: Path, folder: Path, **flags) -> Paced:
     folder.mkdir(exist_ok=True)
-    given = {"model_zoo": zoo, "model_def": "paced", "envs": f"PACED_FOLDER={folder}", "num_epochs": 30, **flags}
+    given = {"model_zoo": zoo, "model_def": "paced", "envs": f"PACED_FOLDER={folder};PACED_S=0.4", "num_epochs": 20, **flags}
     return Paced(start(start_job, digits, **given), folder)
 
 

@@ -10,7 +10,7 @@ from tests.ring.ring_jobs import LIMIT_S, finished, start_paced
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
-EPOCHS = 30
+EPOCHS = 20
 
 
 def test_a_stopped_member_is_cut_out_and_let_in_again(start_job, digits, zoo, tmp_path):
