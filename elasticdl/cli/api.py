@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from elasticdl.cli.local import LocalJob
+from elasticdl.cli.notebook import picture
 from elasticdl.cli.outcome import Outcome, read_object
 from elasticdl.cli.place import claimed, refuse_if_taken, settle
 from elasticdl.cli.preflight import checked
-from elasticdl.cli.view import LineView, NoView
+from elasticdl.cli.view import view_of_script
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 from elasticdl.job import Action, JobSpec
 from elasticdl.master.files import JobDirectory
@@ -47,6 +47,14 @@ class JobHandle:
     def __repr__(self) -> str:
         state = "runs" if self.running else "has ended"
         return f"<job {self.job_name} {state}, in {self.job_dir}>"
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it: how the job is doing now."""
+        try:
+            status = self.status() if self._job.answers.is_set() else None
+        except ElasticDLError:
+            status = None
+        return picture(repr(self), status)._repr_html_()
 
     @property
     def running(self) -> bool:
@@ -131,7 +139,7 @@ def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHan
     refuse_if_taken(spec)
     with ExitStack() as stack:
         directory = stack.enter_context(claimed(spec, lambda: checked(spec, quiet=not show)))
-        job = LocalJob(spec, directory, LineView(sys.stderr) if show else NoView())
+        job = LocalJob(spec, directory, view_of_script(f"job {spec.cluster.job_name}", show=show))
         return JobHandle(job, spec, stack.pop_all())
 
 
@@ -151,7 +159,7 @@ def _submitted(spec: JobSpec, *, show: bool) -> ClusterJobHandle:
 
 
 def train(*, show: bool = True, **flags: Any) -> JobHandle | ClusterJobHandle:  # noqa: ANN401 - the flags of `elasticdl train`
-    """Train a model. `show` prints progress to stderr; all else as in `elasticdl train --help`, in snake case.
+    """Train a model. `show`: progress, as a live picture under the cell of a notebook, as lines on stderr elsewhere; all else as in `elasticdl train --help`, in snake case.
 
     With `image_name` the job runs on a Kubernetes cluster, and the handle is a `ClusterJobHandle` with the same methods.
     Raises SpecError or UserError if the job, its model or its data are wrong: nothing was started then.

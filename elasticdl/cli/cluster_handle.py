@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from typing import Any, final
@@ -10,8 +9,9 @@ from typing import Any, final
 from elasticdl.cli import watching
 from elasticdl.cli.cluster_job import ClusterJob
 from elasticdl.cli.line import ClusterLine
+from elasticdl.cli.notebook import picture
 from elasticdl.cli.outcome import Outcome
-from elasticdl.cli.view import LineView, NoView, View
+from elasticdl.cli.view import NoView, View, view_of_script
 from elasticdl.errors import ElasticDLError
 
 
@@ -20,17 +20,26 @@ class ClusterJobHandle:
     """A job on a cluster. Thread-safe. The job needs neither this handle nor this interpreter: it goes on without them."""
 
     def __init__(self, line: ClusterLine, name: str, *, show: bool) -> None:
-        """Takes `line` over. `show` prints progress to stderr until the job has ended."""
+        """Takes `line` over. `show`: progress until the job has ended, in a notebook or on stderr."""
         self.job_name = name
         self.namespace = line.namespace
         self._job = ClusterJob(line, name)
         self._close = weakref.finalize(self, _close, self._job, line)
         if show:
-            showing = threading.Thread(target=_show, args=(self._job, LineView(sys.stderr)), name=f"job {name}", daemon=True)
+            view = view_of_script(f"job {name}", show=True)
+            showing = threading.Thread(target=_show, args=(self._job, view), name=f"job {name}", daemon=True)
             showing.start()
 
     def __repr__(self) -> str:
         return f"<job {self.job_name} in namespace {self.namespace}>"
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it: how the job is doing now."""
+        try:
+            status = self.status()
+        except ElasticDLError as error:
+            return picture(f"{self!r}: {error.message}", None)._repr_html_()
+        return picture(repr(self), status)._repr_html_()
 
     @property
     def running(self) -> bool:

@@ -71,7 +71,7 @@ class LocalJob:
                 following.cancel()
                 with suppress(asyncio.CancelledError):
                     await following
-            self._view.show(None, events.read())
+            self._view.show(read_object(directory.status).get("status"), events.read())
             return outcome_of(directory, self._spec, facts, interrupted=self._interrupts > 0)
         finally:
             self.answers.set()

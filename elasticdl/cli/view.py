@@ -146,3 +146,13 @@ def view_for(stream: TextIO | None = None) -> View:
     if target is sys.stderr and target.isatty() and os.environ.get("TERM", "dumb") != "dumb":
         return LiveView()
     return LineView(target)
+
+
+def view_of_script(title: str, *, show: bool) -> View:
+    """For a job that Python code started: a picture under the cell of a notebook, lines on stderr elsewhere."""
+    if not show:
+        return NoView()
+    from elasticdl.cli.notebook import NotebookView, shower
+
+    shows = shower()
+    return NotebookView(shows, title) if shows is not None else LineView(sys.stderr)

@@ -119,7 +119,8 @@ class Scaling:
         """That workers are not started yet since too many would come up at once, in words; '' if that is not so."""
         live = self._facts.processes.live_workers()
         left = self._missing(live) if self._facts.limits.starting is not None else 0
-        return f"{left} more workers wait for their turn to start: {self._facts.limits.starting} at a time here" if left else ""
+        who = "1 more worker waits for its" if left == 1 else f"{left:,} more workers wait for their"
+        return f"{who} turn to start: {self._facts.limits.starting} at a time here" if left else ""
 
     def _start(self, name: ProcessName) -> None:
         delay_s = self._facts.budgets.back_off_s()
