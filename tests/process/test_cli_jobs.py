@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from elasticdl.cli.main import VERBS
 
@@ -134,6 +135,15 @@ def test_a_job_that_is_done_ends_with_0_its_receipt_on_stdout_and_its_story_on_s
         "status.json",
     }
     assert json.loads((job / "preflight.json").read_text())["training"] == [{"name": "a.csv", "records": 100}]
+
+
+def test_the_address_of_the_page_with_its_token_is_told_at_the_start(elasticdl: Commands) -> None:
+    process = elasticdl.train("drains")
+    assert process.stderr is not None
+    where = elasticdl.master("drains")
+    assert f"status page: {where['page']}#token={where['token']}\n" in iter(process.stderr.readline, "")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=LIMIT_S)
 
 
 def test_results_can_be_had_as_json(elasticdl: Commands) -> None:
@@ -401,6 +411,19 @@ def test_check_tells_what_was_found_and_leaves_nothing(elasticdl: Commands) -> N
     assert code == 0
     assert output == "training   100 records in 1 source\nthe model and the data are usable\n"
     assert list(elasticdl.directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_what_check_found_can_be_had_as_data_whether_it_is_fine_or_not(elasticdl: Commands, form: str) -> None:
+    flags = ("check", "--model-zoo", "zoo", "--model-def", "iris", "--training-data", "a.csv", "-o", form)
+    code, output, _ = elasticdl.run(*flags)
+    found = yaml.safe_load(output)
+    assert (code, found["result"]) == (0, "ok")
+    assert found["findings"] == [{"about": "training", "result": "ok", "text": "100 records in 1 source"}]
+    code, output, errors = elasticdl.end(elasticdl.start(*flags, preflight=BROKEN))
+    found = yaml.safe_load(output)
+    assert (code, found["result"], found["findings"][0]["result"]) == (2, "problem", "problem")
+    assert "SyntaxError" in found["findings"][0]["text"] and "Hint: mend line 3" in errors
 
 
 def test_help_is_there_at_once_and_without_tensorflow_or_kubernetes(elasticdl: Commands) -> None:
