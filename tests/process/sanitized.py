@@ -17,8 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from elasticdl.data.record_index import cache_directory
-
 ROOT = Path(__file__).parents[2]
 SANITIZERS = ("address,undefined", "thread")
 _KEPT_S = 30 * 24 * 3600.0
@@ -54,7 +52,8 @@ def _compiled(compiler: Sequence[str], folder: Path, number: int, source: Path) 
 
 
 def _cache() -> Path:
-    folder = cache_directory() / "sanitized"
+    home = os.environ.get("ELASTICDL_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticdl"
+    folder = Path(home, "sanitized")
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         if time.time() - old.stat().st_mtime > _KEPT_S:
