@@ -131,7 +131,7 @@ class Master:
         for index in range(self.reports, self.reports + round(WORKERS / REPORT_EVERY_S)):
             self.report(ProcessName(Role.WORKER, index % WORKERS))
         self.clock.advance(1.0)
-        await self.page._live._tick()
+        self.page._live._tick()
 
 
 async def watch(port: int, number: int) -> None:

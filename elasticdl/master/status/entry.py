@@ -30,6 +30,7 @@ class Entry:
 
     def __init__(self, guard: Guard, watched: Watched, live: Live) -> None:
         self._guard, self._watched, self._live = guard, watched, live
+        self._drawing = asyncio.Lock()
 
     open_to_all = frozenset(
         {(method, path) for method in ("GET", "HEAD") for path in ("/", "/static/{name}")}
@@ -49,8 +50,8 @@ class Entry:
         """Complete without any script. Drawn in a thread: with a thousand processes that takes a moment."""
         if not self._guard.knows(request):
             return _html(render_sign_in(), 401)
-        found = snapshot_of(self._watched, self._live)
-        return _html(await asyncio.to_thread(render_page, found))
+        async with self._drawing:
+            return _html(await asyncio.to_thread(render_page, snapshot_of(self._watched, self._live)))
 
     async def file(self, request: web.Request) -> web.Response:
         """By its name with the hash of its content: looked up, never made into a path."""

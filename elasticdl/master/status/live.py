@@ -44,6 +44,7 @@ class Live:
         self._watchers = 0
         self._idle_s = _LOOK_ON_S
         self._task: asyncio.Task[None] | None = None
+        self._saving: asyncio.Future[None] | None = None
 
     @property
     def watchers(self) -> int:
@@ -84,9 +85,10 @@ class Live:
 
     async def close(self, ended: Mapping[str, Any] | None) -> None:
         """Tell the last changes, and (None: the job goes on with another master) how the job ended."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in (self._task, self._saving):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         self._watched.collector.look(self._watched.reading())
         self._watched.collector.save()
         if self._idle_s < _LOOK_ON_S:
@@ -97,17 +99,19 @@ class Live:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
-                await self._tick()
+                self._tick()
             except Exception:  # noqa: BLE001 - the top of a task: an error in the page must not reach the job
                 _LOG.exception("the page cannot be kept up to date")
 
-    async def _tick(self) -> None:
+    def _tick(self) -> None:
         collector = self._watched.collector
         collector.look(self._watched.reading())
         self._idle_s = 0.0 if self._watchers else self._idle_s + LOOK_EVERY_S
         if self._idle_s < _LOOK_ON_S:
             self._publish([])
-        await collector.save_if_due()
+        if self._saving is None or self._saving.done():
+            # Beside: a volume may take its time.
+            self._saving = asyncio.ensure_future(collector.save_if_due())
 
     def _publish(self, last: list[tuple[str, Any]]) -> None:
         self.feed.publish([*self._look(), *last])
