@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -78,7 +77,10 @@ class KubernetesCluster:
         self._whole = asyncio.Event()
         self._standing: list[asyncio.Task[None]] = []
         self._beside: set[asyncio.Task[None]] = set()
-        self._ended: deque[Life] = deque()
+        self._ended: dict[str, Life] = {}
+        """Pods of ended processes that are still there, by uid, the oldest first."""
+        self._telling: set[str] = set()
+        """Uids of those whose end is just being told."""
         self._closed = False
         self._failure: BaseException | None = None
         """A bug of ours: whoever observes is told, since nothing more would come."""
@@ -160,7 +162,7 @@ class KubernetesCluster:
         return await asyncio.to_thread(read_log, self._log_directory, process, start, limit_bytes)
 
     def _pods(self) -> dict[ProcessName, Pod]:
-        return {life.name: life.pod for life in (*self._ended, *self._book.lives())}
+        return {life.name: life.pod for life in (*self._ended.values(), *self._book.lives())}
 
     async def close(self) -> None:
         """End every process that is left; returns when all have ended, or after two minutes: then they end with their Job."""
@@ -210,11 +212,14 @@ class KubernetesCluster:
 
     def _changed(self, pod: Json) -> None:
         if (ended := self._book.changed(pod)) is not None:
+            self._telling.add(uid(pod))
             self._spawn(self._tell_end(ended, gone=False))
         if self._kept is not None and is_process(pod):
             self._kept.changed(pod)
 
     def _gone(self, pod: Json) -> None:
+        self._ended.pop(uid(pod), None)
+        self._telling.discard(uid(pod))
         if self._kept is not None:
             self._kept.gone(pod)
         if (ended := self._book.gone(pod)) is not None:
@@ -225,8 +230,9 @@ class KubernetesCluster:
         if not gone and len(facts.log_tail.encode()) >= _CUT_MESSAGE_BYTES:
             facts = replace(facts, log_tail=await self._log_tail(life) or facts.log_tail)
         self._board.post(ProcessExited(life.name, facts))
-        if not gone:
-            self._ended.append(life)
+        if uid(life.pod) in self._telling:
+            self._telling.discard(uid(life.pod))
+            self._ended[uid(life.pod)] = life
             await self._prune()
 
     async def _log_tail(self, life: Life) -> str:
@@ -241,7 +247,7 @@ class KubernetesCluster:
 
     async def _prune(self) -> None:
         while len(self._ended) > KEEP_ENDED and not self._closed:
-            await self._delete_life(self._ended.popleft(), 1)
+            await self._delete_life(self._ended.pop(next(iter(self._ended))), 1)
 
     async def _tend(self) -> None:
         """What no event tells: that something has been lasting for too long."""

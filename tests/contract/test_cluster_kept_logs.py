@@ -14,9 +14,12 @@ from kubernetes.aio.client.configuration import Configuration
 
 from elasticdl.cluster import kept_logs
 from elasticdl.cluster.apiserver import ApiServer
-from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.cluster.base import ProcessExited, ProcessName, Role
 from elasticdl.cluster.kept_logs import KEPT_BYTES, KeptLogs
-from elasticdl.cluster.labels import labels
+from elasticdl.cluster.kubernetes import Habits, KubernetesCluster
+from elasticdl.cluster.labels import JOB_UID_LABEL, labels
+from elasticdl.cluster.plans import Image, Owner, PodPlan
+from tests.contract.api_server import Server, change, sends, serving
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
 PATH = "/api/v1/namespaces/ns/pods"
@@ -166,3 +169,29 @@ def test_the_end_of_a_job_does_not_wait_for_a_log_that_does_not_end(tmp_path: Pa
 
     asyncio.run(scenario())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cluster_lists_pods_that_are_there_and_what_was_kept_of_those_that_are_not(tmp_path: Path) -> None:
+    def known(version: int, index: int, **more: bool) -> dict[str, Any]:
+        made = pod(index, **more)
+        made["metadata"] |= {"resourceVersion": str(version), "labels": {**made["metadata"]["labels"], JOB_UID_LABEL: "uid"}}
+        return made
+
+    server = Server()
+    server.lists = [[known(1, 0), known(2, 1), known(3, 2, ended=True)]]
+    server.watches = [sends(change("MODIFIED", known(101, 0, ended=True)), change("DELETED", known(102, 0, ended=True)))]
+
+    async def scenario() -> dict[str, tuple[int | None, bool]]:
+        async with serving(server) as api, asyncio.timeout(20):
+            habits = Habits(logs=tmp_path)
+            cluster = KubernetesCluster(api, Owner("ns", "job", "uid"), lambda _: PodPlan(Image("zoo")), habits)
+            async for event in cluster.observe():
+                if isinstance(event, ProcessExited) and event.name.index == 0:
+                    break
+            await asyncio.sleep(0.1)  # its pod goes right after its end
+            found = await cluster.logs()
+            await cluster.leave()
+            return {one.process: (one.size_bytes, one.live) for one in found}
+
+    (tmp_path / "worker-0.log").write_text("kept")
+    assert asyncio.run(scenario()) == {"worker-0": (4, False), "worker-1": (None, True), "worker-2": (None, False)}
