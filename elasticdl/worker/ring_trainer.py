@@ -132,7 +132,8 @@ class RingTrainer:
             self._parts.exchange.gather(self._position.numbers())
             kept = self._parts.exchange.copied()
             if batch is not None:
-                begin_s = time.monotonic()
+                self._parts.step.train(batch, rank=0, iteration=0)
+                begin_s = time.monotonic()  # the first call compiled
                 self._parts.step.train(batch, rank=0, iteration=0)
                 self._around.watch.learn(STEP, time.monotonic() - begin_s)
                 self._parts.step.train(None, rank=0, iteration=0)
@@ -272,11 +273,13 @@ class RingTrainer:
     def _guarded_step(self, part: Part, wish: bool) -> RingOutcome:
         assert part.item.lease is not None
         broken: RingBroken | None = None
-        with self._around.ending.failing_for(part.item.lease), self._around.watch.owing(STEP, self._parts.step.waits):
-            self._parts.listener.before_step(part.item)
-            self._parts.listener.rate(self.version, part.item.rate_scale)
+        with self._around.ending.failing_for(part.item.lease):
+            with self._around.watch.owing("what callbacks do before a step"):
+                self._parts.listener.before_step(part.item)
+                self._parts.listener.rate(self.version, part.item.rate_scale)
             try:
-                return self._computed(part, wish)
+                with self._around.watch.owing(STEP, self._parts.step.waits):
+                    return self._computed(part, wish)
             except RingBroken as error:  # not the end of this worker
                 broken = error
         assert broken is not None

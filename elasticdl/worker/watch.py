@@ -95,13 +95,14 @@ class Watch:
         dumped, now_s = False, self._clock.now_s()
         for one in list(self._doing.values()):
             took_s = now_s - one.since_s
-            one.waited = one.waited or (one.waits is not None and one.waits())
-            if took_s > self._long_s and not self._dumped and not one.waited:
+            waits = one.waits is not None and one.waits()
+            one.waited = one.waited or waits
+            if took_s > self._long_s and not self._dumped and not waits:
                 self._dumped = dumped = True
                 _log.warning("%s has taken %.0f s; where every thread is:", one.what, took_s)
                 faulthandler.dump_traceback(self._output or sys.stderr, all_threads=True)
             limit_s = max(self._hung_s, _TIMES_LONGEST * self._longest_s.get(one.what, 0.0))
-            if one.waits is not None and not one.waited and took_s > limit_s:
+            if one.waits is not None and not waits and took_s > limit_s:
                 raise Hung(
                     f"{one.what} has not come to an end for {took_s:.0f} s, and others wait for it; {limit_s:.0f} s are allowed"
                 )
