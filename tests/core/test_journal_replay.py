@@ -240,6 +240,7 @@ class Script:
                     e.VersionAdvanced(0, rng.randint(0, 30)),
                     e.SnapshotFailed(0, SnapshotId(rng.randint(0, 9)), "disk full"),
                     e.ScaleRequested(0, 1, rng.randint(1, 4)),
+                    e.ReplaceRequested(0, name),
                     e.CheckpointRequested(0),
                     e.TaskFailed(0, name, Task.TRAINING, ShardId(rng.randint(0, 9)), 0, "boom"),
                     *([e.StopRequested(0, "enough"), e.StopAsked(0, name, "max steps")] if self.t > 400 else []),

@@ -457,6 +457,11 @@ class Job(RuleBasedStateMachine):
     def scale(self, low, high):
         self.world.put(e.ScaleRequested(self.world.t, low, high))
 
+    @rule(who=st.integers(0, 5))
+    def replace(self, who):
+        if worker := self.world.worker(who):
+            self.world.put(e.ReplaceRequested(self.world.t, worker.name))
+
     @rule(index=st.integers(0, 2))
     def kill_server(self, index):
         if index in self.world.servers:

@@ -324,6 +324,11 @@ class Ring(RuleBasedStateMachine):
     def scale(self, low, more):
         self.world.put(e.ScaleRequested(0, low, low + more))
 
+    @rule(who=st.integers(0, 5))
+    def replace(self, who):
+        if worker := self.world.worker(who):
+            self.world.put(e.ReplaceRequested(0, worker.name))
+
     @rule()
     def ask_for_a_checkpoint(self):
         self.world.put(e.CheckpointRequested(0))
