@@ -124,7 +124,7 @@ class Facts:
 
     def enter(self, phase: Phase, text: str) -> None:
         """Go to another phase, and say so."""
-        details = meaning(Step.PHASE, phase=str(phase), before=str(self.phase), before_s=self.now_s - self.phase_since_s)
+        details = meaning(Step.PHASE, phase=str(phase), before=str(self.phase), before_s=self._phase_s())
         self.phase, self.phase_since_s = phase, self.now_s
         self.orders.announce("job", text, details=details)
 
@@ -136,9 +136,13 @@ class Facts:
             self.orders.announce("job", f"while the job is being stopped: {message}", level="error")
             return
         self.outcome = Outcome(exit_code, message, hint)
-        details = meaning(Step.PHASE, phase="ending", before=str(self.phase), before_s=self.now_s - self.phase_since_s)
+        details = meaning(Step.PHASE, phase="ending", before=str(self.phase), before_s=self._phase_s())
         self.orders.announce("job", f"the job fails: {message}", level="error", details=details)
         self.phase, self.phase_since_s = Phase.ENDING, self.now_s
+
+    def _phase_s(self) -> float:
+        """How long the phase has lasted; of the first one nothing is known here: a master that goes on does not begin at 0."""
+        return 0.0 if self.phase is Phase.STARTING else self.now_s - self.phase_since_s
 
     def give_up(self, task: Task, piece: Piece) -> None:
         """A shard was parked: within the user's limit the job goes on without it."""
