@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from elasticdl.cli.documents import Format, render
+from elasticdl.cli.jobs import FORMAT_OPTION
 from elasticdl.cli.options import FILE_OPTION, FLAG_SETTINGS, JobCommand, job_options, spec_from
 from elasticdl.cli.progress import plain, table
-from elasticdl.errors import ExitCode
+from elasticdl.cluster.findings import Finding, Weight, worst
+from elasticdl.errors import ExitCode, UserError
 from elasticdl.job import Action, JobSpec
 from elasticdl.words import amount
 
@@ -25,9 +28,7 @@ from elasticdl.words import amount
     default=str(Action.TRAIN),
     help="Which verb to check for. [train]",
 )
-@click.option(
-    "-o", "--format", "form", type=click.Choice([str(one) for one in Format]), default=str(Format.TABLE), help="How it is printed."
-)
+@FORMAT_OPTION
 def check(file: Path | None, action: str, form: str, **parameters: Any) -> int:  # noqa: ANN401 - the flags
     """Load the model module, run one batch through it and count the data. Starts and leaves nothing.
 
@@ -42,23 +43,37 @@ def _here(spec: JobSpec, form: Format) -> int:
     from elasticdl.cli.place import settle
     from elasticdl.cli.preflight import checked
 
-    found = checked(settle(spec))
+    try:
+        found = checked(settle(spec))
+    except UserError as error:
+        if form != Format.TABLE:
+            click.echo(render(_told([Finding("model and data", Weight.PROBLEM, error.message)]), form), nl=False)
+        raise
+    findings = [
+        Finding(title, Weight.FINE, f"{amount(sum(one.records for one in sources), 'record')} in {amount(len(sources), 'source')}")
+        for title, sources in (("training", found.training), ("validation", found.validation), ("prediction", found.prediction))
+        if sources
+    ]
     if form != Format.TABLE:
-        click.echo(render(dict(found.raw), form), nl=False)
+        warnings = [Finding("model and data", Weight.WARNING, text) for text in found.raw.get("warnings") or ()]
+        click.echo(render({**_told([*findings, *warnings]), **found.raw}, form), nl=False)
         return ExitCode.DONE
-    for title, sources in (("training", found.training), ("validation", found.validation), ("prediction", found.prediction)):
-        if sources:
-            total = sum(source.records for source in sources)
-            click.echo(f"{title:<10} {amount(total, 'record')} in {amount(len(sources), 'source')}")
+    for one in findings:
+        click.echo(f"{one.about:<10} {one.text}")
     click.echo("the model and the data are usable")
     return ExitCode.DONE
+
+
+def _told(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The same keys, whether it was looked here or on a cluster."""
+    return {"result": str(worst(findings)), "findings": [one.as_dict() for one in findings]}
 
 
 def _on_cluster(spec: JobSpec, form: Format) -> int:
     from elasticdl.cli.line import ClusterLine
     from elasticdl.cli.submit import settle_for_cluster
     from elasticdl.cli.telling import tell
-    from elasticdl.cluster.checking import Weight, look, worst
+    from elasticdl.cluster.checking import look
 
     spec = settle_for_cluster(spec)
     with ClusterLine(spec.kubernetes.namespace, spec.kubernetes.kube_context) as line:
@@ -68,8 +83,7 @@ def _on_cluster(spec: JobSpec, form: Format) -> int:
         for row in table([(str(one.weight), one.about, plain(one.text)) for one in findings]):
             click.echo(row)
     else:
-        found = {"result": str(weight), "findings": [one.as_dict() for one in findings]}
-        click.echo(render(found, form), nl=False)
+        click.echo(render(_told(findings), form), nl=False)
     if weight is Weight.PROBLEM:
         tell("the job would not run")
         return ExitCode.CLUSTER_REFUSED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import sys
 import tempfile
@@ -11,18 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import click
 
 from elasticdl.cli.finding import RULE, found, job_argument
 from elasticdl.cli.found import FoundJob, Kind, Sought
 from elasticdl.cli.jobs import SETTINGS
+from elasticdl.cli.master_page import MasterPage
 from elasticdl.cli.telling import tell
 from elasticdl.errors import ExitCode, TransientError
 from elasticdl.master.files import write_whole
-
-_ANSWERS_WITHIN_S = 10.0
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
@@ -59,20 +56,12 @@ def _stay(job: FoundJob) -> int:
 
 
 def _see_that_it_answers(job: FoundJob, address: str) -> None:
-    """A browser could not say why nothing comes. Raises TransientError."""
-    where, _, token = address.partition("#token=")
-    connection = http.client.HTTPConnection(urlsplit(where).netloc, timeout=_ANSWERS_WITHIN_S)
+    """A browser could not say why nothing comes. Raises TransientError, PermanentError."""
     try:
-        connection.request("GET", "/api/v1/status", headers={"Authorization": f"Bearer {token}"})
-        answer = connection.getresponse()
-        answer.read()
-    except (OSError, http.client.HTTPException) as error:
-        words = f"the status page of job {job.name} does not answer: {error or type(error).__name__}"
-        raise TransientError(words, hint=f"its master may be busy or starting: see `elasticdl status {job.name}`") from error
-    finally:
-        connection.close()
-    if answer.status != http.HTTPStatus.OK:
-        raise TransientError(f"the status page of job {job.name} answers {answer.status} {answer.reason}", hint="try again")
+        MasterPage.at(address).get("/api/v1/status")
+    except TransientError as error:
+        hint = f"its master may be busy or starting: see `elasticdl status {job.name}`"
+        raise TransientError(f"job {job.name}: {error.message}", hint=hint) from error
 
 
 @contextmanager

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from decimal import Decimal
-from enum import StrEnum
-from typing import Any, TypeAlias, final
+from typing import Any
 
 from elasticdl.cluster import rights
 from elasticdl.cluster.apiserver import ApiRefused, ApiServer
 from elasticdl.cluster.base import Role
+from elasticdl.cluster.findings import Finding, Findings, Weight
 from elasticdl.cluster.planning import job_object, pod_objects, pod_plan
 from elasticdl.cluster.plans import Json
 from elasticdl.cluster.refusals import refusal
@@ -31,33 +30,6 @@ LOOKING_AFTER = (
     Right("create", "pods/portforward", "to talk to the job's master, from Kubernetes 1.35 on"),
 )
 """What whoever looks after a job from outside the cluster needs."""
-
-
-class Weight(StrEnum):
-    """What a finding means for the job."""
-
-    FINE = "ok"
-    WARNING = "warning"
-    """It can be submitted, and may have to wait or to do without."""
-    PROBLEM = "problem"
-    """It would not run."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    about: str
-    weight: Weight
-    text: str
-
-    def as_dict(self) -> dict[str, str]:
-        """For JSON and YAML."""
-        return {"about": self.about, "result": str(self.weight), "text": self.text}
-
-
-Findings: TypeAlias = list[Finding]
 
 
 async def look(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
@@ -259,9 +231,3 @@ async def _object(api: ApiServer, path: str) -> Json | None:
         if refused.status.code == 403:
             return _HIDDEN
         raise
-
-
-def worst(findings: Iterable[Finding]) -> Weight:
-    """Of all of them."""
-    weights = {finding.weight for finding in findings}
-    return next((weight for weight in (Weight.PROBLEM, Weight.WARNING) if weight in weights), Weight.FINE)

@@ -75,8 +75,9 @@ def page_for(token: str) -> int:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200 if self.headers["Authorization"] == f"Bearer {token}" else 401)
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Length", "2")
             self.end_headers()
+            self.wfile.write(b"{}")
 
         def log_message(self, *_: object) -> None:
             pass

@@ -101,8 +101,9 @@ def page() -> Iterator[int]:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200 if self.headers["Authorization"] == f"Bearer {TOKEN}" else 401)
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Length", "2")
             self.end_headers()
+            self.wfile.write(b"{}")
 
         def log_message(self, *_: object) -> None:
             pass
@@ -160,7 +161,7 @@ def test_a_master_that_has_no_page_is_said_before_a_browser_shows_nothing(cluste
     cluster.add_job("ads")
     process = start(tmp_path, "dashboard", "ads")
     output, errors = process.communicate(timeout=LIMIT_S)
-    assert (process.returncode, output) == (1, "") and "the status page of job ads does not answer" in errors
+    assert (process.returncode, output) == (1, "") and "job ads: the master's page is not reached" in errors
 
 
 def test_a_job_on_a_cluster_that_has_ended_has_no_page(cluster: ClusterOfOne, tmp_path: Path) -> None:
