@@ -55,7 +55,9 @@ class Entry:
     """It goes on."""
     replaced_by: str = ""
     recovered_s: float | None = None
-    """Of an exit: when another did its part, or the ring went on without it, after so long."""
+    """Of an exit: another did its part after so long, or the ring went on without it."""
+    recovered_by: str = ""
+    """That other one, or `ring`."""
 
 
 @final
@@ -169,10 +171,10 @@ class Story:
     def _recover(self, one: Occurrence) -> None:
         entry = self._replacing.pop(one.process, None)
         if entry is not None:
-            self._recovered_at(entry, one.at_s)
+            self._recovered_at(entry, one.at_s, one.process)
 
-    def _recovered_at(self, entry: Entry, at_s: float) -> None:
-        entry.recovered_s = round(at_s - entry.at_s, 3)
+    def _recovered_at(self, entry: Entry, at_s: float, by: str) -> None:
+        entry.recovered_s, entry.recovered_by = round(at_s - entry.at_s, 3), by
         count, total_s, worst_s = self._recovered
         self._recovered = [count + 1, total_s + entry.recovered_s, max(worst_s, entry.recovered_s)]
 
@@ -266,7 +268,7 @@ class Story:
             case Step.COMPLETE:
                 for pending in (self._exits, self._replacing):
                     for process in [name for name, entry in pending.items() if entry.process.startswith("worker-")]:
-                        self._recovered_at(pending.pop(process), one.at_s)
+                        self._recovered_at(pending.pop(process), one.at_s, "ring")
             case _:
                 self._note(one)
 
@@ -311,10 +313,8 @@ def told(entry: Mapping[str, Any]) -> str:
             verb = "waiting since" if entry["open"] else "waited"
             text = f"{verb} {spoken(entry['seconds'] or 0.0)} {text}"
         case What.EXIT if entry["recovered_s"] is not None:
-            after = spoken(entry["recovered_s"])
-            text += (
-                f"; {entry['replaced_by']} took over {after} later" if entry["replaced_by"] else f"; the ring went on {after} later"
-            )
+            who = "the ring went on" if entry["recovered_by"] == "ring" else f"{entry['recovered_by']} took over"
+            text += f"; {who} {spoken(entry['recovered_s'])} later"
         case What.EXIT if entry["replaced_by"]:
             text += f"; {entry['replaced_by']} comes in its place"
         case _:

@@ -242,6 +242,25 @@ def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_
     assert told(story.as_dict()["entries"][0]) == "waited 30 s for a master: the one before was gone"
 
 
+def test_a_ring_goes_on_before_another_comes_and_that_is_what_is_told():
+    story = Story()
+    for seq, (at_s, kind, process, cause, details) in enumerate(
+        [
+            (10.0, "process", "worker-1", "infrastructure", meaning(Step.ENDED, reason="killed by signal 9 (SIGKILL)")),
+            (10.0, "process", "worker-3", "", meaning(Step.ORDERED, replaces="worker-1")),
+            (10.1, "ring", "", "", meaning(Step.PUBLISHED, generation=2, members="worker-0 worker-2", reason="worker-1 is gone")),
+            (10.3, "ring", "", "", meaning(Step.COMPLETE, generation=2, seconds=0.2)),
+            (25.0, "process", "worker-3", "", meaning(Step.WORKING, after_s=1.0)),
+        ]
+    ):
+        story.add(Occurrence(seq, at_s, at_s, kind, "text", process, cause, details=details))
+    assert [told(entry) for entry in story.as_dict()["entries"]] == [
+        "worker-1 killed by signal 9 (SIGKILL); the ring went on 0.3 s later",
+        "generation 2 of the ring, 2 members: worker-1 is gone",
+    ]
+    assert story.as_dict()["totals"]["recoveries"] == {"count": 1, "mean_s": 0.3, "worst_s": 0.3}
+
+
 STEPS = st.sampled_from([str(step) for step in Step] + ["", "nonsense"])
 OCCURRENCES = st.builds(
     lambda at_s, kind, process, cause, level, step, values: Occurrence(
