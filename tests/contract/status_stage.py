@@ -170,3 +170,18 @@ async def until(what: Callable[[], bool]) -> None:
     """Bounded by the stage."""
     while not what():
         await asyncio.sleep(0.01)
+
+
+async def raw(stage: Stage, request: bytes, *, at_most: int = 1 << 20) -> bytes:
+    """Bytes as they are: clients of good manners would not send them."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", stage.port)
+    writer.write(request)
+    await writer.drain()
+    answer = await reader.read(at_most)
+    writer.close()
+    return answer
+
+
+def get(path: str, host: str, *more: str) -> bytes:
+    lines = [f"GET {path} HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {TOKEN}", "Connection: close", *more]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()

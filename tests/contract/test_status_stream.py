@@ -1,0 +1,183 @@
+"""The page's stream: what changed, to browsers that read, to those that come back, and to those that do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from elasticdl.errors import ExitCode
+from elasticdl.history.occurrence import Occurrence
+from elasticdl.master.core.commands import FinishJob
+from elasticdl.master.status import streams
+from tests.contract.status_stage import BEARER, PS, Stage, browser, get, played, staged, until, worker
+
+pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
+
+
+# -- readers that do not read -----------------------------------------------------------------------------------------
+
+
+def test_a_browser_that_does_not_read_is_hung_up_on_and_costs_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "STUCK_S", 0.5)
+
+    async def story() -> None:
+        async with staged(tmp_path) as stage:
+            connection = socket.create_connection(("127.0.0.1", stage.port))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.sendall(get("/api/v1/stream", stage.host))
+            live = stage.server._live
+            await until(lambda: live.watchers == 1)
+            tracemalloc.start()
+            try:
+                sent = 0
+                while live.watchers:
+                    payload = {"at": sent, "text": "x" * 100_000}
+                    live.feed.publish([("occurrences", [payload])])
+                    sent += 100_000
+                    await asyncio.sleep(0.001)
+                assert sent > 1 << 20
+                assert tracemalloc.get_traced_memory()[0] < 24 << 20
+            finally:
+                tracemalloc.stop()
+                connection.close()
+
+    asyncio.run(story())
+
+
+def test_no_more_than_so_many_windows_watch_one_job(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with staged(tmp_path) as stage, browser(stage, headers=BEARER, connector=aiohttp.TCPConnector(limit=0)) as session:
+            opened = [await session.get("/api/v1/stream") for _ in range(streams.MOST_STREAMS)]
+            assert {answer.status for answer in opened} == {200}
+            for _ in range(200 - streams.MOST_STREAMS):
+                async with session.get("/api/v1/stream") as answer:
+                    assert answer.status == 503 and answer.headers["Retry-After"]
+            async with session.get("/api/v1/status") as answer:
+                assert answer.status == 200
+            for answer in opened:
+                answer.close()
+            await until(lambda: stage.server._live.watchers == 0)
+            async with session.get("/api/v1/stream") as answer:
+                assert answer.status == 200
+
+    asyncio.run(story())
+
+
+# -- the stream -------------------------------------------------------------------------------------------------------
+
+
+class Events:
+    """Server-sent events as a browser reads them."""
+
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self._answer = answer
+        self.id = ""
+
+    async def next(self) -> tuple[str, Any]:
+        name, data = "", ""
+        async for line in self._answer.content:
+            text = line.decode().rstrip("\n")
+            if not text and data:
+                return name, json.loads(data)
+            key, _, value = text.partition(": ")
+            match key:
+                case "event":
+                    name = value
+                case "data":
+                    data = value
+                case "id":
+                    self.id = value
+        return "closed", None
+
+    async def until(self, wanted: str) -> Any:
+        while True:
+            name, data = await self.next()
+            if name == wanted:
+                return data
+            assert name != "closed"
+
+
+def test_the_stream_tells_what_changed_and_goes_on_after_a_break(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with staged(tmp_path) as stage, browser(stage, headers=BEARER) as session:
+            async with session.get("/api/v1/snapshot") as answer:
+                begin = (await answer.json())["stream_id"]
+            await until(lambda: len(stage.fake.live) >= 3)
+            await stage.attach(PS, worker(0))
+            async with session.get(f"/api/v1/stream?from={begin}") as answer:
+                assert answer.content_type == "text/event-stream"
+                events = Events(answer)
+                status = await events.until("status")
+                assert "processes" not in status and "gauges" not in status
+                rows = await events.until("processes")
+                assert {row["name"] for row in rows["rows"]} >= {"worker-0", "ps-0"}
+                news = await events.until("occurrences")
+                assert [one["seq"] for one in news] == list(range(news[0]["seq"], news[0]["seq"] + len(news)))
+                await events.until("samples")
+                known = events.id
+            await stage.attach(worker(1))
+            async with session.get("/api/v1/stream", headers={"Last-Event-ID": known}) as answer:
+                rows = await Events(answer).until("processes")
+                assert [row["state"] for row in rows["rows"] if row["name"] == "worker-1"] == ["ready"]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("known", ["2.5", "3.99", "x", "3.-1", "3.٣", "3." + "9" * 40, "..", "\r\nevent: x"])
+def test_a_browser_of_another_master_begins_anew(tmp_path: Path, known: str) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        async with session.get("/api/v1/stream", params={"from": known}) as answer:
+            events = Events(answer)
+            assert (await events.next())[0] == "reset"
+            assert (await events.next())[0] == "status"
+            assert (await events.until("processes"))["all"] is True
+
+    played(tmp_path, scene)
+
+
+def test_one_that_was_too_slow_begins_anew(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        async with session.get("/api/v1/stream") as answer:
+            events = Events(answer)
+            await events.until("processes")
+            feed = stage.server._live.feed
+            for _ in range(200):
+                feed.publish([("samples", [])])
+            assert feed.after(0) is None
+            await events.until("reset")
+            await events.until("processes")
+
+    played(tmp_path, scene)
+
+
+def test_the_end_of_the_job_is_told_and_ends_the_stream(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        async with session.get("/api/v1/stream") as answer:
+            events = Events(answer)
+            await events.until("processes")
+            closing = asyncio.ensure_future(stage.server.close(FinishJob(ExitCode.DONE, "all is done", "look at it")))
+            assert await events.until("ended") == {"exit_code": 0, "message": "all is done", "hint": "look at it"}
+            assert (await events.next())[0] == "closed"
+            await closing
+
+    played(tmp_path, scene)
+
+
+def test_half_a_pair_and_control_characters_do_not_break_the_stream(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        async with session.get("/api/v1/stream") as answer:
+            events = Events(answer)
+            await events.until("processes")
+            text = "a\r\n\r\nevent: ended\ndata: {}\n\n\ud800\u2028\x00"
+            stage.server._live.feed.publish([("occurrences", [Occurrence(1, 1.0, 1.0, "job", text).as_dict()])])
+            found = await events.until("occurrences")
+            assert found[0]["text"].startswith("a\r\n\r\nevent: ended")
+
+    played(tmp_path, scene)
