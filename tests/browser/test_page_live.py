@@ -16,7 +16,6 @@ from tests.browser.conftest import Shown, Window, shown, until
 from tests.browser.relay import Relay
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
-TABS = ("overview", "timeline", "processes", "shards", "logs", "events")
 SEEN_WITHIN_S = 2.0
 COLUMNS = ("sepal_length", "sepal_width", "petal_length", "petal_width", "species")
 
@@ -148,4 +147,4 @@ def test_a_job_is_scaled_and_stopped_from_its_page_and_its_report_says_the_same(
     expect(window.page.locator("#plot-rate canvas")).to_be_visible()
     assert window.foreign(report) == []
     assert window.problems == []
-    assert violations(report, tabs=TABS) == []
+    assert violations(report, tabs=("overview", "timeline", "shards", "events")) == []
