@@ -21,7 +21,9 @@ _LOOK_EVERY_S = 0.1
 async def checkpoint_in_time(core: JobState, inbox: Inbox, running: asyncio.Future[Any], possible: Callable[[], bool]) -> None:
     """Ask for a checkpoint and wait for it, as long as it is `possible` and there is time; and for a job that is about to end."""
     asked_at_s = inbox.at_s()
-    wanted = possible() and core.status().phase in (Phase.WORKING, Phase.EVALUATING)
+    before = core.status()
+    # Before the first step there is nothing to keep, and nothing to wait for.
+    wanted = possible() and before.phase in (Phase.WORKING, Phase.EVALUATING) and bool(before.version or before.records.trained)
     if wanted:
         inbox.post(CheckpointRequested(asked_at_s))
     while not running.done() and inbox.at_s() - asked_at_s < LIMIT_S:

@@ -104,13 +104,14 @@ def test_a_directory_that_cannot_be_written_is_the_users_to_mend(tmp_path: Path)
 class Stage:
     """A job with a server, and a clock that jumps whenever the departing master looks again."""
 
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path: Path, version: int = 3) -> None:
         self.core = JobState(job(tmp_path))
         self.clock = ManualClock()
         self.inbox = Inbox(self.clock)
         self.running: asyncio.Future[FinishJob] = asyncio.get_running_loop().create_future()
         self.core.handle(e.JobStarted(0.0, (Source("a", 100),), (), ()))
         self.core.handle(e.ProcessAttached(0.0, ProcessName(Role.PS, 0), "a:1", "a:2", None))
+        self.core.handle(e.VersionAdvanced(0.0, version))
 
     async def leave(self, possible: bool = True) -> None:
         async with asyncio.timeout(10):
@@ -139,6 +140,13 @@ def test_a_master_leaves_at_once_where_no_checkpoint_can_be_had(tmp_path: Path) 
         stage = Stage(tmp_path)
         await stage.leave(possible=False)
         assert not stage.core.status().checkpoints
+
+    asyncio.run(story())
+
+
+def test_a_master_leaves_at_once_before_the_first_step(tmp_path: Path) -> None:
+    async def story() -> None:
+        await Stage(tmp_path, version=0).leave()
 
     asyncio.run(story())
 
