@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elasticdl.page import words
 from elasticdl.page.markup import Child, Html, el
 
 _SPANS = (("", "whole job"), ("3600", "last hour"), ("600", "last 10 minutes"), ("60", "last minute"))
@@ -184,8 +183,3 @@ def sign_in(problem: str) -> Html:
         el("form", el("label", el("span", "Token"), token, for_="token"), el("button", "Sign in", class_="primary"), method="post", action="/session", id="sign-in"),
         class_="sign-in", id="main",
     )  # fmt: skip
-
-
-def tone_words() -> dict[str, tuple[str, str, str]]:
-    """Causes and states as the script needs them, for a test that both say the same."""
-    return {key: (tone.name, tone.mark, tone.word) for key, tone in {**words.CAUSES, **words.STATES}.items()}

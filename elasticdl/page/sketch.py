@@ -25,8 +25,12 @@ def ticks(span_s: float) -> list[float]:
 
 
 def lines(series: Sequence[Mapping[str, Any]], axis: str) -> Html:
-    """Curves in a box of 100 by 100 that is stretched to its place; the tallest value is at the top, zero or the lowest below."""
-    found = [points for one in series[:_LINES] if (points := _points(one, axis))]
+    """Curves in a box of 100 by 100 that is stretched to its place; the tallest value is at the top, zero or the lowest below.
+
+    Where there is a curve of all, those of single workers are left out.
+    """
+    drawn = [one for one in series if not one["label"]] or series
+    found = [points for one in drawn[:_LINES] if (points := _points(one, axis))]
     if not found:
         return el("p", "no values yet", class_="empty")
     xs, ys = [x for points in found for x, _ in points], [y for points in found for _, y in points]

@@ -20,7 +20,6 @@ PROCESS_COLUMNS = (
     ("memory", "Memory", "n wide"),
     ("since", "For", "n"),
 )
-_SHARD_STATES = ("todo", "leased", "settling", "retried", "done", "parked")
 _RECEIPT = ("expected", "trained", "repeated", "bad", "lost")
 _EPOCHS = 200
 
@@ -119,11 +118,9 @@ def _receipt_row(name: str, row: Mapping[str, Any], class_: str = "") -> Html:
     return el("tr", el("th", name, scope="row"), cells, class_=class_ or None)
 
 
-def problems(snapshot: Mapping[str, Any]) -> Html | None:
+def problems(snapshot: Mapping[str, Any]) -> Html:
     """Shards that were given up, and records that could not be read, in full."""
-    status = snapshot["status"]
-    found = list(_problem_lists(status))
-    return el("div", found, id="problems") if found else el("div", id="problems")
+    return el("div", list(_problem_lists(snapshot["status"])), id="problems")
 
 
 def _problem_lists(status: Mapping[str, Any]) -> Iterator[Html]:
