@@ -58,7 +58,7 @@ def test_a_killed_parameter_server_comes_back_from_the_checkpoint(start_job, iri
 
     job = start_job(
         model_def="iris",
-        training_data=iris_csv(400),
+        training_data=iris_csv(200),
         num_epochs=2,
         num_workers=2,
         num_ps_pods=2,
@@ -81,7 +81,7 @@ def test_checkpoints_restore_to_another_number_of_servers_for_training_evaluatio
     assert first.finish()[0] == 0
     checkpoints = first.directory / "checkpoints"
     evaluation = start_job(
-        "evaluate", model_def="iris", validation_data=data, num_workers=2, num_ps_pods=3, checkpoint_dir_for_init=checkpoints
+        "evaluate", model_def="iris", validation_data=data, num_workers=1, num_ps_pods=3, checkpoint_dir_for_init=checkpoints
     )
     code, output = evaluation.finish()
     assert code == 0, output
@@ -92,7 +92,7 @@ def test_checkpoints_restore_to_another_number_of_servers_for_training_evaluatio
         "predict",
         model_def="iris",
         prediction_data=data,
-        num_workers=2,
+        num_workers=1,
         num_ps_pods=2,
         checkpoint_dir_for_init=checkpoints,
         output=tmp_path / "predictions",
@@ -108,7 +108,7 @@ def test_checkpoints_restore_to_another_number_of_servers_for_training_evaluatio
 def test_ctrl_c_drains_and_the_job_can_be_resumed(start_job, iris_csv, tmp_path):
     import signal
 
-    data = iris_csv(400)
+    data = iris_csv(200)
     flags = {"model_def": "iris", "training_data": data, "num_epochs": 2, "num_workers": 2, "minibatch_size": 16}
     job = start_job(**flags, job_dir=tmp_path / "resumed")
     job.wait_until("training is under way", lambda status: status["records"]["trained"] > 3000)
@@ -117,16 +117,16 @@ def test_ctrl_c_drains_and_the_job_can_be_resumed(start_job, iris_csv, tmp_path)
     assert code == 130, output
     assert "--resume" in output
     before = job.receipt()["total"]["trained"]
-    assert 0 < before < 120_000
+    assert 0 < before < 60_000
     again = start_job("train", "--resume", **flags, job_dir=tmp_path / "resumed")
     code, output = again.finish()
     assert code == 0, output
     total = again.receipt()["total"]
-    assert (total["expected"], total["trained"], total["lost"]) == (120_000, 120_000, 0)
+    assert (total["expected"], total["trained"], total["lost"]) == (60_000, 60_000, 0)
 
 
 def test_master_ps_and_command_line_stay_small_and_free_of_tensorflow(start_job, iris_csv):
-    job = start_job(model_def="iris", training_data=iris_csv(400), num_epochs=3, num_workers=1, num_ps_pods=1, minibatch_size=16)
+    job = start_job(model_def="iris", training_data=iris_csv(400), num_epochs=1, num_workers=1, num_ps_pods=1, minibatch_size=16)
     job.wait_until("training is under way", lambda status: status["records"]["trained"] > 1000)
     for pid in [job.process.pid, *job.pids("ps"), *master_pids(job)]:
         maps = Path(f"/proc/{pid}/maps").read_text()

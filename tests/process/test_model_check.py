@@ -90,7 +90,7 @@ def test_a_good_module_tells_what_is_there(tmp_path: Path) -> None:
 
 
 def test_prediction_looks_at_prediction_data_only(tmp_path: Path) -> None:
-    found = run(tmp_path, GOOD, action=Action.PREDICT)
+    found = check(spec_for(tmp_path, GOOD, ROWS, Action.PREDICT, {}))
     assert found["ok"] and found["training"] == [] and found["prediction"][0]["records"] == 3
 
 
