@@ -89,4 +89,5 @@ def way_back(spec: JobSpec, name: str, namespace: str) -> str:
     """The next commands to type."""
     given = f" --namespace {namespace}" if spec.kubernetes.namespace else ""
     given += f" --kube-context {spec.kubernetes.kube_context}" if spec.kubernetes.kube_context else ""
-    return f"come back: elasticdl wait {name}{given}; how it is doing: elasticdl status {name}{given}; end it: elasticdl stop {name}{given}"
+    verbs = {"come back": "wait", "how it is doing": "status", "its page": "dashboard", "end it": "stop"}
+    return "; ".join(f"{what}: elasticdl {verb} {name}{given}" for what, verb in verbs.items())
