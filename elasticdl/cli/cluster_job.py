@@ -210,7 +210,9 @@ class ClusterJob:
             return Told(self.snapshot()["story"])
         from elasticdl.history.why import MOST_LOGGED, Story, story_of_lines
 
-        said, why_not = "", f"{facts.waits_for or 'its master runs no more'}"
+        if facts.ended is None:
+            return Told(Story().as_dict(), f"what its master has in mind, which does not run: {facts.waits_for}")
+        said, why_not = "", "it was killed, or it is of an older version"
         try:
             said = "".join(self.read_log(LogWish("master-0", 4 * MOST_LOGGED)))
         except ElasticDLError as error:

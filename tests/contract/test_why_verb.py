@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from elasticdl.cli.main import run
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.fake import OUT_OF_MEMORY, PREEMPTED
 from elasticdl.errors import ExitCode
-from elasticdl.history.why import story_lines, story_of_lines
+from elasticdl.history.chronicle import Chronicle
+from elasticdl.history.why import story_of_lines
 from elasticdl.job import Action, JobSpec
 from elasticdl.master import driver
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.files import JobDirectory
-from elasticdl.master.outcome import Results, leave_outcome, leave_report
+from elasticdl.master.outcome import Results, leave_outcome, leave_report, tell_story
 from tests.contract.fake_job import TICK_S, FakeJob
 
 pytestmark = pytest.mark.contract
@@ -135,14 +137,16 @@ def test_a_report_that_cannot_be_made_changes_no_outcome(tmp_path, caplog) -> No
     assert len(caplog.records) == 2 and not list(tmp_path.iterdir())
 
 
-def test_a_story_comes_back_from_a_log_whatever_is_around_its_lines(play, tmp_path, capsys) -> None:
+def test_a_story_comes_back_from_a_log_whatever_is_around_its_lines(play, tmp_path, capsys, caplog) -> None:
     async def scenario(job: FakeJob) -> None:
         await job.until("some progress", lambda job: job.trained > 0)
         job.cluster.exit(job.workers[0], PREEMPTED)
 
     play(scenario, pace_s=0.05)
     story = json.loads(why(capsys, tmp_path, "-o", "json"))
-    lines = [f"2026-11-21 13:42:33,268 I elasticdl.master.outcome: {line}" for line in story_lines(story)]
+    caplog.set_level(logging.INFO)
+    tell_story(Chronicle(tmp_path / "events.jsonl", 0.0))
+    lines = [f"2026-11-21 13:42:33,268 I {record.name}: {record.getMessage()}" for record in caplog.records]
     told = story_of_lines(["some line", "why: {broken", *lines, "exit code 0: done"])
     assert told == {key: story[key] for key in ("entries", "dropped", "totals", "now_s")}
     assert story_of_lines(["nothing of that kind", 'why: {"text": "an entry without a beginning"}']) is None
