@@ -133,12 +133,12 @@ def test_a_job_is_scaled_and_stopped_from_its_page_and_its_report_says_the_same(
     page.goto(f"{running.address}#shards")
     total = running.job.receipt()["total"]
     told = [f"{total[key]:,}" for key in ("expected", "trained", "repeated", "bad", "lost")]
-    assert page.locator("#receipt .total td").all_inner_texts() == told
+    expect(page.locator("#receipt .total td")).to_have_text(told)
 
     report = (running.job.directory / "report.html").as_uri()
     window = open_window()
     window.page.goto(f"{report}#shards")
-    assert window.page.locator("#receipt .total td").all_inner_texts() == told
+    expect(window.page.locator("#receipt .total td")).to_have_text(told)
     ended = json.loads((running.job.directory / "status.json").read_text())
     expect(window.page.locator("#share-words")).to_contain_text(f"{ended['status']['records']['trained']:,} of")
     window.page.goto(f"{report}?shown=ended#timeline")
