@@ -1,4 +1,4 @@
-.PHONY: horovod demo test test-ring test-kubernetes churn churn-ring check bench fix lock prepare clean cluster
+.PHONY: horovod demo test test-ring test-browser test-kubernetes churn churn-ring check bench fix lock prepare clean cluster
 BIN := .venv/bin
 WORKERS ?= 2
 CLUSTERS ?= 3
@@ -6,13 +6,17 @@ CLUSTERS ?= 3
 demo: prepare  ## Train digits with a worker killed halfway, evaluate, export, load back, predict.
 	$(BIN)/python -m scripts.demo
 
-test: prepare horovod  ## Every test; rings, and those on a real Kubernetes where they can run, last: they disturb others. With ARGS (for pytest) without these.
+test: prepare horovod  ## Every test; browsers and rings, and those on a real Kubernetes where they can run, last: they disturb others. With ARGS (for pytest) without these.
 	@status=0; \
-	scripts/browser || status=$$?; \
-	$(BIN)/python -m pytest -n $(WORKERS) --ignore tests/kubernetes --ignore tests/ring $(ARGS) || status=$$?; \
-	[ -n "$(ARGS)" ] || $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/ring || status=$$?; \
+	$(BIN)/python -m pytest -n $(WORKERS) --ignore tests/browser --ignore tests/ring --ignore tests/kubernetes $(ARGS) || status=$$?; \
+	[ -n "$(ARGS)" ] || scripts/browser || status=$$?; \
+	[ -n "$(ARGS)" ] || $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/browser tests/ring || status=$$?; \
 	[ -n "$(ARGS)" ] || scripts/test-kubernetes $(CLUSTERS) || status=$$?; \
 	exit $$status
+
+test-browser: prepare  ## The status page in Chromium.
+	@scripts/browser
+	$(BIN)/python -m pytest tests/browser $(ARGS)
 
 test-kubernetes: prepare  ## Tests on a real Kubernetes: one made here (Linux, root, Go), or the one that KUBECONFIG names.
 	@scripts/test-kubernetes $(CLUSTERS) $(ARGS)

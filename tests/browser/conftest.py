@@ -26,7 +26,8 @@ LIMIT_MS = 60_000
 START_S = 240.0
 
 
-@pytest.fixture(scope="session")
+# By module: Playwright has its event loop run in this thread as long as it is open, so that nobody else's `asyncio.run` works.
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     path = os.environ.get("ELASTICDL_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
