@@ -53,6 +53,14 @@ def custom_data_reader(data_origin, records_per_task=None):
 def feed(dataset, mode, metadata):
     return dataset.map(lambda row: (tf.cast(row[:4], tf.float32), tf.cast(row[4], tf.int32)))
 """
+PAGE = """
+import json, sys, urllib.request
+address, token = sys.argv[1:]
+def get(path):
+    request = urllib.request.Request(address + path, headers={"Authorization": "Bearer " + token})
+    return urllib.request.urlopen(request, timeout=30).read().decode()
+print(json.dumps([get(""), json.loads(get("api/v1/status"))]))
+"""
 ZOO = '{"source": {"configMap": {"name": "zoo"}}, "mount_path": "/zoo", "read_only": true}'
 
 
@@ -235,6 +243,24 @@ def test_scale_and_checkpoint_reach_the_master(elasticdl: Commands) -> None:
     elasticdl.until(lambda: "checkpoint" in elasticdl.run("logs", JOB, "master-0")[1], "the master heard of it")
 
 
+def test_why_report_and_the_page_come_from_the_master(elasticdl: Commands) -> None:
+    told = elasticdl.json("why", JOB)
+    assert told["missing"] == "" and told["entries"], told
+    assert elasticdl.run("why", JOB)[0] == 0
+    code, output, errors = elasticdl.run("report", JOB)
+    assert (code, output) == (0, f"{JOB}-report.html\n"), errors
+    assert JOB in (elasticdl.directory / f"{JOB}-report.html").read_text(encoding="utf-8")
+    with elasticdl.start("dashboard", JOB, "--no-browser") as showing:
+        assert showing.stdout is not None
+        address, _, token = showing.stdout.readline().strip().partition("#token=")
+        code, output, errors = elasticdl.python("-c", PAGE, address, token)
+        assert code == 0, errors
+        page, status = json.loads(output)
+        assert JOB in page and "worker-0" in page and status["job"] == JOB and status["records"]["trained"] > 0
+        showing.send_signal(signal.SIGINT)
+        assert showing.wait(LIMIT_S) == 0
+
+
 def test_a_handle_in_python_does_the_same(elasticdl: Commands) -> None:
     program = f"""
 from elasticdl.cli.cluster_handle import ClusterJobHandle
@@ -326,6 +352,9 @@ def test_a_stopped_job_ends_with_130_still_answers_and_leaves_nothing_that_runs(
     assert code == 130 and "enough of it" in errors
     code, output, _ = elasticdl.run("logs", JOB, "master-0", "-n", "50")
     assert code == 0 and "enough of it" in output
+    told = elasticdl.json("why", JOB)
+    assert told["missing"] == "" and "enough of it" in json.dumps(told), told
+    assert elasticdl.run("dashboard", JOB, "--no-browser")[0] == 4
     assert elasticdl.run("scale", JOB, "--num-workers", "1")[0] == 4
     assert elasticdl.run("stop", JOB, "--yes")[0] == 0
     live = "status.phase!=Succeeded,status.phase!=Failed"
