@@ -11,7 +11,8 @@ import click
 from elasticdl.cli.documents import Format, render
 from elasticdl.cli.jobs import FORMAT_OPTION
 from elasticdl.cli.options import FILE_OPTION, FLAG_SETTINGS, JobCommand, job_options, spec_from
-from elasticdl.cli.progress import plain, table
+from elasticdl.cli.progress import table
+from elasticdl.cli.telling import plain
 from elasticdl.cluster.findings import Finding, Weight, worst
 from elasticdl.errors import ExitCode, UserError
 from elasticdl.job import Action, JobSpec

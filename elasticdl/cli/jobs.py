@@ -13,7 +13,7 @@ from elasticdl.cli import progress
 from elasticdl.cli.documents import Format, render
 from elasticdl.cli.finding import RULE, found, job_argument
 from elasticdl.cli.found import FoundJob, Report, Sought
-from elasticdl.cli.telling import tell
+from elasticdl.cli.telling import plain, tell
 from elasticdl.cli.watching import ENDS
 from elasticdl.errors import ExitCode, SpecError
 from elasticdl.job import WorkerRange
@@ -140,17 +140,14 @@ def lines(report: Report) -> list[str]:
     """A status in lines: the job, its processes, what it waits for."""
     status: Mapping[str, Any] = report.status
     over = report.state in ENDS
-    shown = [progress.plain(progress.head({**status, "message": report.state} if over else status))]
+    shown = [plain(progress.head({**status, "message": report.state} if over else status))]
     if report.exit_code is not None:
-        shown.append(f"{'ended' if over else 'ends'} with exit code {report.exit_code}: {progress.plain(report.outcome)}")
+        shown.append(f"{'ended' if over else 'ends'} with exit code {report.exit_code}: {plain(report.outcome)}")
     if report.hint:
-        shown.append(f"hint: {progress.plain(report.hint)}")
-    rows = [
-        (p["name"], p["state"], p["where"], p["cause"] or "", progress.plain(p["shard"] or p["message"]))
-        for p in status["processes"]
-    ]
+        shown.append(f"hint: {plain(report.hint)}")
+    rows = [(p["name"], p["state"], p["where"], p["cause"] or "", plain(p["shard"] or p["message"])) for p in status["processes"]]
     if rows:
         shown += progress.table([("PROCESS", "STATE", "WHERE", "CAUSE", "WHAT"), *rows])
-    shown += [f"waiting: {progress.plain(reason)}" for reason in status.get("waiting") or ()]
+    shown += [f"waiting: {plain(reason)}" for reason in status.get("waiting") or ()]
     shown += [f"checkpoint: version {one['version']}, {one['path']}" for one in (status.get("checkpoints") or ())[-1:]]
     return shown

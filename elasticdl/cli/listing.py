@@ -15,7 +15,7 @@ from elasticdl.cli.finding import cluster_options, local_jobs, no_cluster
 from elasticdl.cli.found import Report
 from elasticdl.cli.jobs import FORMAT_OPTION, SETTINGS
 from elasticdl.cli.place import JOBS
-from elasticdl.cli.telling import tell
+from elasticdl.cli.telling import plain, tell
 from elasticdl.errors import ElasticDLError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def list_(namespace: str, kube_context: str, everywhere: bool, form: str) -> Non
 def _row(report: Report) -> Sequence[str]:
     share = progress.job_share(report.status)
     done = f"{share.fraction:.0%}" if share.expected else "-"
-    what = progress.plain(report.outcome or str(report.status["message"])).partition("\n")[0]
+    what = plain(report.outcome or str(report.status["message"])).partition("\n")[0]
     return report.job, str(report.place), report.state, done, progress.age(report.age_s), what
 
 

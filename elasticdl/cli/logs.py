@@ -10,7 +10,7 @@ import click
 from elasticdl.cli.finding import RULE, found, job_argument
 from elasticdl.cli.found import LogWish, Sought
 from elasticdl.cli.jobs import SETTINGS
-from elasticdl.cli.progress import plain
+from elasticdl.cli.telling import plain
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias, final
 
 from elasticdl.cli import progress
 from elasticdl.cli.progress import Share, Status
+from elasticdl.cli.telling import plain
 from elasticdl.history.snapshot import eta_s
 from elasticdl.words import amount
 
@@ -130,7 +131,7 @@ def _processes(status: Status) -> str:
 
 
 def _text(value: object) -> str:
-    return escape(progress.plain(str(value)))
+    return escape(plain(str(value)))
 
 
 def shower() -> Show | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from elasticdl.cli.telling import plain
 from elasticdl.history.snapshot import eta_s as eta_s
 from elasticdl.words import amount
 
@@ -137,8 +138,3 @@ def event_line(event: Mapping[str, Any]) -> str:
     """One announcement, with its cause; safe for a terminal."""
     cause = f" [{event['cause']}]" if event.get("cause") else ""
     return plain(f"{event.get('text', '')}{cause}")
-
-
-def plain(text: str) -> str:
-    """Without control characters, which could do anything to a terminal."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -7,11 +7,16 @@ import sys
 from typing import TextIO
 
 
+def plain(text: str) -> str:
+    """Without control characters, which could do anything to a terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
 def tell(text: str, stream: TextIO | None = None) -> None:
     """One line. Whoever stopped reading (`2>&1 | head`) does not end the job."""
     target = stream or sys.stderr
     try:
-        print(text, file=target, flush=True)
+        print(plain(text), file=target, flush=True)
     except BrokenPipeError:
         silence(target)
 

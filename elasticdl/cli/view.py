@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, final
 
 from elasticdl.cli import progress
-from elasticdl.cli.telling import tell
+from elasticdl.cli.telling import plain, tell
 from elasticdl.history.snapshot import eta_s
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def picture(status: progress.Status, events: Sequence[str]) -> Group:
     if remaining is not None:
         facts.insert(0, f"ETA {progress.duration(remaining)}")
     parts: list[Any] = [Text(str(status["message"]), style="bold"), bars, Text(" · ".join(facts)), _process_table(status)]
-    parts += [Text(f"waiting: {progress.plain(reason)}", style="yellow") for reason in (status.get("waiting") or ())[:4]]
+    parts += [Text(f"waiting: {plain(reason)}", style="yellow") for reason in (status.get("waiting") or ())[:4]]
     parts += [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in events]
     return Group(*parts)
 
@@ -132,7 +132,7 @@ def _process_table(status: progress.Status) -> Any:  # noqa: ANN401 - rich's own
         gauges = (status.get("gauges") or {}).get(process["name"], {})
         rate = f"{progress.number(gauges['records_per_s'])}/s" if gauges.get("records_per_s") else ""
         state = Text(process["state"], style="green" if process["state"] == "ready" else "yellow")
-        table.add_row(process["name"], state, rate, progress.plain(process.get("shard") or process.get("message") or ""))
+        table.add_row(process["name"], state, rate, plain(process.get("shard") or process.get("message") or ""))
     if len(live) > _SHOWN_PROCESSES:
         table.add_row(f"and {len(live) - _SHOWN_PROCESSES} more")
     return table

@@ -11,8 +11,7 @@ from elasticdl.cli.documents import Format, render
 from elasticdl.cli.finding import RULE, found, job_argument
 from elasticdl.cli.found import FoundJob, Sought, Told
 from elasticdl.cli.jobs import FORMAT_OPTION, SETTINGS
-from elasticdl.cli.progress import plain
-from elasticdl.cli.telling import tell
+from elasticdl.cli.telling import plain, tell
 from elasticdl.words import amount
 
 

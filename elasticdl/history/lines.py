@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any, final
+from typing import Any, final
 
 from elasticdl.history.thinning import Line, Policy, parsed, thinned
 
@@ -28,7 +31,7 @@ class JsonLines:
         """`policy`: None for a file that may grow without end."""
         self._path = path
         self._policy = policy
-        self._file: IO[bytes] | None = None
+        self._file: FileIO | None = None
         self._size_bytes = 0
         self._full_bytes = policy.limit_bytes if policy is not None else 0
         """When it is to be made shorter: later than at its limit where that did not work."""
@@ -36,11 +39,12 @@ class JsonLines:
         self._lost = 0
 
     def append(self, value: Mapping[str, Any]) -> None:
-        """Write one line and flush it."""
+        """Write one line."""
         try:
             self._write(json.dumps(value).encode() + b"\n")
         except OSError as error:
             self._lost += 1
+            self._close()
             if self._lost == 1:
                 _LOG.warning("cannot write %s: %s; its lines are lost until that is mended", self._path, error)
 
@@ -52,22 +56,34 @@ class JsonLines:
         self._close()
 
     def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                file.close()
 
     def _write(self, line: bytes) -> None:
         if self._thinning is not None and not self._thinning.is_alive():
             self._replace(self._thinning)
         if self._file is None:
-            self._file = self._path.open("ab")
-            self._size_bytes = self._file.tell()
-        self._file.write(line)
-        self._file.flush()
-        self._size_bytes += len(line)
+            self._file = self._open()
+        written = self._file.write(line)
+        self._size_bytes += written
+        if written < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self._policy is not None and self._thinning is None and self._size_bytes > self._full_bytes:
             self._thinning = _Thinning(self._path, self._size_bytes, self._policy)
             self._thinning.start()
+
+    def _open(self) -> FileIO:
+        # Without a buffer nothing is left over that closing would have to write, where a disk is full.
+        file = FileIO(self._path, "ab+")
+        self._size_bytes = file.seek(0, os.SEEK_END)
+        if self._size_bytes:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                # Whoever wrote here last was cut short: the next line is not to be lost with that one.
+                self._size_bytes += file.write(b"\n")
+        return file
 
     def _replace(self, thinning: _Thinning) -> None:
         """Put what was made in the place of the file, with what was appended meanwhile."""

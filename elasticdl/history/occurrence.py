@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias, final
 
 Value: TypeAlias = float | int | str
+_LARGEST = 1e300
+_MOST_SEQ = 1 << 53
 MOST_CHARS = 8_000
 """Of a text: a traceback in full is in the log of its process."""
 
@@ -86,19 +89,34 @@ def occurrence(found: Mapping[str, Any], seq: int) -> Occurrence:
     """The value of a line; `seq` is used where it has none. Raises ValueError for what is no such line."""
     try:
         details = found.get("details") or {}
+        number = int(found.get("seq", seq))
+        if not 0 <= number < _MOST_SEQ:
+            raise ValueError(f"no occurrence: number {number}")
         return Occurrence(
-            seq=int(found.get("seq", seq)),
-            at=float(found["at"]),
-            at_s=float(found["at_s"]),
+            seq=number,
+            at=_finite(found["at"]),
+            at_s=_finite(found["at_s"]),
             kind=str(found["kind"]),
             text=bounded(str(found.get("text", ""))),
             process=str(found.get("process") or ""),
             cause=str(found.get("cause") or ""),
             level=str(found.get("level") or "info"),
-            details={str(key): value for key, value in details.items() if isinstance(value, int | float | str)},
+            details={str(key): value for key, value in details.items() if _is_value(value)},
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"no occurrence: {error!r}") from error
+
+
+def _is_value(value: object) -> bool:
+    """Text, or a number that a float can hold."""
+    return isinstance(value, str) or (isinstance(value, int | float) and -_LARGEST < value < _LARGEST)
+
+
+def _finite(value: Any) -> float:  # noqa: ANN401 - any JSON value
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"no occurrence: at {number}")
+    return number
 
 
 def bounded(text: str) -> str:

@@ -106,7 +106,7 @@ class SeriesBook:
         for row in saved:
             try:
                 one = _loaded(row)
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, OverflowError):
                 continue
             labels = self._series.setdefault(one.name, {})
             if len(labels) < MOST_LABELS:

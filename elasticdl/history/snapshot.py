@@ -150,11 +150,12 @@ def record_in(directory: Path, now_s: float | None = None) -> Record:
 
 def series_in(directory: Path) -> list[dict[str, Any]]:
     """The curves that were saved; where there are none, loss and metrics as metrics.jsonl has them. Raises OSError."""
-    with suppress(FileNotFoundError, ValueError):
+    book = SeriesBook()
+    with suppress(FileNotFoundError, ValueError, RecursionError):
         saved = json.loads((directory / SERIES).read_text(encoding="utf-8"))
         if isinstance(saved, list):
-            return saved
-    book = SeriesBook()
+            book.load(saved)
+            return book.as_list()
     for line in read_lines(directory / METRICS):
         note_metrics(book, line.row)
     return book.as_list()

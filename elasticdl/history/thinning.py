@@ -62,7 +62,7 @@ def parsed(text: bytes) -> list[Line]:
     for line in text.split(b"\n"):
         try:
             row = json.loads(line) if line else None
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
             found.append(Line(line, row))
@@ -74,7 +74,8 @@ def left_out(lines: Sequence[Line]) -> Left:
     words: Counter[str] = Counter()
     for line in lines:
         if line.row.get("kind") == HISTORY:
-            words.update({k: int(v) for k, v in (line.row.get("details") or {}).items() if isinstance(v, int)})
+            details = line.row.get("details")
+            words.update({k: v for k, v in details.items() if isinstance(v, int)} if isinstance(details, dict) else {})
     total = words.pop("dropped", 0)
     return Left(total, dict(words))
 

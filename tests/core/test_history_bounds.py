@@ -211,3 +211,45 @@ def test_a_disk_that_refuses_lines_costs_lines_only(tmp_path: Path, caplog):
     lines.append({"a": 3})
     lines.close()
     assert [line.row for line in read_lines(tmp_path / "away" / "metrics.jsonl")] == [{"a": 3}]
+
+
+def test_a_disk_that_is_full_under_an_open_file_costs_lines_and_closing_says_nothing_more(caplog):
+    lines = JsonLines(Path("/dev/full"))
+    for number in range(3):
+        lines.append({"number": number})
+    lines.close()
+    assert [record.getMessage() for record in caplog.records if "cannot write /dev/full" in record.getMessage()] != []
+    assert len(caplog.records) == 1
+
+
+def test_a_line_that_was_cut_short_costs_no_other_line(tmp_path: Path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"number": 1}\n{"number": 2, "te')
+    lines = JsonLines(path)
+    lines.append({"number": 3})
+    lines.append({"number": 4})
+    lines.close()
+    assert [line.row["number"] for line in read_lines(path)] == [1, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 200_000,
+        '{"seq": 1e999, "at": 1, "at_s": 1, "kind": "job"}',
+        '{"seq": 100000000000000000000, "at": 1, "at_s": 1, "kind": "job"}',
+        '{"at": %s, "at_s": 1, "kind": "job"}' % ("9" * 400),
+        '{"at": NaN, "at_s": 1, "kind": "job"}',
+        '{"at": 1, "at_s": 1, "kind": "ring", "details": {"step": "published", "generation": 1e999}}',
+        '{"at": 1, "at_s": 1, "kind": "history", "details": ["x"]}',
+    ],
+)
+def test_a_line_of_nonsense_keeps_nobody_from_the_record(tmp_path: Path, line: str):
+    path = tmp_path / "events.jsonl"
+    whole = '{"at": %d, "at_s": %d, "kind": "job", "text": "whole"}'
+    path.write_text("\n".join((whole % (1, 1), line, whole % (2, 2))) + "\n")
+    assert [one.at for one in read_occurrences(path)[0] if one.text == "whole"] == [1.0, 2.0]
+    chronicle = Chronicle(path, 3.0)
+    chronicle.append({"at": 3.0, "at_s": 3.0}, {"kind": "job", "text": "whole"})
+    chronicle.close()
+    assert [one.at for one in read_occurrences(path)[0] if one.text == "whole"] == [1.0, 2.0, 3.0]

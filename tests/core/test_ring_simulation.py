@@ -54,6 +54,22 @@ def test_a_killed_member_is_replaced_by_a_generation_in_the_same_event():
     assert published[0].holders == (0, 1)
 
 
+def test_the_only_member_that_has_the_weights_is_not_replaced():
+    world = started(num_workers="1:3")
+    grow(world)
+    first, *others = world.ring.members
+    for name in others:
+        world.kill(world.workers[name])
+    world.put(e.ScaleRequested(0.0, 1, 1))
+    grow(world)
+    assert world.ring.members == (first,)
+    assert "no other worker has the weights" in world.state.why_not_replace(first)
+    assert not [one for one in world.put(e.ReplaceRequested(0.0, first)) if isinstance(one, c.StopProcess)]
+    world.run_out()
+    assert world.rolled_back == 0
+    world.check_truth()
+
+
 def test_one_that_is_about_to_join_is_told_what_the_ring_is_at_and_takes_nothing_of_it():
     world = started(num_workers=2)
     while world.newest.version < 3:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import resource
 
 import pytest
 
@@ -73,3 +74,19 @@ def test_without_a_directory_nothing_is_written_and_one_that_cannot_be_written_i
         runs.append(row)
     runs.close()
     assert len(caplog.records) == 1 and "TensorBoard lacks points" in caplog.text
+
+
+def test_a_disk_that_gets_full_costs_points_and_closing_says_nothing_more(tmp_path, caplog):
+    file = EventFile(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60, limits[1]))
+    try:
+        for step in range(3):
+            file.add({"loss": 0.5}, step, 1.0)
+        file.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(caplog.records) == 1 and "TensorBoard lacks points" in caplog.text
+    file.add({"loss": 0.5}, 3, 1.0)
+    file.close()
+    assert max(path.stat().st_size for path in tmp_path.iterdir()) > 60

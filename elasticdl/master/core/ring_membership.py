@@ -99,6 +99,13 @@ class RingMembership:
         here = present is not None and event.worker in present.members and event.entered == present.number
         return here and event.broken < event.entered
 
+    def why_not_replace(self, name: ProcessName) -> str:
+        """Why a worker that lives cannot be sent away without losing what the ring has learnt; '' if it can."""
+        others = (process for process in self._facts.processes.live_workers() if process.name != name)
+        if name not in self._holders or any(one.life is Life.READY and one.name in self._holders for one in others):
+            return ""
+        return f"no other worker has the weights yet that {name} could leave to it: what was learnt since the newest checkpoint would be lost"
+
     def lost_connection(self, event: ConnectionLost) -> None:
         """A worker's order stream broke: it may well be dead. The next thing that it says proves that it is not."""
         word = self._words.get(event.name)

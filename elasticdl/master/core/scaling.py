@@ -56,13 +56,13 @@ class Scaling:
             return f"{name} is a parameter server: what it has learnt since the newest checkpoint would be lost with it"
         if not process.live:
             return f"{name} is {process.life} already" + (f": {process.message}" if process.message else "")
-        if self._facts.phase in (Phase.DRAINING, Phase.ENDING, Phase.ENDED):
+        if self._facts.outcome is not None or self._facts.phase in (Phase.DRAINING, Phase.ENDING, Phase.ENDED):
             return f"the job is {self._facts.phase}: nobody comes in the place of {name}"
         return ""
 
-    def replace(self, event: ReplaceRequested) -> None:
-        """A person wants another worker in the place of one: it drains, and the next one is started at once."""
-        if why_not := self.why_not_replace(event.name):
+    def replace(self, event: ReplaceRequested, why_not: str) -> None:
+        """A person wants another worker in the place of one: it drains, and the next one is started at once, unless that cannot be."""
+        if why_not:
             self._facts.orders.announce("scale", f"{event.name} is not replaced: {why_not}", level="warning")
             return
         self.stop(self._facts.processes.all[event.name], DRAIN_GRACE_S, "replaced, as asked")

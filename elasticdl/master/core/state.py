@@ -100,7 +100,8 @@ class JobState:
 
     def why_not_replace(self, name: ProcessName) -> str:
         """Why a process cannot be replaced because a person wants that; '' if it can."""
-        return self._scaling.why_not_replace(name)
+        why_not = self._scaling.why_not_replace(name)
+        return why_not or (self._ring.why_not_replace(name) if self._facts.on_ring else "")
 
     def shards(self, wish: ShardWish) -> ShardPage:
         """Some of the shards, for people."""
@@ -200,7 +201,7 @@ class JobState:
             case events.CheckpointRequested():
                 self._checkpointing.asked()
             case events.ReplaceRequested():
-                self._scaling.replace(event)
+                self._scaling.replace(event, self.why_not_replace(event.name))
             case events.StopRequested():
                 self._flow.stop(event)
             case _:

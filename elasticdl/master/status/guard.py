@@ -25,8 +25,6 @@ _LOG = logging.getLogger(__name__)
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 MOST_BODY_BYTES = 64 << 10
 _BODY_S = 10.0
-_STRANGERS = (401, 403, 421)
-"""Whoever is told so gets no second request on that connection."""
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
 HEADERS = {
@@ -132,14 +130,18 @@ def watchman(guard: Guard, open_to_all: Collection[tuple[str, str]]) -> Middlewa
     async def watch(request: web.Request, handler: Handler) -> web.StreamResponse:
         resource = request.match_info.route.resource
         route = (request.method, resource.canonical if resource is not None else "")
+        response = await answered(request, handler, route)
+        if not response.prepared and not guard.knows(request):
+            # Whoever has no token keeps no connection: there are only so many.
+            response.force_close()
+        return response
+
+    async def answered(request: web.Request, handler: Handler, route: tuple[str, str]) -> web.StreamResponse:
         try:
             guard.check(request, open_to_all=route in open_to_all)
             return await handler(request)
         except Refusal as refusal:
-            response = refusal.response()
-            if refusal.status in _STRANGERS:
-                response.force_close()
-            return response
+            return refusal.response()
         except web.HTTPException as told:
             return Refusal(told.status, told.reason, headers=_allow(told)).response()
         except ElasticDLError as error:
@@ -159,8 +161,12 @@ def _allow(told: web.HTTPException) -> dict[str, str]:
 
 async def body_of(request: web.Request) -> bytes:
     """The body, if it is short and comes soon. Raises Refusal (408, 413)."""
+    if "Content-Encoding" in request.headers:
+        raise Refusal(415, "a body in an encoding is not taken")
     try:
         async with asyncio.timeout(_BODY_S):
             return await request.read()
+    except web.RequestPayloadError as error:
+        raise Refusal(400, "the body is not what its head says") from error
     except TimeoutError as error:
         raise Refusal(408, f"the request did not come within {_BODY_S:g} s") from error

@@ -23,6 +23,9 @@ from elasticdl.master.status.streams import Streams
 from elasticdl.master.status.watched import Watched
 
 _LOG = logging.getLogger(__name__)
+_WIRE_LOG = logging.getLogger(f"{__name__}.wire")
+# What aiohttp says of requests that make no sense, with a traceback for each: strangers would fill the job's volume with it.
+_WIRE_LOG.setLevel(logging.CRITICAL)
 MOST_CONNECTIONS = 256
 SPEAK_WITHIN_S = 15.0
 """A connection that has asked for nothing by then is closed: whoever holds many of them keeps nobody out for long."""
@@ -46,7 +49,9 @@ class StatusServer:
             application.router.add_routes(part.routes())
         application.on_response_prepare.append(add_headers)
         self._application = application
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=_CLOSE_S, keepalive_timeout=_KEEP_OPEN_S)
+        self._runner = web.AppRunner(
+            application, access_log=None, logger=_WIRE_LOG, shutdown_timeout=_CLOSE_S, keepalive_timeout=_KEEP_OPEN_S
+        )
         self._listening: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
