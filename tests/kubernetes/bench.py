@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
@@ -47,6 +48,14 @@ class KubernetesBench:
 
     async def start_stubborn(self, name: ProcessName) -> None:
         await self._start(name, STUBBORN)
+
+    async def say(self, name: ProcessName, text: str) -> None:
+        await self._start(name, f"printf %s {shlex.quote(text)}; {SLEEP}")
+        async with asyncio.timeout(LIMIT_S):
+            # What was said gets through the node's runtime into the log in its own time.
+            query = ("-n", self.owner.namespace, "logs", self.pod(name))
+            while text not in await asyncio.to_thread(self.place.kubectl, *query):
+                await asyncio.sleep(0.1)
 
     async def start_and_exit(self, name: ProcessName, code: int) -> None:
         await self.create(name, f"exit {code}")

@@ -221,7 +221,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back_and_stop_ends_i
     code, _, errors = ground.run("stop", "calm", "--yes", limit_s=STEP_LIMIT_S)
     assert code == 0, errors
     code, _, errors = ground.run("wait", "calm")
-    assert code == ExitCode.INTERRUPTED and "stopped" in errors
+    assert code == ExitCode.INTERRUPTED and "Stopped" in errors
     assert ground.master("calm")["metadata"]["name"] == pod["metadata"]["name"], "a verdict is final"
 
 
