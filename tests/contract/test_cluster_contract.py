@@ -352,7 +352,7 @@ def test_logs_are_listed_and_read_by_offset(run) -> None:
 
 def test_a_log_that_is_not_there_is_said_so_whatever_its_name(run) -> None:
     async def scenario(bench: Bench) -> None:
-        await bench.say(W0, "x")
+        await bench.say(W0, "x\n")
         for name in (
             "worker-1",
             "",
