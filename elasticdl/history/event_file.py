@@ -6,19 +6,17 @@ A file is a TFRecord of `Event` messages (tensorflow/core/util/event.proto), of 
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import socket
 import struct
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from io import FileIO
 from pathlib import Path
 from typing import final
 
 from elasticdl._native import crc32c
+from elasticdl.history.raw_file import RawFile
 
 _LOG = logging.getLogger(__name__)
 _VERSION = b"brain.Event:2"
@@ -31,16 +29,17 @@ class EventFile:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._file: FileIO | None = None
+        self._file: RawFile | None = None
         self._lost = False
 
     def add(self, values: Mapping[str, float], step: int, wall_s: float) -> None:
         """Points of some curves at one step; `wall_s` since 1970. TensorBoard sees them at its next look."""
         try:
             if self._file is None:
-                self._file = self._begin(wall_s)
+                self._file = self._made(wall_s)
+                self._file.write(_record(_double(1, wall_s) + _bytes(3, _VERSION)))
             summary = b"".join(_bytes(1, _bytes(1, tag.encode()) + _float(2, value)) for tag, value in values.items())
-            _write(self._file, _record(_double(1, wall_s) + _integer(2, step) + _bytes(5, summary)))
+            self._file.write(_record(_double(1, wall_s) + _integer(2, step) + _bytes(5, summary)))
         except OSError as error:
             if not self._lost:
                 _LOG.warning("cannot write to %s: %s; TensorBoard lacks points until that is mended", self._directory, error)
@@ -50,25 +49,15 @@ class EventFile:
 
     def close(self) -> None:
         """Close the file."""
-        file, self._file = self._file, None
-        if file is not None:
-            with suppress(OSError):
-                file.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
-    def _begin(self, wall_s: float) -> FileIO:
+    def _made(self, wall_s: float) -> RawFile:
         self._directory.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads the files of a run in the order of their names.
         name = f"events.out.tfevents.{int(wall_s):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}.elasticdl"
-        # Without a buffer nothing is left over that closing would have to write, where a disk is full.
-        file = FileIO(self._directory / name, "x")
-        _write(file, _record(_double(1, wall_s) + _bytes(3, _VERSION)))
-        return file
-
-
-def _write(file: FileIO, data: bytes) -> None:
-    """All of it. Raises OSError."""
-    if file.write(data) < len(data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return RawFile(self._directory / name, "x")
 
 
 def _record(data: bytes) -> bytes:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
-from io import FileIO
 from pathlib import Path
 from typing import Any, final
 
+from elasticdl.history.raw_file import RawFile
 from elasticdl.history.thinning import Line, Policy, parsed, thinned
 
 _LOG = logging.getLogger(__name__)
@@ -31,7 +29,7 @@ class JsonLines:
         """`policy`: None for a file that may grow without end."""
         self._path = path
         self._policy = policy
-        self._file: FileIO | None = None
+        self._file: RawFile | None = None
         self._size_bytes = 0
         self._full_bytes = policy.limit_bytes if policy is not None else 0
         """When it is to be made shorter: later than at its limit where that did not work."""
@@ -56,34 +54,28 @@ class JsonLines:
         self._close()
 
     def _close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            with suppress(OSError):
-                file.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _write(self, line: bytes) -> None:
         if self._thinning is not None and not self._thinning.is_alive():
             self._replace(self._thinning)
         if self._file is None:
-            self._file = self._open()
-        written = self._file.write(line)
-        self._size_bytes += written
-        if written < len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._file = RawFile(self._path, "ab+")
+            self._begin_line(self._file)
+        self._file.write(line)
+        self._size_bytes += len(line)
         if self._policy is not None and self._thinning is None and self._size_bytes > self._full_bytes:
             self._thinning = _Thinning(self._path, self._size_bytes, self._policy)
             self._thinning.start()
 
-    def _open(self) -> FileIO:
-        # Without a buffer nothing is left over that closing would have to write, where a disk is full.
-        file = FileIO(self._path, "ab+")
-        self._size_bytes = file.seek(0, os.SEEK_END)
-        if self._size_bytes:
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                # Whoever wrote here last was cut short: the next line is not to be lost with that one.
-                self._size_bytes += file.write(b"\n")
-        return file
+    def _begin_line(self, file: RawFile) -> None:
+        self._size_bytes, last = file.end()
+        if last not in (b"", b"\n"):
+            # Whoever wrote here last was cut short: the next line is not to be lost with that one.
+            file.write(b"\n")
+            self._size_bytes += 1
 
     def _replace(self, thinning: _Thinning) -> None:
         """Put what was made in the place of the file, with what was appended meanwhile."""

@@ -27,6 +27,7 @@ def plan(place: Place, **resources: dict[str, str]) -> PodPlan:
 class KubernetesBench:
     """A `KubernetesCluster` and the means to have its pods behave in some way. Also the contract suite's bench."""
 
+    at_hand = False
     cluster: KubernetesCluster
 
     def __init__(self, place: Place, owner: Owner, plans: dict[ProcessName, PodPlan]) -> None:
