@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,4 +43,5 @@ def test_its_code_runs(tmp_path):
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=540, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "'expected': 80000, 'trained': 80000" in done.stdout and "'lost': 0" in done.stdout
-    assert "'accuracy': 0.9" in done.stdout
+    accuracy = re.search(r"'accuracy': ([0-9.]+)", done.stdout)
+    assert accuracy is not None and float(accuracy[1]) >= 0.9, done.stdout
