@@ -39,7 +39,7 @@ check: prepare  ## Format, lint, types, layers.
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-bench: prepare  ## Figures against their baselines, all in one run: a table and bench/results/*.json.
+bench: horovod  ## Figures against their baselines, all in one run: a table and bench/results/*.json.
 	$(BIN)/python -m bench $(ARGS)
 
 fix: prepare  ## Format and mend what can be mended by itself.

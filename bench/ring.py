@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.jobs import ROOT, running
-from bench.ring_peer import horovod_elastic
+from bench.ring_peer import horovod_elastic, horovodrun
 from bench.ring_recovery import formed, recovery
 from bench.step_log import steps_of
 
@@ -41,7 +41,9 @@ def throughput(rounds: int) -> dict:
     peers = {
         "one process, 1 thread": [sys.executable, "-m", "bench.peer_ring", "1", str(BATCH), str(SECONDS), "plain"],
         "one process, all cores": [sys.executable, "-m", "bench.peer_ring", cores, str(BATCH), str(SECONDS), "plain"],
-        "plain Horovod, 2 workers": [*horovodrun(), sys.executable, "-m", "bench.peer_ring", "1", str(BATCH), str(SECONDS), "horovod"],
+        "plain Horovod, 2 workers": [
+            *horovodrun(), "-np", "2", "--gloo", "-H", "localhost:2", sys.executable, "-m", "bench.peer_ring", "1", str(BATCH), str(SECONDS), "horovod",
+        ],
     }  # fmt: skip
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in ("elasticdl, 2 workers", *peers)}
     with tempfile.TemporaryDirectory() as folder:
@@ -67,10 +69,6 @@ def throughput(rounds: int) -> dict:
             flush=True,
         )
     return figures
-
-
-def horovodrun() -> list[str]:
-    return [str(Path(sys.executable).parent / "horovodrun"), "-np", "2", "--gloo", "-H", "localhost:2"]
 
 
 def peer(command: Sequence[str]) -> tuple[float, float]:

@@ -19,6 +19,11 @@ from bench.jobs import ROOT
 T = TypeVar("T")
 
 
+def horovodrun() -> list[str]:
+    """Not the script of that name: its first line names the interpreter of whoever built the wheel that is kept."""
+    return [sys.executable, "-m", "horovod.runner.launch"]
+
+
 def horovod_elastic() -> dict:
     """Times in s: from SIGKILL to the survivor's next step, the survivor's pause at the join; steps that were lost."""
     with tempfile.TemporaryDirectory() as folder:
@@ -29,7 +34,7 @@ def horovod_elastic() -> dict:
         log = Path(folder) / "log"
         home = str(Path(sys.executable).parent)
         command = [
-            f"{home}/horovodrun", "-np", "2", "--min-np", "1", "--max-np", "2", "--gloo", "--host-discovery-script", str(hosts),
+            *horovodrun(), "-np", "2", "--min-np", "1", "--max-np", "2", "--gloo", "--host-discovery-script", str(hosts),
             "--blacklist-cooldown-range", "5", "10", "--elastic-timeout", "60", sys.executable, "-m", "bench.peer_elastic",
         ]  # fmt: skip
         environment = {**os.environ, "PEER_LOG": str(log), "PYTHONPATH": str(ROOT), "PATH": f"{home}:{os.environ['PATH']}"}
