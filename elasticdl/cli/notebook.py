@@ -14,7 +14,7 @@ from elasticdl.cli import progress
 from elasticdl.cli.progress import Share, Status
 from elasticdl.cli.telling import plain
 from elasticdl.history.snapshot import eta_s
-from elasticdl.words import amount
+from elasticdl.words import amount, duration, number
 
 _EVERY_S = 1.0
 _SHOWN_EVENTS, _SHOWN_PROCESSES = 6, 12
@@ -95,9 +95,9 @@ def picture(title: str, status: Status | None, events: Sequence[str] = ()) -> Ht
 
 def _facts(status: Status) -> list[str]:
     remaining = eta_s(status)
-    rate = f"{progress.number(status.get('records_per_s') or 0)} records/s"
+    rate = f"{number(status.get('records_per_s') or 0)} records/s"
     facts = [rate, *progress.version(status), *progress.measures(status)]
-    return [*([f"ETA {progress.duration(remaining)}"] if remaining is not None else []), *facts]
+    return [*([f"ETA {duration(remaining)}"] if remaining is not None else []), *facts]
 
 
 def _bars(status: Status) -> str:
@@ -108,7 +108,7 @@ def _bars(status: Status) -> str:
 
 
 def _bar(title: str, share: Share) -> str:
-    label = f"{title}: {share.fraction:.0%}, {share.done:,} of {amount(share.expected, 'record')}"
+    label = f"{title}: {share.percent}, {share.done:,} of {amount(share.expected, 'record')}"
     return (
         f'<div><progress max="1" value="{share.fraction:.4f}" aria-label="{_text(label)}" style="width:16em"></progress> '
         f"{_text(label)}</div>"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticdl.cli.place import has_checkpoint
+from elasticdl.cli.progress import named_values
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError, UserError
 from elasticdl.job import Action, JobSpec
@@ -124,10 +125,7 @@ def summary(outcome: Outcome) -> list[str]:
     if total:
         named = {key: done_word(outcome.action) if key == "trained" else key for key in total if key != "bad" or total[key]}
         lines.append("records  " + "  ".join(f"{word} {total[key]}" for key, word in named.items()))
-    values = dict(outcome.metrics)
-    if outcome.loss is not None:
-        values.setdefault("loss", outcome.loss)
-    if values:
+    if values := named_values(outcome.loss, outcome.metrics):
         lines.append("metrics  " + "  ".join(f"{name} {value:.6g}" for name, value in values.items()))
     if outcome.output:
         lines.append(f"output   {outcome.output}")

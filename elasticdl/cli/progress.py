@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from elasticdl.cli.telling import plain
 from elasticdl.history.snapshot import eta_s as eta_s
-from elasticdl.words import amount
+from elasticdl.words import amount, duration, number, percent
 
 Status: TypeAlias = Mapping[str, Any]
 
@@ -24,6 +24,11 @@ class Share:
     def fraction(self) -> float:
         """0 to 1; 0 when nothing is expected yet."""
         return min(1.0, self.done / self.expected) if self.expected else 0.0
+
+    @property
+    def percent(self) -> str:
+        """`55 %`, as everywhere."""
+        return percent(self.done, self.expected)
 
 
 def job_share(status: Status) -> Share:
@@ -41,16 +46,6 @@ def epoch_share(status: Status) -> Share:
     return Share(row["trained"], row["expected"])
 
 
-def duration(seconds: float) -> str:
-    """`7 s`, `3:07`, `2:03:07`."""
-    whole = round(seconds)
-    hours, rest = divmod(whole, 3600)
-    minutes, left = divmod(rest, 60)
-    if hours:
-        return f"{hours}:{minutes:02}:{left:02}"
-    return f"{minutes}:{left:02}" if minutes else f"{left} s"
-
-
 def age(seconds: float) -> str:
     """`40s`, `12m`, `3h`, `5d`: one unit, as `kubectl` does."""
     for unit, length_s in (("d", 86400), ("h", 3600), ("m", 60)):
@@ -66,17 +61,18 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(row).rstrip() for row in cells]
 
 
-def number(value: float) -> str:
-    """1234567 → `1,234,567`; small ones keep a digit."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+def named_values(loss: float | None, metrics: Mapping[str, float]) -> dict[str, float]:
+    """`training loss`, and what the last evaluation found: `validation loss`, `validation accuracy`."""
+    return {
+        **({"training loss": loss} if loss is not None else {}),
+        **{f"validation {name}": value for name, value in metrics.items()},
+    }
 
 
 def measures(status: Status) -> list[str]:
-    """Loss, last metrics and staleness."""
-    found = []
-    if status.get("loss") is not None:
-        found.append(f"loss {status['loss']:.4g}")
-    found += [f"{name} {value:.4g}" for name, value in (status.get("metrics") or {}).items()]
+    """Loss of the training, metrics of the last evaluation, staleness."""
+    values = named_values(status.get("loss"), status.get("metrics") or {})
+    found = [f"{name} {value:.4g}" for name, value in values.items()]
     gauges = (status.get("gauges") or {}).items()
     stale = [one["staleness_mean"] for process, one in gauges if process.startswith("worker-") and "staleness_mean" in one]
     if stale:
@@ -103,7 +99,7 @@ def head(status: Status) -> str:
     ready = sum(process["state"] == "ready" for process in workers)
     parts = [str(status["message"])]
     if share.expected:
-        parts.append(f"{share.done:,}/{amount(share.expected, 'record')} ({share.fraction:.0%})")
+        parts.append(f"{share.done:,}/{amount(share.expected, 'record')} ({share.percent})")
     if status.get("records_per_s"):
         parts.append(f"{number(status['records_per_s'])}/s")
     remaining = eta_s(status)

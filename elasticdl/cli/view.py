@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO, final
 from elasticdl.cli import progress
 from elasticdl.cli.telling import plain, tell
 from elasticdl.history.snapshot import eta_s
+from elasticdl.words import duration, number
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -110,12 +111,12 @@ def picture(status: progress.Status, events: Sequence[str]) -> Group:
     bars = Table.grid(padding=(0, 1))
     shown = [("job", job)] + ([("epoch", epoch)] if int(status.get("epochs") or 0) > 1 else [])
     for title, share in shown:
-        words = f"{share.fraction:4.0%}  {share.done:,} of {share.expected:,}"
+        words = f"{share.percent:>5}  {share.done:,} of {share.expected:,}"
         bars.add_row(title, ProgressBar(total=1.0, completed=share.fraction, width=32), words)
-    rate = f"{progress.number(status.get('records_per_s') or 0)} records/s"
+    rate = f"{number(status.get('records_per_s') or 0)} records/s"
     facts = [rate, *progress.version(status), *progress.measures(status)]
     if remaining is not None:
-        facts.insert(0, f"ETA {progress.duration(remaining)}")
+        facts.insert(0, f"ETA {duration(remaining)}")
     parts: list[Any] = [Text(str(status["message"]), style="bold"), bars, Text(" · ".join(facts)), _process_table(status)]
     parts += [Text(f"waiting: {plain(reason)}", style="yellow") for reason in (status.get("waiting") or ())[:4]]
     parts += [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in events]
@@ -130,7 +131,7 @@ def _process_table(status: progress.Status) -> Any:  # noqa: ANN401 - rich's own
     live = progress.processes(status)
     for process in live[:_SHOWN_PROCESSES]:
         gauges = (status.get("gauges") or {}).get(process["name"], {})
-        rate = f"{progress.number(gauges['records_per_s'])}/s" if gauges.get("records_per_s") else ""
+        rate = f"{number(gauges['records_per_s'])}/s" if gauges.get("records_per_s") else ""
         state = Text(process["state"], style="green" if process["state"] == "ready" else "yellow")
         table.add_row(process["name"], state, rate, plain(process.get("shard") or process.get("message") or ""))
     if len(live) > _SHOWN_PROCESSES:

@@ -12,7 +12,7 @@ from elasticdl.cli.finding import RULE, found, job_argument
 from elasticdl.cli.found import FoundJob, Sought, Told
 from elasticdl.cli.jobs import FORMAT_OPTION, SETTINGS
 from elasticdl.cli.telling import plain, tell
-from elasticdl.words import amount
+from elasticdl.words import amount, duration, spoken
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
@@ -52,7 +52,7 @@ def shown(told: Told, most: int) -> list[str]:
 
 
 def _in_all(totals: Mapping[str, Any]) -> list[str]:
-    from elasticdl.history.why import AWAITED, spoken
+    from elasticdl.history.why import AWAITED
 
     found = []
     if exits := totals["exits"]:
@@ -73,8 +73,6 @@ def _mark(entry: Mapping[str, Any]) -> str:
 
 def _clock(at_s: float) -> str:
     """Since the job began: `7.3 s`, `3:07`, `2:03:07`."""
-    from elasticdl.cli.progress import duration
-
     return f"{at_s:.1f} s" if at_s < 60 else duration(at_s)
 
 

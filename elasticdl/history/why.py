@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, TypeVar, final
 
 from elasticdl.history.occurrence import Occurrence, Step
-from elasticdl.words import amount
+from elasticdl.words import amount, spoken
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -320,15 +320,6 @@ def told(entry: Mapping[str, Any]) -> str:
         case _:
             pass
     return text
-
-
-def spoken(seconds: float) -> str:
-    """`0.4 s`, `41 s`, `12 min`, `3.4 h`: as exact as it matters."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3_600:.1f} h"
 
 
 def _shown(entry: Entry, now_s: float) -> dict[str, Any]:

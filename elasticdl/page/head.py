@@ -66,7 +66,7 @@ def facts(snapshot: Mapping[str, Any]) -> Iterator[Fact]:
     if status.get("loss") is not None:
         yield Fact("loss", "Training loss", words.number(status["loss"]))
     for name, value in list((status.get("metrics") or {}).items())[:_METRICS]:
-        yield Fact(f"metric-{name}", f"Evaluated {name}", words.number(value))
+        yield Fact(f"metric-{name}", f"Validation {name}", words.number(value))
     yield Fact("uptime", "Took" if over else "Uptime", words.duration(_uptime_s(status)))
     yield from _troubles(status, records)
 
@@ -119,12 +119,12 @@ def progress(snapshot: Mapping[str, Any]) -> Html:
     status = snapshot["status"]
     records = status.get("records") or {}
     done, expected = int(records.get("trained") or 0), int(records.get("expected") or 0)
-    share = min(1.0, done / expected) if expected else 0.0
+    share, told = min(1.0, done / expected) if expected else 0.0, words.percent(done, expected)
     said = f"{done:,} of {expected:,} records" if expected else "the data is not counted yet"
     return el(
         "div",
-        el("progress", words.percent(share), id="bar", max=1, value=round(share, 4), aria_labelledby="share-words"),
-        el("div", el("b", words.percent(share), id="share"), " ", el("span", said, id="share-words"), class_="share"),
+        el("progress", told, id="bar", max=1, value=round(share, 4), aria_labelledby="share-words"),
+        el("div", el("b", told, id="share"), " ", el("span", said, id="share-words"), class_="share"),
         el("div", el("span", _remaining(snapshot), id="eta"), class_="eta"),
         el("p", _routine(snapshot), id="waits"),
         class_="progress",

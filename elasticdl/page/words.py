@@ -7,39 +7,16 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-NOTHING = "–"
+from elasticdl.words import NOTHING as NOTHING
+from elasticdl.words import duration as duration
+from elasticdl.words import number as number
+from elasticdl.words import percent as percent
+from elasticdl.words import size
 
 
 def count(value: float | None) -> str:
     """1234567 → `1,234,567`."""
     return NOTHING if value is None else f"{value:,.0f}"
-
-
-def number(value: float | None) -> str:
-    """Three digits that say something: `1,235`, `12.3`, `0.0123`, `1.23e-6`."""
-    if value is None or not math.isfinite(value):
-        return NOTHING
-    size = abs(value)
-    if size >= 100 or value == int(value):
-        return f"{value:,.0f}"
-    if size < 1e-4:
-        mantissa, exponent = f"{value:.2e}".split("e")
-        return f"{mantissa}e{int(exponent)}"
-    return f"{value:.{2 - math.floor(math.log10(size))}f}"
-
-
-def duration(seconds: float | None) -> str:
-    """`7 s`, `3:07`, `2:03:07`, `2 d 03:07`."""
-    if seconds is None:
-        return NOTHING
-    whole = max(0, math.floor(seconds + 0.5))
-    hours, rest = divmod(whole, 3600)
-    minutes, left = divmod(rest, 60)
-    if hours >= 48:
-        return f"{hours // 24} d {hours % 24:02}:{minutes:02}"
-    if hours:
-        return f"{hours}:{minutes:02}:{left:02}"
-    return f"{minutes}:{left:02}" if minutes else f"{left} s"
 
 
 def clock(seconds: float | None) -> str:
@@ -48,18 +25,8 @@ def clock(seconds: float | None) -> str:
 
 
 def memory(size_bytes: float | None) -> str:
-    """`512 MiB`, `1.50 GiB`."""
-    if not size_bytes:
-        return NOTHING
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size_bytes >= scale:
-            return f"{number(size_bytes / scale)} {unit}"
-    return f"{size_bytes:.0f} B"
-
-
-def percent(fraction: float) -> str:
-    """Whole percents; 100 only when nothing is left."""
-    return f"{math.floor(fraction * 100)} %"
+    """`512 MiB`, `1.50 GiB`; nothing of a process that has not told it."""
+    return size(size_bytes) if size_bytes else NOTHING
 
 
 @dataclass(frozen=True, slots=True)

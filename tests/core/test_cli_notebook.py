@@ -66,10 +66,10 @@ def status(**changes: Any) -> dict[str, Any]:
 def test_the_picture_has_progress_measures_processes_and_waits() -> None:
     html = picture("job iris", status(waiting=["ps-0 is starting"]), ["ps-0 is started"])
     words = " ".join(WellFormed(html._repr_html_()).words)
-    for part in ("job iris", "25%", "50 of 200 records", "10 records/s", "ETA 15 s", "loss 0.5", "worker-0", "training shard 3"):
+    for part in ("job iris", "25 %", "50 of 200 records", "10 records/s", "ETA 15 s", "loss 0.5", "worker-0", "training shard 3"):
         assert part in words
     assert "waiting: ps-0 is starting" in words and "ps-0 is started" in words
-    assert "job iris" in repr(html) and "25%" in repr(html), "where there is no HTML"
+    assert "job iris" in repr(html) and "25 %" in repr(html), "where there is no HTML"
 
 
 def test_whatever_a_job_says_is_text() -> None:
@@ -86,7 +86,7 @@ def test_the_view_is_painted_over_at_most_once_a_second_but_for_news_and_the_end
     view.show(status(), [])
     assert len(screen.shown) == before
     view.show(None, [{"text": "worker-0 ended", "cause": "preempted"}])
-    assert len(screen.shown) == before + 1 and "worker-0 ended [preempted]" in screen.html and "25%" in screen.html
+    assert len(screen.shown) == before + 1 and "worker-0 ended [preempted]" in screen.html and "25 %" in screen.html
     view.show(status(phase="ended", message="done"), [])
     assert "done" in screen.html
 

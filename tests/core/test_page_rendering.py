@@ -217,21 +217,6 @@ def test_every_module_of_the_page_is_served_and_none_could_end_the_element_that_
     assert "import " not in re.sub(r"//.*", "", assets.text("page.js"))
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [(None, "–"), (0, "0"), (5.0, "5"), (1234.56, "1,235"), (12.34, "12.3"), (0.01234, "0.0123"), (0.00000123, "1.23e-6"), (float("nan"), "–")],
-)  # fmt: skip
-def test_numbers_have_three_digits_that_say_something(value: float | None, said: str) -> None:
-    assert words.number(value) == said
-
-
-@pytest.mark.parametrize(
-    ("value", "said"), [(None, "–"), (7, "7 s"), (59.6, "1:00"), (3723, "1:02:03"), (3 * 86400 + 7380, "3 d 02:03")]
-)
-def test_durations_are_as_short_as_they_can_be(value: float | None, said: str) -> None:
-    assert words.duration(value) == said
-
-
 def test_a_cause_is_not_said_twice() -> None:
     tone = words.tone_of({"state": "ended", "cause": "out_of_memory"})
     assert words.told("out of memory at 1.0 of 1.0 GiB\nmore", tone) == " at 1.0 of 1.0 GiB"

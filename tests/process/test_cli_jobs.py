@@ -120,7 +120,7 @@ def test_a_job_that_is_done_ends_with_0_its_receipt_on_stdout_and_its_story_on_s
     job = elasticdl.directory / "jobs/finishes"
     assert output.splitlines() == [
         "records  expected 200  trained 200  repeated 0  lost 0",
-        "metrics  accuracy 0.75  loss 0.5",
+        "metrics  training loss 0.5  validation accuracy 0.75",
         f"output   {elasticdl.directory / 'export'}",
         f"job      {job}",
     ]
@@ -319,7 +319,7 @@ def test_the_other_verbs_talk_to_a_running_job_and_to_one_that_has_ended(elastic
     code, output, _ = elasticdl.run("status", "drains")
     assert code == 0
     assert output.splitlines()[0] == (
-        "training, epoch 1 of 2, 50/200 records (25%), 10/s, ETA 15 s, version 7, 1/1 worker, loss 0.5, accuracy 0.75, staleness 0.5"
+        "training, epoch 1 of 2, 50/200 records (25 %), 10/s, ETA 15 s, version 7, 1/1 worker, training loss 0.5, validation accuracy 0.75, staleness 0.5"
     )
     assert "worker-0  ready     pid 1" in output and "waiting: ps-0 is starting: loading" in output
     assert json.loads(elasticdl.run("status", "drains", "-o", "json")[1])["version"] == 7
@@ -347,7 +347,7 @@ def test_jobs_are_listed_with_their_progress_and_waited_for(elasticdl: Commands)
     assert rows["drains"]["records"] == {"trained": 50, "expected": 200} and rows["drains"]["place"] == "local"
     code, output, _ = elasticdl.run("list")
     assert code == 0 and output.splitlines()[0].split() == ["JOB", "WHERE", "STATE", "PROGRESS", "AGE", "WHAT"]
-    assert any(line.split()[0] == "drains" and "25%" in line for line in output.splitlines())
+    assert any(line.split()[0] == "drains" and "25 %" in line for line in output.splitlines())
     assert elasticdl.run("wait", "finishes")[0] == 0
     code, output, errors = elasticdl.run("wait", "fails")
     assert code == 1 and "Error: worker-0 failed four times" in errors and "trained 50" in output

@@ -13,6 +13,7 @@ from elasticdl.master.core.events import SnapshotSaved
 from elasticdl.master.core.parts import Facts, Phase
 from elasticdl.master.core.snapshots import Snapshots, retry_s
 from elasticdl.shard import Applied, SnapshotId
+from elasticdl.words import size
 
 SAVE_LIMIT_S = 1800.0
 _TRIES = 5
@@ -186,8 +187,7 @@ class Checkpointing:
             keep = self._facts.spec.checkpoint.keep_checkpoint_max
             del self.saved[: len(self.saved) - keep if keep else 0]
         self._facts.orders.give(DropSnapshot(event.snapshot))
-        megabytes = event.bytes / 1e6
-        text = f"checkpoint of version {event.version} saved, {megabytes:.1f} MB: {event.path}"
+        text = f"checkpoint of version {event.version} saved, {size(event.bytes)}: {event.path}"
         details = meaning(Step.SAVED, version=event.version, bytes=event.bytes, seconds=took_s)
         self._facts.orders.announce("checkpoint", text, details=details)
 

@@ -31,7 +31,7 @@ function facts(status, over) {
   addWorkers(add, status.scale ?? {}, over);
   addOthers(add, status, over);
   if (status.loss !== null && status.loss !== undefined) add("Training loss", number(status.loss));
-  for (const [name, value] of Object.entries(status.metrics ?? {}).slice(0, 3)) add(`Evaluated ${name}`, number(value));
+  for (const [name, value] of Object.entries(status.metrics ?? {}).slice(0, 3)) add(`Validation ${name}`, number(value));
   add(over ? "Took" : "Uptime", duration(status.uptime_s ?? status.at_s ?? 0));
   addTroubles(add, status, records);
   return found;
@@ -90,7 +90,7 @@ export function paintHead() {
   patch(byId("notices"), notices(status, outcome));
   patch(byId("facts"), facts(status, over).map((one) =>
     h("div", { class: one.tone }, h("dt", {}, one.label), h("dd", {}, one.value, one.note ? " " : null, one.note ? h("small", {}, one.note) : null))));
-  const shown = over ? word : `${percent(share(status))} ${word}`;
+  const shown = over ? word : `${percent(status.records?.trained ?? 0, status.records?.expected ?? 0)} ${word}`;
   document.title = `${shown} · ${job.about.name} · ElasticDL`;
 }
 
@@ -99,7 +99,7 @@ const share = ({ records }) => (records?.expected ? Math.min(1, records.trained 
 function paintProgress(status, over) {
   const records = status.records ?? {}, fraction = share(status);
   byId("bar").value = fraction;
-  setText(byId("share"), percent(fraction));
+  setText(byId("share"), percent(records.trained ?? 0, records.expected ?? 0));
   setText(byId("share-words"), records.expected ? `${count(records.trained)} of ${count(records.expected)} records` : "the data is not counted yet");
   setText(byId("waits"), routine(status));
   const left = status.eta_s;

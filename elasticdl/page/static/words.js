@@ -32,14 +32,14 @@ export function clock(seconds) {
 
 export function memory(bytes) {
   if (!bytes) return NOTHING;
-  for (const [unit, scale] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
+  for (const [unit, scale] of [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
     if (bytes >= scale) return `${number(bytes / scale)} ${unit}`;
   }
   return `${bytes.toFixed(0)} B`;
 }
 
-export function percent(fraction) {
-  return `${Math.floor(fraction * 100)} %`;
+export function percent(done, expected) {
+  return `${expected > 0 ? Math.min(100, Math.floor((100 * done) / expected)) : 0} %`;
 }
 
 export function amount(value, noun) {
