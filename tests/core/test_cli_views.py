@@ -141,7 +141,7 @@ def test_a_done_job_has_its_results(tmp_path: Path) -> None:
     assert outcome.error() is None
     assert summary(outcome) == [
         "records  expected 2  trained 2  repeated 0  lost 0",
-        "metrics  auc 0.9  loss 0.25",
+        "metrics  training loss 0.25  validation auc 0.9",
         "output   out",
         f"job      {tmp_path}",
     ]
