@@ -11,6 +11,7 @@ from elasticdl.cli.cluster_job import ClusterJob
 from elasticdl.cli.line import ClusterLine
 from elasticdl.cli.notebook import picture
 from elasticdl.cli.outcome import Outcome
+from elasticdl.cli.starting import CannotStart
 from elasticdl.cli.view import NoView, View, view_of_script
 from elasticdl.errors import ElasticDLError
 
@@ -44,7 +45,10 @@ class ClusterJobHandle:
     @property
     def running(self) -> bool:
         """Whether the job has not ended yet. Raises ElasticDLError if that cannot be learned."""
-        return self._job.outcome() is None
+        try:
+            return self._job.outcome() is None
+        except CannotStart:
+            return True  # The cluster goes on trying until somebody stops it.
 
     def status(self) -> dict[str, Any]:
         """What the master tells; what its pods show where it cannot be asked. Raises ElasticDLError."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 from elasticdl.cli.directory_job import no_such_job
 from elasticdl.cli.found import Kind, LogEntry, LogWish, Place, Report, Told, blank_status
 from elasticdl.cli.outcome import Outcome
-from elasticdl.errors import ElasticDLError, Refused, TransientError, UserError
+from elasticdl.cli.starting import Patience, way_out
+from elasticdl.errors import ElasticDLError, PermanentError, Refused, TransientError, UserError
 from elasticdl.rpc.master_client import MasterClient
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class ClusterJob:
         self._uid = ""
         self._lock = threading.Lock()
         self._way: _Way | None = None
+        self._patience = Patience()
 
     def facts(self, *, whole: bool = False) -> JobFacts:
         """The Job and its masters' pods, or all its pods.
@@ -93,13 +95,23 @@ class ClusterJob:
         if ended is not None:
             message = ended.message
         elif facts.waits_for:
-            message = f"waiting: {facts.waits_for}"
+            message = f"{'waiting' if facts.barred is None else 'cannot start'}: {facts.waits_for}"
         return self._report(facts, _status_of_pods(facts, message, ended), ended)
 
     def outcome(self) -> Outcome | None:
-        """See FoundJob."""
+        """See FoundJob. Raises CannotStart when it is asked again and again, and the job has not been able to start for 40 s."""
         facts = self.facts()
-        return None if facts.ended is None else replace(outcome_of_ended(facts.ended), action=_action(facts))
+        if facts.ended is not None:
+            return replace(outcome_of_ended(facts.ended), action=_action(facts))
+        self._patience.seen(facts, lambda: self._has_run(facts))
+        return None
+
+    def _has_run(self, facts: JobFacts) -> bool:
+        """A master of it ran: it made the token; or, where we may not know of that, processes."""
+        try:
+            return bool(self._line.run(self._jobs.token(facts)))
+        except PermanentError:
+            return bool(self.facts(whole=True).pods)
 
     def stop(self, reason: str) -> str:
         """See FoundJob. A job whose master does not run is deleted: there is nobody to drain it."""
@@ -211,7 +223,8 @@ class ClusterJob:
         from elasticdl.history.why import MOST_LOGGED, Story, story_of_lines
 
         if facts.ended is None:
-            return Told(Story().as_dict(), f"what its master has in mind, which does not run: {facts.waits_for}")
+            hint = f" ({_hint(facts)})" if facts.barred is not None else ""
+            return Told(Story().as_dict(), f"what its master has in mind, which does not run: {facts.waits_for}{hint}")
         said, why_not = "", "it was killed, or it is of an older version"
         try:
             said = "".join(self.read_log(LogWish("master-0", 4 * MOST_LOGGED)))
@@ -298,7 +311,8 @@ class ClusterJob:
         age_s = max(0.0, time.time() - facts.created_wall_s)
         state = str(facts.standing)
         if ended is None:
-            return Report(self.name, self.place, state, age_s, status, status.get("exit_code"), str(status.get("outcome") or ""))
+            outcome = str(status.get("outcome") or "")
+            return Report(self.name, self.place, state, age_s, status, status.get("exit_code"), outcome, _hint(facts))
         return Report(self.name, self.place, state, age_s, status, ended.exit_code, ended.message, ended.hint)
 
 
@@ -314,6 +328,13 @@ def outcome_of_ended(ended: Ended) -> Outcome:
         loss=ended.loss,
         output=ended.output,
     )
+
+
+def _hint(facts: JobFacts) -> str:
+    """What to do about a job that cannot start; '' where that is not so."""
+    from elasticdl.cluster.job_facts import HINTS
+
+    return "" if facts.barred is None else f"{HINTS[facts.barred.lasting]}; {way_out(facts.name)}"
 
 
 def _action(facts: JobFacts) -> str:

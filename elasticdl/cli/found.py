@@ -40,7 +40,7 @@ class Report:
     job: str
     place: Place
     state: str
-    """waiting, running, leaving, done, failed or stopped: see `cluster.job_facts.Standing`."""
+    """waiting, stuck, running, leaving, done, failed or stopped: see `cluster.job_facts.Standing`."""
     age_s: float
     status: Mapping[str, Any]
     exit_code: int | None = None

@@ -26,7 +26,7 @@ def _verb(action: Action, doc: str) -> click.Command:
     @click.command(str(action), cls=JobCommand, context_settings=FLAG_SETTINGS, help=doc)
     @job_options
     @FILE_OPTION
-    @click.option("--detach", is_flag=True, help="On a cluster: return as soon as the job is submitted.")
+    @click.option("--detach", is_flag=True, help="On a cluster: return when the job is submitted and seen to start.")
     @click.option(
         "--dry-run",
         is_flag=True,

@@ -60,20 +60,40 @@ def submit_job(spec: JobSpec, form: Format | None, *, dry_run: bool, detach: boo
             tell(f"what it leaves goes with its master's pod ({spec.cluster.job_dir}): --volume and --job-dir keep it")
         if not detach:
             return _watched(line, name, spec, form or Format.TABLE)
+        _look(line, name)
         tell(way_back(spec, name, line.namespace))
         click.echo(name)
         return ExitCode.DONE
 
 
+def _look(line: ClusterLine, name: str) -> None:
+    """Nobody waits for the job: whether it can start at all is seen now. Raises CannotStart."""
+    from elasticdl.cli.cluster_job import ClusterJob
+    from elasticdl.cli.starting import CannotStart, cleared_away, first_look
+
+    job = ClusterJob(line, name)
+    try:
+        first_look(job)
+    except CannotStart as error:
+        raise cleared_away(job, error) from error
+    except KeyboardInterrupt:
+        return  # Nobody wants to see it: it is submitted.
+    finally:
+        job.close()
+
+
 def _watched(line: ClusterLine, name: str, spec: JobSpec, form: Format) -> int:
     from elasticdl.cli.cluster_job import ClusterJob
     from elasticdl.cli.ending import tell_end
+    from elasticdl.cli.starting import CannotStart, cleared_away
     from elasticdl.cli.view import view_for
     from elasticdl.cli.watching import watch
 
     job, view = ClusterJob(line, name), view_for()
     try:
         outcome = watch(job, view)
+    except CannotStart as error:
+        raise cleared_away(job, error) from error
     except KeyboardInterrupt:
         view.close()
         tell(f"the job goes on without you\n{way_back(spec, name, line.namespace)}")

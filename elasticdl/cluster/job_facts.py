@@ -11,7 +11,18 @@ from typing import Any, TypeAlias, final
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.outcome import Ended, read_outcome
-from elasticdl.cluster.pods import exit_facts, has_ended, observed, process_name, trouble, uid
+from elasticdl.cluster.pods import (
+    IMAGE_FAILED,
+    START_FAILED,
+    Trouble,
+    exit_facts,
+    has_ended,
+    never_started,
+    observed,
+    process_name,
+    trouble,
+    uid,
+)
 from elasticdl.errors import ExitCode
 
 Object: TypeAlias = Mapping[str, Any]
@@ -23,6 +34,8 @@ class Standing(StrEnum):
 
     WAITING = "waiting"
     """Its master does not run yet, or not any more: `JobFacts.waits_for` says why."""
+    STUCK = "stuck"
+    """Its master's pod cannot start, which mostly does not mend itself: `JobFacts.barred` says why."""
     RUNNING = "running"
     LEAVING = "leaving"
     """It is being deleted."""
@@ -79,6 +92,8 @@ class JobFacts:
             return standing_of(ended.exit_code)
         if self.job["metadata"].get("deletionTimestamp"):
             return Standing.LEAVING
+        if self.barred is not None:
+            return Standing.STUCK
         return Standing.RUNNING if self.running_master else Standing.WAITING
 
     def lost_master(self, now_wall_s: float) -> str:
@@ -94,6 +109,21 @@ class JobFacts:
         )
 
     @property
+    def barred(self) -> Trouble | None:
+        """Why its master's pod cannot start: its image, or its container. None if that is not so.
+
+        Between two pods of which the one could not start, it is what that one said.
+        """
+        if self.running_master or _final_condition(self.job) is not None:
+            return None
+        for pod in reversed(self.masters):
+            if has_ended(pod):
+                return never_started(pod)
+            if (found := trouble(pod)).lasting:
+                return found
+        return None
+
+    @property
     def waits_for(self) -> str:
         """Why there is no master to talk to, in words; '' if there is one, or the job has ended."""
         if self.job["metadata"].get("deletionTimestamp"):
@@ -103,6 +133,8 @@ class JobFacts:
         pod = self.master
         if self.running_master or self.ended is not None:
             return ""
+        if (barred := self.barred) is not None:
+            return f"its master: {barred.text}"
         if pod is None:
             return _creation_problem(self.job) or "the cluster has not made its master's pod yet"
         if has_ended(pod):
@@ -138,6 +170,11 @@ class JobFacts:
         return tuple(sorted(found, key=lambda one: (list(Role).index(one[0].role), one[0].index, one[0].incarnation)))
 
 
+HINTS = {
+    IMAGE_FAILED: "see that the image has that name and that the cluster may pull it (--image-name, --image-pull-secrets)",
+    START_FAILED: "build the image on this project's (`elasticdl zoo build`), or see what it lacks",
+}
+"""What to do where a pod cannot start, by the kind of its trouble."""
 _OVERDUE_S = 60.0
 """After the grace of a master's pod: nodes take seconds, and clocks may differ."""
 _VERDICTS = frozenset(int(code) for code in ExitCode)

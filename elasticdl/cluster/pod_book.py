@@ -31,6 +31,8 @@ class Life:
     name: ProcessName
     asked: bool = False
     in_trouble_since_s: float | None = None
+    trouble: Trouble | None = None
+    """The one with the most words: between its tries a node says less than what the registry said."""
     given_up: Trouble | None = None
     """Why, when the pod is being given up: its image, or a container that cannot be made."""
     vanished: bool = False
@@ -131,7 +133,7 @@ class PodBook:
         waiting = [life for life in self._lives.values() if life.in_trouble_since_s is not None and life.given_up is None]
         found = [life for life in waiting if (life.in_trouble_since_s or 0.0) < limit_s]
         for life in found:
-            life.given_up = trouble(life.pod)
+            life.given_up = life.trouble
         return found
 
     def overstaying(self) -> list[Life]:
@@ -151,11 +153,12 @@ class PodBook:
 
     def _watch_over(self, life: Life) -> None:
         now_s, metadata = self._clock.now_s(), life.pod["metadata"]
-        running = observed(life.pod).running
-        if running or not trouble(life.pod).lasting:
-            life.in_trouble_since_s = None
-        elif life.in_trouble_since_s is None:
-            life.in_trouble_since_s = now_s
+        found = trouble(life.pod)
+        if observed(life.pod).running or not found.lasting:
+            life.in_trouble_since_s = life.trouble = None
+        else:
+            life.in_trouble_since_s = now_s if life.in_trouble_since_s is None else life.in_trouble_since_s
+            life.trouble = max((known for known in (life.trouble, found) if known), key=lambda known: len(known.text))
         if "deletionTimestamp" in metadata:
             due_s = now_s + float(metadata.get("deletionGracePeriodSeconds") or 0)
             life.gone_at_s = due_s if life.gone_at_s is None else min(life.gone_at_s, due_s)

@@ -21,6 +21,7 @@ DELETED = "Deleted"
 """Our own words, where the platform has none, or many: `master/core/failures.py` knows them."""
 _IMAGE_REASONS = frozenset(("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"))
 _CONTAINER_REASONS = frozenset(("CreateContainerConfigError", "CreateContainerError", "RunContainerError"))
+_NOT_STARTED = frozenset((START_FAILED, "ContainerCannotRun"))
 _SAYS_NOTHING = frozenset(("Completed", "Error"))
 _ENDED = frozenset(("Succeeded", "Failed"))
 
@@ -74,18 +75,30 @@ def trouble(pod: Pod) -> Trouble:
     if reason in _CONTAINER_REASONS:
         return Trouble(f"its container cannot be set up: {message or reason}", START_FAILED)
     if reason in ("", "ContainerCreating", "PodInitializing"):
-        return Trouble(_unscheduled(pod) or f"node {pod['spec']['nodeName']} is preparing it")
+        return Trouble(no_room(pod) or _unplaced(pod) or f"node {pod['spec']['nodeName']} is preparing it")
     return Trouble(f"{reason}: {message}" if message else reason)
 
 
-def _unscheduled(pod: Pod) -> str:
-    """'' once it has a node."""
+def never_started(pod: Pod) -> Trouble | None:
+    """Why the process of a pod that has ended never was: its program could not be started. None if it ran."""
+    ended = _terminated(pod) or {}
+    if ended.get("reason") not in _NOT_STARTED:
+        return None
+    return Trouble(f"its container could not be started: {ended.get('message') or ended['reason']}", START_FAILED)
+
+
+def no_room(pod: Pod) -> str:
+    """That no node can take it now, in the scheduler's words; '' if that is not so."""
     if (pod.get("spec") or {}).get("nodeName"):
         return ""
     for condition in _status(pod).get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return f"no node has room for it: {condition.get('message') or condition.get('reason')}"
-    return "waiting to be placed on a node"
+    return ""
+
+
+def _unplaced(pod: Pod) -> str:
+    return "" if (pod.get("spec") or {}).get("nodeName") else "waiting to be placed on a node"
 
 
 def exit_facts(pod: Pod, *, asked: bool) -> ExitFacts:

@@ -79,8 +79,15 @@ class SmallCluster:
         name, grace_s = path.rpartition("/")[2], int(body.get("gracePeriodSeconds", 30))
         self.deleted.append((name, grace_s))
         if name not in self.held and (name not in self.stubborn or grace_s == 0):
-            self.objects.pop(path, None)
+            self._collect(self.objects.pop(path, None))
         return 200, {}
+
+    def _collect(self, gone: dict[str, Any] | None) -> None:
+        """What an object owned goes with it, as the garbage collector does it."""
+        identity = (gone or {"metadata": {}})["metadata"].get("uid")
+        for path, one in [*self.objects.items()]:
+            if identity and identity in {owner["uid"] for owner in one["metadata"].get("ownerReferences") or ()}:
+                self._collect(self.objects.pop(path, None))
 
     def _listed(self, path: str, selector: str) -> list[dict[str, Any]]:
         wanted = dict(part.split("=") for part in selector.split(",") if part)

@@ -11,6 +11,7 @@ import pytest
 from elasticdl.cli.cluster_job import outcome_of_ended
 from elasticdl.cli.found import Kind, Place, Report, blank_status
 from elasticdl.cli.pod_rows import rows
+from elasticdl.cli.starting import CannotStart, Patience
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.checking import Weight, image, judged, needs
 from elasticdl.cluster.job_facts import Standing, job_facts
@@ -223,3 +224,48 @@ def test_a_master_whose_node_is_lost_is_told_with_what_helps() -> None:
     gone = ended(66)
     gone["metadata"]["deletionTimestamp"] = "2026-11-21T10:05:00Z"
     assert job_facts(job(), [gone]).lost_master(due_s + 61) == ""
+
+
+def no_image(*, at_s: int = 1) -> dict[str, Any]:
+    return pod(Role.MASTER, at_s=at_s, waiting={"reason": "ErrImagePull", "message": "401 Unauthorized"})
+
+
+NO_PYTHON = pod(Role.MASTER, at_s=1, terminated={"exitCode": 128, "reason": "StartError", "message": "no python3"})
+
+
+@pytest.mark.parametrize(
+    ("pods", "words"),
+    [
+        ([no_image()], "image i cannot be pulled (ErrImagePull): 401 Unauthorized"),
+        ([NO_PYTHON], "its container could not be started: no python3"),
+        ([NO_PYTHON, pod(Role.MASTER, at_s=2)], "its container could not be started: no python3"),
+        ([NO_PYTHON, running(at_s=2)], ""),
+        ([ended(137)], ""),
+        ([running()], ""),
+        ([pod(Role.MASTER)], ""),
+    ],
+)
+def test_a_master_that_cannot_start_is_told_from_one_that_waits(pods: list[dict[str, Any]], words: str) -> None:
+    found = job_facts(job(), pods)
+    assert ("" if found.barred is None else found.barred.text) == words
+    assert (found.standing is Standing.STUCK) == bool(words)
+    assert words in found.waits_for
+    assert job_facts(job(("Failed", "deadline")), pods).barred is None
+
+
+def test_who_looks_again_and_again_gives_up_after_forty_seconds_with_the_registrys_words_and_not_if_it_ran() -> None:
+    now_s = [100.0]
+    patience = Patience(lambda: now_s[0])
+    stuck, backed_off = job_facts(job(), [no_image()]), pod(Role.MASTER, waiting={"reason": "ImagePullBackOff", "message": "later"})
+    prepared = job_facts(job(), [pod(Role.MASTER)])
+    patience.seen(stuck, lambda: False)
+    for now_s[0] in (110.0, 130.0):
+        patience.seen(job_facts(job(), [backed_off]), lambda: False)
+        patience.seen(prepared, lambda: False)
+    now_s[0] = 141.0
+    patience.seen(stuck, lambda: True)
+    with pytest.raises(CannotStart, match=r"digits cannot start: .* 401 Unauthorized"):
+        patience.seen(job_facts(job(), [backed_off]), lambda: False)
+    # All was well for long: a failure now is the first one.
+    now_s[0] = 200.0
+    patience.seen(stuck, lambda: False)

@@ -219,6 +219,15 @@ def test_an_image_that_does_not_come_is_given_up_once_with_the_registrys_words()
     assert (ended.facts().reason, "401 Unauthorized" in ended.facts().log_tail) == ("ImagePullFailed", True)
 
 
+def test_what_the_registry_said_is_told_although_the_node_says_less_between_its_tries() -> None:
+    desk = Desk()
+    desk.book.changed(pod({"waiting": {"reason": "ErrImagePull", "message": "the registry said 401 Unauthorized"}}))
+    desk.book.changed(pod({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}}))
+    desk.clock.advance(PATIENCE_S + 1)
+    (life,) = desk.book.hopeless()
+    assert "401 Unauthorized" in life.facts().log_tail
+
+
 def test_a_container_that_can_never_be_set_up_is_given_up_as_a_start_error() -> None:
     desk, stuck = Desk(), pod({"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "t" not found'}})
     desk.book.changed(stuck)

@@ -185,14 +185,23 @@ def test_check_says_what_would_stand_in_the_way(elasticdl: Commands) -> None:
     assert code == 3 and "pod security" in output and "hostPath" in output, output
 
 
-def test_a_job_whose_image_is_not_there_waits_says_why_and_is_gone_when_it_is_stopped(elasticdl: Commands) -> None:
-    assert elasticdl.submit("--job-name", "ghost", "--image-name", "localhost/nothing:1")[0] == 0
+def test_a_job_whose_image_is_not_there_is_stuck_says_why_and_is_gone_when_it_is_stopped(elasticdl: Commands) -> None:
+    code, text, errors = elasticdl.submit("--job-name", "ghost", "--image-name", "localhost/nothing:1", "--dry-run")
+    assert code == 0, errors
+    elasticdl.kubectl("create", "-f", "-", text=text)
+    waiting = elasticdl.start("wait", "ghost")
     elasticdl.until(lambda: "ErrImageNeverPull" in elasticdl.run("status", "ghost")[1], "the reason is told")
     row = only(elasticdl)
-    assert (row["job"], row["state"], row["place"]) == ("ghost", "waiting", "kubernetes") and "localhost/nothing:1" in row[
-        "message"
-    ]
+    assert (row["job"], row["state"], row["place"]) == ("ghost", "stuck", "kubernetes")
+    assert "localhost/nothing:1" in row["message"]
     assert "waiting" in elasticdl.run("logs", "ghost")[1] or "cannot be pulled" in elasticdl.run("logs", "ghost")[1]
+    began_s = time.monotonic()
+    code, _, errors = elasticdl.submit("--job-name", "ghost2", "--image-name", "localhost/nothing:1")
+    assert code == 1 and "ErrImageNeverPull" in errors and "--image-pull-secrets" in errors, errors
+    assert time.monotonic() - began_s < 60
+    _, errors = waiting.communicate(timeout=LIMIT_S)
+    assert waiting.returncode == 1 and "`elasticdl stop ghost` clears the job away" in errors, errors
+    assert only(elasticdl)["job"] == "ghost", "what train made is gone; who waits deletes nothing"
     code, _, errors = elasticdl.run("scale", "ghost", "--num-workers", "2")
     assert code == 1 and "cannot be told: its master:" in errors
     code, _, errors = elasticdl.run("stop", "ghost", "--yes")
