@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
     DRAINED = 66
     """Of a master in a pod: it was told to leave, and is to be started again."""
     UNAVAILABLE = 69
-    """Of a master in a pod: what it needs is away; it is to be started again."""
+    """What it needs stayed away for too long: it is to be started again."""
     TIMED_OUT = 124
     INTERRUPTED = 130
 

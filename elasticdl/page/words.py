@@ -48,6 +48,7 @@ CAUSES = {
     "node_lost": Tone("lost", "✕", "node lost"),
     "deleted": Tone("lost", "✕", "deleted"),
     "infrastructure": Tone("lost", "✕", "infrastructure"),
+    "stranded": Tone("lost", "✕", "stranded"),
     "silent": Tone("lost", "✕", "silent"),
     "straggler": Tone("lost", "✕", "straggler"),
     "image_unavailable": Tone("error", "!", "image unavailable"),

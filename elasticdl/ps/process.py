@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from elasticdl.errors import ElasticDLError, ExitCode
+from elasticdl.errors import ElasticDLError, ExitCode, TransientError
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def leave_on_signal() -> None:
     def run() -> None:
         name = signal.Signals(signal.sigwait(_SIGNALS)).name
         _log.info("%s: leaving", name)
-        leave(ExitCode.DONE)
+        leave(ExitCode.DRAINED)
 
     in_thread("signals", run)
 
@@ -57,7 +57,8 @@ def fail(error: Exception) -> NoReturn:
     """Say what is wrong and end the process."""
     if isinstance(error, ElasticDLError):
         _log.error("%s: %s%s", type(error).__name__, error.message, f"\n{error.hint}" if error.hint else "")
-        leave(error.exit_code)
+        # The master stayed away: that says nothing of this process.
+        leave(ExitCode.UNAVAILABLE if isinstance(error, TransientError) else error.exit_code)
     _log.error("%s", "".join(traceback.format_exception(error)).rstrip())
     leave(ExitCode.JOB_FAILED)
 

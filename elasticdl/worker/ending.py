@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
-from elasticdl.errors import ElasticDLError, ExitCode, UserError
+from elasticdl.errors import ElasticDLError, ExitCode, TransientError, UserError
 from elasticdl.shard import Lease
 from elasticdl.worker.handoff import Ended
 
@@ -127,6 +127,9 @@ def exit_code(reason: Reason | None) -> ExitCode:
         case Failed(error):
             if isinstance(error, UserError):
                 return ExitCode.USER_ERROR
+            if isinstance(error, TransientError):
+                # Others stayed away: neither this process nor what it was at is to blame.
+                return ExitCode.UNAVAILABLE
             return error.exit_code if isinstance(error, ElasticDLError) else ExitCode.JOB_FAILED
         case _:
             return ExitCode.DONE

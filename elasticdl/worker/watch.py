@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import IO, final
 
 from elasticdl.clock import Clock
-from elasticdl.errors import TransientError
+from elasticdl.errors import PermanentError
 from elasticdl.worker.ending import Ending
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _TIMES_LONGEST = 10.0
 _LOOK_S = 5.0
 
 
-class Hung(TransientError):
+class Hung(PermanentError):
     """What other workers wait for does not come to an end here."""
 
 

@@ -34,6 +34,7 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 3\nValueErr
         (ExitFacts(signal=200), Cause.INFRASTRUCTURE, "signal 200", False),
         (ExitFacts(exit_code=66), Cause.DRAINED, "drained", False),
         (ExitFacts(exit_code=65), Cause.FENCED, "replaced", False),
+        (ExitFacts(exit_code=69, log_tail="TransientError: pull: gave up after 600 s"), Cause.STRANDED, "gave up after 600 s", False),
         (ExitFacts(exit_code=0), Cause.INFRASTRUCTURE, "there is work left", True),
         (ExitFacts(signal=15, asked=True), Cause.DRAINED, "as asked", False),
         (ExitFacts(exit_code=0, asked=True), Cause.DRAINED, "as asked", False),
@@ -101,6 +102,23 @@ def test_crashes_end_the_job_only_if_nothing_gets_done_between_them():
 def test_kills_from_outside_are_borne_much_longer_than_crashes():
     budgets, told = Budgets(0), verdict(ExitFacts(signal=9))
     assert not any(budgets.died("w", told, answered=False) for _ in range(30))
+
+
+@pytest.mark.parametrize("facts", [ExitFacts(signal=9), ExitFacts(signal=11)], ids=["killed", "crashed"])
+def test_what_takes_many_at_the_same_time_counts_once(facts):
+    """A node with a hundred workers, a network that is away, a ring whose members abort together."""
+    budgets, told = Budgets(0), verdict(facts)
+    assert not any(budgets.died(f"worker-{n}", told, answered=False, life=(0.0, 10.0 + n)) for n in range(100))
+
+
+def test_ends_that_follow_one_another_still_count_however_many_workers_there_are():
+    budgets, told = Budgets(0), verdict(ExitFacts(signal=11))
+    reasons = [
+        bool(budgets.died(f"worker-{n}", told, answered=False, life=(10.0 * wave, 10.0 * wave + 9.0)))
+        for wave in range(5)
+        for n in range(4)
+    ]
+    assert reasons.index(True) == 4 * 4, "the first of the fifth wave"
 
 
 def test_the_pause_before_a_start_grows_to_5_s_and_ends_with_progress():

@@ -6,7 +6,7 @@ ends it only if it keeps coming back without one batch done in between.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elasticdl.master.core.failures import Cause, Verdict
 from elasticdl.words import amount
@@ -34,6 +34,8 @@ class Budgets:
     deaths_in_a_row: int = 0
     """Of any cause: for backing off only."""
     last_error: str = ""
+    _counted_s: dict[str, float] = field(default_factory=dict)
+    """When an end in a row was last counted, of crashes and of kills."""
 
     def progressed(self) -> None:
         """A batch was done: whatever crashes is not stopping the job."""
@@ -50,10 +52,13 @@ class Budgets:
             return ""
         return f"the user's code failed {amount(self.user_errors, 'time')} (--max-relaunches {self.max_user_errors}): {error}"
 
-    def died(self, who: str, told: Verdict, *, answered: bool, role_ran: bool = True) -> str:
+    def died(
+        self, who: str, told: Verdict, *, answered: bool, role_ran: bool = True, life: tuple[float, float] | None = None
+    ) -> str:
         """Count an end of a process. Returns why the job must end, or ''.
 
-        `answered`: a shard is blamed for it, or the next one gets more memory. `role_ran`: some process of that role ran before.
+        `answered`: a shard is blamed for it, the next one gets more memory, or others have to come back first. `role_ran`: some process of
+        that role ran before. `life`: from when to when the process was there; None: after all that was counted before.
         """
         self.deaths_in_a_row += 1
         match told.cause:
@@ -64,24 +69,34 @@ class Budgets:
             case Cause.IMAGE | Cause.START_ERROR:
                 return self._not_started(who, told, role_ran)
             case Cause.INFRASTRUCTURE if told.blames_work or "SIGABRT" in told.text:
-                self.crashes_in_a_row += 1
+                self.crashes_in_a_row += self._follows("crash", life)
                 over = self.crashes_in_a_row >= _CRASHES_IN_A_ROW
                 return self._in_a_row(who, told, self.crashes_in_a_row) if over else ""
-            case Cause.INFRASTRUCTURE | Cause.SILENT | Cause.STRAGGLER | Cause.FENCED:
-                self.kills_in_a_row += 1
+            case Cause.STRANDED if answered:
+                return ""
+            case Cause.INFRASTRUCTURE | Cause.SILENT | Cause.STRAGGLER | Cause.FENCED | Cause.STRANDED:
+                self.kills_in_a_row += self._follows("kill", life)
                 over = self.kills_in_a_row >= _KILLS_IN_A_ROW
                 return self._in_a_row(who, told, self.kills_in_a_row) if over else ""
             case _:
                 return ""
 
     def explained(self) -> None:
-        """An end that was counted as a kill turned out to be the platform's doing."""
+        """An end that counted as a kill turned out to be the platform's doing."""
         self.kills_in_a_row = max(0, self.kills_in_a_row - 1)
 
     def back_off_s(self) -> float:
         """How long to wait before the next start: 0 at first, growing to 5 s (30 s if nothing can be started) without progress."""
         pause_s = _BACK_OFF_S[min(self.deaths_in_a_row, len(_BACK_OFF_S) - 1)]
         return max(pause_s, _START_BACK_OFF_S[min(self.starts_in_a_row, len(_START_BACK_OFF_S) - 1)])
+
+    def _follows(self, kind: str, life: tuple[float, float] | None) -> bool:
+        """Whether an end comes after the last that was counted. What takes many at the same time, a node or a network, is one."""
+        began_s, ended_s = life or (float("inf"), 0.0)
+        follows = began_s >= self._counted_s.get(kind, float("-inf"))
+        if follows and life is not None:
+            self._counted_s[kind] = ended_s
+        return follows
 
     def _out_of_memory(self, who: str, told: Verdict) -> str:
         self.out_of_memory += 1

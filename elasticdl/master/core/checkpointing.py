@@ -181,15 +181,19 @@ class Checkpointing:
             self._final_done = self.saving.final
             self.saving = None
             self._failures, self._given_up = 0, False
-        if all(saved.path != event.path for saved in self.saved):
-            self.saved = [replace(saved, ledger="") for saved in self.saved] if ledger else self.saved
-            self.saved.append(Saved(event.version, event.path, event.bytes, event.at_s, ledger))
-            keep = self._facts.spec.checkpoint.keep_checkpoint_max
-            del self.saved[: len(self.saved) - keep if keep else 0]
+        self._list(event, ledger)
         self._facts.orders.give(DropSnapshot(event.snapshot))
         text = f"checkpoint of version {event.version} saved, {size(event.bytes)}: {event.path}"
         details = meaning(Step.SAVED, version=event.version, bytes=event.bytes, seconds=took_s)
         self._facts.orders.announce("checkpoint", text, details=details)
+
+    def _list(self, event: SnapshotSaved, ledger: str) -> None:
+        """One of a version that was saved before takes the place of that one, as it does on disk."""
+        same = next((saved for saved in self.saved if saved.path == event.path), None)
+        others = [replace(saved, ledger="") if ledger else saved for saved in self.saved if saved is not same]
+        newest = Saved(event.version, event.path, event.bytes, event.at_s, ledger or (same.ledger if same else ""))
+        keep = self._facts.spec.checkpoint.keep_checkpoint_max
+        self.saved = [*others, newest][-keep if keep else 0 :]
 
     def failed(self, snapshot: SnapshotId, reason: str) -> bool:
         """A cut or a save did not work. False if it was none of ours."""

@@ -39,6 +39,8 @@ class Cause(StrEnum):
     """Alive for all that is known, but not heard of."""
     STRAGGLER = "straggler"
     """No progress with a shard for much longer than others need."""
+    STRANDED = "stranded"
+    """It gave up waiting for others: the master, or servers that stayed away."""
 
 
 PROBLEMS = frozenset(Cause) - {Cause.DRAINED, Cause.FENCED, Cause.FINISHED, Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_DRAINED}
@@ -156,6 +158,8 @@ def _by_exit_code(facts: ExitFacts, code: int, finished: bool) -> Verdict:
             return Verdict(Cause.DRAINED, "drained: gave its work back and left")
         case ExitCode.FENCED:
             return Verdict(Cause.FENCED, "was replaced, and left when it learned of that")
+        case ExitCode.UNAVAILABLE:
+            return Verdict(Cause.STRANDED, f"stranded: {_last_line(facts)}")
         case ExitCode.USER_ERROR:
             return Verdict(Cause.USER_ERROR, f"user error: {_last_line(facts)}", blames_work=True)
     if finished and code == 0:

@@ -117,10 +117,12 @@ class Membership:
             self._checkpointing.start(self._facts.version)
             self._evaluation.start(self._facts.version)
 
-    def forgive(self) -> None:
-        """Nobody could make progress meanwhile: the clocks of workers start again."""
+    def forgive(self, stalled_s: float = 0.0) -> None:
+        """Nobody could make progress meanwhile: the clocks of workers start again. `stalled_s`: nor could anybody be heard so long."""
         for worker in self._facts.processes.workers():
             worker.busy_since_s = self._facts.now_s
+        for process in self._facts.processes.going.values():
+            process.deadline_s = None if process.deadline_s is None else process.deadline_s + stalled_s
         self._leasing.put_off_closing()
 
     # -- ending -------------------------------------------------------------------------------------------------------
@@ -179,9 +181,10 @@ class Membership:
         more = told.cause is Cause.OUT_OF_MEMORY and self._give_more(process)
         blame = f"{name}: {told.text}" if told.blames_work and not process.failure_reported and not more else ""
         counted = process.failure_reported and told.cause is Cause.USER_ERROR
-        answered = self._take_back(process, blame) or more or counted
-        ran = self._facts.processes.ran(name.role)
-        if reason := self._facts.budgets.died(str(name), told, answered=answered, role_ran=ran):
+        stranded = told.cause is Cause.STRANDED and bool(self._facts.servers_away())
+        answered = self._take_back(process, blame) or more or counted or stranded
+        ran, life = self._facts.processes.ran(name.role), (process.ordered_s, self._facts.now_s)
+        if reason := self._facts.budgets.died(str(name), told, answered=answered, role_ran=ran, life=life):
             self._facts.fail(reason, hint=_HINTS.get(told.cause, "see its log"))
 
     def _held(self, process: Process) -> dict[str, Value]:

@@ -220,7 +220,7 @@ class JobState:
         if event.stalled_s > _STALL_S:
             text = f"the master itself did not run for {event.stalled_s:.0f} s; nobody's silence of that time counts"
             self._facts.orders.announce("job", text, level="warning")
-            self._membership.forgive()
+            self._membership.forgive(event.stalled_s)
         self._membership.tick()
         self._placement.tick()
         self._waits.tick(self._ring.waits_for() if self._facts.on_ring else "")
@@ -248,7 +248,11 @@ class JobState:
         except UserError as error:
             self._facts.fail(error.message, hint=error.hint)
             return
-        self._flow.begin()
+        for piece in self._facts.work.parked if self._facts.work else ():
+            # Of the job that is gone on with: they count for the limit of this one.
+            self._facts.give_up(Task.TRAINING, piece)
+        if self._facts.outcome is None:
+            self._flow.begin()
 
     def _ledger(self, event: events.JobStarted) -> Ledger | None:
         data, ids = self._facts.spec.data, self._facts.ids

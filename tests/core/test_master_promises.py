@@ -1,0 +1,100 @@
+"""Nothing but the user's own error or the user's own limit ends a job, and nothing is lost unsaid."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticdl.cluster.base import ExitFacts
+from elasticdl.errors import ExitCode
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.shard import SnapshotId
+
+pytestmark = pytest.mark.core
+
+STRANDED = ExitFacts(exit_code=ExitCode.UNAVAILABLE, log_tail="TransientError: pull: gave up after 600 s: ps-0 is away")
+
+
+def test_sixty_workers_that_are_killed_at_once_do_not_end_the_job(bench):
+    b = bench(num_workers=60)
+    b.up(60)
+    b.tick(5.0)
+    for index in range(60):
+        b.die(b.worker(index))
+    assert b.state.status().phase == "working" and b.state.status().exit_code is None
+    b.tick(10.0)
+    assert sum(process.name == "worker-60" for process in b.state.status().processes) == 1, "others come in their place"
+
+
+def test_workers_that_gave_up_waiting_for_a_server_cost_nothing_while_it_is_away(bench):
+    b = bench(num_workers=2, num_ps_pods=1)
+    b.up(2)
+    lease = b.lease(0)
+    b.tick(5.0)
+    b.die(b.ps(0))
+    dead = 0
+    for _ in range(100):
+        b.tick(600.0)
+        index = max(int(process.name.split("-")[1]) for process in b.state.status().processes if process.role == "worker")
+        b.attach(b.worker(index))
+        b.tick(600.0)
+        b.die(b.worker(index), STRANDED)
+        dead += 1
+    assert dead == 100 and b.state.status().exit_code is None
+    assert not b.state.status().parked, f"shard {lease.shard.id} is not blamed"
+    causes = {command.cause for command in b.of(c.Announce) if command.cause}
+    assert "stranded" in causes
+
+
+def parked_once(bench) -> str:
+    """The ledger of a job that has given up its first shard, within its limit."""
+    b = bench(max_failed_shards=1, max_relaunches=9)
+    b.up()
+    for attempt in range(3):
+        lease = b.lease(attempt)
+        b.put(e.TaskFailed(0, b.worker(attempt), lease.task, lease.shard.id, lease.attempt, "ValueError: no"))
+        b.fenced(attempt, None)
+        b.die(b.worker(attempt), ExitFacts(exit_code=ExitCode.USER_ERROR))
+        b.attach(b.worker(attempt + 1))
+    assert len(b.state.status().parked) == 1
+    return b.state.ledger_json()
+
+
+def test_a_shard_that_was_given_up_before_a_resume_still_counts_for_the_limit(bench):
+    ledger = parked_once(bench)
+    within = bench(max_failed_shards=1)
+    within.start(ledger=ledger)
+    (story,) = within.state.status().parked
+    assert story.count("ValueError: no") == 3 and within.state.status().exit_code is None
+    strict = bench()
+    strict.start(ledger=ledger)
+    assert strict.state.status().exit_code == ExitCode.JOB_FAILED
+    assert "--max-failed-shards 0" in strict.state.status().outcome
+
+
+def test_a_master_that_stood_still_does_not_hold_that_against_processes_that_were_starting(bench):
+    b = bench(num_workers=6)
+    b.start()
+    for index in range(6):
+        b.put(e.ProcessSeen(0, b.worker(index), True, "here", ""))
+    b.t += 400.0
+    b.put(e.Tick(0, 399.0))
+    assert not b.of(c.StopProcess), b.of(c.StopProcess)
+    b.attach(b.ps(0), *(b.worker(index) for index in range(6)))
+    b.tick(1.0)
+    assert b.state.status().scale.observed == 6
+
+
+def test_a_checkpoint_of_the_version_of_the_last_one_is_a_new_one(bench):
+    """A master that leaves waits for the checkpoint that it asked for, also if nothing was learnt since the last."""
+    b = bench()
+    b.up()
+    b.progress(0, b.lease(), 8, version=1)
+    for round_ in range(2):
+        b.tick(10.0)
+        b.put(e.CheckpointRequested(0))
+        snapshot = b.of(c.TakeSnapshot)[-1].snapshot
+        b.put(e.SnapshotCut(0, snapshot, 1, {}))
+        b.put(e.SnapshotSaved(0, SnapshotId(snapshot), 1, "version-1", 10 + round_))
+    (only,) = b.state.status().checkpoints
+    assert (only.at_s, only.bytes) == (20.0, 11)
