@@ -18,6 +18,7 @@ import grpc
 
 from elasticdl.job import JobSpec
 from elasticdl.master.core.state import JobState
+from elasticdl.master.porch import porch
 from elasticdl.master.site import Environment
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channel import SyncChecks, server_options
@@ -33,8 +34,7 @@ class Lobby(MasterServicer):
     """Speaks for the master until that speaks for itself. Its methods run in threads of gRPC's."""
 
     def __init__(self, spec: JobSpec) -> None:
-        known = asdict(JobState(spec).status())
-        self._status = json.dumps({**known, "message": "checking the model and the data", "gauges": {}, "records_per_s": 0.0})
+        self._status = json.dumps({**asdict(JobState(spec).status()), "gauges": {}, "records_per_s": 0.0})
         self.stopped = ""
         """Why a person wants the job to end, if one does."""
 
@@ -42,10 +42,14 @@ class Lobby(MasterServicer):
         return pb.StatusReply(status=self._status)
 
     def Stop(self, request: pb.StopRequest, context: grpc.ServicerContext) -> pb.Done:
-        self.stopped = request.reason or "no reason was given"
+        self.stop(request.reason or "no reason was given")
+        return pb.Done()
+
+    def stop(self, reason: str) -> None:
+        """A person wants the job to end."""
+        self.stopped = reason
         # The main thread waits for the check: this ends the wait, and the check with it.
         os.kill(os.getpid(), signal.SIGINT)
-        return pb.Done()
 
     def Scale(self, request: pb.ScaleRequest, context: grpc.ServicerContext) -> pb.Done:
         _later(context)
@@ -73,6 +77,7 @@ def lobby(environment: Environment, spec: JobSpec) -> Iterator[Lobby]:
     except RuntimeError as error:
         _LOG.warning("nobody can ask after the job while it is being checked: %s", error)
     try:
-        yield service
+        with porch(environment, spec, service.stop):
+            yield service
     finally:
         server.stop(_CLOSE_S).wait(_CLOSE_S * 4)

@@ -174,6 +174,25 @@ def test_scale_stop_and_checkpoint_reach_the_job(tmp_path: Path) -> None:
     played(tmp_path, scene)
 
 
+def test_what_is_asked_for_while_the_job_ends_is_refused_with_its_reason(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        await until(lambda: len(stage.fake.live) >= 3)
+        await stage.attach(PS, worker(0), worker(1))
+        # So that the job stays on its way to its end.
+        stage.fake.ignore_sigterm(worker(0))
+        await ask(session, "stop", {"reason": "enough"})
+        for verb, body, words in (
+            ("scale", {"min": 1, "max": 1}, "the job is not scaled: the job is being stopped"),
+            ("checkpoint", {}, "no checkpoint is taken: the job is being stopped"),
+            ("replace", {"process": "worker-0"}, "worker-0 is not replaced: worker-0 is stopping already"),
+        ):
+            found = await ask(session, verb, body, expected=409)
+            assert words in str(found["error"])
+        assert stage.core.status().scale.high == 4 and stage.running is not None and not stage.running.done()
+
+    played(tmp_path, scene)
+
+
 @pytest.mark.parametrize(
     ("verb", "body"),
     [

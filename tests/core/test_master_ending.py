@@ -163,6 +163,33 @@ def test_a_person_gets_a_checkpoint_when_there_is_something_to_keep(bench):
     assert other.said("nothing to keep")
 
 
+def test_what_is_asked_for_too_late_is_refused_in_words_and_changes_nothing(bench):
+    job = bench(output="out", checkpoint_steps=100, num_workers="1:2")
+    job.up(2)
+    assert not job.state.why_not_scale() and not job.state.why_not_checkpoint()
+    job.train_all()
+    for phase, words in (
+        ("checkpointing", "the job takes its last checkpoint"),
+        ("exporting", "the job exports its model"),
+        ("ending", "the job is over"),
+        ("ended", "the job has ended"),
+    ):
+        assert job.state.status().phase == phase
+        assert words in job.state.why_not_scale() and words in job.state.why_not_checkpoint()
+        live = [row.name for row in job.state.status().processes if row.state == "ready" and row.role == "worker"]
+        assert all(words in job.state.why_not_replace(ProcessName.parse(name)) for name in live)
+        job.put(e.ScaleRequested(0, 1, 9))
+        job.put(e.CheckpointRequested(0))
+        assert job.state.status().scale.high == 2
+        if phase == "checkpointing":
+            saved(job, cut(job, 9))
+        elif phase == "exporting":
+            job.put(e.ExportFinished(0, job.worker(0), "out"))
+        elif phase == "ending":
+            all_end(job)
+    assert job.said("workers stay 1:2: the job exports its model")
+
+
 def test_only_the_newest_checkpoints_are_listed(bench):
     job = bench(keep_checkpoint_max=2)
     job.up()

@@ -33,7 +33,7 @@ def test_a_job_starts_all_its_servers_and_the_most_workers_it_may_have(bench):
 def test_nothing_starts_before_the_data_was_counted(bench):
     job = bench()
     assert job.tick(1) == []
-    assert job.state.status().message == "the data is being counted"
+    assert job.state.status().message == "checking the model and the data"
 
 
 def test_a_worker_comes_back_under_a_new_index_and_a_server_under_the_next_incarnation(bench):

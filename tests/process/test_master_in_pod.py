@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,11 +32,12 @@ MASTER = """
 import socket, sys
 from elasticdl.master import furnishing, main, pod, preflight
 preflight.COMMAND = (sys.executable, sys.argv[1])
-with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    pod.MASTER_PORT = probe.getsockname()[1]
-pod.STATUS_PORT = 0
-open("port", "w").write(str(pod.MASTER_PORT))
+with socket.socket() as one, socket.socket() as other:
+    one.bind(("127.0.0.1", 0))
+    other.bind(("127.0.0.1", 0))
+    pod.MASTER_PORT, pod.STATUS_PORT = (probe.getsockname()[1] for probe in (one, other))
+for name in ("master", "status"):
+    open(f"{name}_port", "w").write(str(getattr(pod, f"{name}_port".upper())))
 furnishing.LIMIT_S = float(sys.argv[2])
 code = main.main()
 assert not {"tensorflow", "keras"} & set(sys.modules)
@@ -177,7 +180,7 @@ def test_whoever_asks_during_the_check_is_answered_and_may_stop_the_job(
     pod = start(model_def="slow")
     pod.until("the check has begun", pod.begun.exists)
     token = cluster[0].objects["/api/v1/namespaces/ns/secrets/iris-token"]["stringData"]["ELASTICDL_TOKEN"]
-    address = f"127.0.0.1:{(pod.folder / 'port').read_text()}"
+    address = f"127.0.0.1:{(pod.folder / 'master_port').read_text()}"
     stranger = MasterClient(address, "guessed", "cli", away_s=5.0)
     with pytest.raises(Refused):
         stranger.status()
@@ -185,11 +188,30 @@ def test_whoever_asks_during_the_check_is_answered_and_may_stop_the_job(
     client = MasterClient(address, token, "cli", away_s=5.0)
     status = client.status()
     assert (status["message"], status["phase"], status["processes"]) == ("checking the model and the data", "starting", [])
-    client.stop("not today")
     client.close()
+    page = f"http://127.0.0.1:{(pod.folder / 'status_port').read_text()}"
+    pod.until("the page is there", lambda: answered(f"{page}/", token)[0] == 200)
+    assert "checking the model and the data" in answered(f"{page}/", token)[1]
+    assert answered(f"{page}/api/v1/scale", token, {"min": 1, "max": 2})[0] == 409
+    assert answered(f"{page}/api/v1/status", "guessed")[0] == 401
+    assert answered(f"{page}/api/v1/stop", token, {"reason": "not today"})[0] == 202
     assert pod.finish() == ExitCode.INTERRUPTED, pod.log()
     left = pod.left()
     assert left is not None and left.message == "stopped: not today"
+
+
+def answered(address: str, token: str, body: object = None) -> tuple[int, str]:
+    """Status and text; 0 while nobody listens."""
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    request = urllib.request.Request(address, None if body is None else json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            return refusal.code, refusal.read().decode()
+    except OSError:
+        return 0, ""
 
 
 def test_a_wrong_model_is_the_jobs_end_and_its_words_are_left(start: Callable[..., Pod]) -> None:

@@ -87,17 +87,26 @@ class Checkpointing:
 
     def asked(self) -> None:
         """A person wants one now."""
+        if why_not := self.why_not():
+            self._facts.orders.announce("checkpoint", f"a checkpoint was asked for, but {why_not}", level="warning")
+            return
+        self._failures, self._given_up, self._retry_at_s = 0, False, self._facts.now_s
+        self.request("a person asked for it")
+        self._facts.orders.announce("checkpoint", f"a checkpoint was asked for{self.not_yet()}")
+
+    def why_not(self) -> str:
+        """Why none can be had because a person wants it, in words; '' if one can."""
         if not self._facts.spec.keeps_checkpoints:
-            text = "a checkpoint was asked for, but --job-dir is on no --volume: there is no place that all servers see"
-            self._facts.orders.announce("checkpoint", text, level="warning")
-        elif self._facts.spec.action is Action.TRAIN and self._facts.phase in (Phase.WORKING, Phase.EVALUATING):
-            self._failures, self._given_up, self._retry_at_s = 0, False, self._facts.now_s
-            self.request("a person asked for it")
-            when = "" if self._begun() else "; it is taken when the first step is done: there is nothing to keep before"
-            self._facts.orders.announce("checkpoint", f"a checkpoint was asked for{when}")
-        else:
-            text = f"a checkpoint was asked for, but there is nothing to keep: the job is {self._facts.phase}"
-            self._facts.orders.announce("checkpoint", text, level="warning")
+            return "--job-dir is on no --volume: there is no place that all servers see"
+        if self._facts.spec.action is not Action.TRAIN:
+            return "there is nothing to keep: the job does not train"
+        if late := self._facts.late():
+            return f"the job {late}: no other one is taken"
+        return "there is nothing to keep: the job has not begun" if self._facts.phase is Phase.STARTING else ""
+
+    def not_yet(self) -> str:
+        """What there is to say if the one that is wanted has to wait for the first step."""
+        return "" if self._begun() else "; it is taken when the first step is done: there is nothing to keep before"
 
     def request(self, why: str) -> None:
         """Somebody wants one as soon as possible."""

@@ -44,6 +44,15 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
+_LATE = {
+    Phase.DRAINING: "is being stopped",
+    Phase.CHECKPOINTING: "takes its last checkpoint",
+    Phase.EXPORTING: "exports its model",
+    Phase.ENDING: "is over: its processes are ending",
+    Phase.ENDED: "has ended",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How the job ends."""
@@ -117,6 +126,12 @@ class Facts:
             why = f": {process.message}" if process and process.message else ""
             parts.append(f"{process.name} is {process.life}{why}" if process else f"ps-{index} is away")
         return "; ".join(parts)
+
+    def late(self) -> str:
+        """How the job is on its way to its end, in words that go on after "the job": nothing new is begun. '' if it is not."""
+        if self.phase in _LATE:
+            return _LATE[self.phase]
+        return "is being stopped" if self.outcome is not None else ""
 
     def version_may_fall(self) -> bool:
         """Whether a lower version is news: else it is a heartbeat that was sent before workers told of a newer one."""

@@ -43,9 +43,19 @@ class Scaling:
             text = f"scaling to {event.min_workers}:{event.max_workers} is not possible: expected 1 <= MIN <= MAX"
             self._facts.orders.announce("scale", text, level="warning")
             return
+        if (why_not := self.why_not_scale()) and self._facts.phase is not Phase.STARTING:
+            self._facts.orders.announce("scale", f"workers stay {self.low}:{self.high}: {why_not}", level="warning")
+            return
         before, self.low, self.high = f"{self.low}:{self.high}", event.min_workers, event.max_workers
         details = {"low": self.low, "high": self.high}
         self._facts.orders.announce("scale", f"workers scaled from {before} to {self.low}:{self.high}, as asked", details=details)
+
+    def why_not_scale(self) -> str:
+        """Why another number of workers makes no difference any more, in words; '' if it does."""
+        if self._facts.phase is Phase.STARTING:
+            return "the job has not begun: its model and data are being checked"
+        late = self._facts.late()
+        return f"the job {late}: no worker is started or sent away" if late else ""
 
     def why_not_replace(self, name: ProcessName) -> str:
         """Why a process cannot be replaced, in words; '' if it can."""
@@ -56,9 +66,8 @@ class Scaling:
             return f"{name} is a parameter server: what it has learnt since the newest checkpoint would be lost with it"
         if not process.live:
             return f"{name} is {process.life} already" + (f": {process.message}" if process.message else "")
-        if self._facts.outcome is not None or self._facts.phase in (Phase.DRAINING, Phase.ENDING, Phase.ENDED):
-            return f"the job is {self._facts.phase}: nobody comes in the place of {name}"
-        return ""
+        late = self._facts.late()
+        return f"the job {late}: nobody comes in the place of {name}" if late else ""
 
     def replace(self, event: ReplaceRequested, why_not: str) -> None:
         """A person wants another worker in the place of one: it drains, and the next one is started at once, unless that cannot be."""

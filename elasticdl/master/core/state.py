@@ -103,6 +103,14 @@ class JobState:
         why_not = self._scaling.why_not_replace(name)
         return why_not or (self._ring.why_not_replace(name) if self._facts.on_ring else "")
 
+    def why_not_scale(self) -> str:
+        """Why another number of workers makes no difference any more; '' if it does."""
+        return self._scaling.why_not_scale()
+
+    def why_not_checkpoint(self) -> str:
+        """Why no checkpoint can be had because a person wants one; '' if one can."""
+        return self._checkpointing.why_not()
+
     def shards(self, wish: ShardWish) -> ShardPage:
         """Some of the shards, for people."""
         current = self._evaluation.round

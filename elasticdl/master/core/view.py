@@ -102,7 +102,7 @@ def main_ledger(facts: Facts, evaluation: Evaluation) -> Ledger | None:
 def _message(facts: Facts, evaluation: Evaluation) -> str:
     match facts.phase:
         case Phase.STARTING:
-            return "the data is being counted"
+            return "checking the model and the data"
         case Phase.WORKING if facts.spec.action is Action.PREDICT:
             return "predicting"
         case Phase.WORKING:

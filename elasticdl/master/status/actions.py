@@ -16,6 +16,7 @@ from elasticdl.master.status.watched import Watched
 
 _LONGEST_REASON = 200
 _MOST_WORKERS = 100_000
+_AGAIN = "start it again with --resume and another --num-workers"
 
 
 @final
@@ -47,6 +48,8 @@ class Actions:
         low, high = _whole(asked, "min"), _whole(asked, "max")
         if not 1 <= low <= high <= _MOST_WORKERS:
             raise Refusal(400, f"workers {low}:{high}: expected 1 <= min <= max <= {_MOST_WORKERS}")
+        if why_not := self._watched.why_not_scale():
+            raise Refusal(409, f"the job is not scaled: {why_not}", _AGAIN)
         await self._watched.post(ScaleRequested(self._watched.at_s(), low, high))
         return answer({"said": f"the job is to have {low} workers" if low == high else f"{low} to {high} workers from now on"}, 202)
 
@@ -66,6 +69,8 @@ class Actions:
     async def checkpoint(self, request: web.Request) -> web.Response:
         """{}: one now."""
         await _object(request, set())
+        if why_not := self._watched.why_not_checkpoint():
+            raise Refusal(409, f"no checkpoint is taken: {why_not}")
         await self._watched.post(CheckpointRequested(self._watched.at_s()))
         return answer({"said": "a checkpoint is asked for"}, 202)
 

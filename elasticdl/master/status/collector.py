@@ -63,8 +63,8 @@ class Sample:
 class Collector:
     """`newest`: the points of the last look, with what metrics.jsonl got since the one before; `looks` counts the looks."""
 
-    def __init__(self, path: Path, clock: Clock) -> None:
-        """`path`: series.json. Goes on with what is there."""
+    def __init__(self, path: Path | None, clock: Clock) -> None:
+        """`path`: series.json. Goes on with what is there. None: of a job that has not begun nothing is kept."""
         self._path = path
         self._clock = clock
         self._book = SeriesBook()
@@ -74,7 +74,7 @@ class Collector:
         self.newest: list[Sample] = []
         self.looks = 0
         try:
-            saved = json.loads(path.read_text(encoding="utf-8"))
+            saved = [] if path is None else json.loads(path.read_text(encoding="utf-8"))
             self._book.load(saved if isinstance(saved, list) else ())
         except (OSError, ValueError):
             pass
@@ -115,6 +115,8 @@ class Collector:
         return json.dumps(self._book.as_list(), allow_nan=False, separators=(",", ":"))
 
     def _write(self, text: str) -> None:
+        if self._path is None:
+            return
         try:
             replace_whole(self._path, text.encode())
         except OSError as error:

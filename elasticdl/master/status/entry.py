@@ -49,7 +49,8 @@ class Entry:
     async def page(self, request: web.Request) -> web.Response:
         """Complete without any script. Drawn in a thread: with a thousand processes that takes a moment."""
         if not self._guard.knows(request):
-            return _html(render_sign_in(), 401)
+            # Nobody is refused who has given nothing: for a 401 browsers tell people of an error in this page.
+            return _html(render_sign_in(), 401 if "Authorization" in request.headers else 200)
         async with self._drawing:
             return _html(await asyncio.to_thread(render_page, snapshot_of(self._watched, self._live)))
 

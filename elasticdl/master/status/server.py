@@ -21,15 +21,12 @@ from elasticdl.master.status.logs import Logs
 from elasticdl.master.status.shards import Shards
 from elasticdl.master.status.streams import Streams
 from elasticdl.master.status.watched import Watched
+from elasticdl.master.status.wire import Wire
 
 _LOG = logging.getLogger(__name__)
-_WIRE_LOG = logging.getLogger(f"{__name__}.wire")
-# What aiohttp says of requests that make no sense, with a traceback for each: strangers would fill the job's volume with it.
-_WIRE_LOG.setLevel(logging.CRITICAL)
 MOST_CONNECTIONS = 256
 SPEAK_WITHIN_S = 15.0
 """A connection that has asked for nothing by then is closed: whoever holds many of them keeps nobody out for long."""
-_KEEP_OPEN_S = 30.0
 _CLOSE_S = 2.0
 _BACKLOG = 64
 
@@ -49,9 +46,7 @@ class StatusServer:
             application.router.add_routes(part.routes())
         application.on_response_prepare.append(add_headers)
         self._application = application
-        self._runner = web.AppRunner(
-            application, access_log=None, logger=_WIRE_LOG, shutdown_timeout=_CLOSE_S, keepalive_timeout=_KEEP_OPEN_S
-        )
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=_CLOSE_S)
         self._listening: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -87,7 +82,7 @@ class StatusServer:
             if len(server.connections) >= MOST_CONNECTIONS or len(self._silent) >= MOST_CONNECTIONS:
                 self._silent = {protocol for protocol in self._silent if protocol.transport is not None}
                 return _Full()
-            protocol = server()
+            protocol = Wire(server)
             self._silent.add(protocol)
             loop.call_later(SPEAK_WITHIN_S, self._hang_up, protocol)
             return protocol

@@ -125,6 +125,14 @@ class Watched:
         """See JobState."""
         return self._core.why_not_replace(name)
 
+    def why_not_scale(self) -> str:
+        """See JobState."""
+        return self._core.why_not_scale()
+
+    def why_not_checkpoint(self) -> str:
+        """See JobState."""
+        return self._core.why_not_checkpoint()
+
     def knows(self, name: ProcessName) -> bool:
         """There is, or was, a process of that name."""
         return any(row["name"] == str(name) for row in self.reading()["processes"])
