@@ -215,9 +215,11 @@ class JobSpec(_Section):
     checkpoint: CheckpointSection
     cluster: ClusterSection
     kubernetes: KubernetesSection = KubernetesSection()
+    workers_anew: bool = False
+    """`--num-workers` was given to the command that made this job: a --resume begins with it, whatever the job was scaled to before."""
 
     @classmethod
-    def from_flags(cls, action: Action, flags: Mapping[str, Any]) -> JobSpec:
+    def from_flags(cls, action: Action, flags: Mapping[str, Any], *, workers_anew: bool = False) -> JobSpec:
         """From flat names, kebab or snake case. Raises SpecError that names the flag, the value and what is expected."""
         refuse_unknown(flags)
         given = {key.replace("-", "_"): value for key, value in flags.items()}
@@ -229,7 +231,7 @@ class JobSpec(_Section):
             section: {name: given[name] for name in model.model_fields if name in given} for section, model in SECTIONS.items()
         }
         try:
-            spec = cls(action=action, **nested)  # type: ignore[arg-type]
+            spec = cls(action=action, workers_anew=workers_anew, **nested)  # type: ignore[arg-type]
         except ValidationError as error:
             raise SpecError(_first_problem(error)) from error
         spec.check()

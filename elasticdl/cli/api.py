@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, final
 from elasticdl.cli.local import LocalJob
 from elasticdl.cli.notebook import picture
 from elasticdl.cli.outcome import Outcome, read_object
-from elasticdl.cli.place import claimed, refuse_if_taken, settle
+from elasticdl.cli.place import placed
 from elasticdl.cli.preflight import checked
+from elasticdl.cli.telling import tell
 from elasticdl.cli.view import view_of_script
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 from elasticdl.job import Action, JobSpec
@@ -132,15 +133,19 @@ def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHan
 
     Nothing was made or started then.
     """
-    spec = JobSpec.from_flags(action, flags)
+    workers_anew = not {"num_workers", "num-workers"}.isdisjoint(flags)
+    spec = JobSpec.from_flags(action, flags, workers_anew=workers_anew)
     if spec.on_kubernetes:
         return _submitted(spec, show=show)
-    spec = settle(spec)
-    refuse_if_taken(spec)
     with ExitStack() as stack:
-        directory = stack.enter_context(claimed(spec, lambda: checked(spec, quiet=not show)))
+        say = tell if show else _nobody
+        spec, directory = stack.enter_context(placed(spec, lambda job: checked(job, quiet=not show), say))
         job = LocalJob(spec, directory, view_of_script(f"job {spec.cluster.job_name}", show=show))
         return JobHandle(job, spec, stack.pop_all())
+
+
+def _nobody(_text: str) -> None:
+    """Nobody is told."""
 
 
 def _submitted(spec: JobSpec, *, show: bool) -> ClusterJobHandle:

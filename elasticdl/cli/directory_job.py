@@ -206,7 +206,7 @@ class DirectoryJob:
         return Outcome(
             exit_code=code,
             message=str(left.get("message", "")),
-            hint=resume_hint(self.directory, self.action) if code == ExitCode.INTERRUPTED else str(left.get("hint", "")),
+            hint=resume_hint(self.directory) if code == ExitCode.INTERRUPTED else str(left.get("hint", "")),
             job_dir=str(self.directory.path),
             receipt=read_object(self.directory.receipt),
             metrics=dict(status.get("metrics") or {}),
@@ -221,7 +221,7 @@ class DirectoryJob:
             ExitCode.JOB_FAILED,
             f"the master of the job in {directory.path} was killed, and every process of the job with it",
             str(directory.path),
-            f"its log is {directory.logs / 'master-0.log'}; {resume_hint(directory, self.action)}",
+            f"its log is {directory.logs / 'master-0.log'}; {resume_hint(directory)}",
             action=self.action,
         )
 

@@ -16,7 +16,6 @@ from elasticdl.cli.found import FoundJob, Report, Sought
 from elasticdl.cli.telling import plain, tell
 from elasticdl.cli.watching import ENDS
 from elasticdl.errors import ExitCode, SpecError
-from elasticdl.job import WorkerRange
 from elasticdl.words import amount
 
 SETTINGS: dict[str, Any] = {
@@ -70,6 +69,8 @@ def wait(sought: Sought, timeout_s: float | None, form: str) -> int:
 @click.option("--num-workers", required=True, metavar="N|MIN:MAX", help="Workers from now on.")
 def scale(sought: Sought, num_workers: str) -> None:
     """Ask for another range of workers."""
+    from elasticdl.job import WorkerRange
+
     try:
         wanted = WorkerRange.model_validate(WorkerRange.parse(num_workers))
     except ValueError as error:

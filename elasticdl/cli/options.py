@@ -58,7 +58,8 @@ def given_flags(parameters: Mapping[str, Any]) -> dict[str, Any]:
 def spec_from(action: Action, file: Path | None, parameters: Mapping[str, Any]) -> JobSpec:
     """The job of a YAML file and of flags, which win. Raises SpecError."""
     keys = _from_file(file) if file is not None else {}
-    return JobSpec.from_flags(action, {**keys, **given_flags(parameters)})
+    given = given_flags(parameters)
+    return JobSpec.from_flags(action, {**keys, **given}, workers_anew="num_workers" in given)
 
 
 def _from_file(file: Path) -> dict[str, Any]:

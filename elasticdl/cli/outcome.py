@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from elasticdl.cli.place import has_checkpoint
 from elasticdl.cli.progress import named_values
-from elasticdl.cluster.base import ExitFacts
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError, UserError
-from elasticdl.job import Action, JobSpec
 from elasticdl.master.files import JobDirectory
+from elasticdl.master.way_on import way_on
+
+if TYPE_CHECKING:
+    from elasticdl.cluster.base import ExitFacts
+    from elasticdl.job import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +78,13 @@ def outcome_of(directory: JobDirectory, spec: JobSpec, facts: ExitFacts, *, inte
         message = f"the master ended by {_how(facts)} and left no word" + (
             f"; it said last:\n{facts.log_tail}" if facts.log_tail else ""
         )
-        hint = f"its log is {directory.logs / 'master-0.log'}; {resume_hint(directory, spec.action)}"
+        hint = f"its log is {directory.logs / 'master-0.log'}; {resume_hint(directory)}"
     if interrupted and code != ExitCode.DONE:
         code, message = ExitCode.INTERRUPTED, message if left else "ended at once"
     elif code is None or (code == ExitCode.DONE and not left):
         code = ExitCode.JOB_FAILED
     if code != ExitCode.DONE and code == ExitCode.INTERRUPTED:
-        hint = resume_hint(directory, spec.action)
+        hint = resume_hint(directory)
     return Outcome(
         exit_code=code,
         message=message,
@@ -96,13 +98,9 @@ def outcome_of(directory: JobDirectory, spec: JobSpec, facts: ExitFacts, *, inte
     )
 
 
-def resume_hint(directory: JobDirectory, action: str) -> str:
+def resume_hint(directory: JobDirectory) -> str:
     """The next command to type after an end that was not the job's own."""
-    trains = action in (Action.TRAIN, "")
-    if trains and has_checkpoint(directory.checkpoints):
-        return f"go on with: elasticdl train -f {directory.path / 'job.yaml'} --job-dir {directory.path} --resume"
-    none = "no checkpoint was made: " if trains else ""
-    return f"{none}start afresh with another --job-dir, or remove {directory.path}"
+    return way_on(read_object(directory.spec), directory)
 
 
 def _how(facts: ExitFacts) -> str:
@@ -115,7 +113,7 @@ def _how(facts: ExitFacts) -> str:
 
 def done_word(action: str) -> str:
     """What was done with the records: a receipt counts all of them as `trained`."""
-    return {Action.EVALUATE: "evaluated", Action.PREDICT: "predicted"}.get(action, "trained")  # type: ignore[call-overload, no-any-return]
+    return {"evaluate": "evaluated", "predict": "predicted"}.get(action, "trained")
 
 
 def summary(outcome: Outcome) -> list[str]:

@@ -10,16 +10,20 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from glob import has_magic
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elasticdl.cli.documents import as_yaml
 from elasticdl.errors import ElasticDLError, PermanentError, SpecError
-from elasticdl.job import JobSpec
 from elasticdl.master.files import JobDirectory, write_json, write_whole
-from elasticdl.master.preflight import Preflight, save_preflight
+from elasticdl.master.scaled import as_scaled, forget_scale_unless
+from elasticdl.master.way_on import has_checkpoint
+
+if TYPE_CHECKING:
+    from elasticdl.job import JobSpec
+    from elasticdl.master.preflight import Preflight
 
 JOBS = Path("jobs")
 _DATA = ("training_data", "validation_data", "prediction_data")
@@ -27,9 +31,50 @@ _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.EN
 """What another directory would not mend: the command was right, so these are no bad usage."""
 
 
-def settle(spec: JobSpec, wall_s: float | None = None) -> JobSpec:
-    """The job with a name and a directory, and with paths that mean the same from any directory."""
-    name = spec.cluster.job_name or name_for(spec.model.model_def, time.time() if wall_s is None else wall_s)
+_MOST_NAMES = 20
+
+
+class Taken(SpecError):
+    """Another job has the name or directory."""
+
+
+@contextmanager
+def placed(
+    spec: JobSpec, check: Callable[[JobSpec], Preflight], say: Callable[[str], None]
+) -> Iterator[tuple[JobSpec, JobDirectory]]:
+    """Settle a job and claim its directory: see `settle`, `refuse_if_taken` and `claimed`, whose errors it raises.
+
+    A name of our own making gives way to another job that was begun in the same second. `say` hears of what a resumed job goes on with.
+    """
+    wall_s, suffix = time.time(), ""
+    with ExitStack() as stack:
+        for number in range(2, _MOST_NAMES + 2):
+            settled = settle(spec, wall_s, suffix)
+            try:
+                refuse_if_taken(settled)
+                settled, scaled = _as_scaled(settled)
+                directory = stack.enter_context(claimed(settled, lambda job=settled: check(job)))  # type: ignore[misc]
+                break
+            except Taken:
+                if spec.cluster.job_name or spec.cluster.job_dir or number > _MOST_NAMES:
+                    raise
+                suffix = f"-{number}"
+        if scaled:
+            say(scaled)
+        yield settled, directory
+
+
+def _as_scaled(spec: JobSpec) -> tuple[JobSpec, str]:
+    if not spec.checkpoint.resume:
+        return spec, ""
+    return as_scaled(spec, JobDirectory(Path(spec.cluster.job_dir)), anew=spec.workers_anew)
+
+
+def settle(spec: JobSpec, wall_s: float | None = None, suffix: str = "") -> JobSpec:
+    """The job with a name and a directory, and with paths that mean the same from any directory. `suffix` is of a name that we make."""
+    from elasticdl.job import JobSpec
+
+    name = spec.cluster.job_name or name_for(spec.model.model_def, time.time() if wall_s is None else wall_s) + suffix
     directory = Path(spec.cluster.job_dir or JOBS / name)
     absolute = {"job_name": name, "job_dir": _absolute(directory), "model_zoo": _absolute(spec.model.model_zoo)}
     for key in ("checkpoint_dir_for_init", "output", "tensorboard_log_dir"):
@@ -37,7 +82,7 @@ def settle(spec: JobSpec, wall_s: float | None = None) -> JobSpec:
         absolute[key] = _absolute(value) if value and "://" not in value else value
     for key in _DATA:
         absolute[key] = _absolute_data(getattr(spec.data, key))
-    return JobSpec.from_flags(spec.action, {**spec.flags(), **absolute})
+    return JobSpec.from_flags(spec.action, {**spec.flags(), **absolute}, workers_anew=spec.workers_anew)
 
 
 def refuse_if_taken(spec: JobSpec) -> None:
@@ -54,7 +99,7 @@ def _refuse_if_taken(spec: JobSpec, directory: JobDirectory) -> None:
         raise SpecError(f"--job-dir {directory.path} is a file", hint="name a directory that is new or empty")
     there = directory.spec.exists()
     if there and not spec.checkpoint.resume:
-        raise SpecError(
+        raise Taken(
             f"{directory.path} holds a job already", hint="go on with it by --resume, or name another --job-dir or --job-name"
         )
     if spec.checkpoint.resume and not there:
@@ -72,11 +117,6 @@ def _refuse_if_taken(spec: JobSpec, directory: JobDirectory) -> None:
             f"--checkpoint-dir-for-init: there is no checkpoint in {init}",
             hint="name a directory that holds version-<n> directories, such as <job-dir>/checkpoints",
         )
-
-
-def has_checkpoint(location: Path) -> bool:
-    """Whether a directory is, or holds, a checkpoint that was completed. Whether it is whole is seen when it is read."""
-    return (location / "manifest.json").exists() or any(location.glob("version-*/manifest.json"))
 
 
 @contextmanager
@@ -144,12 +184,15 @@ def lives(pid: int) -> bool:
 
 
 def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None:
+    from elasticdl.master.preflight import save_preflight
+
     # Left by the run before this one; whoever reads it now would take it for ours.
     directory.status.unlink(missing_ok=True)
     save_preflight(directory.preflight, preflight)
     told = {key: value for key, value in spec.told().items() if key != "resume"}
     # Only for the owner: --envs may hold somebody's keys.
     write_whole(directory.path / "job.yaml", f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(told)}", mode=0o600)
+    forget_scale_unless(spec, directory)
     write_whole(directory.spec, spec.model_dump_json(indent=2) + "\n", mode=0o600)
     _check_file(directory).unlink(missing_ok=True)
 
@@ -209,7 +252,7 @@ def _lock(path: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(lock)
-        raise SpecError(f"another command runs the job in {path}", hint=f"look at it with `elasticdl status {path}`") from error
+        raise Taken(f"another command runs the job in {path}", hint=f"look at it with `elasticdl status {path}`") from error
     except OSError:
         pass  # a file system without locks: two people at once are then told apart by job.json alone
     return lock
@@ -221,6 +264,12 @@ def name_for(model_def: str, wall_s: float) -> str:
     if not stem[:1].isalpha():
         stem = f"job-{stem}".rstrip("-")
     return f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(wall_s))}"
+
+
+def is_name_of_ours(name: str, model_def: str) -> bool:
+    """Whether `name_for` made it."""
+    stem = name_for(model_def, 0.0)[: -len("-YYYYmmdd-HHMMSS")]
+    return re.fullmatch(rf"{re.escape(stem)}-\d{{8}}-\d{{6}}", name) is not None
 
 
 def _absolute(path: str | Path) -> str:

@@ -70,13 +70,11 @@ def run_job(spec: JobSpec, form: Format) -> int:
     """Check, start, show, tell the end. Returns the exit code; raises ElasticDLError before anything was started."""
     from elasticdl.cli.ending import tell_end
     from elasticdl.cli.local import LocalJob
-    from elasticdl.cli.place import claimed, refuse_if_taken, settle
+    from elasticdl.cli.place import placed
     from elasticdl.cli.preflight import checked
     from elasticdl.cli.view import view_for
 
-    spec = settle(spec)
-    refuse_if_taken(spec)
-    with claimed(spec, lambda: checked(spec)) as directory:
+    with placed(spec, checked, tell) as (spec, directory):
         tell(f"job {spec.cluster.job_name} in {directory.path}")
         view = view_for()
         try:

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 import click
 
 from elasticdl.cli.documents import Format, render
-from elasticdl.cli.place import name_for
+from elasticdl.cli.place import is_name_of_ours, name_for
 from elasticdl.cli.telling import tell
 from elasticdl.errors import ExitCode, SpecError
 from elasticdl.job import JobSpec
+from elasticdl.master.way_on import next_name
 
 if TYPE_CHECKING:
     from elasticdl.cli.line import ClusterLine
 
 PASSING_DIR = "/tmp/elasticdl"  # noqa: S108 - in a pod
 """Where a job's directory is that nobody asked to keep: in the master's pod, and gone with it."""
+
+_MOST_NAMES = 20
 
 
 def settle_for_cluster(spec: JobSpec, wall_s: float | None = None) -> JobSpec:
@@ -26,17 +29,29 @@ def settle_for_cluster(spec: JobSpec, wall_s: float | None = None) -> JobSpec:
     directory = spec.cluster.job_dir or f"{PASSING_DIR}/{name}"
     if not directory.startswith("/"):
         raise SpecError(f"--job-dir {directory} is not absolute", hint="on a cluster it is a path in the pods, such as /data/NAME")
-    return JobSpec.from_flags(spec.action, {**spec.flags(), "job_name": name, "job_dir": directory})
+    settled = {**spec.flags(), "job_name": name, "job_dir": directory}
+    return JobSpec.from_flags(spec.action, settled, workers_anew=spec.workers_anew)
 
 
 def submit(line: ClusterLine, spec: JobSpec) -> str:
-    """Submit a settled job; its name. Blocks for seconds.
+    """Submit a settled job; its name, which is another one than the spec's if that was of our making and is taken. Blocks for seconds.
 
     Raises SpecError if the name is taken, PermanentError (exit code 3) for what the cluster refuses: nothing was made then.
     """
     from elasticdl.cluster import submitting
 
-    done = line.run(submitting.submit(line.api, spec, line.namespace, tell), submitting.LIMIT_S + 5)
+    made_by_us = is_name_of_ours(spec.cluster.job_name, spec.model.model_def)
+    for _ in range(_MOST_NAMES):
+        try:
+            done = line.run(submitting.submit(line.api, spec, line.namespace, tell), submitting.LIMIT_S + 5)
+            break
+        except submitting.NameTaken:
+            if not made_by_us:
+                raise
+            cluster = spec.cluster.model_copy(update={"job_name": next_name(spec.cluster.job_name)})
+            spec = spec.model_copy(update={"cluster": cluster})
+    else:
+        raise SpecError(f"jobs have all names up to {spec.cluster.job_name}", hint="name another --job-name")
     for warning in done.warnings:
         tell(f"Warning: {warning}")
     return str(done.job["metadata"]["name"])

@@ -27,6 +27,10 @@ _FEW = 3
 _SUBMITTING: rights.Rights = (rights.Right("create", "jobs", "to submit the job", "batch"),)
 
 
+class NameTaken(SpecError):
+    """Another Job has the name."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Submitted:
@@ -127,7 +131,7 @@ async def _create(api: ApiServer, namespace: str, made: Json, *, dry_run: bool =
         there = await _there(api, f"{path}/{name}")
         if there is not None and _submission(there) == _submission(made):
             return there
-        raise SpecError(
+        raise NameTaken(
             f"there is a job {name} already in namespace {namespace}",
             hint=f"name another --job-name, or clear that one away: kubectl -n {namespace} delete job {name}",
         ) from found

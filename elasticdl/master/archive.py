@@ -19,6 +19,8 @@ from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
 from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.master.core.commands import SaveSnapshot
+from elasticdl.master.files import JobDirectory
+from elasticdl.master.scaled import keep_scale
 from elasticdl.rpc.ps_control import ServerSaved
 from elasticdl.shard import SnapshotId
 
@@ -51,6 +53,7 @@ class Archive:
 
     def __init__(self, spec: JobSpec, checkpoints: Path) -> None:
         self._spec = spec.checkpoint
+        self._workers = spec.cluster.num_workers
         self._action = spec.action
         self._strategy = spec.training.distribution_strategy
         self._checkpoints = checkpoints
@@ -97,6 +100,10 @@ class Archive:
         except OSError as error:
             _LOG.warning("old checkpoints stay in %s: %s", self._checkpoints, error)
         return str(directory), manifest.bytes
+
+    def keep_scale(self, low: int, high: int) -> None:
+        """The job was scaled: it goes on so when it is resumed."""
+        keep_scale(JobDirectory(self._checkpoints.parent), self._workers, low, high)
 
     def _resumed(self) -> Beginning:
         found = store.newest(self._checkpoints)

@@ -22,6 +22,11 @@ class JobDirectory:
         return self.path / "job.json"
 
     @property
+    def scale(self) -> Path:
+        """The range of workers that the job was scaled to, JSON; see master.scaled."""
+        return self.path / "scale.json"
+
+    @property
     def preflight(self) -> Path:
         """What the preflight found, JSON."""
         return self.path / "preflight.json"

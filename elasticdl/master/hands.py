@@ -33,6 +33,9 @@ class Archive(Protocol):
     async def save(self, command: do.SaveSnapshot, snapshots: Saver) -> tuple[str, int]:
         """Write a cut view as a complete checkpoint; its directory and size in bytes. Raises ElasticDLError."""
 
+    def keep_scale(self, low: int, high: int) -> None:
+        """What a resumed job begins with. A disk that refuses it costs that only."""
+
 
 class Record(Protocol):
     """What people read later of what happened: `history.chronicle.Chronicle`."""
@@ -96,6 +99,8 @@ class Hands:
                 self._announce(command)
             case do.RecordMetrics():
                 self._means.metrics.append({**self._stamp(), **asdict(command)})
+            case do.KeepScale(low, high):
+                self._means.archive.keep_scale(low, high)
             case do.FinishJob():
                 self.finish = command
             case _:

@@ -55,6 +55,7 @@ from elasticdl.master.status.collector import Collector, MetricsLog
 from elasticdl.master.status.guard import Guard
 from elasticdl.master.status.server import StatusServer
 from elasticdl.master.status.watched import Watched, end_in_words, job_status
+from elasticdl.master.way_on import with_way_on
 from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Task
@@ -151,11 +152,6 @@ class Master:
     def results(self) -> Results:
         """What the job came to."""
         return Results(self.status(), self.core.receipt(), self._plan.spec.checkpoint.output)
-
-    @property
-    def can_resume(self) -> bool:
-        """There is a checkpoint to go on from."""
-        return bool(self.core.status().checkpoints) or self._plan.spec.checkpoint.resume
 
     @property
     def has_left(self) -> bool:
@@ -301,13 +297,12 @@ async def serve(environment: Environment, plan: Plan, site: Site) -> FinishJob:
         finish = _cut_short(master)
     except Exception as error:  # noqa: BLE001 - the top of the process: it ends the job visibly
         _LOG.exception("the master failed")
-        hint = (
-            f"see to {error.filename or environment.directory.path}, then use --resume" if isinstance(error, OSError) else "a bug"
-        )
+        hint = f"see to {error.filename or environment.directory.path}" if isinstance(error, OSError) else "a bug"
         finish = FinishJob(ExitCode.JOB_FAILED, f"the master failed: {error!r}", hint)
     for task in departing:
         task.cancel()
     if not master.has_left:
+        finish = with_way_on(finish, plan.spec.model_dump(mode="json"), environment.directory)
         master.close_record(finish)
         results = master.results()
         leave_outcome(environment.directory, finish, results)
@@ -322,10 +317,9 @@ def _cut_short(master: Master) -> FinishJob:
     if master.has_left:
         return FinishJob(ExitCode.DRAINED, "the master leaves, the job goes on with the next one")
     status = master.core.status()
-    hint = "go on with the same command and --resume" if master.can_resume else ""
     if status.exit_code is not None:
-        return FinishJob(ExitCode(status.exit_code), status.outcome, hint)
-    return FinishJob(ExitCode.INTERRUPTED, "ended at once by a second signal", hint)
+        return FinishJob(ExitCode(status.exit_code), status.outcome, "")
+    return FinishJob(ExitCode.INTERRUPTED, "ended at once by a second signal", "")
 
 
 def main() -> int:

@@ -31,7 +31,9 @@ from elasticdl.master.core.parts import Limits
 from elasticdl.master.files import JobDirectory, write_json, write_whole
 from elasticdl.master.furnishing import Furnished, Furnishing
 from elasticdl.master.placing import Placing
+from elasticdl.master.scaled import as_scaled, forget_scale_unless
 from elasticdl.master.site import Environment, Farewell, PagePlace
+from elasticdl.master.way_on import has_checkpoint
 
 _LOG = logging.getLogger(__name__)
 OWN_LOG_BYTES = 8 << 20
@@ -160,7 +162,10 @@ def open_directory(spec: JobSpec, owner: Owner, *, replaces: bool) -> tuple[JobD
             directory.preflight.unlink(missing_ok=True)
             directory.status.unlink(missing_ok=True)
         write_json(claim, {"namespace": owner.namespace, "job": owner.job, "uid": owner.uid})
+        spec, scaled = as_scaled(spec, directory, anew=spec.workers_anew and not ours)
+        forget_scale_unless(spec, directory)
         resumed, warnings = (_gone_on(spec, directory), _loss(spec, directory)) if replaces else (spec, ())
+        warnings = (*warnings, *([scaled] if scaled else ()))
         told = {key: value for key, value in spec.told().items() if key != "resume"}
         text = f"# elasticdl {spec.action} -f job.yaml\n{yaml.safe_dump(told, sort_keys=False)}"
         write_whole(directory.path / "job.yaml", text, mode=0o600)
@@ -177,19 +182,15 @@ def _uid(claim: Path) -> str:
         return ""
 
 
-def _has_checkpoint(directory: JobDirectory) -> bool:
-    return any(directory.checkpoints.glob("version-*/manifest.json"))
-
-
 def _gone_on(spec: JobSpec, directory: JobDirectory) -> JobSpec:
     """As with --resume, if there is anything to go on from."""
-    if spec.action is not Action.TRAIN or not _has_checkpoint(directory):
+    if spec.action is not Action.TRAIN or not has_checkpoint(directory.checkpoints):
         return spec
     return spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update={"resume": True})})
 
 
 def _loss(spec: JobSpec, directory: JobDirectory) -> tuple[str, ...]:
-    if spec.action is Action.TRAIN and _has_checkpoint(directory):
+    if spec.action is Action.TRAIN and has_checkpoint(directory.checkpoints):
         return ("the master was started again: the job goes on from its newest checkpoint",)
     why = f"there is no checkpoint in {directory.checkpoints}" if spec.action is Action.TRAIN else "nothing was kept"
     hint = "" if spec.kubernetes.keeps(spec.cluster.job_dir) else "; --volume, --job-dir and --checkpoint-steps keep the work"

@@ -147,6 +147,8 @@ class NoArchive:
     async def save(self, command: do.SaveSnapshot, snapshots: Snapshots) -> tuple[str, int]:
         raise PermanentError("no space left on device")
 
+    def keep_scale(self, low: int, high: int) -> None: ...
+
 
 class Stage:
     """A driver on a loop in a thread of its own, as in the master; the test is the processes."""

@@ -82,6 +82,8 @@ class NoArchive:
     async def save(self, command: object, snapshots: object) -> tuple[str, int]:
         raise PermanentError("nothing is kept here")
 
+    def keep_scale(self, low: int, high: int) -> None: ...
+
 
 class NoJournal:
     def append(self, event: object) -> None: ...

@@ -56,6 +56,8 @@ class NoArchive:
     async def save(self, command: do.SaveSnapshot, snapshots: Any) -> tuple[str, int]:
         raise PermanentError("no space left on device")
 
+    def keep_scale(self, low: int, high: int) -> None: ...
+
 
 def worker(index: int) -> ProcessName:
     return ProcessName.parse(f"worker-{index}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
 
-from elasticdl.cli.place import check_of, claimed, refuse_if_taken, settle
+from elasticdl.cli.place import check_of, claimed, is_name_of_ours, placed, refuse_if_taken, settle
 from elasticdl.errors import ExitCode, PermanentError, SpecError
 from elasticdl.job import JOB_NAME, Action, JobSpec
 from elasticdl.master.files import JobDirectory
@@ -38,6 +39,35 @@ def test_a_job_without_a_name_gets_one_that_is_allowed(model_def: str) -> None:
     spec = settle(job(model_def=model_def), wall_s=1_700_000_000)
     assert JOB_NAME.fullmatch(spec.cluster.job_name)
     assert re.search(r"-\d{8}-\d{6}$", spec.cluster.job_name)
+
+
+def test_jobs_of_one_second_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1_700_000_000.0)
+    with placed(job(), lambda _: FOUND, print) as (first, _), placed(job(), lambda _: FOUND, print) as (second, _):
+        pass
+    with placed(job(), lambda _: FOUND, print) as (third, directory):
+        assert [path.name for path in sorted((tmp_path / "jobs").iterdir())] == [
+            one.cluster.job_name for one in (first, second, third)
+        ]
+    assert second.cluster.job_name == f"{first.cluster.job_name}-2" and third.cluster.job_name == f"{first.cluster.job_name}-3"
+    assert directory.path == tmp_path / "jobs" / third.cluster.job_name == Path(third.cluster.job_dir)
+
+
+def test_a_name_that_somebody_gave_gives_way_to_nobody() -> None:
+    with placed(job(job_name="a"), lambda _: FOUND, print):
+        for resume in (False, True):
+            with (
+                pytest.raises(SpecError, match=r"holds a job already|no checkpoint"),
+                placed(job(job_name="a", resume=resume), lambda _: FOUND, print),
+            ):
+                pass
+
+
+@pytest.mark.parametrize("model_def", ["iris", "mnist.cnn.Custom_Model", "x" * 80])
+def test_a_name_of_our_making_is_known(model_def: str) -> None:
+    name = settle(job(model_def=model_def)).cluster.job_name
+    assert is_name_of_ours(name, model_def)
+    assert not any(is_name_of_ours(other, model_def) for other in ("ads", "iris-2", f"{name}-2", "other-20261121-164031"))
 
 
 def test_paths_mean_the_same_from_any_directory_and_addresses_stay(tmp_path: Path) -> None:

@@ -172,6 +172,14 @@ class RecordMetrics(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class KeepScale(Command):
+    """The range of workers that was asked for, to be begun with when the job is resumed."""
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
 class FinishJob(Command):
     """The job is over and every process has ended: write the receipt and leave. Always the last command."""
 

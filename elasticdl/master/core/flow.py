@@ -77,10 +77,8 @@ class Flow:
         if phase in (Phase.ENDING, Phase.ENDED):
             return
         hurry = self._facts.outcome is not None
-        spec = self._facts.spec
-        resume = "go on with the same command and --resume" if spec.action is Action.TRAIN and spec.keeps_checkpoints else ""
         if self._facts.outcome is None or self._facts.outcome.exit_code is not ExitCode.INTERRUPTED:  # the first reason stands
-            self._facts.outcome = Outcome(ExitCode.INTERRUPTED, f"stopped: {event.reason}", resume)
+            self._facts.outcome = Outcome(ExitCode.INTERRUPTED, f"stopped: {event.reason}", "")
         self._evaluation.abandon()
         if self._facts.on_ring and not hurry and self._facts.work is not None:
             # The weights live in the workers: they stop where they are and stay for the last checkpoint.

@@ -8,7 +8,7 @@ from typing import final
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import ExitCode
 from elasticdl.history.occurrence import Step, meaning
-from elasticdl.master.core.commands import StartProcess, StopProcess
+from elasticdl.master.core.commands import KeepScale, StartProcess, StopProcess
 from elasticdl.master.core.evaluation import Evaluation
 from elasticdl.master.core.events import CreateFailed, ReplaceRequested, ScaleRequested
 from elasticdl.master.core.failures import Cause
@@ -49,6 +49,7 @@ class Scaling:
         before, self.low, self.high = f"{self.low}:{self.high}", event.min_workers, event.max_workers
         details = {"low": self.low, "high": self.high}
         self._facts.orders.announce("scale", f"workers scaled from {before} to {self.low}:{self.high}, as asked", details=details)
+        self._facts.orders.give(KeepScale(self.low, self.high))
 
     def why_not_scale(self) -> str:
         """Why another number of workers makes no difference any more, in words; '' if it does."""

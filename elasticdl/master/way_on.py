@@ -1,0 +1,168 @@
+"""The next command to type after a job that is not done: on from its newest checkpoint, or afresh.
+
+Whoever tells people of such an end (the master, the command line, the page, report.html) says it by this, so that there is one answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticdl.errors import ExitCode
+from elasticdl.master.files import JobDirectory
+
+if TYPE_CHECKING:
+    from elasticdl.job import JobSpec
+    from elasticdl.master.core.commands import FinishJob
+
+TRAIN = "train"
+_LONGEST_NAME = 52
+_WORD = re.compile(r"[A-Za-z_/.:][\w/.:@-]*", re.ASCII)
+_NO_WORDS = ("true", "false", "nan", "inf", "infinity")
+_LONGEST_COMMAND = 900
+"""More would be cut where a pod's last words are kept, and half a command is none."""
+
+
+def has_checkpoint(location: Path) -> bool:
+    """Whether a directory is, or holds, a checkpoint that was completed. Whether it is whole is seen when it is read."""
+    return (location / "manifest.json").exists() or any(location.glob("version-*/manifest.json"))
+
+
+def way_on(told: Mapping[str, Any], directory: JobDirectory) -> str:
+    """What to do next, with a command that can be pasted. `told` is the job's job.json; it may be empty where that is gone."""
+    action = str(told.get("action") or TRAIN)
+    resumes = action == TRAIN and has_checkpoint(directory.checkpoints)
+    words = "go on with: " if resumes else "begin afresh with: "
+    if action == TRAIN and not resumes:
+        words = f"no checkpoint was made: {words}"
+    if (told.get("kubernetes") or {}).get("image_name"):
+        return words + submitting(told, resumes=resumes)
+    return words + _local(action, told, directory.path, resumes=resumes)
+
+
+def with_way_on(finish: FinishJob, told: Mapping[str, Any], directory: JobDirectory) -> FinishJob:
+    """The end of a job with what to do next; that of a job that is done, or was wrong from the start, as it is."""
+    if finish.exit_code in (ExitCode.DONE, ExitCode.USAGE, ExitCode.DRAINED):
+        return finish
+    on = way_on(told, directory)
+    return replace(finish, hint=f"{finish.hint}; then {on}" if finish.hint else on)
+
+
+def submitting(told: Mapping[str, Any], *, resumes: bool) -> str:
+    """The command that submits a job of a cluster once more. Its name may be taken by its own Job for a while: it gets the next one."""
+    from elasticdl.job import JobSpec
+
+    try:
+        spec = JobSpec.model_validate(dict(told))
+    except ValueError:
+        return "the command that it was submitted with" + (" and --resume" if resumes else "")
+    flags = {**spec.told(), "job_name": next_name(spec.cluster.job_name)}
+    flags.pop("resume", None)
+    if resumes:
+        flags["resume"] = True
+    elif spec.kubernetes.keeps(spec.cluster.job_dir):
+        flags["job_dir"] = next_name(spec.cluster.job_dir)
+    else:
+        flags.pop("job_dir", None)
+    command = shlex.join(["elasticdl", str(spec.action), *_typed(flags)])
+    if len(command) > _LONGEST_COMMAND or not _means(command, spec, flags):
+        anew = "" if resumes else ", --job-dir"
+        return f"the command that it was submitted with, another --job-name{anew}" + (" and --resume" if resumes else "")
+    return command
+
+
+def next_name(name: str) -> str:
+    """`ads-2` after `ads`, `ads-3` after `ads-2`. A date at the end is none of these numbers."""
+    found = re.fullmatch(r"(.*)-(\d{1,3})", name)
+    stem, number = (found[1], int(found[2]) + 1) if found else (name, 2)
+    if "/" in name:
+        return f"{stem}-{number}"
+    return f"{stem[: _LONGEST_NAME - len(str(number)) - 1].rstrip('-')}-{number}"
+
+
+def _local(action: str, told: Mapping[str, Any], path: Path, *, resumes: bool) -> str:
+    cluster = told.get("cluster") or {}
+    command = [*_program(), action, "-f", str(path / "job.yaml")]
+    if resumes:
+        # Where it is said in job.yaml already, unless somebody moved it.
+        moved = [] if cluster.get("job_dir") == str(path) else ["--job-dir", str(path)]
+        return shlex.join([*command, *moved, "--resume"])
+    name, place = str(cluster.get("job_name") or path.name), path
+    while place.exists() or place == path:
+        name, place = next_name(name), Path(next_name(str(place)))
+    return shlex.join([*command, "--job-name", name, "--job-dir", str(place)])
+
+
+def _program() -> list[str]:
+    """How this shell calls `elasticdl`."""
+    if shutil.which("elasticdl"):
+        return ["elasticdl"]
+    beside = Path(sys.executable).with_name("elasticdl")
+    return [str(beside)] if beside.exists() else [sys.executable, "-m", "elasticdl.cli.main"]
+
+
+def _typed(flags: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in flags.items():
+        flag = name.replace("_", "-")
+        if value is True:
+            yield f"--{flag}"
+        elif name == "volume":
+            for mount in value:
+                yield from ("--volume", _mount(mount))
+        else:
+            yield from (f"--{flag}", _text(name, value))
+
+
+def _text(name: str, value: object) -> str:
+    if name in ("tolerations", "affinity"):
+        return json.dumps(value, separators=(",", ":"))
+    if isinstance(value, Mapping):
+        separator = ";" if name in ("model_params", "data_reader_params", "envs") else ","
+        return separator.join(f"{key}={_scalar(item) if separator == ';' else item}" for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+def _scalar(value: object) -> str:
+    """Quoted where it would be read as something else than text."""
+    is_plain = not isinstance(value, str) or (_WORD.fullmatch(value) and value.lower() not in _NO_WORDS)
+    return str(value) if is_plain else f"'{value}'"
+
+
+def _mount(mount: Mapping[str, Any]) -> str:
+    given = {key: value for key, value in mount.items() if value}
+    if "source" in given:
+        return json.dumps(given, separators=(",", ":"))
+    return ",".join(f"{key}={'true' if value is True else value}" for key, value in given.items())
+
+
+def _means(command: str, spec: JobSpec, flags: Mapping[str, Any]) -> bool:
+    """Whether it says what it should, when it is typed: texts with `;` or `,` in odd places cannot be flags."""
+    from elasticdl.errors import SpecError
+
+    try:
+        return type(spec).from_flags(spec.action, _read(shlex.split(command)[2:])).told() == flags
+    except SpecError:
+        return False
+
+
+def _read(words: Iterable[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    name = ""
+    for word in words:
+        if not name:
+            name = word.removeprefix("--")
+            if name == "resume":
+                found[name], name = True, ""
+            continue
+        found[name] = [*found.get(name, []), word] if name == "volume" else word
+        name = ""
+    return found

@@ -1,0 +1,131 @@
+"""A job goes on with the workers that it was scaled to, unless others are asked for anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.cli.options import spec_from
+from elasticdl.cli.place import claimed, placed, settle
+from elasticdl.cli.submit import settle_for_cluster
+from elasticdl.cluster.plans import Owner
+from elasticdl.job import Action, JobSpec, WorkerRange
+from elasticdl.master.archive import Archive
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.files import JobDirectory
+from elasticdl.master.main import read_spec
+from elasticdl.master.pod import open_directory
+from elasticdl.master.preflight import Preflight
+
+pytestmark = pytest.mark.core
+FOUND = Preflight((), (), (), {"ok": True})
+NEEDED = {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv", "job_name": "a"}
+SCALED = "the job goes on with 4 workers, to which it was scaled; --num-workers says otherwise"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def begun_and_scaled(*ranges: str, **flags: Any) -> JobDirectory:
+    """A job that was scaled to each of the ranges, by the hands of its master."""
+    with claimed(settle(JobSpec.from_flags(Action.TRAIN, {**NEEDED, "num_workers": "2", **flags})), lambda: FOUND) as directory:
+        version = directory.checkpoints / "version-3"
+        version.mkdir(parents=True)
+        (version / "manifest.json").touch()
+    scale(directory, *ranges)
+    return directory
+
+
+def scale(directory: JobDirectory, *ranges: str) -> None:
+    for one in ranges:
+        wanted = WorkerRange.model_validate(WorkerRange.parse(one))
+        Archive(read_spec(directory), directory.checkpoints).keep_scale(wanted.low, wanted.high)
+
+
+def resumed(**flags: Any) -> tuple[str, list[str]]:
+    """The workers of the job that `train --resume` begins, and what was said of it."""
+    said: list[str] = []
+    spec = spec_from(Action.TRAIN, None, {**NEEDED, "resume": True, **flags})
+    with placed(spec, lambda _: FOUND, said.append) as (settled, directory):
+        assert read_spec(directory).cluster.num_workers == settled.cluster.num_workers
+        assert f"num_workers: {settled.cluster.num_workers}\n" in (directory.path / "job.yaml").read_text().replace("'", "")
+        return str(settled.cluster.num_workers), said
+
+
+def from_file(tmp_path: Path, **keys: Any) -> tuple[str, list[str]]:
+    """The same of `train -f own.yaml --resume`."""
+    lines = {**NEEDED, **keys}
+    (tmp_path / "own.yaml").write_text("".join(f"{key}: {value}\n" for key, value in lines.items()))
+    said: list[str] = []
+    spec = spec_from(Action.TRAIN, tmp_path / "own.yaml", {"resume": True})
+    with placed(spec, lambda _: FOUND, said.append) as (settled, _directory):
+        return str(settled.cluster.num_workers), said
+
+
+def test_a_scale_is_ordered_to_be_kept(bench) -> None:
+    master = bench()
+    master.up()
+    assert c.KeepScale(2, 5) in master.put(e.ScaleRequested(0, 2, 5))
+
+
+def test_a_job_that_was_scaled_goes_on_with_those_workers_and_says_so(tmp_path: Path) -> None:
+    begun_and_scaled("1:3", "4")
+    assert from_file(tmp_path, num_workers=2) == ("4", [SCALED])
+    assert from_file(tmp_path, num_workers=2) == ("4", [SCALED]), "once more"
+    assert from_file(tmp_path, num_workers=4) == ("4", []), "as its own job.yaml has it by now"
+
+
+def test_a_flag_that_is_given_anew_wins_for_good(tmp_path: Path) -> None:
+    begun_and_scaled("4")
+    assert resumed(num_workers="2") == ("2", [])
+    assert from_file(tmp_path, num_workers=2) == ("2", []), "the scale is forgotten"
+
+
+def test_a_file_that_says_another_range_than_before_wins(tmp_path: Path) -> None:
+    begun_and_scaled("4")
+    assert from_file(tmp_path, num_workers="1:6") == ("1:6", [])
+
+
+def test_a_job_without_the_flag_goes_on_scaled(tmp_path: Path) -> None:
+    begun_and_scaled("4", num_workers="1")
+    assert from_file(tmp_path) == ("4", [SCALED])
+
+
+def test_each_range_on_the_way_is_known_for_one_of_before(tmp_path: Path) -> None:
+    directory = begun_and_scaled("3")
+    assert from_file(tmp_path, num_workers=2)[0] == "3"
+    scale(directory, "4")
+    for before in (2, 3):
+        assert from_file(tmp_path, num_workers=before) == ("4", [SCALED])
+
+
+def test_what_was_kept_and_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
+    directory = begun_and_scaled()
+    for text in ("", "[]", '{"num_workers": "many", "instead_of": ["2"]}'):
+        directory.scale.write_text(text)
+        assert from_file(tmp_path, num_workers=2) == ("2", [])
+
+
+def on_cluster(directory: Path, **flags: Any) -> JobSpec:
+    given = {**NEEDED, "image_name": "i", "num_workers": "2", "volume": f"host_path=/x,mount_path={directory}", **flags}
+    return settle_for_cluster(JobSpec.from_flags(Action.TRAIN, {**given, "job_dir": str(directory)}))
+
+
+def test_a_master_in_a_pod_goes_on_as_the_one_before_it_was_scaled(tmp_path: Path) -> None:
+    spec, owner = on_cluster(tmp_path / "j"), Owner("ns", "a", "uid-1")
+    directory, _ = open_directory(spec.model_copy(update={"workers_anew": True}), owner, replaces=False)
+    scale(directory, "4")
+    _, warnings = open_directory(spec.model_copy(update={"workers_anew": True}), owner, replaces=True)
+    assert str(read_spec(directory).cluster.num_workers) == "4" and SCALED in warnings
+    resumes = spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update={"resume": True})})
+    open_directory(resumes, Owner("ns", "a-2", "uid-2"), replaces=False)
+    assert str(read_spec(directory).cluster.num_workers) == "4"
+    open_directory(resumes.model_copy(update={"workers_anew": True}), Owner("ns", "a-3", "uid-3"), replaces=False)
+    assert str(read_spec(directory).cluster.num_workers) == "2"
+    open_directory(resumes, Owner("ns", "a-4", "uid-4"), replaces=False)
+    assert str(read_spec(directory).cluster.num_workers) == "2", "the scale is forgotten"

@@ -1,0 +1,176 @@
+"""The command that is told after a job that is not done: one, and it works when it is pasted."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.cli.documents import read_yaml
+from elasticdl.cli.main import run
+from elasticdl.cli.place import claimed, refuse_if_taken, settle
+from elasticdl.cluster.planning import spec_of
+from elasticdl.errors import ExitCode
+from elasticdl.job import Action, JobSpec
+from elasticdl.master.core.commands import FinishJob
+from elasticdl.master.files import JobDirectory
+from elasticdl.master.preflight import Preflight
+from elasticdl.master.way_on import next_name, way_on, with_way_on
+
+pytestmark = pytest.mark.core
+FOUND = Preflight((), (), (), {"ok": True})
+TRAIN = {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv"}
+PREDICT = {"model_zoo": "zoo", "model_def": "iris", "prediction_data": "a.csv", "output": "o", "checkpoint_dir_for_init": "c"}
+
+
+def made(action: Action = Action.TRAIN, *, kept: bool = False, **flags: Any) -> JobDirectory:
+    """The directory of a job that was started here."""
+    if action is Action.PREDICT:
+        checkpoint(Path("c"))
+    spec = settle(JobSpec.from_flags(action, {**(TRAIN if action is Action.TRAIN else PREDICT), **flags}))
+    refuse_if_taken(spec)
+    with claimed(spec, lambda: FOUND) as directory:
+        if kept:
+            checkpoint(directory.checkpoints)
+        return directory
+
+
+def checkpoint(place: Path) -> None:
+    (place / "version-3").mkdir(parents=True)
+    (place / "version-3/manifest.json").touch()
+
+
+def told(directory: JobDirectory) -> dict[str, Any]:
+    return dict(json.loads(directory.spec.read_text()))
+
+
+def pasted(words: str, capsys: pytest.CaptureFixture[str]) -> JobSpec:
+    """The job that the told command would start."""
+    _, _, command = words.rpartition("with: ")
+    _, *arguments = shlex.split(command)
+    assert run([*arguments, "--dry-run", "-o", "json"]) == 0, capsys.readouterr().err
+    found = json.loads(capsys.readouterr().out)
+    if "kind" in found:
+        return spec_of(found)
+    return JobSpec.from_flags(Action(arguments[0]), found)
+
+
+@pytest.mark.parametrize("name", ["jobs/a", "with a space/it's"])
+def test_a_job_with_a_checkpoint_goes_on_by_its_own_yaml_and_no_flag_more(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = made(kept=True, job_name="a", job_dir=name, minibatch_size=7)
+    words = way_on(told(directory), directory)
+    assert words.startswith("go on with: ") and "--job-dir" not in words and words.endswith(" --resume")
+    monkeypatch.chdir("/")
+    spec = pasted(words, capsys)
+    assert (spec.cluster.job_dir, spec.cluster.job_name, spec.data.minibatch_size) == (str(directory.path), "a", 7)
+    refuse_if_taken(settle(spec))
+
+
+def test_a_job_whose_directory_was_moved_goes_on_where_it_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made(kept=True, job_name="a").path.rename(tmp_path / "elsewhere")
+    directory = JobDirectory(tmp_path / "elsewhere")
+    spec = pasted(way_on(told(directory), directory), capsys)
+    assert spec.cluster.job_dir == str(directory.path)
+    refuse_if_taken(settle(spec))
+
+
+@pytest.mark.parametrize("action", [Action.TRAIN, Action.PREDICT])
+def test_a_job_without_a_checkpoint_begins_afresh_beside_the_first(
+    action: Action, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = made(action, job_name="a")
+    (tmp_path / "jobs/a-2").mkdir()
+    words = way_on(told(directory), directory)
+    assert ("no checkpoint was made" in words) == (action is Action.TRAIN) and "--resume" not in words
+    spec = pasted(words, capsys)
+    assert (spec.cluster.job_name, spec.cluster.job_dir) == ("a-3", str(tmp_path / "jobs/a-3"))
+    refuse_if_taken(settle(spec))
+
+
+def test_the_program_is_named_so_that_this_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = made(kept=True, job_name="a")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    program = Path(shlex.split(way_on(told(directory), directory).partition("with: ")[2])[0])
+    assert program.is_absolute() and program.exists()
+    (tmp_path / "elasticdl").write_text("#!/bin/sh\n")
+    (tmp_path / "elasticdl").chmod(0o755)
+    assert "with: elasticdl train -f" in way_on(told(directory), directory)
+
+
+CLUSTER = {
+    "image_name": "registry/zoo:7",
+    "model_def": "deepfm",
+    "training_data": "/data/train",
+    "job_name": "ads",
+    "volume": ["claim_name=c,mount_path=/data", '{"source": {"nfs": {"server": "n", "path": "/x"}}, "mount_path": "/n"}'],
+    "model_params": {"lr": 0.5, "name": "1", "deep": True, "words": "a b"},
+    "envs": {"A": "1.0", "B": "x'y"},
+    "num_workers": "2:8",
+    "worker_resource_limit": "memory=4Gi,nvidia.com/gpu=1",
+    "tolerations": '[{"key": "spot"}]',
+    "image_pull_secrets": "a,b",
+    "namespace": "team",
+}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_job_of_a_cluster_is_submitted_again_under_the_next_name(
+    kept: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = JobSpec.from_flags(Action.TRAIN, {**CLUSTER, "job_dir": "/data/ads", "checkpoint_steps": 100, "output": "/data/out"})
+    if kept:
+        checkpoint(tmp_path / "checkpoints")
+    words = way_on(before.model_dump(mode="json"), JobDirectory(tmp_path))
+    spec = pasted(words, capsys)
+    assert (spec.cluster.job_name, spec.checkpoint.resume) == ("ads-2", kept)
+    assert spec.cluster.job_dir == ("/data/ads" if kept else "/data/ads-2")
+    assert {**spec.told(), "job_name": "ads", "job_dir": "/data/ads"} == {**before.told(), **({"resume": True} if kept else {})}
+
+
+def test_a_job_of_a_cluster_that_cannot_be_typed_is_told_in_words(tmp_path: Path) -> None:
+    for params in ({"text": "a;b"}, {"text": "x" * 2000}):
+        spec = JobSpec.from_flags(Action.TRAIN, {**CLUSTER, "model_params": params})
+        words = way_on(spec.model_dump(mode="json"), JobDirectory(tmp_path))
+        assert words.endswith("begin afresh with: the command that it was submitted with, another --job-name, --job-dir")
+
+
+def test_the_end_of_a_job_has_one_way_on_after_what_is_to_be_mended_first(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "checkpoints")
+    spec = JobSpec.from_flags(Action.TRAIN, {**TRAIN, "job_dir": str(tmp_path)}).model_dump(mode="json")
+
+    def hint(code: ExitCode, hint: str = "") -> str:
+        return with_way_on(FinishJob(code, "m", hint), spec, JobDirectory(tmp_path)).hint
+
+    on = way_on(spec, JobDirectory(tmp_path))
+    assert hint(ExitCode.INTERRUPTED) == on
+    assert hint(ExitCode.JOB_FAILED, "mend the data") == f"mend the data; then {on}"
+    assert hint(ExitCode.DONE) == "" and hint(ExitCode.USAGE, "h") == "h"
+
+
+def test_what_is_gone_is_no_reason_for_no_word(tmp_path: Path) -> None:
+    assert f"--job-dir {tmp_path}-2" in way_on({}, JobDirectory(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "then"),
+    [("ads", "ads-2"), ("ads-2", "ads-3"), ("iris-20261121-164031", "iris-20261121-164031-2"), ("x" * 52, "x" * 50 + "-2")],
+)
+def test_the_next_name(name: str, then: str) -> None:
+    assert next_name(name) == then
+
+
+def test_the_yaml_of_a_job_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = made(job_name="a", envs="A=1")
+    assert JobSpec.from_flags(Action.TRAIN, read_yaml(directory.path / "job.yaml")) == JobSpec.model_validate(told(directory))
