@@ -13,6 +13,11 @@ def amount(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
+def done_word(action: str) -> str:
+    """What was done with the records of a job: a receipt counts all of them as `trained`."""
+    return {"evaluate": "evaluated", "predict": "predicted"}.get(action, "trained")
+
+
 def number(value: float | None) -> str:
     """Three digits that say something: `1,235`, `12.3`, `0.0123`, `1.23e-6`."""
     if value is None or not math.isfinite(value):

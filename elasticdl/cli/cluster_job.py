@@ -361,6 +361,6 @@ def _status_of_pods(facts: JobFacts, message: str, ended: Ended | None = None) -
     if ended is not None:
         total = dict(ended.receipt)
         known |= {"metrics": dict(ended.metrics), "loss": ended.loss, "phase": "ended", "receipt": {"epochs": [], "total": total}}
-        counts = {key: total.get(key, 0) for key in ("expected", "trained", "repeated", "bad", "lost")}
-        known["records"] = {**counts, "records_per_s": 0.0}
+        counts = {key: total.get(key, 0) for key in ("expected", "trained", "repeated", "bad", "lost", "left")}
+        known["records"] = {**counts, "resumed": 0, "undone": 0, "records_per_s": 0.0}
     return blank_status(message, **known)

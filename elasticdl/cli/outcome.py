@@ -13,10 +13,15 @@ from elasticdl.cli.progress import named_values
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError, UserError
 from elasticdl.master.files import JobDirectory
 from elasticdl.master.way_on import way_on
+from elasticdl.words import done_word
 
 if TYPE_CHECKING:
     from elasticdl.cluster.base import ExitFacts
     from elasticdl.job import JobSpec
+
+
+_RARE = ("bad", "left")
+"""Of a receipt: told where there are any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +116,13 @@ def _how(facts: ExitFacts) -> str:
     return f"exit code {facts.exit_code}"
 
 
-def done_word(action: str) -> str:
-    """What was done with the records: a receipt counts all of them as `trained`."""
-    return {"evaluate": "evaluated", "predict": "predicted"}.get(action, "trained")
-
-
 def summary(outcome: Outcome) -> list[str]:
     """The receipt, the final metrics and what was written, a line each."""
     total = outcome.receipt.get("total") or {}
     lines = []
     if total:
-        named = {key: done_word(outcome.action) if key == "trained" else key for key in total if key != "bad" or total[key]}
+        done = done_word(outcome.action)
+        named = {key: {"trained": done, "left": f"not {done}"}.get(key, key) for key in total if total[key] or key not in _RARE}
         lines.append("records  " + "  ".join(f"{word} {total[key]}" for key, word in named.items()))
     if values := named_values(outcome.loss, outcome.metrics):
         lines.append("metrics  " + "  ".join(f"{name} {value:.6g}" for name, value in values.items()))

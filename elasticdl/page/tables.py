@@ -8,6 +8,7 @@ from typing import Any
 from elasticdl.page import words
 from elasticdl.page.bars import ROWS, pager
 from elasticdl.page.markup import Child, Html, el
+from elasticdl.words import amount, done_word
 
 PROCESS_COLUMNS = (
     ("name", "Process", ""),
@@ -20,8 +21,10 @@ PROCESS_COLUMNS = (
     ("memory", "Memory", "n wide"),
     ("since", "For", "n"),
 )
-_RECEIPT = ("expected", "trained", "repeated", "bad", "lost")
-_EPOCHS = 200
+_TITLES = {
+    "records": "Records of the receipt that this worker did, settled with the servers; evaluation beside a training is not in it"
+}
+_RECEIPT = ("expected", "trained", "repeated", "bad", "lost", "left")
 
 
 def shown_first(processes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -42,7 +45,11 @@ def processes(snapshot: Mapping[str, Any]) -> Html:
     gauges = status.get("gauges") or {}
     now_s = float(status.get("at_s") or 0)
     rows = [_process({**gauges.get(one["name"], {}), **one}, now_s) for one in shown_first(found)[:ROWS]]
-    heads = [el("th", word, scope="col", class_=kind, data_key=key) for key, word, kind in PROCESS_COLUMNS]
+    done = done_word(str(status.get("action") or "")).capitalize()
+    heads = [
+        el("th", done if key == "records" else word, scope="col", class_=kind, data_key=key, title=_TITLES.get(key))
+        for key, word, kind in PROCESS_COLUMNS
+    ]
     table = el("table", el("thead", el("tr", heads)), el("tbody", rows, id="process-rows"), id="process-table")
     return el("div", el("div", table, class_="scroll", tabindex=0), pager("processes", len(found)))
 
@@ -99,15 +106,40 @@ def task_bar(task: str, counts: Mapping[str, int]) -> Html:
 
 
 def receipt(snapshot: Mapping[str, Any]) -> Html:
-    """Records by epoch, the sum first: what was expected must be what was trained and lost."""
+    """Records by epoch, the sum first, then the newest: what was expected is what was trained, bad, lost and left."""
     found = snapshot["status"].get("receipt") or {}
     epochs: Sequence[Mapping[str, Any]] = found.get("epochs") or ()
     heads = [el("th", word.capitalize(), scope="col", class_="n" if word != "epoch" else None) for word in ("epoch", *_RECEIPT)]
     total = [_receipt_row("all", found["total"], class_="total")] if found.get("total") else []
-    rows = [_receipt_row(f"{row['epoch'] + 1}", row) for row in epochs[:_EPOCHS]]
-    more = el("p", f"and {len(epochs) - _EPOCHS:,} more epochs", class_="empty") if len(epochs) > _EPOCHS else None
-    table = el("table", el("thead", el("tr", heads)), el("tbody", total, rows, id="receipt-rows"), id="receipt")
-    return el("div", el("div", table, class_="scroll tall", tabindex=0), more)
+    rows = [_receipt_row(f"{row['epoch'] + 1}", row) for row in epochs[::-1]]
+    table = el("table", el("thead", el("tr", heads)), el("tbody", total, _to_come(found), rows, id="receipt-rows"), id="receipt")
+    notes = el("p", " · ".join(_receipt_notes(snapshot["status"])), class_="empty", id="receipt-notes")
+    return el("div", el("div", table, class_="scroll tall", tabindex=0), notes)
+
+
+def _to_come(receipt: Mapping[str, Any]) -> Html | None:
+    """All epochs that were not begun, in one row."""
+    waiting = receipt.get("not_begun") or {}
+    if not waiting.get("epochs"):
+        return None
+    epochs: Sequence[Mapping[str, Any]] = receipt.get("epochs") or ()
+    first = epochs[-1]["epoch"] + 2 if epochs else 1
+    last = first + waiting["epochs"] - 1
+    named = f"{first:,}" if first == last else f"{first:,}–{last:,}"
+    return _receipt_row(named, {"expected": waiting["records"], "left": waiting["records"]})
+
+
+def _receipt_notes(status: Mapping[str, Any]) -> Iterator[str]:
+    """What the table does not explain by itself."""
+    found, records = status.get("receipt") or {}, status.get("records") or {}
+    if found.get("why_left"):
+        yield f"Left: {str(found['why_left']).partition(chr(10))[0]}"
+    if records.get("resumed"):
+        yield f"{records['resumed']:,} of those trained were trained before the job was taken on again: no worker of now has them"
+    if records.get("undone"):
+        yield f"{records['undone']:,} were trained and lost with the weights of the ring: they count as repeated"
+    if found.get("epochs_left_out"):
+        yield f"{amount(found['epochs_left_out'], 'earlier epoch')} not shown; receipt.json has all when the job has ended"
 
 
 def _receipt_row(name: str, row: Mapping[str, Any], class_: str = "") -> Html:

@@ -136,7 +136,7 @@ def test_a_job_is_scaled_and_stopped_from_its_page_and_its_report_says_the_same(
     expect(page.locator("#notices")).to_contain_text("seen <b>enough</b>")
     page.goto(f"{running.address}#shards")
     total = running.job.receipt()["total"]
-    told = [f"{total[key]:,}" for key in ("expected", "trained", "repeated", "bad", "lost")]
+    told = [f"{total[key]:,}" for key in ("expected", "trained", "repeated", "bad", "lost", "left")]
     expect(page.locator("#receipt .total td")).to_have_text(told)
 
     report = (running.job.directory / "report.html").as_uri()

@@ -468,7 +468,9 @@ class RingWorld:
         receipt = self.state.receipt()
         total = sum(source.records for source in TRAIN) * self.spec.data.num_epochs
         assert receipt["total"]["expected"] == receipt["total"]["trained"] == total, receipt
-        assert receipt["total"]["lost"] == 0
+        assert receipt["total"]["lost"] == receipt["total"]["left"] == 0
+        told = self.state.status()
+        assert sum(row.records for row in told.processes) + told.records.resumed == told.records.trained + told.records.undone
         records = self.newest.records()
         assert set(records.values()) == {1}
         assert len(records) == total

@@ -131,7 +131,7 @@ def left(tmp_path: Path, code: int, **status_json: object) -> JobDirectory:
     directory = JobDirectory(tmp_path)
     directory.status.write_text(json.dumps({"exit_code": code, "message": "m", "hint": "h", "status": running(), **status_json}))
     directory.receipt.write_text(
-        json.dumps({"epochs": [], "total": {"expected": 2, "trained": 2, "repeated": 0, "bad": 0, "lost": 0}})
+        json.dumps({"epochs": [], "total": {"expected": 2, "trained": 2, "repeated": 0, "bad": 0, "lost": 0, "left": 0}})
     )
     return directory
 

@@ -48,8 +48,11 @@ def test_training_without_anything_else_ends_when_all_processes_have(bench):
     assert job.state.over
     assert [p.cause for p in job.state.status().processes] == ["drained", "finished"]
     assert job.state.receipt() == {
-        "epochs": [{"epoch": epoch, "expected": 64, "trained": 64, "repeated": 0, "bad": 0, "lost": 0} for epoch in range(2)],
-        "total": {"expected": 128, "trained": 128, "repeated": 0, "bad": 0, "lost": 0},
+        "epochs": [{"epoch": epoch, "expected": 64, "trained": 64, "repeated": 0, "bad": 0, "lost": 0, "left": 0} for epoch in range(2)],
+        "epochs_left_out": 0,
+        "not_begun": {"epochs": 0, "records": 0},
+        "total": {"expected": 128, "trained": 128, "repeated": 0, "bad": 0, "lost": 0, "left": 0},
+        "why_left": "",
     }
 
 
@@ -242,7 +245,7 @@ def test_a_stopped_job_drains_takes_a_checkpoint_and_says_how_to_go_on(bench):
     assert (first.shard, first.offset, first.attempt) == (lease.shard, 8, 1)
     again.finish(2, first)
     again.train_all(2)
-    assert again.total == {"expected": 128, "trained": 128, "repeated": 0, "bad": 0, "lost": 0}
+    assert again.total == {"expected": 128, "trained": 128, "repeated": 0, "bad": 0, "lost": 0, "left": 0}
 
 
 def test_a_job_whose_directory_no_server_sees_is_stopped_without_a_checkpoint_and_promises_none(bench):

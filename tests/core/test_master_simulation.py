@@ -356,7 +356,9 @@ class World:
         total = sum(source.records for source in TRAIN)
         assert [epoch["expected"] for epoch in receipt["epochs"]] == [total] * self.spec.data.num_epochs
         assert [epoch["trained"] for epoch in receipt["epochs"]] == [total] * self.spec.data.num_epochs
-        assert receipt["total"]["lost"] == 0
+        assert receipt["total"]["lost"] == receipt["total"]["left"] == 0
+        told = self.state.status()
+        assert sum(row.records for row in told.processes) + told.records.resumed == told.records.trained + told.records.undone
         assert receipt["total"]["repeated"] <= BATCH * self.deaths
         assert len(self.complete) == total * self.spec.data.num_epochs, "each record was on all servers at once"
         if self.server_deaths == 0:

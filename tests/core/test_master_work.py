@@ -182,7 +182,7 @@ def test_a_shard_that_kills_its_workers_is_parked_within_the_limit_and_the_rest_
             job.finish(index, lease)
             job.die(job.worker(index), ExitFacts(exit_code=66))
         job.attach(job.worker(index + 1))
-    assert job.total == {"expected": 64, "trained": 48, "repeated": 0, "bad": 0, "lost": 16}
+    assert job.total == {"expected": 64, "trained": 48, "repeated": 0, "bad": 0, "lost": 16, "left": 0}
     (story,) = job.state.status().parked
     assert story.count("SIGSEGV") == 3
 
@@ -266,7 +266,7 @@ def test_prediction_counts_what_was_reported_without_asking_servers(bench):
     assert (job.total["trained"], job.total["lost"]) == (32, 0)
 
 
-def test_stop_asked_by_a_callback_lowers_what_is_expected(bench):
+def test_stop_asked_by_a_callback_leaves_what_nobody_has_begun(bench):
     job = bench(num_workers=2, num_epochs=3)
     job.up(2)
     mine, other = job.lease(0), job.lease(1)
@@ -276,7 +276,7 @@ def test_stop_asked_by_a_callback_lowers_what_is_expected(bench):
     assert job.of(c.RevokeLeases, commands) == [c.RevokeLeases(job.worker(1), "training ends early")]
     job.progress(1, other, 16)
     job.tick(4)
-    assert job.total == {"expected": 32, "trained": 32, "repeated": 0, "bad": 0, "lost": 0}
+    assert job.total == {"expected": 192, "trained": 32, "repeated": 0, "bad": 0, "lost": 0, "left": 160}
     assert job.of(c.WorkFinished)
     job.put(e.StopAsked(0, job.worker(1), "again"))
 

@@ -43,7 +43,7 @@ def bar(row: dict[str, Any]) -> dict[str, Any]:
 def snapshot(
     rows: list[dict[str, Any]], *, name: str = "digits", shards: int = 40, text: str = "worker-0 is started"
 ) -> dict[str, Any]:
-    records = {"expected": 6000, "trained": 1234, "repeated": 7, "bad": 0, "lost": 0}
+    records = {"expected": 6000, "trained": 1234, "repeated": 7, "bad": 0, "lost": 0, "left": 4766}
     status = {
         "action": "train",
         "phase": "working",
@@ -215,6 +215,18 @@ def test_every_module_of_the_page_is_served_and_none_could_end_the_element_that_
         assert "</script" not in assets.text(name).lower()
         assert "<!--" not in assets.text(name)
     assert "import " not in re.sub(r"//.*", "", assets.text("page.js"))
+
+
+def test_the_receipt_begins_with_the_newest_epoch_and_has_those_to_come_in_one_row() -> None:
+    epochs = [{"epoch": epoch, "expected": 10, "trained": 10 if epoch < 249 else 4} for epoch in range(50, 250)]
+    receipt = {"epochs": epochs, "epochs_left_out": 50, "not_begun": {"epochs": 9, "records": 90}, "total": {"expected": 2590, "trained": 2494, "left": 96}, "why_left": "stopped: enough"}  # fmt: skip
+    found = snapshot(ROWS)
+    found["status"]["receipt"] = receipt
+    found["status"]["records"] |= {"resumed": 1000, "undone": 0}
+    page = render_page(found)
+    rows = re.findall(r'<th scope="row">([^<]*)</th>', page.partition('id="receipt-rows"')[2].partition("</tbody>")[0])
+    assert rows[:3] == ["all", "251–259", "250"] and rows[-1] == "51" and len(rows) == 202
+    assert "Left: stopped: enough" in page and "1,000 of those trained" in page and "50 earlier epochs not shown" in page
 
 
 def test_a_cause_is_not_said_twice() -> None:

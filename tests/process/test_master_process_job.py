@@ -269,7 +269,7 @@ def test_a_job_runs_to_its_end_and_leaves_its_receipt(start: Callable[..., Runni
     assert (where["token"], where["pid"], where["epoch"]) == (TOKEN, job.process.pid, 1)
     assert stat.S_IMODE((job.directory / "master.json").stat().st_mode) == 0o600
     assert job.finish() == ExitCode.DONE, job.tails()
-    assert job.json("receipt.json")["total"] == {"expected": 1200, "trained": 1200, "repeated": 0, "bad": 0, "lost": 0}
+    assert job.json("receipt.json")["total"] == {"expected": 1200, "trained": 1200, "repeated": 0, "bad": 0, "lost": 0, "left": 0}
     assert job.json("status.json")["exit_code"] == 0
     assert not (job.directory / "master.json").exists()
     assert [json.loads(line) for line in (job.directory / "events.jsonl").read_text().splitlines()]

@@ -84,7 +84,8 @@ def test_max_steps_stopping_ends_the_training_early_with_an_honest_receipt(start
     assert code == 0, output
     total = job.receipt()["total"]
     assert total["lost"] == 0
-    assert 1600 <= total["trained"] == total["expected"] < 30_000
+    assert 1600 <= total["trained"] == total["expected"] - total["left"] < 30_000
+    assert "MaxStepsStopping" in job.receipt()["why_left"]
     assert any("MaxStepsStopping" in event["text"] for event in job.events())
 
 

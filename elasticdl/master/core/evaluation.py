@@ -219,10 +219,17 @@ class Evaluation:
                 self._failed_piece(held.piece if current.ledger.fail(held, f"{event.worker}: {problem}") else None)
             else:
                 current.ledger.finish(held)
+                self._count(event.worker, held.piece.shard.records - held.bad)
                 _add(current.sums, event.metrics)
                 self._facts.check_bad(current.ledger.counts[0], event.bad_examples)
         self._maybe_summarise(current)
         return gained
+
+    def _count(self, worker: ProcessName, records: int) -> None:
+        """Beside a training; of `elasticdl evaluate` the receipt counts them."""
+        process = self._facts.processes.all.get(worker)
+        if process is not None and self._facts.spec.action is Action.TRAIN:
+            process.evaluated_records += records
 
     def _not_addable(self, current: Round, metrics: dict[str, tuple[Numbers, ...]]) -> str:
         """Why these states cannot be added to the sums; '' if they can."""

@@ -274,6 +274,7 @@ class Leasing:
         if work is None or work.stopped or self._facts.phase is not Phase.WORKING or self._facts.spec.action is not Action.TRAIN:
             return
         self._facts.orders.announce("job", f"training ends early: {why}")
+        self._facts.ended_early = why
         work.stop()
         if self._facts.on_ring:
             self.halt_ring("training ends early")

@@ -15,6 +15,7 @@ from elasticdl.master.core.leasing import Leasing
 from elasticdl.master.core.parts import MORE_MEMORY, Facts, Phase
 from elasticdl.master.core.processes import Life, Process
 from elasticdl.master.core.scaling import Scaling
+from elasticdl.master.core.view import main_ledger
 from elasticdl.words import amount
 
 _ATTACH_LIMIT_S = 300.0
@@ -172,9 +173,10 @@ class Membership:
         """Take back what the process held, spend the budget of the cause, say so."""
         name, expected = process.name, self._facts.phase in (Phase.ENDING, Phase.ENDED)
         level = "warning" if told.cause in PROBLEMS and not expected else "info"
-        done = f"; it had done {amount(process.done_records, 'record')}" if process.done_records else ""
+        records = self._done(process)
+        done = f"; it had done {amount(records, 'record')}" if records else ""
         text = f"{name} ended: {told.text}{done}"
-        details = {**_ended(process, told, self._facts.now_s), **_how(facts), **self._held(process)}
+        details = {**_ended(process, told, self._facts.now_s), "records": records, **_how(facts), **self._held(process)}
         self._facts.orders.announce("process", text, process=name, cause=told.cause, level=level, details=details)
         if expected:
             return
@@ -186,6 +188,11 @@ class Membership:
         ran, life = self._facts.processes.ran(name.role), (process.ordered_s, self._facts.now_s)
         if reason := self._facts.budgets.died(str(name), told, answered=answered, role_ran=ran, life=life):
             self._facts.fail(reason, hint=_HINTS.get(told.cause, "see its log"))
+
+    def _done(self, process: Process) -> int:
+        """Records of the receipt that are known to be its work by now; what the servers have beside is told when it is settled."""
+        main = main_ledger(self._facts, self._evaluation)
+        return main.done_by[process.name] if main else 0
 
     def _held(self, process: Process) -> dict[str, Value]:
         """What it was at: `shard`, the attempt at it, and the records of it that were done."""
@@ -271,7 +278,7 @@ def _started(process: Process) -> dict[str, Value]:
 
 def _ended(process: Process, told: Verdict, now_s: float) -> dict[str, Value]:
     step = Step.LOST if process.life is Life.LOST else Step.ENDED
-    found = meaning(step, reason=told.text, records=process.done_records)
+    found = meaning(step, reason=told.text)
     if process.ready_s is not None:
         found["ready_for_s"] = round(now_s - process.ready_s, 3)
     if process.memory_bytes is not None:

@@ -102,6 +102,8 @@ class Facts:
     given_up: list[str] = field(default_factory=list)
     """Parked shards of all tasks, in words."""
     export: Errand | None = None
+    ended_early: str = ""
+    """Why training ended before all of its epochs, if it did: a callback's word."""
 
     @property
     def servers(self) -> int:

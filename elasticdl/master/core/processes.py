@@ -68,6 +68,8 @@ class Process:
     revoked: bool = False
     """Its leases were voided and it has not asked for new ones since: what it gives back is no sign of draining."""
     done_records: int = 0
+    """Of whatever task, as it reported: whether and when it gets on. What counts as done is the ledger's to say."""
+    evaluated_records: int = 0
     busy_since_s: float = 0.0
     """Last progress, or when it got a lease while it had none."""
     deadline_s: float | None = None

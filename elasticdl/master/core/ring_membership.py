@@ -122,7 +122,7 @@ class RingMembership:
             took_s = event.at_s - present.since_s
             text = f"generation {present.number} of the ring is complete after {took_s * 1000:.0f} ms: {self._listed()}"
             self._facts.orders.announce("ring", text, details=meaning(Step.COMPLETE, generation=present.number, seconds=took_s))
-            self._work.formed(len(present.members))
+            self._work.formed(present.members)
 
     def decide(self) -> None:
         """Publish another generation if one is due."""

@@ -73,6 +73,8 @@ class RingWork:
         self.halting = ""
         self.halt_published = False
         self.members = 1
+        self.names: tuple[ProcessName, ...] = ()
+        """Of the newest generation that was complete."""
         self.begun_with = ""
         """The ledger that the job began with, JSON; '' for a fresh one."""
         self.begun_version = 0
@@ -211,9 +213,16 @@ class RingWork:
             self._open.remove(held)
         if event.bad_records:
             self._facts.check_bad(work.counts[epoch], event.bad_examples)
+        self._share_out(work, event.worker)
         self._missed_cut()
         self._tell_loss(event, work)
         return gained
+
+    def _share_out(self, work: Ledger, teller: ProcessName) -> None:
+        """What the ring did is the work of all its members alike: parts of a step differ by a record at most."""
+        records, names = work.done_by.pop(RING, 0), self.names or (teller,)
+        for index, name in enumerate(names):
+            work.done_by[name] += records * (index + 1) // len(names) - records * index // len(names)
 
     def _handed_out(self, held: Held) -> int:
         return max((item.end for item in self._items if item.held is held), default=held.offset)
@@ -260,9 +269,9 @@ class RingWork:
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
-    def formed(self, members: int) -> None:
+    def formed(self, names: tuple[ProcessName, ...]) -> None:
         """All members of a generation are in, with weights that are booked: what was void is void now."""
-        self.members = members
+        self.names, self.members = names, len(names)
         self._doubtful_cut()
         if self.halting and self.halt_published:
             self.halting = ""

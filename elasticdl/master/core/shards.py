@@ -6,7 +6,7 @@ shards. `Count.lost` is computed from that at the end, not assumed.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -43,6 +43,18 @@ class Count:
     repeated: int = 0
     bad: int = 0
     parked: int = 0
+    forgone: int = 0
+    """Records that are not expected any more, since training ends early."""
+
+    @property
+    def planned(self) -> int:
+        """Records of the epoch, whatever becomes of them."""
+        return self.expected + self.forgone
+
+    @property
+    def left(self) -> int:
+        """Records that nobody has trained and that were not given up: to come, or never to come once the job has ended."""
+        return self.planned - self.trained - self.bad - self.lost
 
     @property
     def lost(self) -> int:
@@ -124,6 +136,12 @@ class Ledger:
         self._first_id = 0
         self.repeated_before: dict[int, int] = {}
         """Records by epoch that were trained, and then lost with all that had the weights, before that epoch began (again)."""
+        self.done_by: Counter[ProcessName] = Counter()
+        """Settled records by who did them: with those `resumed` they are all that are trained, and those `undone`."""
+        self.resumed = 0
+        """Records that had been trained before this master took the job on."""
+        self.undone = 0
+        """Records that were trained under this master, and then lost with all that had the weights."""
 
     # -- what there is ------------------------------------------------------------------------------------------------
 
@@ -177,7 +195,13 @@ class Ledger:
             total.repeated += count.repeated
             total.bad += count.bad
             total.parked += count.parked
+            total.forgone += count.forgone
         return total
+
+    @property
+    def epochs_not_begun(self) -> int:
+        """Epochs that were planned and not opened: to come, or never to come since training ends early."""
+        return max(0, self.plan.epochs - len(self.counts))
 
     def held_by(self, worker: ProcessName) -> list[Held]:
         """What a worker holds, in the order of granting."""
@@ -235,11 +259,13 @@ class Ledger:
                 mine.repeated = count.repeated + again
             else:
                 self.repeated_before[epoch] = count.repeated + again
+        self.done_by, self.resumed, self.undone = lost.done_by, lost.resumed, lost.undone + vain
         return vain
 
     def reopen(self, counts: Iterable[Count], cursor: int, first_id: int) -> None:
         """Go on where an earlier job stood. Only before anything was taken."""
         self.counts = list(counts)
+        self.resumed = sum(count.trained for count in self.counts)
         self._order = self.plan.order(self.epoch) if self.counts else []
         self._cursor, self._first_id = cursor, first_id
 
@@ -252,7 +278,7 @@ class Ledger:
         held.offset += gained
         held.bad += new_bad
         if self.keeps_progress:
-            self._settle_records(held.piece, gained, new_bad)
+            self._settle_records(held, gained, new_bad)
         return gained
 
     def finish(self, held: Held) -> bool:
@@ -260,7 +286,7 @@ class Ledger:
         if held.offset < held.piece.shard.records:
             return False
         if not self.keeps_progress:
-            self._settle_records(held.piece, held.piece.rest, held.bad)
+            self._settle_records(held, held.piece.rest, held.bad)
         self._release(held)
         self._end_piece(held.piece)
         self.done_shards += 1
@@ -334,13 +360,15 @@ class Ledger:
 
     def _forgo(self, piece: Piece) -> None:
         self.counts[piece.epoch].expected -= piece.rest
+        self.counts[piece.epoch].forgone += piece.rest
         self._end_piece(piece)
 
-    def _settle_records(self, piece: Piece, done: int, bad: int) -> None:
-        piece.offset += done
-        count = self.counts[piece.epoch]
+    def _settle_records(self, held: Held, done: int, bad: int) -> None:
+        held.piece.offset += done
+        count = self.counts[held.piece.epoch]
         count.trained += done - bad
         count.bad += bad
+        self.done_by[held.worker] += done - bad
 
     def _release(self, held: Held) -> None:
         if self.held.pop(held.piece.shard.id, None) is not held:

@@ -92,7 +92,7 @@ class JobState:
 
     def receipt(self) -> dict[str, Any]:
         """Records by epoch and in total: expected, trained, repeated, bad, lost."""
-        return view.receipt(view.main_ledger(self._facts, self._evaluation))
+        return view.receipt(self._facts, view.main_ledger(self._facts, self._evaluation))
 
     def may_attach(self, name: ProcessName) -> bool:
         """Whether a process of that name is expected, or there already and not given up."""

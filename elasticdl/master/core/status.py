@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ShardCounts:
-    """Shards of one task by state; of the current epoch or round, `done` and `parked` since the job began."""
+    """Shards of one task by state: of all epochs of training or prediction, of the current round of evaluation."""
 
     todo: int = 0
     leased: int = 0
@@ -32,6 +32,9 @@ class ProcessStatus:
     shard: str = ""
     """What it works on, in words."""
     records: int = 0
+    """Of the receipt: those that this worker did and that are settled. On a ring its even share of each step."""
+    evaluated: int = 0
+    """Validation records, beside a training: of shards that it finished. They are in no receipt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +70,20 @@ class RingStatus:
 
 @dataclass(frozen=True, slots=True)
 class RecordCounts:
-    """Records of all epochs of the job. `records_per_s` is filled in by whoever watches over time."""
+    """Records of all epochs of the job: expected = trained + bad + lost + left. What workers did comes to trained - resumed + undone.
+
+    `resumed`: trained before this master took the job on. `undone`: trained since, and lost with all that had the weights of a ring; they
+    count among those repeated. `records_per_s` is filled in by whoever watches over time.
+    """
 
     expected: int = 0
     trained: int = 0
     repeated: int = 0
     bad: int = 0
     lost: int = 0
+    left: int = 0
+    resumed: int = 0
+    undone: int = 0
     records_per_s: float = 0.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,26 +28,43 @@ from elasticdl.master.core.status import (
 from elasticdl.words import amount
 
 _SHOWN_ROUNDS = 50
+_SHOWN_EPOCHS = 200
+_COUNTED = ("expected", "trained", "repeated", "bad", "lost", "left")
 
 
-def receipt(ledger: Ledger | None) -> dict[str, Any]:
-    """Records by epoch and in total: expected, trained, repeated, bad, lost."""
-    epochs = [_row(count) for count in ledger.counts] if ledger else []
-    keys = ("expected", "trained", "repeated", "bad", "lost")
+def receipt(facts: Facts, ledger: Ledger | None, newest: int | None = None) -> dict[str, Any]:
+    """What became of every record: expected = trained + bad + lost + left, in each epoch and in total; `repeated` beside.
+
+    `epochs` are those that were begun, the `newest` of them only if that is given; `total` is of all that were planned, with those that
+    are `not_begun`. `why_left`: of a job that ended, or whose training ended early; '' as long as what is left is to come.
+    """
+    counts = ledger.counts if ledger else []
+    rows = [{"epoch": epoch, **_row(count)} for epoch, count in enumerate(counts)]
+    waiting, records = (ledger.epochs_not_begun, ledger.plan.records) if ledger else (0, 0)
+    total = {key: sum(row[key] for row in rows) for key in _COUNTED}
+    total["expected"] += waiting * records
+    total["left"] += waiting * records
+    shown = rows if newest is None else rows[-newest:]
     return {
-        "epochs": [{"epoch": epoch, **row} for epoch, row in enumerate(epochs)],
-        "total": {key: sum(row[key] for row in epochs) for key in keys},
+        "epochs": shown,
+        "epochs_left_out": len(rows) - len(shown),
+        "not_begun": {"epochs": waiting, "records": waiting * records},
+        "total": total,
+        "why_left": _why_left(facts) if total["left"] else "",
     }
 
 
 def _row(count: Count) -> dict[str, int]:
-    return {
-        "expected": count.expected,
-        "trained": count.trained,
-        "repeated": count.repeated,
-        "bad": count.bad,
-        "lost": count.lost,
-    }
+    values = (count.planned, count.trained, count.repeated, count.bad, count.lost, count.left)
+    return dict(zip(_COUNTED, values, strict=True))
+
+
+def _why_left(facts: Facts) -> str:
+    if facts.ended_early:
+        return f"training ended early: {facts.ended_early}"
+    if facts.work is not None and facts.work.stopped:
+        return "training had ended early before"
+    return facts.outcome.message if facts.outcome else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +82,7 @@ def status(facts: Facts, parts: Parts) -> JobStatus:
     """The whole job as it is now."""
     evaluation, checkpointing = parts.evaluation, parts.checkpointing
     main = main_ledger(facts, evaluation)
-    outcome = facts.outcome
+    told, outcome = receipt(facts, main, _SHOWN_EPOCHS), facts.outcome
     return JobStatus(
         action=facts.spec.action,
         phase=facts.phase,
@@ -73,10 +91,10 @@ def status(facts: Facts, parts: Parts) -> JobStatus:
         epoch=main.epoch if main else 0,
         epochs=main.plan.epochs if main else 0,
         version=facts.version,
-        records=_records(main),
+        records=_records(main, told["total"]),
         shards=_shards(facts, evaluation),
         scale=_scale(facts, parts.scaling),
-        processes=tuple(_process(facts, evaluation, process) for process in facts.processes.shown.values()),
+        processes=tuple(_process(facts, evaluation, process, main) for process in facts.processes.shown.values()),
         loss=facts.loss,
         metrics=dict(facts.metrics),
         rounds=_rounds(evaluation),
@@ -85,7 +103,7 @@ def status(facts: Facts, parts: Parts) -> JobStatus:
         waiting=tuple(_waiting(facts, parts)),
         parked=tuple(facts.given_up),
         bad_examples=tuple(facts.bad_examples),
-        receipt=receipt(main),
+        receipt=told,
         outcome=outcome.message if outcome else "",
         exit_code=int(outcome.exit_code) if outcome else None,
         ends={str(role): {str(cause): count for cause, count in ends.items()} for role, ends in facts.processes.ends.items()},
@@ -121,20 +139,15 @@ def _message(facts: Facts, evaluation: Evaluation) -> str:
             return facts.outcome.message if facts.outcome else "over"
 
 
-def _records(ledger: Ledger | None) -> RecordCounts:
-    if ledger is None:
-        return RecordCounts()
-    total = ledger.totals()
-    lost = sum(count.lost for count in ledger.counts)
-    expected = total.expected + ledger.epochs_left * ledger.plan.records
-    return RecordCounts(expected, total.trained, total.repeated, total.bad, lost)
+def _records(ledger: Ledger | None, total: Mapping[str, int]) -> RecordCounts:
+    return RecordCounts(**total, resumed=ledger.resumed, undone=ledger.undone) if ledger else RecordCounts()
 
 
 def _shards(facts: Facts, evaluation: Evaluation) -> dict[str, ShardCounts]:
     ledgers = [facts.work, evaluation.round.ledger if evaluation.round else None]
     return {
         str(ledger.task): ShardCounts(
-            ledger.available or (ledger.plan.shards if ledger.epochs_left else 0),
+            ledger.available + ledger.epochs_left * ledger.plan.shards,
             len(ledger.held),
             ledger.done_shards,
             len(ledger.parked),
@@ -149,7 +162,7 @@ def _scale(facts: Facts, scaling: Scaling) -> ScaleStatus:
     return ScaleStatus(scaling.low, scaling.high, len(workers), sum(process.life is Life.READY for process in workers))
 
 
-def _process(facts: Facts, evaluation: Evaluation, process: Process) -> ProcessStatus:
+def _process(facts: Facts, evaluation: Evaluation, process: Process, main: Ledger | None) -> ProcessStatus:
     return ProcessStatus(
         str(process.name),
         str(process.name.role),
@@ -160,7 +173,8 @@ def _process(facts: Facts, evaluation: Evaluation, process: Process) -> ProcessS
         str(process.cause or ""),
         process.message,
         _doing(facts, evaluation, process.name) if process.life is not Life.ENDED else "",
-        process.done_records,
+        main.done_by[process.name] if main else 0,
+        process.evaluated_records,
     )
 
 

@@ -76,6 +76,9 @@ class _Scrape:
             ("lost", "Records that were given up."),
         ):
             yield self._counter(f"records_{name}", what, [({}, records[name])])
+        yield self._gauge(
+            "records_left", "Records of all epochs that are to come, or that nobody trained.", [({}, records["left"])]
+        )
         rate = self._status.get("records_per_s") or 0.0
         yield self._gauge("records_per_second", "Records per second of all workers.", [({}, rate)])
         shards = [
@@ -83,7 +86,7 @@ class _Scrape:
             for task, counts in (self._status.get("shards") or {}).items()
             for state, count in counts.items()
         ]
-        yield self._gauge("shards", "Shards of the current epoch or round; done and parked of the whole job.", shards)
+        yield self._gauge("shards", "Shards of all epochs, or of the current round of evaluation.", shards)
 
     def _membership(self) -> Iterator[Metric]:
         status = self._status

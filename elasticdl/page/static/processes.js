@@ -39,6 +39,7 @@ export function paintProcesses() {
 }
 
 const searched = (row) => `${row.name} ${row.where} ${toneOf(row).word} ${row.message} ${row.shard}`.toLowerCase();
+const doneWord = () => byId("process-table").tHead.querySelector("[data-key=records]").textContent.toLowerCase();
 const nowS = () => job.status.at_s ?? job.nowS;
 
 function tableRow(row) {
@@ -67,7 +68,7 @@ function paintOne() {
   if (!row) return;
   const tone = toneOf(row), ended = row.state === "ended";
   const facts = [["where", row.where || "–"], ["began at", clock(row.started_s)], [ended ? "ended at" : `${tone.word} since`, clock(row.since_s)],
-    ["records", count(row.records ?? 0)], ...(row.shard ? [["works on", row.shard]] : []),
+    ...(row.role === "ps" ? [] : [[doneWord(), count(row.records ?? 0)]]), ...(row.shard ? [["works on", row.shard]] : []),
     ...Object.entries(row).filter(([key]) => !PLAIN.has(key) && !ended).sort().map(([key, value]) => gauge(key, value))];
   const hasLogs = byId("log") !== null;
   const replace = byId("dialog-replace") && row.role === "worker" && !ended && !job.outcome

@@ -1,13 +1,12 @@
 // Shards by state and one by one, and the receipt.
-import { byId, h, patch, patchRows, svg } from "./dom.js";
+import { byId, h, patch, patchRows, setText, svg } from "./dom.js";
 import { chosen, tab } from "./address.js";
 import { job } from "./job.js";
 import { PAGE, page } from "./table.js";
-import { count, duration } from "./words.js";
+import { amount, count, duration, firstLine } from "./words.js";
 
 const DRAWN = ["done", "leased", "settling", "todo", "parked"];
-const RECEIPT = ["expected", "trained", "repeated", "bad", "lost"];
-const MOST_EPOCHS = 200;
+const RECEIPT = ["expected", "trained", "repeated", "bad", "lost", "left"];
 let total = 0, asking = false;
 
 export function paintShards() {
@@ -35,9 +34,23 @@ function receiptRow(name, row, kind) {
     RECEIPT.map((key) => h("td", { class: row[key] && tones[key] ? `n ${tones[key]}` : "n" }, count(row[key] ?? 0))));
 }
 
-function paintReceipt({ epochs, total: sum }) {
-  const rows = (epochs ?? []).slice(0, MOST_EPOCHS).map((row) => receiptRow(`${row.epoch + 1}`, row));
-  patch(byId("receipt-rows"), [sum ? receiptRow("all", sum, "total") : null, ...rows]);
+function paintReceipt({ epochs, total: sum, not_begun: waiting }) {
+  const rows = (epochs ?? []).map((row) => receiptRow(`${row.epoch + 1}`, row)).reverse();
+  patch(byId("receipt-rows"), [sum?.expected === undefined ? null : receiptRow("all", sum, "total"), toCome(epochs ?? [], waiting), ...rows]);
+  setText(byId("receipt-notes"), [...receiptNotes(job.status)].join(" · "));
+}
+
+function toCome(epochs, waiting) {
+  if (!waiting?.epochs) return null;
+  const first = (epochs.at(-1)?.epoch ?? -1) + 2, last = first + waiting.epochs - 1;
+  return receiptRow(first === last ? count(first) : `${count(first)}–${count(last)}`, { expected: waiting.records, left: waiting.records });
+}
+
+function* receiptNotes({ receipt, records }) {
+  if (receipt?.why_left) yield `Left: ${firstLine(receipt.why_left)}`;
+  if (records?.resumed) yield `${count(records.resumed)} of those trained were trained before the job was taken on again: no worker of now has them`;
+  if (records?.undone) yield `${count(records.undone)} were trained and lost with the weights of the ring: they count as repeated`;
+  if (receipt?.epochs_left_out) yield `${amount(receipt.epochs_left_out, "earlier epoch")} not shown; receipt.json has all when the job has ended`;
 }
 
 function paintProblems() {
