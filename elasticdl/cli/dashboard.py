@@ -16,7 +16,6 @@ import click
 from elasticdl.cli.finding import RULE, found, job_argument
 from elasticdl.cli.found import FoundJob, Kind, Sought
 from elasticdl.cli.jobs import SETTINGS
-from elasticdl.cli.master_page import MasterPage
 from elasticdl.cli.telling import tell
 from elasticdl.errors import ExitCode, TransientError
 from elasticdl.master.files import write_whole
@@ -57,6 +56,8 @@ def _stay(job: FoundJob) -> int:
 
 def _see_that_it_answers(job: FoundJob, address: str) -> None:
     """A browser could not say why nothing comes. Raises TransientError, PermanentError."""
+    from elasticdl.cli.master_page import MasterPage
+
     try:
         MasterPage.at(address).get("/api/v1/status")
     except TransientError as error:

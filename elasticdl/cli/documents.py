@@ -1,17 +1,18 @@
-"""YAML and JSON, in and out. YAML is read by the rules of 1.2, where `1:3` is text and not the number 63."""
+"""Data as JSON or YAML, for programs: always whole and valid, whatever is in it and wherever it goes."""
 
 from __future__ import annotations
 
+import codecs
 import json
+import math
 import re
+import sys
 from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from elasticdl.errors import SpecError
+_LONE = re.compile("[\ud800-\udfff]")
+"""Half a character, as in the name of a file that is no UTF-8: no program could read it back."""
 
 
 class Format(StrEnum):
@@ -22,68 +23,37 @@ class Format(StrEnum):
     YAML = "yaml"
 
 
-class _Loader(yaml.SafeLoader):
-    """Plain data only; the core schema of YAML 1.2; a key may be there once."""
-
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own way
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: list[Any] = []
-        for where, _ in node.value:
-            key = self.construct_object(where, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is there twice", where.start_mark)
-            seen.append(key)
-        return super().construct_mapping(node, deep)
-
-
-for _tag, _pattern, _first in (
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("int", r"[-+]?[0-9]+", "-+0123456789"),
-    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first))
-
-
-def read_yaml(path: Path) -> Mapping[str, Any]:
-    """The mapping in a YAML file. Raises SpecError that names file and line."""
-    try:
-        found = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a SafeLoader
-    except OSError as error:
-        raise SpecError(f"cannot read {path}: {error.strerror}", hint="-f takes the path of a YAML file") from error
-    except UnicodeDecodeError as error:
-        raise SpecError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start}") from error
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise SpecError(f"{path}{line}: {error.problem}", hint="expected YAML such as `num-workers: 1:3`, a key a line") from error
-    except yaml.YAMLError as error:
-        raise SpecError(f"{path}: {error}") from error
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise SpecError(f"{path}: expected keys and values, got a {type(found).__name__}")
-    return found
-
-
-class _Dumper(yaml.SafeDumper):
-    """Characters that YAML takes for ends of lines are escaped: in other quotes they would come back as spaces."""
-
-
-def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    style = '"' if _LINE_ENDS & set(text) else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_LINE_ENDS = frozenset("\x85\u2028\u2029")
-_Dumper.add_representer(str, _text)
-
-
-def as_yaml(value: object) -> str:
-    """Ends with a newline; keys keep their order."""
-    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False))
-
-
 def render(value: object, form: Format) -> str:
-    """JSON or YAML, ending with a newline."""
-    return as_yaml(value) if form is Format.YAML else json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    """JSON or YAML, ending with a newline. What is no number (NaN) is null, half a character the sign for one that is missing."""
+    if form is Format.YAML:
+        from elasticdl.cli.yaml_documents import as_yaml
+
+        return as_yaml(_clean(value), ascii_only=not _takes_utf8())
+    return as_json(value, indent=2)
+
+
+def as_json(value: object, indent: int | None = None) -> str:
+    """The same as one JSON value; without `indent` on one line."""
+    return json.dumps(_clean(value), indent=indent, ensure_ascii=not _takes_utf8(), allow_nan=False) + "\n"
+
+
+def _clean(value: object) -> Any:  # noqa: ANN401 - plain data
+    match value:
+        case str():
+            return _LONE.sub("\N{REPLACEMENT CHARACTER}", str(value))
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {_clean(key): _clean(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_clean(item) for item in value]
+        case _:
+            return value
+
+
+def _takes_utf8() -> bool:
+    """Whether stdout does; whatever it takes, it takes ASCII."""
+    try:
+        return codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
+    except (LookupError, AttributeError):
+        return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 
 from elasticdl.cli import progress
-from elasticdl.cli.documents import Format, render
+from elasticdl.cli.documents import Format, as_json, render
 from elasticdl.cli.finding import RULE, found, job_argument
 from elasticdl.cli.found import FoundJob, Report, Sought
 from elasticdl.cli.telling import plain, tell
@@ -131,7 +130,7 @@ def _watch(job: FoundJob, form: Format) -> None:
 
     def show(report: Report) -> None:
         found = report.as_dict()
-        click.echo(json.dumps(found, ensure_ascii=False) if form is Format.JSON else f"---\n{render(found, form)}".rstrip())
+        click.echo(as_json(found) if form is Format.JSON else f"---\n{render(found, form)}", nl=False)
         sys.stdout.flush()
 
     watching.follow(job, show, tell)

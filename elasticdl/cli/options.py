@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import click
-from pydantic.fields import FieldInfo
 
-from elasticdl.cli.documents import read_yaml
 from elasticdl.errors import SpecError
 from elasticdl.job import SECTIONS, Action, JobSpec, refuse_unknown
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 F = TypeVar("F", bound=Callable[..., Any])
 TITLES = {
@@ -63,6 +64,8 @@ def spec_from(action: Action, file: Path | None, parameters: Mapping[str, Any]) 
 
 
 def _from_file(file: Path) -> dict[str, Any]:
+    from elasticdl.cli.yaml_documents import read_yaml
+
     found = read_yaml(file)
     try:
         refuse_unknown(map(str, found))

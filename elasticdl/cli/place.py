@@ -15,7 +15,6 @@ from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticdl.cli.documents import as_yaml
 from elasticdl.errors import ElasticDLError, PermanentError, SpecError
 from elasticdl.master.files import JobDirectory, write_json, write_whole
 from elasticdl.master.scaled import as_scaled, forget_scale_unless
@@ -184,6 +183,7 @@ def lives(pid: int) -> bool:
 
 
 def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None:
+    from elasticdl.cli.yaml_documents import as_yaml
     from elasticdl.master.preflight import save_preflight
 
     # Left by the run before this one; whoever reads it now would take it for ours.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 from pathlib import Path
@@ -68,6 +67,8 @@ predict = _verb(Action.PREDICT, "Write the predictions for --prediction-data to 
 
 def run_job(spec: JobSpec, form: Format) -> int:
     """Check, start, show, tell the end. Returns the exit code; raises ElasticDLError before anything was started."""
+    import asyncio
+
     from elasticdl.cli.ending import tell_end
     from elasticdl.cli.local import LocalJob
     from elasticdl.cli.place import placed
@@ -86,6 +87,8 @@ def run_job(spec: JobSpec, form: Format) -> int:
 
 
 async def _with_signals(job: LocalJob, view: View) -> Outcome:
+    import asyncio
+
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, job.interrupt, "Ctrl-C")
     loop.add_signal_handler(signal.SIGTERM, job.interrupt, "SIGTERM")

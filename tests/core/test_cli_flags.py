@@ -11,9 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.cli.documents import as_yaml, read_yaml
 from elasticdl.cli.main import exit_code_of, run
 from elasticdl.cli.options import flag
+from elasticdl.cli.yaml_documents import as_yaml, read_yaml
 from elasticdl.cluster.planning import spec_of
 from elasticdl.errors import Corrupted, ExitCode, Refused, SpecError, UserError
 from elasticdl.job import SECTIONS, Action, JobSpec, Shuffle

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cli.documents import read_yaml
 from elasticdl.cli.main import run
 from elasticdl.cli.place import claimed, refuse_if_taken, settle
+from elasticdl.cli.yaml_documents import read_yaml
 from elasticdl.cluster.planning import spec_of
 from elasticdl.errors import ExitCode
 from elasticdl.job import Action, JobSpec

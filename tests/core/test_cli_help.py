@@ -1,0 +1,33 @@
+"""Help is there at once: what makes a program slow to start is what it imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.core
+ROOT = Path(__file__).parent.parent.parent
+LIMIT_S = 60.0
+PROGRAM = """
+import contextlib, io, json, sys
+from elasticdl.cli.main import VERBS, run
+def loaded(*words):
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert run([*words, "--help"]) == 0
+    return sorted(sys.modules)
+OF_A_JOB = ("train", "evaluate", "predict", "check")
+print(json.dumps([loaded(), [loaded(verb) for verb in VERBS if verb not in OF_A_JOB][-1], [loaded(verb) for verb in OF_A_JOB][-1]]))
+"""
+_SLOW = {"tensorflow", "keras", "kubernetes", "grpc", "google", "numpy", "rich", "aiohttp", "asyncio", "ssl", "yaml"}
+
+
+def test_help_imports_little_and_only_what_flags_are_made_of() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=ROOT, timeout=LIMIT_S, check=True)
+    overview, of_verbs, of_all = map(set, json.loads(done.stdout))
+    assert not _SLOW & of_all
+    assert not {"pydantic", "elasticdl.job", "elasticdl.master.preflight"} & of_verbs, "only the flags of a job are made of it"
+    assert len(overview) < 180 and len(of_verbs) < 290 and len(of_all) < 390, "look with: python -X importtime"
