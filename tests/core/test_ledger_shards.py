@@ -85,6 +85,22 @@ def test_bad_records_are_expected_but_not_trained_and_not_lost():
     assert (count.trained, count.bad, count.lost) == (17, 3, 0)
 
 
+def test_more_bad_records_than_were_read_are_not_believed():
+    ledger = make(records=20)
+    held = ledger.take(A, 0.0)
+    ledger.advance(held, 8, 99)
+    ledger.advance(held, 12, -5)
+    assert (ledger.counts[0].trained, ledger.counts[0].bad) == (4, 8)
+
+
+def test_bad_validation_records_are_not_among_those_that_metrics_were_made_of():
+    ledger = make(records=20, task=Task.EVALUATION)
+    held = ledger.take(A, 0.0)
+    ledger.advance(held, 20, 3)
+    ledger.finish(held)
+    assert (ledger.counts[0].trained, ledger.counts[0].bad, ledger.counts[0].lost) == (17, 3, 0)
+
+
 def test_reports_of_anybody_but_the_holder_of_that_attempt_find_nothing():
     ledger = make()
     held = ledger.take(A, 0.0)
@@ -173,6 +189,27 @@ def test_what_was_reported_is_settled_even_where_a_server_has_forgotten_it():
     assert ledger.take(B, 0.0).piece.offset == 16
 
 
+def test_a_server_that_has_less_than_was_reported_takes_nothing_back():
+    """It came back from a checkpoint of before: nothing is repeated less than never."""
+    ledger = make()
+    held = ledger.take(A, 0.0)
+    ledger.advance(held, 16, 0)
+    ledger.settle(A, (applied(held, 8),))
+    assert (ledger.counts[0].trained, ledger.counts[0].repeated) == (16, 0)
+    assert ledger.take(B, 0.0).piece.offset == 16
+
+
+def test_what_a_server_has_of_an_earlier_attempt_of_the_same_worker_says_nothing_of_this_one():
+    ledger = make()
+    held = ledger.take(A, 0.0)
+    before = applied(held, 16)
+    ledger.give_back(held)
+    assert ledger.take(A, 0.0).piece is held.piece
+    ledger.settle(A, (before,))
+    assert ledger.counts[0].trained == 0
+    assert ledger.take(B, 0.0).piece.offset == 0
+
+
 def test_with_no_server_to_ask_the_reports_stand():
     ledger = make()
     held = ledger.take(A, 0.0)
@@ -233,6 +270,15 @@ def test_the_third_failure_parks_a_shard_and_its_rest_is_lost():
     assert (count.trained, count.parked, count.lost, count.unfinished) == (8, 12, 12, 0)
 
 
+def test_a_shard_of_which_nothing_is_left_is_done_however_often_it_failed():
+    ledger = make(records=20)
+    for reason in "abc":
+        held = ledger.take(A, 0.0)
+        ledger.advance(held, 20 if reason == "c" else 8, 0)
+        assert not ledger.fail(held, reason)
+    assert (ledger.done_shards, ledger.parked, ledger.counts[0].lost) == (1, [], 0)
+
+
 # -- the end before the end
 
 
@@ -248,6 +294,16 @@ def test_stopping_early_lowers_what_is_expected_and_loses_nothing():
     assert ledger.finished
     (count,) = ledger.counts
     assert (count.expected, count.trained, count.lost, count.unfinished) == (24, 24, 0, 0)
+
+
+def test_a_shard_that_fails_for_the_third_time_when_training_was_stopped_is_not_expected_rather_than_lost():
+    ledger = make(records=20)
+    for _ in range(2):
+        ledger.fail(ledger.take(A, 0.0), "no")
+    held = ledger.take(A, 0.0)
+    ledger.stop()
+    assert not ledger.fail(held, "no")
+    assert (ledger.counts[0].expected, ledger.counts[0].lost, ledger.parked) == (0, 0, [])
 
 
 def test_an_evaluation_shard_starts_again_from_its_beginning():

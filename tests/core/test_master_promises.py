@@ -8,7 +8,7 @@ from elasticdl.cluster.base import ExitFacts
 from elasticdl.errors import ExitCode
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.shard import SnapshotId
+from elasticdl.shard import Applied, SnapshotId
 
 pytestmark = pytest.mark.core
 
@@ -24,6 +24,17 @@ def test_sixty_workers_that_are_killed_at_once_do_not_end_the_job(bench):
     assert b.state.status().phase == "working" and b.state.status().exit_code is None
     b.tick(10.0)
     assert sum(process.name == "worker-60" for process in b.state.status().processes) == 1, "others come in their place"
+
+
+def test_a_server_that_is_sent_away_by_somebody_else_costs_nothing_and_is_said_to_have_left(bench):
+    b = bench(num_workers=1)
+    b.up()
+    for incarnation in range(20):
+        b.die(b.ps(0, incarnation), ExitFacts(exit_code=ExitCode.DRAINED))
+        b.tick(30.0)
+        b.attach(b.ps(0, incarnation + 1))
+    assert b.state.status().exit_code is None
+    assert b.said("ps-0 ended: left in order") and not b.said("work back")
 
 
 def test_workers_that_gave_up_waiting_for_a_server_cost_nothing_while_it_is_away(bench):
@@ -98,3 +109,48 @@ def test_a_checkpoint_of_the_version_of_the_last_one_is_a_new_one(bench):
         b.put(e.SnapshotSaved(0, SnapshotId(snapshot), 1, "version-1", 10 + round_))
     (only,) = b.state.status().checkpoints
     assert (only.at_s, only.bytes) == (20.0, 11)
+
+
+def test_training_that_was_ended_early_does_not_begin_again_with_a_resume(bench):
+    b = bench(num_epochs=3)
+    b.up()
+    held = b.lease()
+    b.put(e.StopAsked(0, b.worker(0), "it is good enough"))
+    b.finish(0, held)
+    again = bench(num_epochs=3)
+    again.start(ledger=b.state.ledger_json())
+    again.tick(1.0)
+    assert again.state.status().phase != "working", "two more epochs were not wanted"
+    assert again.total["lost"] == 0
+
+
+def test_rounds_of_evaluation_go_on_counting_after_a_resume(bench):
+    b = bench(validation_data="v", evaluation_steps=1)
+    b.up()
+    b.progress(0, b.lease(), 8, version=1)
+    assert b.of(c.TakeSnapshot), "round 0 is open"
+    again = bench(validation_data="v", evaluation_steps=1)
+    again.up(0, ledger=b.state.ledger_json(), version=1)
+    again.attach(again.worker(1))
+    again.progress(1, again.lease(1), 16, version=2)
+    again.put(e.SnapshotCut(0, again.of(c.TakeSnapshot)[-1].snapshot, 2, {}))
+    assert again.said("evaluation round 1 begins")
+
+
+def test_a_silent_worker_that_holds_nothing_is_fenced_all_the_same(bench):
+    """It may wake up with a push of long ago."""
+    b = bench(num_workers=2)
+    b.up(2)
+    b.put(e.ProcessSilent(0, b.worker(1), 10.0))
+    assert [fence.worker for fence in b.of(c.FenceWorker)] == [b.worker(1)]
+
+
+def test_a_worker_whose_leases_were_voided_may_give_them_back_and_go_on(bench):
+    b = bench(num_epochs=2)
+    b.up()
+    held = b.lease()
+    b.put(e.StopAsked(0, b.worker(0), "it is good enough"))
+    assert b.of(c.RevokeLeases)
+    b.put(e.LeaseReturned(0, b.worker(0), Applied(held.shard.id, held.attempt, 8)))
+    assert not b.of(c.FenceWorker), "it lives: whatever it pushes next must be taken"
+    assert [process.state for process in b.state.status().processes if process.role == "worker"] == ["ready"]

@@ -183,7 +183,7 @@ def test_flush_sends_what_was_put_in_before_it():
         (Failed(UserError("x")), ExitCode.USER_ERROR),
         (Failed(SpecError("x")), ExitCode.USER_ERROR),
         (Failed(Refused("x")), ExitCode.FENCED),
-        (Failed(TransientError("x")), ExitCode.JOB_FAILED),
+        (Failed(TransientError("x")), ExitCode.UNAVAILABLE),
         (Failed(ZeroDivisionError("x")), ExitCode.JOB_FAILED),
     ],
 )

@@ -91,17 +91,20 @@ _CRASH_SIGNALS = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal
 _OURS = ("elasticdl.errors.TransientError", "elasticdl.errors.PermanentError", "elasticdl.errors.Refused")
 
 
-def verdict(facts: ExitFacts, *, finished: bool = False, limit_bytes: int | None = None) -> Verdict:
+def verdict(facts: ExitFacts, *, finished: bool = False, limit_bytes: int | None = None, worker: bool = True) -> Verdict:
     """One cause out of the facts of an exit.
 
     `finished`: the process was told that there is no more work. `limit_bytes`: the memory that it might use, if that is known.
+    `worker`: it is one, and has work to give back.
     """
     if facts.reason == "OOMKilled":
         return Verdict(Cause.OUT_OF_MEMORY, _memory(facts, limit_bytes), blames_work=True)
     told = _by_platform(facts)
     if told is not None:
-        gave_back = "; it gave its work back first" if facts.exit_code == ExitCode.DRAINED else ""
+        gave_back = "; it gave its work back first" if facts.exit_code == ExitCode.DRAINED and worker else ""
         return Verdict(told.cause, told.text + gave_back)
+    if facts.exit_code == ExitCode.DRAINED:
+        return Verdict(Cause.DRAINED, "drained: gave its work back and left" if worker else "left in order")
     if facts.exit_code is not None:
         return _by_exit_code(facts, facts.exit_code, finished)
     if facts.asked:
@@ -154,8 +157,6 @@ def _disruption(facts: ExitFacts) -> tuple[Cause, str] | None:
 
 def _by_exit_code(facts: ExitFacts, code: int, finished: bool) -> Verdict:
     match code:
-        case ExitCode.DRAINED:
-            return Verdict(Cause.DRAINED, "drained: gave its work back and left")
         case ExitCode.FENCED:
             return Verdict(Cause.FENCED, "was replaced, and left when it learned of that")
         case ExitCode.UNAVAILABLE:

@@ -133,7 +133,8 @@ class Membership:
         process = self._facts.processes.going.get(event.name)
         if process is None:
             return
-        told = verdict(event.facts, finished=process.finished, limit_bytes=process.memory_bytes)
+        worker = event.name.role is Role.WORKER
+        told = verdict(event.facts, finished=process.finished, limit_bytes=process.memory_bytes, worker=worker)
         if process.life is Life.LOST:
             self._explained(process, told)
             return
