@@ -152,10 +152,11 @@ def notices(snapshot: Mapping[str, Any]) -> Iterator[Html]:
     if outcome is not None:
         failed = outcome["exit_code"] != ExitCode.DONE
         first, _, rest = str(outcome.get("message") or "").partition("\n")
-        more: Child = el("details", el("summary", "All of it"), el("pre", rest)) if rest else None
+        tone = state_of(snapshot)[0]
+        more: Child = el("details", el("summary", "All of it"), el("pre", rest), open=tone == "error") if rest else None
         hint: Child = el("p", "What to do: ", outcome["hint"], class_="hint") if outcome.get("hint") else None
         if failed or more or hint:
-            yield el("div", el("strong", first or "failed"), more, hint, class_=f"notice {state_of(snapshot)[0]}")
+            yield el("div", el("strong", first or "failed"), more, hint, class_=f"notice {tone}")
     waits = list(status.get("waiting") or ()) if outcome is None and not _routine(snapshot) else []
     if waits:
         shown = [*waits[:_WAITS], *([f"and {len(waits) - _WAITS:,} more"] if len(waits) > _WAITS else [])]

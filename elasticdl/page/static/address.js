@@ -54,6 +54,21 @@ export function bindTheme(changed) {
   tell();
 }
 
+// Along the row of parts with the arrow keys, as with tabs; each stays a link, so that Tab and Enter do as well.
+export function bindTabs() {
+  const links = [...document.querySelectorAll("body > nav a")];
+  const steps = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
+  document.querySelector("body > nav").addEventListener("keydown", (event) => {
+    const step = steps[event.key], at = links.indexOf(event.target);
+    if (!step || at < 0 || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
+    event.preventDefault();
+    const next = Number.isFinite(step) ? links[(at + step + links.length) % links.length] : links.at(step > 0 ? -1 : 0);
+    location.hash = next.hash;
+    next.focus();
+    next.scrollIntoView({ block: "nearest", inline: "nearest" });
+  });
+}
+
 // Which part is shown is the style sheet's business (`:target`); readers are told here.
 export function markTab() {
   for (const link of document.querySelectorAll("body > nav a")) {

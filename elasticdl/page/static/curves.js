@@ -1,9 +1,10 @@
 // Curves of a plot: which lines, in which colour, on which axis. uPlot draws them; where it is missing, the sketches stay.
 import { h } from "./dom.js";
-import { clock, count, number } from "./words.js";
+import { byName, clock, count, number } from "./words.js";
 
 const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 43200, 86400, 172800, 432000];
 
+const WHOLE = [1, 2, 5].flatMap((one) => [0, 1, 2, 3, 4, 5].map((zeros) => one * 10 ** zeros)).sort((one, other) => one - other);
 const MOST_NAMED = 6;
 const DASHES = [[], [7, 3], [2, 3], [10, 3, 2, 3], [4, 4], [1, 2]];
 
@@ -25,6 +26,8 @@ export function colours() {
 // {lines, data}: data[0] is the axis, shared by all lines. Few workers have a line each; many become faint ones, and their median.
 export function linesOf(found, axis, plot) {
   const groups = plot.names.map((name) => found.filter((one) => one.name === name)).filter((group) => group.length);
+  // As they are read: kind by kind, and by name, in whichever order they came.
+  found = [...found].sort((one, other) => plot.names.indexOf(one.name) - plot.names.indexOf(other.name) || byName(one.label, other.label));
   const totals = found.filter((one) => !one.label || plot.label), workers = found.filter((one) => !totals.includes(one));
   const few = found.length <= MOST_NAMED;
   const scale = plot.key === "latency" ? 1e3 : 1;
@@ -68,7 +71,7 @@ function median(values) {
   return known.length ? known[known.length >> 1] : null;
 }
 
-export function options(lines, axis, place, palette) {
+export function options(lines, axis, place, palette, whole) {
   let next = 0;
   const series = lines.map((line) => {
     if (line.kind === "faint") return { label: line.label, stroke: palette.faint, width: 1, spanGaps: true, points: { show: false } };
@@ -80,11 +83,12 @@ export function options(lines, axis, place, palette) {
   return {
     width: Math.max(200, place.clientWidth),
     height: 165,
-    padding: [8, 8, 0, 0],
+    // Half of the last label of the axis may stand beside the curve.
+    padding: [8, 24, 0, 0],
     cursor: { points: { size: 6 }, drag: { x: true, y: false } },
     legend: { live: true },
     scales: { x: { time: false }, y: { range: (_, low, high) => span(low, high) } },
-    axes: [{ ...look, values: say, size: 26, space: 70, gap: 4, ...(axis === "records" ? {} : { incrs: STEPS_S }) }, { ...look, size: 46, gap: 4, values: (_, values) => values.map(tick) }],
+    axes: [{ ...look, values: say, size: 26, space: 70, gap: 4, ...(axis === "records" ? {} : { incrs: STEPS_S }) }, { ...look, size: 46, gap: 4, ...(whole ? { incrs: WHOLE } : {}), values: (_, values) => ticks(values) }],
     series: [{ label: axis === "records" ? "Records" : "At", value: (_, value) => (value === null ? "" : axis === "records" ? count(value) : clock(value)) }, ...series],
   };
 }
@@ -102,4 +106,10 @@ function short(value) {
   return Math.abs(value) >= 1e4 ? `${value / 1e3}k` : count(value);
 }
 
-const tick = (value) => (Math.abs(value) >= 1e4 ? short(value) : String(Number(value.toPrecision(4))));
+// All with as many decimals as the one that needs most: 0.60, 0.65, 0.70.
+function ticks(values) {
+  const plain = values.map((value) => String(Number((value ?? 0).toPrecision(4))));
+  if (plain.some((text) => text.includes("e"))) return values.map(number);
+  const decimals = Math.max(0, ...plain.map((text) => (text.split(".")[1] ?? "").length));
+  return values.map((value) => (Math.abs(value) >= 1e4 ? short(value) : decimals ? value.toFixed(decimals) : count(value)));
+}

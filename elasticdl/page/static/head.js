@@ -64,9 +64,10 @@ function addTroubles(add, status, records) {
 function notices(status, outcome) {
   if (outcome) {
     const [first, ...rest] = String(outcome.message ?? "").split("\n"), failed = outcome.exit_code !== 0;
-    const more = rest.length ? h("details", {}, h("summary", {}, "All of it"), h("pre", {}, rest.join("\n"))) : null;
+    const tone = stateOf(status, outcome)[0];
+    const more = rest.length ? h("details", { open: tone === "error" }, h("summary", {}, "All of it"), h("pre", {}, rest.join("\n"))) : null;
     const hint = outcome.hint ? h("p", { class: "hint" }, "What to do: ", outcome.hint) : null;
-    return failed || more || hint ? [h("div", { class: `notice ${stateOf(status, outcome)[0]}` }, h("strong", {}, first || "failed"), more, hint)] : [];
+    return failed || more || hint ? [h("div", { class: `notice ${tone}` }, h("strong", {}, first || "failed"), more, hint)] : [];
   }
   const waits = routine(status) ? [] : status.waiting ?? [];
   if (!waits.length) return [];

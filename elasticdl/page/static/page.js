@@ -1,6 +1,6 @@
 // Puts the parts together: paints what is looked at when something has changed, at most once a frame.
 import { byId } from "./dom.js";
-import { bindControls, bindTheme, markTab, onChoice, tab } from "./address.js";
+import { bindControls, bindTabs, bindTheme, markTab, onChoice, tab } from "./address.js";
 import { job, load, takeOccurrences, takeRows, takeSamples, takeStatus } from "./job.js";
 import { paintHead } from "./head.js";
 import { fitPlots, paintPlots, repaintPlots, sayPlotsMissing } from "./plots.js";
@@ -33,7 +33,8 @@ function paint() {
 const takers = { status: takeStatus, processes: takeRows, occurrences: takeOccurrences, samples: takeSamples };
 
 function look() {
-  if (document.hidden) return;
+  // Nobody answers after the end.
+  if (document.hidden || job.outcome) return;
   listShards(ask).catch(() => {});
   refreshLogs().catch(() => {});
 }
@@ -55,6 +56,7 @@ function start() {
   const data = byId("snapshot");
   if (data) load(JSON.parse(data.textContent));
   bindControls();
+  bindTabs();
   bindTheme(() => repaintPlots());
   bindProcesses(paint);
   bindEvents();

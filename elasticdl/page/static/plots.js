@@ -8,7 +8,7 @@ import { clock, count, number } from "./words.js";
 const PLOTS = [
   { key: "loss", title: "Training loss", unit: "", names: ["loss"], chosen: true },
   { key: "rate", title: "Throughput", unit: "records/s", names: ["records_per_s"] },
-  { key: "workers", title: "Workers", unit: "ready", names: ["workers"] },
+  { key: "workers", title: "Workers", unit: "ready", names: ["workers"], whole: true },
   { key: "updates", title: "Updates", unit: "per second", names: ["updates_per_s"] },
   { key: "staleness", title: "Staleness", unit: "updates missed", names: ["staleness"] },
   { key: "latency", title: "Server latency", unit: "ms, pull and push", names: ["pull_s", "push_s"] },
@@ -61,7 +61,7 @@ function paint(plot, place) {
   }
   old?.chart.destroy();
   box.replaceChildren();
-  const chart = new window.uPlot(options(lines, axis, box, palette), data, box);
+  const chart = new window.uPlot(options(lines, axis, box, palette, plot.whole), data, box);
   box.addEventListener("pointerleave", () => queueMicrotask(() => showLast(chart)));
   hideFaint(chart, lines);
   showLast(chart);
