@@ -1,0 +1,119 @@
+"""What is under way when something else happens: cuts and saves, rounds and revocations."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticdl.cluster.base import ExitFacts
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.shard import Task
+
+pytestmark = pytest.mark.core
+
+
+def cut(job, version: int) -> c.SaveSnapshot:
+    """Answer the last cut that was ordered."""
+    snapshot = job.of(c.TakeSnapshot)[-1].snapshot
+    (save,) = job.of(c.SaveSnapshot, job.put(e.SnapshotCut(0, snapshot, version, {})))
+    return save
+
+
+def saved(job, save: c.SaveSnapshot) -> list[c.Command]:
+    return job.put(e.SnapshotSaved(0, save.snapshot, save.version, f"version-{save.version}", 1000))
+
+
+@pytest.mark.parametrize("at_the_end", ["cutting", "saving"])
+def test_a_checkpoint_that_is_under_way_at_the_end_of_the_work_is_not_taken_for_the_last(bench, at_the_end):
+    """It has the weights of before: the last steps would be missing from it."""
+    job = bench(checkpoint_steps=10)
+    job.up()
+    lease = job.lease()
+    job.progress(0, lease, 8, version=10)
+    assert len(job.of(c.TakeSnapshot)) == 1
+    save = cut(job, 10) if at_the_end == "saving" else None
+    job.finish(0, lease, version=11)
+    job.train_all()
+    assert job.state.status().phase == "checkpointing"
+    save = save or cut(job, 10)
+    job.tick(0.1)
+    assert len(job.of(c.TakeSnapshot)) == 1, "one at a time"
+    saved(job, save)
+    assert job.state.status().phase == "checkpointing" and len(job.of(c.TakeSnapshot)) == 2
+    saved(job, cut(job, 14))
+    assert job.state.status().phase == "ending"
+    assert [one.version for one in job.state.status().checkpoints] == [10, 14]
+
+
+def test_a_cut_that_came_later_than_its_step_is_what_the_next_one_is_counted_from(bench):
+    job = bench(checkpoint_steps=10)
+    job.up()
+    job.put(e.VersionAdvanced(0, 10))
+    save = cut(job, 21)
+    saved(job, save)
+    assert not job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 22)))
+    assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 30)))
+
+
+@pytest.mark.parametrize(("keep", "listed"), [(0, [10, 20, 30]), (2, [20, 30])])
+def test_as_many_checkpoints_are_listed_as_are_kept_and_all_where_none_is_removed(bench, keep, listed):
+    job = bench(checkpoint_steps=10, keep_checkpoint_max=keep)
+    job.up()
+    for version in (10, 20, 30):
+        job.put(e.VersionAdvanced(0, version))
+        saved(job, cut(job, version))
+    assert [one.version for one in job.state.status().checkpoints] == listed
+
+
+def test_the_view_of_a_save_that_failed_is_let_go(bench):
+    """Servers have few places for views, and each costs the memory of the rows that change."""
+    job = bench(checkpoint_steps=10)
+    job.up()
+    job.put(e.VersionAdvanced(0, 10))
+    save = cut(job, 10)
+    assert c.DropSnapshot(save.snapshot) in job.put(e.SnapshotFailed(0, save.snapshot, "no space left on device"))
+
+
+def test_a_save_that_takes_too_long_is_given_up_and_still_counts_when_it_comes(bench):
+    job = bench(checkpoint_steps=10)
+    job.up()
+    job.put(e.VersionAdvanced(0, 10))
+    save = cut(job, 10)
+    job.tick(1900.0)
+    assert job.said("the save was not complete after 1800 s")
+    saved(job, save)
+    assert [one.version for one in job.state.status().checkpoints] == [10]
+
+
+def test_validation_shards_of_a_worker_whose_leases_are_voided_go_to_others_at_once(bench):
+    job = bench(num_workers=2, validation_data="v", evaluation_steps=1, num_epochs=9)
+    job.up(2)
+    held = job.lease(0)
+    job.progress(0, held, 8, version=1)
+    cut_of = job.of(c.TakeSnapshot)[-1].snapshot
+    job.put(e.SnapshotCut(0, cut_of, 1, {}))
+    mine = job.lease(0)
+    assert mine.task is Task.EVALUATION
+    job.put(e.StopAsked(0, job.worker(0), "it is good enough"))
+    again = job.lease(1)
+    assert (again.task, again.shard, again.attempt) == (Task.EVALUATION, mine.shard, mine.attempt + 1)
+
+
+def test_a_crash_in_a_validation_shard_is_not_blamed_on_the_training_shard_that_waits(bench):
+    job = bench(num_workers=2, validation_data="v", evaluation_steps=1, max_relaunches=0)
+    job.up(2)
+    for attempt in range(3):
+        worker = 0 if attempt == 0 else attempt + 1
+        held = job.lease(worker)
+        if attempt == 0:
+            job.progress(0, held, 8, version=1)
+            job.put(e.SnapshotCut(0, job.of(c.TakeSnapshot)[-1].snapshot, 1, {}))
+        mine = job.lease(worker) if held.task is Task.TRAINING else held
+        assert mine.task is Task.EVALUATION
+        if held is mine and attempt < 2:
+            job.lease(worker)
+        job.die(job.worker(worker), ExitFacts(signal=11))
+        job.fenced(worker, None)
+        job.attach(job.worker(attempt + 2))
+    (story,) = job.state.status().parked
+    assert story.startswith("evaluation shard")
