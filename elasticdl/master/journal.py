@@ -21,6 +21,8 @@ from elasticdl.master.core.events import Event, JobStarted, SnapshotSaved, StopR
 
 _NAME = re.compile(r"run-(\d{4,})-(\d{6,})\.jsonl")
 _SEGMENT_BYTES = 64 << 20
+_KEPT_BYTES = 1 << 30
+"""Of all runs together, in whole segments: a journal of days must not be what fills the disk of the job."""
 _SYNC_EVERY_S = 0.25
 _SYNCED = (JobStarted, SnapshotSaved, StopRequested)
 """Events after which the disk is waited for at once: they say where a job begins, and what it need not do again."""
@@ -39,12 +41,14 @@ class JournalFile:
         directory: Path,
         *,
         segment_bytes: int = _SEGMENT_BYTES,
+        kept_bytes: int = _KEPT_BYTES,
         sync_every_s: float = _SYNC_EVERY_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._segment_bytes = segment_bytes
+        self._kept_bytes = kept_bytes
         self._sync_every_s = sync_every_s
         self._now_s = now_s
         self._run = max((run for run, _, _ in _segments(directory)), default=0) + 1
@@ -94,7 +98,16 @@ class JournalFile:
             os.fsync(directory)
         finally:
             os.close(directory)
+        self._forget()
         return file
+
+    def _forget(self) -> None:
+        """Remove the oldest segments beyond what is kept, those of earlier runs first."""
+        left = self._kept_bytes
+        for _, _, path in reversed(_segments(self._directory)):
+            left -= path.stat().st_size
+            if left < 0:
+                path.unlink()
 
 
 def replay(directory: Path) -> Iterator[Event]:

@@ -110,6 +110,16 @@ def test_a_journal_gives_back_its_events_over_several_segments(tmp_path):
     assert list(replay(tmp_path)) == ticks(50)
 
 
+def test_a_journal_of_days_keeps_its_newest_part_only(tmp_path):
+    write(tmp_path, ticks(20), segment_bytes=200)
+    write(tmp_path, ticks(400), segment_bytes=200, kept_bytes=2_000)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert all(name.startswith("run-0002-") for name in names), "earlier runs go first"
+    assert 1_600 <= sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2_000 + 300
+    with pytest.raises(Corrupted, match="segments"):
+        list(replay(tmp_path))
+
+
 def test_no_journal_gives_no_events(tmp_path):
     assert list(replay(tmp_path / "none")) == []
 
