@@ -13,6 +13,15 @@ def amount(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
+def characters(text: str) -> str:
+    """The same without halves of characters (lone surrogates), which no encoding takes: whatever holds it can be written anywhere."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
 def done_word(action: str) -> str:
     """What was done with the records of a job: a receipt counts all of them as `trained`."""
     return {"evaluate": "evaluated", "predict": "predicted"}.get(action, "trained")

@@ -131,6 +131,7 @@ def ends(before: Status | None, now: Status) -> list[Mapping[str, Any]]:
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """One announcement, with its cause; safe for a terminal."""
-    cause = f" [{event['cause']}]" if event.get("cause") else ""
-    return plain(f"{event.get('text', '')}{cause}")
+    """One announcement, with its cause where that says more; safe for a terminal."""
+    text, cause = str(event.get("text", "")), str(event.get("cause") or "").replace("_", " ")
+    told = cause and cause not in _QUIET_ENDS and cause not in text.lower()
+    return plain(f"{text} [{cause}]" if told else text)

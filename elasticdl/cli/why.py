@@ -33,7 +33,8 @@ def why(sought: Sought, lines: int, form: str) -> None:
             whole = {**head, "state": report.state, "missing": told.missing, **told.story}
             click.echo(render(whole, Format(form)), nl=False)
             return
-        ending = f": {report.outcome}" if report.outcome else ""
+        outcome = report.outcome.removeprefix(f"{report.state}: ")
+        ending = f": {outcome}" if outcome not in ("", report.state) else ""
         click.echo(plain(f"{job.name} is {report.state}{ending}"))
         for line in shown(told, lines):
             click.echo(plain(line))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from elasticdl.history.lines import JsonLines, read_lines
-from elasticdl.history.occurrence import Occurrence, Step, Value, bounded, occurrence
+from elasticdl.history.occurrence import Occurrence, Step, occurrence
 from elasticdl.history.thinning import HISTORY, Policy, Row, left_out
 from elasticdl.history.timeline import Timeline
 from elasticdl.history.why import Story
@@ -46,7 +46,8 @@ class Chronicle:
         self.next_seq = 0
         self.began_s = self.last_s = 0.0
         self.started_at = wall_s
-        self.epochs_before = 0
+        self.ended_before = False
+        """The job had ended, and is gone on with."""
         try:
             before = read_occurrences(path)[0]
         except OSError:
@@ -56,9 +57,9 @@ class Chronicle:
         if before:
             last = before[-1]
             self.started_at = last.at - last.at_s
-            # A job that had ended and is gone on with later did not last meanwhile; one without a master did.
-            over = last.kind == "job" and last.step == Step.ENDED
-            self.began_s = last.at_s + (0.0 if over else max(0.0, wall_s - last.at))
+            # Its time is that of the world since it began, with a master or without one: no gap is folded away.
+            self.ended_before = last.kind == "job" and last.step == Step.ENDED
+            self.began_s = last.at_s + max(0.0, wall_s - last.at)
             self.started_at = wall_s - self.began_s
 
     @property
@@ -68,18 +69,7 @@ class Chronicle:
 
     def append(self, stamp: Mapping[str, float], told: Mapping[str, Any]) -> Occurrence:
         """Write one down. `stamp` has `at` and `at_s`, `told` the rest of an Occurrence."""
-        details: Mapping[str, Value] = told.get("details") or {}
-        one = Occurrence(
-            self.next_seq,
-            stamp["at"],
-            stamp["at_s"],
-            str(told["kind"]),
-            bounded(str(told["text"])),
-            str(told.get("process") or ""),
-            str(told.get("cause") or ""),
-            str(told.get("level") or "info"),
-            dict(details),
-        )
+        one = occurrence({**told, **stamp}, self.next_seq)
         self._take(one)
         self._lines.append(one.as_dict())
         return one

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias, final
 
+from elasticdl.words import characters
+
 Value: TypeAlias = float | int | str
 _LARGEST = 1e300
 _MOST_SEQ = 1 << 53
@@ -96,15 +98,21 @@ def occurrence(found: Mapping[str, Any], seq: int) -> Occurrence:
             seq=number,
             at=_finite(found["at"]),
             at_s=_finite(found["at_s"]),
-            kind=str(found["kind"]),
+            kind=characters(str(found["kind"])),
             text=bounded(str(found.get("text", ""))),
-            process=str(found.get("process") or ""),
-            cause=str(found.get("cause") or ""),
-            level=str(found.get("level") or "info"),
-            details={str(key): value for key, value in details.items() if _is_value(value)},
+            process=characters(str(found.get("process") or "")),
+            cause=characters(str(found.get("cause") or "")),
+            level=characters(str(found.get("level") or "info")),
+            details=whole_values(details),
         )
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"no occurrence: {error!r}") from error
+
+
+def whole_values(details: Mapping[Any, Any]) -> dict[str, Value]:
+    """Those of the details that are texts or numbers; texts in whole characters."""
+    kept = {str(key): value for key, value in details.items() if _is_value(value)}
+    return {characters(key): characters(value) if isinstance(value, str) else value for key, value in kept.items()}
 
 
 def _is_value(value: object) -> bool:
@@ -120,7 +128,8 @@ def _finite(value: Any) -> float:  # noqa: ANN401 - any JSON value
 
 
 def bounded(text: str) -> str:
-    """At most 8,000 characters of it."""
+    """At most 8,000 characters of it, all of them whole."""
+    text = characters(text)
     if len(text) <= MOST_CHARS:
         return text
     return f"{text[:MOST_CHARS]} … ({len(text) - MOST_CHARS:,} characters more: see the log)"

@@ -11,6 +11,8 @@ MOST_POINTS = 1_024
 MOST_LABELS = 64
 LABELLED_POINTS = 256
 """Of a curve that is one of many, such as a worker's."""
+_JOINED_S = 5.0
+"""Points of two masters that are so near are joined: the one took over from the other."""
 _QUIET_S = 30.0
 """A label that was not heard of for so long may make room for another."""
 
@@ -53,6 +55,12 @@ class Series:
         self._put(_Point(int(at_s // self.width_s), at_s, records, float(value or 0.0) if known else 0.0, int(known)))
         while len(self.points) > self.most:
             self._halve()
+
+    def break_off(self, at_s: float) -> None:
+        """A gap after the newest point, if there is room for one before `at_s`."""
+        last = self.points[-1] if self.points else None
+        if last is not None and at_s - last.at_s > 2 * max(_JOINED_S, self.width_s):
+            self.add(last.at_s + self.width_s, last.records, None)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: times and values side by side, null for a gap."""
@@ -100,6 +108,12 @@ class SeriesBook:
     def as_list(self) -> list[dict[str, Any]]:
         """All of them, by name and label in the order in which they came."""
         return [one.as_dict() for labels in self._series.values() for one in labels.values()]
+
+    def break_off(self, at_s: float) -> None:
+        """Nobody measured since the newest points: those that come from `at_s` on are not to be joined with them."""
+        for labels in self._series.values():
+            for one in labels.values():
+                one.break_off(at_s)
 
     def load(self, saved: Iterable[Mapping[str, Any]]) -> None:
         """Go on with what was saved; what is no series is left out."""

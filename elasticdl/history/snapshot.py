@@ -15,6 +15,7 @@ from elasticdl.history.occurrence import Occurrence
 from elasticdl.history.series import SeriesBook
 from elasticdl.history.timeline import Timeline
 from elasticdl.history.why import Story
+from elasticdl.words import characters
 
 if TYPE_CHECKING:
     from elasticdl.job import JobSpec
@@ -106,21 +107,22 @@ def shown_status(
 
 
 def eta_s(status: Mapping[str, Any]) -> float | None:
-    """Seconds to the last record at the present rate; None while nothing moves."""
+    """Seconds to the last record at the present rate; None while nothing moves, and when no more is to come."""
     records, rate = status["records"], float(status.get("records_per_s") or 0)
-    left = records["expected"] - records["trained"]
-    return left / rate if rate > 0 and left > 0 else None
+    left = records.get("left", records["expected"] - records["trained"])
+    to_come = status.get("exit_code") is None and not (status.get("receipt") or {}).get("why_left")
+    return left / rate if rate > 0 and left > 0 and to_come else None
 
 
 def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """The same without NaN and infinity, which JSON has not: null."""
+    """The same without NaN and infinity, which JSON has not: null; and without halves of characters."""
     match value:
         case float():
             return value if value - value == 0.0 else None
         case str():
-            return value
+            return characters(value)
         case Mapping():
-            return {str(key): finite(one) for key, one in value.items()}
+            return {characters(str(key)): finite(one) for key, one in value.items()}
         case list() | tuple():
             return [finite(one) for one in value]
         case _:

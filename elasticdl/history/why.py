@@ -27,6 +27,10 @@ _EXPECTED = ("finished", "drained", "fenced")
 AWAITED = {"master": "a master", "place": "a place", "servers": "the parameter servers", "work": "work", "ring": "the ring"}
 
 
+OTHERS = "others"
+"""`recovered_by` where nobody came in time to do what a lost worker had left."""
+
+
 class What(StrEnum):
     """What an entry is about."""
 
@@ -57,7 +61,9 @@ class Entry:
     recovered_s: float | None = None
     """Of an exit: another did its part after so long, or the ring went on without it."""
     recovered_by: str = ""
-    """That other one, or `ring`."""
+    """That other one, `ring` or `others`."""
+    records: int = 0
+    """Of an exit: what it had done, with what was found when it was settled."""
 
 
 @final
@@ -67,8 +73,10 @@ class Story:
     def __init__(self) -> None:
         self._entries: deque[Entry] = deque(maxlen=MOST_ENTRIES)
         self._count = 0
-        self._ending = False
+        self._ending = self._has_ended = False
         self._at_s = 0.0
+        self._stopped_s = 0.0
+        """Between ends of the job and its being taken on again."""
         self._exits: dict[str, Entry] = {}
         """Unwanted ones that nobody has made up for yet, by process."""
         self._ends: dict[str, Entry] = {}
@@ -95,6 +103,8 @@ class Story:
                 self._job(one)
             case "ring":
                 self._ring(one)
+            case "shard" if one.process in self._ends:
+                self._ends[one.process].records += max(0, int(one.number("trained")))
             case "checkpoint" | "evaluation" if one.step in (Step.SAVED, Step.ENDED):
                 self._slow(one)
             case kind if one.level in ("warning", "error") or kind in ("scale", "memory", "history"):
@@ -114,6 +124,7 @@ class Story:
                 "exits": dict(+self._causes),
                 "waited_s": {what: round(seconds, 3) for what, seconds in self._waited_s.items()},
                 "recoveries": recovered,
+                "stopped_s": round(self._stopped_s, 3),
             },
         }
 
@@ -195,8 +206,7 @@ class Story:
             self._shards[key] += 1
             times = self._shards[key]
             entry.text += f", {_times(times)} on shard {shard}" if times > 1 else f", at shard {shard}"
-        if records := int(one.number("records")):
-            entry.text += f"; it had done {amount(records, 'record')}"
+        entry.records = int(one.number("records"))
         _make_room(self._ends)
         self._ends[one.process] = entry
         _make_room(self._exits)
@@ -236,14 +246,30 @@ class Story:
             case Step.PHASE:
                 self._ending = one.details.get("phase") == "ending"
                 before, before_s = str(one.details.get("before", "")), one.number("before_s")
+                if (
+                    before == "working"
+                    and one.level != "error"
+                    and one.details.get("phase") in ("evaluating", "checkpointing", "exporting", "ending")
+                ):
+                    self._made_up_by_others(one)
                 took = f" ({before} took {spoken(before_s)})" if before_s >= SLOW_S else ""
                 self._put(Entry(one.at, one.at_s, What.PHASE, f"{_first_line(one.text)}{took}", level=one.level))
-            case _ if one.step == Step.ENDED or one.level in ("warning", "error"):
+            case Step.ENDED:
+                self._has_ended = True
+                self._note(one)
+            case _ if one.level in ("warning", "error"):
                 self._note(one)
             case _:
                 pass
 
+    def _made_up_by_others(self, one: Occurrence) -> None:
+        """All work is done: what lost workers left was done by those that were there, before anybody came in their place."""
+        for pending in (self._exits, self._replacing):
+            for process in [name for name, entry in pending.items() if entry.process.startswith("worker-")]:
+                self._recovered_at(pending.pop(process), one.at_s, OTHERS)
+
     def _begun(self, one: Occurrence) -> None:
+        """Between its end and a --resume nobody waited for the job: that time is told, and counts as no wait."""
         self._ending = False
         for wait in self._waits.values():
             wait.open, wait.seconds = False, max(0.0, one.at_s - wait.at_s)
@@ -251,12 +277,15 @@ class Story:
         self._exits.clear()
         self._replacing.clear()
         away_s, prepared_s = one.number("away_s"), one.number("prepared_s")
-        if away_s >= _AWAY_S:
+        if self._has_ended:
+            self._stopped_s += away_s
+        elif away_s >= _AWAY_S:
             text = "for a master: the one before was gone"
             self._put(Entry(one.at - away_s, one.at_s - away_s, What.WAIT, text, seconds=away_s))
             self._waited_s["master"] = self._waited_s.get("master", 0.0) + away_s
         took = f" ({spoken(prepared_s)} to look at the model and the data)" if prepared_s >= _PREPARED_S else ""
         self._put(Entry(one.at, one.at_s, What.PHASE, f"{one.text}{took}"))
+        self._has_ended = False
 
     def _ring(self, one: Occurrence) -> None:
         match one.step:
@@ -308,12 +337,15 @@ def story_of_lines(lines: Iterable[str]) -> dict[str, Any] | None:
 def told(entry: Mapping[str, Any]) -> str:
     """An entry in one line: what it was, how long it took, and what came of it."""
     text = str(entry["text"])
+    if records := int(entry.get("records") or 0):
+        text += f"; it had done {amount(records, 'record')}"
     match entry["what"]:
         case What.WAIT:
-            verb = "waiting since" if entry["open"] else "waited"
-            text = f"{verb} {spoken(entry['seconds'] or 0.0)} {text}"
+            verb = "waiting for" if entry["open"] else "waited"
+            text = f"{verb} {spoken(entry['seconds'] or 0.0)}{' now' if entry['open'] else ''} {text}"
         case What.EXIT if entry["recovered_s"] is not None:
-            who = "the ring went on" if entry["recovered_by"] == "ring" else f"{entry['recovered_by']} took over"
+            by = str(entry["recovered_by"])
+            who = {"ring": "the ring went on", OTHERS: "the others had done its work"}.get(by, f"{by} took over")
             text += f"; {who} {spoken(entry['recovered_s'])} later"
         case What.EXIT if entry["replaced_by"]:
             text += f"; {entry['replaced_by']} comes in its place"

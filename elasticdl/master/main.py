@@ -59,6 +59,7 @@ from elasticdl.master.way_on import with_way_on
 from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Task
+from elasticdl.words import spoken
 
 _LOG = logging.getLogger("elasticdl.master")
 PREFLIGHT_S = 600.0
@@ -224,7 +225,8 @@ class Master:
         spec, epoch, away_s = self._plan.spec, self._plan.epoch, self.inbox.at_s() - self.chronicle.last_s
         first = self.chronicle.next_seq == 0
         what = f"{spec.action} {spec.model.model_def}"
-        text = f"the job begins: {what}" if first else f"a master takes the job on again after {away_s:.0f} s: {what}"
+        since = "it ended" if self.chronicle.ended_before else "the one before was last heard of"
+        text = f"the job begins: {what}" if first else f"a master takes the job on again, {spoken(away_s)} after {since}: {what}"
         prepared_s = time.monotonic() - _LOADED_S
         details = meaning(Step.BEGUN, epoch=epoch, prepared_s=prepared_s, away_s=0.0 if first else away_s)
         return Announce("job", text, details=details)

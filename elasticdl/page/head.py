@@ -39,8 +39,9 @@ class Fact:
 def state_of(snapshot: Mapping[str, Any]) -> tuple[str, str]:
     """A tone and a word or two."""
     status, outcome = snapshot["status"], snapshot.get("outcome")
+    # It is known before the end how a job that is being stopped will end: until then it is stopping.
     code = outcome["exit_code"] if outcome else status.get("exit_code")
-    if code is not None:
+    if code is not None and (outcome or status.get("phase") in ("ending", "ended")):
         if code == ExitCode.DONE:
             return "good", "done"
         return ("moved", "stopped") if code == ExitCode.INTERRUPTED else ("error", f"failed, exit code {code}")
@@ -55,8 +56,8 @@ def facts(snapshot: Mapping[str, Any]) -> Iterator[Fact]:
     status = snapshot["status"]
     records, scale = status.get("records") or {}, status.get("scale") or {}
     over = snapshot.get("outcome") is not None
-    rate = status.get("records_per_s") or 0
-    yield Fact("rate", "Records per second", words.number(rate), "at the end" if over else "")
+    if not over:
+        yield Fact("rate", "Records per second", words.number(status.get("records_per_s") or 0))
     epochs = int(status.get("epochs") or 0)
     if epochs:
         yield Fact("epoch", "Epoch", words.count(min(int(status.get("epoch") or 0) + 1, epochs)), f"of {epochs:,}")
@@ -67,7 +68,9 @@ def facts(snapshot: Mapping[str, Any]) -> Iterator[Fact]:
         yield Fact("loss", "Training loss", words.number(status["loss"]))
     for name, value in list((status.get("metrics") or {}).items())[:_METRICS]:
         yield Fact(f"metric-{name}", f"Validation {name}", words.number(value))
-    yield Fact("uptime", "Took" if over else "Uptime", words.duration(_uptime_s(status)))
+    stopped_s = ((snapshot.get("story") or {}).get("totals") or {}).get("stopped_s") or 0
+    note = f"stopped for {words.duration(stopped_s)} of it" if stopped_s else ""
+    yield Fact("uptime", "Took" if over else "Uptime", words.duration(_uptime_s(status)), note)
     yield from _troubles(status, records)
 
 

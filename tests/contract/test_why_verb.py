@@ -93,7 +93,12 @@ def test_a_wait_and_a_loss_that_was_made_up_for_have_their_durations(play, tmp_p
     (loss,) = [one for one in found["entries"] if one["cause"] == "preempted"]
     assert loss["replaced_by"] == "worker-3" and loss["recovered_s"] > 0
     lines = why(capsys, tmp_path, "-n", "2").splitlines()
-    assert "not shown" in lines[1] and len(lines) == 7 and any(line.startswith("made up for 1 loss:") for line in lines)
+    assert (
+        lines[0].endswith(" is done")
+        and "not shown" in lines[1]
+        and len(lines) == 7
+        and any(line.startswith("made up for 1 loss:") for line in lines)
+    )
 
 
 def test_report_writes_one_file_and_says_where(play, tmp_path, capsys) -> None:

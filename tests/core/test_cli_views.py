@@ -71,8 +71,8 @@ def painted(found: dict[str, Any], events: list[str]) -> str:
 
 
 def test_a_fresh_status_can_be_shown_in_every_form() -> None:
-    assert "the data is being counted" in progress.head(status())
-    assert "the data is being counted" in painted(status(), [])
+    assert "checking the model and the data" in progress.head(status())
+    assert "checking the model and the data" in painted(status(), [])
     assert eta_s(status()) is None
 
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from elasticdl.history.chronicle import Chronicle, _notable, read_occurrences
 from elasticdl.history.lines import JsonLines, read_lines
+from elasticdl.history.occurrence import Step, meaning
 from elasticdl.history.series import LABELLED_POINTS, MOST_LABELS, MOST_POINTS, Series, SeriesBook
+from elasticdl.history.snapshot import record_in, record_of
 from elasticdl.history.thinning import HISTORY, Line, Policy, left_out, thinned
 
 pytestmark = pytest.mark.core
@@ -190,7 +192,8 @@ def test_a_master_that_goes_on_goes_on_with_numbers_and_time(tmp_path: Path):
     second.append({"at": 1_070.0, "at_s": 70.0}, {"kind": "job", "text": "done", "details": {"step": "ended"}})
     second.close()
     third = Chronicle(path, 90_000.0)
-    assert (third.next_seq, third.began_s) == (3, 70.0), "a job that had ended did not last until it was gone on with"
+    assert (third.next_seq, third.began_s, third.started_at) == (3, 89_000.0, 1_000.0), "a gap is not folded away"
+    assert third.ended_before and not second.ended_before
 
 
 def test_lines_that_are_damaged_or_of_an_older_version_do_no_harm(tmp_path: Path):
@@ -253,3 +256,35 @@ def test_a_line_of_nonsense_keeps_nobody_from_the_record(tmp_path: Path, line: s
     chronicle.append({"at": 3.0, "at_s": 3.0}, {"kind": "job", "text": "whole"})
     chronicle.close()
     assert [one.at for one in read_occurrences(path)[0] if one.text == "whole"] == [1.0, 2.0, 3.0]
+
+
+def test_half_a_character_in_what_is_announced_is_whole_in_the_record_and_in_all_that_is_made_of_it(tmp_path):
+    half = "worker-0 said \ud83d and \udcff"
+    chronicle = Chronicle(tmp_path / "events.jsonl", 1_000.0)
+    told = {"kind": "process", "text": half, "process": "worker-\ud800", "cause": "\udfff", "level": "warning"}
+    chronicle.append({"at": 1_000.0, "at_s": 0.0}, {**told, "details": {"step": "ended", "reason": half, "\ud800": 1}})
+    chronicle.close()
+    for record in (record_of(chronicle, {}), record_in(tmp_path)):
+        for value in ([one.as_dict() for one in record.occurrences], record.timeline, record.story):
+            json.dumps(value, ensure_ascii=False).encode()
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('{"at": 1, "at_s": 1, "kind": "process", "text": "from before: \\ud800", "level": "warning"}\n')
+    json.dumps(record_in(tmp_path).story, ensure_ascii=False).encode()
+
+
+def test_the_time_of_a_job_goes_on_while_it_is_stopped(tmp_path):
+    first = Chronicle(tmp_path / "events.jsonl", 1_000.0)
+    first.append({"at": 1_000.0, "at_s": 0.0}, {"kind": "job", "text": "the job begins", "details": meaning(Step.BEGUN)})
+    first.append({"at": 1_060.0, "at_s": 60.0}, {"kind": "job", "text": "the job ended", "details": meaning(Step.ENDED)})
+    first.close()
+    again = Chronicle(tmp_path / "events.jsonl", 4_660.0)
+    assert (again.began_s, again.started_at, again.last_s, again.ended_before) == (3_660.0, 1_000.0, 60.0, True)
+    details = meaning(Step.BEGUN, away_s=again.began_s - again.last_s)
+    again.append(
+        {"at": 4_660.0, "at_s": 3_660.0}, {"kind": "job", "text": "taken on again, 60 min after it ended", "details": details}
+    )
+    again.close()
+    found = again.story.as_dict()
+    assert found["totals"]["stopped_s"] == 3_600.0 and found["totals"]["waited_s"] == {}, "nobody waited for it"
+    assert [one["text"] for one in found["entries"]][-1] == "taken on again, 60 min after it ended"
+    assert [mark["at_s"] for mark in again.timeline.as_dict()["marks"]] == [0.0, 60.0, 3_660.0]

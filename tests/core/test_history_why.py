@@ -17,6 +17,7 @@ from elasticdl.history.timeline import MOST_ENDED_BARS, Timeline
 from elasticdl.history.why import MOST_ENTRIES, Story, told
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
+from elasticdl.shard import Applied
 
 pytestmark = pytest.mark.core
 
@@ -95,6 +96,7 @@ def test_a_killed_worker_is_named_with_its_signal_and_with_who_took_over(recorde
         "exits": {"infrastructure": 1},
         "waited_s": {},
         "recoveries": {"count": 1, "mean_s": 5.5, "worst_s": 5.5},
+        "stopped_s": 0.0,
     }
 
 
@@ -124,12 +126,55 @@ def test_a_wait_for_a_place_has_its_reason_and_its_duration(recorded):
         job.put(e.CreateFailed(0, job.worker(index), QUOTA, retry=True))
     for _ in range(41):
         job.tick(1)
-    assert record.words("wait") == [f"waiting since 41 s for a place: {QUOTA}"]
+    assert record.words("wait") == [f"waiting for 41 s now for a place: {QUOTA}"]
     for index in (2, 3):
         job.put(e.ProcessSeen(0, job.worker(index), running=True))
     job.tick()
     assert record.words("wait") == [f"waited 41 s for a place: {QUOTA}"]
     assert record.chronicle.story.as_dict()["totals"]["waited_s"] == {"place": 41.0}
+
+
+def test_every_process_has_its_place_is_said_only_when_that_is_so(recorded):
+    record = recorded(num_workers="1:3")
+    job = record.job
+    job.up(2)
+    job.put(e.CreateFailed(0, job.worker(2), QUOTA, retry=True))
+    job.tick(1)
+    job.put(e.ProcessSeen(0, job.worker(2), running=False))
+    for _ in range(3):
+        job.tick(1)
+        assert not job.said("every process has its place") and record.entries("wait")[0]["open"]
+    job.put(e.ProcessSeen(0, job.worker(2), running=True))
+    job.tick(1)
+    assert job.said("every process has its place") and not record.entries("wait")[0]["open"]
+
+
+def test_who_still_waits_when_the_job_ends_has_got_no_place(recorded):
+    record = recorded(num_workers="1:2")
+    job = record.job
+    job.up(1)
+    job.put(e.CreateFailed(0, job.worker(1), QUOTA, retry=True))
+    job.tick(1)
+    job.train_all()
+    job.tick(1)
+    assert job.said("no place is waited for any more") and not job.said("every process has its place")
+
+
+def test_what_a_lost_worker_left_is_made_up_for_by_the_others_where_nobody_came_in_time(recorded):
+    record = recorded(num_workers=2)
+    job = record.job
+    job.up(2)
+    lease = job.lease(1)
+    job.t = 10.0
+    job.progress(1, lease, 8)
+    job.die(job.worker(1), ExitFacts(signal=9))
+    told_of = Applied(lease.shard.id, lease.attempt, 16)
+    job.fenced(1, told_of)
+    assert "it had done 16 records; worker-2 comes in its place" in record.words("exit")[0], "what it had not reported was settled"
+    job.t = 14.0
+    job.train_all()
+    assert record.words("exit")[0].endswith("it had done 16 records; the others had done its work 4.0 s later")
+    assert record.chronicle.story.as_dict()["totals"]["recoveries"] == {"count": 1, "mean_s": 4.0, "worst_s": 4.0}
 
 
 def test_a_wait_that_changes_its_reason_tells_how_long_each_stood(recorded):
@@ -160,7 +205,7 @@ def test_servers_that_are_away_are_a_wait_with_the_time_that_it_took(recorded):
     job.put(e.ProcessSeen(0, job.ps(0, 1), running=True))
     for _ in range(7):
         job.tick(1)
-    assert record.words("wait") == ["waiting since 6.0 s for the parameter servers: ps-0.1 is starting"]
+    assert record.words("wait") == ["waiting for 6.0 s now for the parameter servers: ps-0.1 is starting"]
     job.attach(job.ps(0, 1), restored=0)
     for _ in range(4):
         job.tick(1)

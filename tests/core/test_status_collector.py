@@ -13,6 +13,7 @@ import pytest
 from elasticdl.clock import ManualClock
 from elasticdl.history.lines import JsonLines
 from elasticdl.history.series import MOST_LABELS
+from elasticdl.history.snapshot import eta_s
 from elasticdl.master.status.collector import Collector, MetricsLog
 
 pytestmark = pytest.mark.core
@@ -95,7 +96,7 @@ def test_curves_are_saved_now_and_then_and_the_next_master_goes_on_with_them(tmp
     again = Collector(path, clock)
     again.look(status(60.0))
     (workers,) = [one for one in again.as_list() if one["name"] == "workers"]
-    assert workers["at_s"] == [1.0, 60.0]
+    assert [at_s for at_s, value in zip(workers["at_s"], workers["values"], strict=True) if value is not None] == [1.0, 60.0]
 
 
 @pytest.mark.parametrize(
@@ -113,3 +114,25 @@ def test_a_disk_that_refuses_the_curves_is_a_warning(tmp_path: Path, caplog: pyt
     collector.look(status(1.0))
     collector.save()
     assert "cannot save the curves" in caplog.text
+
+
+def test_a_master_that_goes_on_after_a_while_leaves_a_gap_in_the_curves(tmp_path: Path) -> None:
+    first = Collector(tmp_path / "series.json", ManualClock())
+    for second in range(3):
+        first.look(status(float(second)))
+    first.save()
+    soon, late = (Collector(tmp_path / "series.json", ManualClock()) for _ in range(2))
+    soon.look(status(5.0))
+    late.look(status(3_600.0))
+    late.look(status(3_601.0))
+    assert values(soon, "workers") == [1.0] * 4
+    assert values(late, "workers") == [1.0, 1.0, 1.0, None, 1.0, 1.0]
+
+
+def test_a_job_that_is_over_or_ends_early_has_no_time_left() -> None:
+    found = status(
+        10.0, records={"expected": 1000, "trained": 400, "left": 600}, phase="working", exit_code=None, receipt={"why_left": ""}
+    )
+    assert eta_s(found) == 60.0
+    assert eta_s({**found, "exit_code": 130, "phase": "draining"}) is None
+    assert eta_s({**found, "receipt": {"why_left": "training ended early: enough"}}) is None

@@ -104,7 +104,7 @@ def verdict(facts: ExitFacts, *, finished: bool = False, limit_bytes: int | None
         gave_back = "; it gave its work back first" if facts.exit_code == ExitCode.DRAINED and worker else ""
         return Verdict(told.cause, told.text + gave_back)
     if facts.exit_code == ExitCode.DRAINED:
-        return Verdict(Cause.DRAINED, "drained: gave its work back and left" if worker else "left in order")
+        return Verdict(Cause.DRAINED, "gave its work back and left" if worker else "left in order")
     if facts.exit_code is not None:
         return _by_exit_code(facts, facts.exit_code, finished)
     if facts.asked:

@@ -176,7 +176,8 @@ class Membership:
         level = "warning" if told.cause in PROBLEMS and not expected else "info"
         records = self._done(process)
         done = f"; it had done {amount(records, 'record')}" if records else ""
-        text = f"{name} ended: {told.text}{done}"
+        ended = "" if told.text.startswith("ended ") else "ended: "
+        text = f"{name} {ended}{told.text}{done}"
         details = {**_ended(process, told, self._facts.now_s), "records": records, **_how(facts), **self._held(process)}
         self._facts.orders.announce("process", text, process=name, cause=told.cause, level=level, details=details)
         if expected:

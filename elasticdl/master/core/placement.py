@@ -21,6 +21,8 @@ from elasticdl.words import amount
 _SETTLE_S = 5.0
 """Being placed takes a moment; only then is it a wait. A refusal is one at once."""
 _TELL_EVERY_S = 10.0
+_PLACING = (Phase.WORKING, Phase.EVALUATING, Phase.EXPORTING)
+"""Phases in which who is missing is started."""
 _NAMES = {Role.WORKER: "workers", Role.PS: "parameter servers"}
 
 
@@ -57,14 +59,24 @@ class Placement:
         """Tell people what has changed, but not more often than anybody can read."""
         now = "; ".join(self.waits())
         self._measure(bool(now))
+        if not now and self._told and self._facts.phase in _PLACING and self._some_on_their_way():
+            # Between two reasons to wait nobody has a place yet.
+            return
         if now == self._told or (now and self._told and self._facts.now_s - self._told_s < _TELL_EVERY_S):
             return
         self._told, self._told_s = now, self._facts.now_s
         if now:
             self._facts.orders.announce("wait", now, level="warning", details=self._details(Step.BEGUN))
             return
-        self._facts.orders.announce("wait", "every process has its place", details=self._details(Step.ENDED))
+        text = "every process has its place" if self._facts.phase in _PLACING else "no place is waited for any more: the job ends"
+        self._facts.orders.announce("wait", text, details=self._details(Step.ENDED))
         self._spell = _Spell()
+
+    def _some_on_their_way(self) -> bool:
+        """A process that is wanted is not ordered yet, or does not run yet."""
+        workers = self._processes(Role.WORKER)
+        unplaced = (Life.REQUESTED, Life.PENDING, Life.REFUSED)
+        return len(workers) < self._scaling.low or any(one.life in unplaced for one in (*workers, *self._processes(Role.PS)))
 
     def _measure(self, waits: bool) -> None:
         """Add the time since the last look to the reasons of now. A wait counts from the order of whoever waits longest."""

@@ -46,6 +46,9 @@ def job_status(core: JobState, desk: FrontDesk) -> dict[str, Any]:
     # There may be a thousand of them, and `asdict` takes its time.
     found["processes"] = [dict(zip(_ROW, row_of(process), strict=True)) for process in status.processes]
     found["records"]["records_per_s"] = numbers["records_per_s"]
+    if found["phase"] in (Phase.ENDING, Phase.ENDED):
+        # What went by in the last seconds of a job that is over says nothing of it.
+        found["records"]["records_per_s"] = numbers["records_per_s"] = 0.0
     return {**found, **numbers}
 
 

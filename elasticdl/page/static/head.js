@@ -14,7 +14,8 @@ const MOST_WAITS = 4;
 
 function stateOf(status, outcome) {
   const code = outcome ? outcome.exit_code : status.exit_code;
-  if (code !== null && code !== undefined) {
+  // It is known before the end how a job that is being stopped will end: until then it is stopping.
+  if (code !== null && code !== undefined && (outcome || status.phase === "ending" || status.phase === "ended")) {
     if (code === 0) return ["good", "done"];
     return code === INTERRUPTED ? ["moved", "stopped"] : ["error", `failed, exit code ${code}`];
   }
@@ -25,14 +26,15 @@ function stateOf(status, outcome) {
 function facts(status, over) {
   const records = status.records ?? {}, found = [];
   const add = (label, value, note = "", tone = "") => found.push({ label, value, note, tone });
-  add("Records per second", number(status.records_per_s ?? 0), over ? "at the end" : "");
+  if (!over) add("Records per second", number(status.records_per_s ?? 0));
   if (status.epochs) add("Epoch", count(Math.min((status.epoch ?? 0) + 1, status.epochs)), `of ${count(status.epochs)}`);
   add("Version", count(status.version ?? 0));
   addWorkers(add, status.scale ?? {}, over);
   addOthers(add, status, over);
   if (status.loss !== null && status.loss !== undefined) add("Training loss", number(status.loss));
   for (const [name, value] of Object.entries(status.metrics ?? {}).slice(0, 3)) add(`Validation ${name}`, number(value));
-  add(over ? "Took" : "Uptime", duration(status.uptime_s ?? status.at_s ?? 0));
+  const stoppedS = job.snapshot.story?.totals?.stopped_s ?? 0;
+  add(over ? "Took" : "Uptime", duration(status.uptime_s ?? status.at_s ?? 0), stoppedS ? `stopped for ${duration(stoppedS)} of it` : "");
   addTroubles(add, status, records);
   return found;
 }
