@@ -56,7 +56,7 @@ def in_thread(name: str, work: Callable[[], None]) -> None:
 def fail(error: Exception) -> NoReturn:
     """Say what is wrong and end the process."""
     if isinstance(error, ElasticDLError):
-        _log.error("%s: %s%s", type(error).__name__, error.message, f"\n{error.hint}" if error.hint else "")
+        _log.error("%s: %s%s", type(error).__name__, error.message, f"; {error.hint}" if error.hint else "")
         # The master stayed away: that says nothing of this process.
         leave(ExitCode.UNAVAILABLE if isinstance(error, TransientError) else error.exit_code)
     _log.error("%s", "".join(traceback.format_exception(error)).rstrip())

@@ -244,9 +244,9 @@ def _tell_failure(reason: Failed, error: BaseException, link: Link) -> None:
 
 
 def log_error(error: BaseException) -> None:
-    """What went wrong, to the log; a traceback only where the error is none of ours."""
+    """What went wrong, to the log; a traceback only where the error is none of ours. The last line is what the master shows."""
     if isinstance(error, ElasticDLError):
-        _log.error("%s: %s%s", type(error).__name__, error.message, f"\n{error.hint}" if error.hint else "")
+        _log.error("%s: %s%s", type(error).__name__, error.message, f"; {error.hint}" if error.hint else "")
     else:
         _log.error("%s", "".join(traceback.format_exception(error)).rstrip())
 

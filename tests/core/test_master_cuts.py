@@ -85,6 +85,17 @@ def test_a_save_that_takes_too_long_is_given_up_and_still_counts_when_it_comes(b
     assert [one.version for one in job.state.status().checkpoints] == [10]
 
 
+def test_what_was_acknowledged_before_anybody_knew_that_a_server_had_died_is_among_what_it_lost(bench):
+    job = bench()
+    job.up()
+    lease = job.lease()
+    job.put(e.VersionAdvanced(0, 5))
+    job.die(job.ps(0))
+    job.progress(0, lease, 8, version=12)
+    job.attach(job.ps(0, 1), restored=5)
+    assert job.state.status().updates_lost == 7
+
+
 def test_validation_shards_of_a_worker_whose_leases_are_voided_go_to_others_at_once(bench):
     job = bench(num_workers=2, validation_data="v", evaluation_steps=1, num_epochs=9)
     job.up(2)

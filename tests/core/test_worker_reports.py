@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from elasticdl.clock import ManualClock
-from elasticdl.errors import ExitCode, Refused, SpecError, TransientError, UserError
+from elasticdl.errors import ExitCode, PermanentError, Refused, SpecError, TransientError, UserError
 from elasticdl.rpc.conversation import Failure, Report, Summary
 from elasticdl.shard import Applied, Lease, Shard, ShardId, Task
 from elasticdl.worker.ending import Done, Draining, Ending, Failed, exit_code
@@ -16,6 +16,7 @@ from elasticdl.worker.handoff import Ended, Handoff
 from elasticdl.worker.outbox import Advance, Outbox
 from elasticdl.worker.patience import Patience
 from elasticdl.worker.reporter import Reporter
+from elasticdl.worker.working import log_error
 
 pytestmark = pytest.mark.core
 
@@ -189,6 +190,13 @@ def test_flush_sends_what_was_put_in_before_it():
 )
 def test_exit_codes_say_why_a_worker_ended(reason, code):
     assert exit_code(reason) is code
+
+
+def test_the_last_line_of_a_worker_says_what_happened_and_not_only_what_to_do(caplog):
+    """The master shows that line as the cause of the end."""
+    log_error(PermanentError("cannot write /full/predictions.npz: No space left on device", hint="see --output"))
+    last = caplog.text.strip().splitlines()[-1]
+    assert "No space left on device" in last and "see --output" in last
 
 
 def test_the_first_reason_to_end_stands_but_a_failure_overrules_a_peaceful_one():
