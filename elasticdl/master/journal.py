@@ -7,6 +7,7 @@ A line is `<crc32 of the rest, 8 hex digits> <event as JSON>`. How sure a line i
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import time
@@ -19,6 +20,7 @@ from elasticdl.errors import Corrupted
 from elasticdl.master.core.codec import event_of, event_plain
 from elasticdl.master.core.events import Event, JobStarted, SnapshotSaved, StopRequested
 
+_LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"run-(\d{4,})-(\d{6,})\.jsonl")
 _SEGMENT_BYTES = 64 << 20
 _KEPT_BYTES = 1 << 30
@@ -30,7 +32,8 @@ _SYNCED = (JobStarted, SnapshotSaved, StopRequested)
 
 @final
 class JournalFile:
-    """A new run's journal. Use it from one thread. Every method may raise OSError: without a journal there is no job.
+    """A new run's journal. Use it from one thread. Making one may raise OSError; a disk that takes no more later ends the journal,
+    not the job, which goes on from its checkpoints and needs no journal for that.
 
     Events are with the kernel after `flush`: no end of this process loses them. They are on the disk at the latest
     `sync_every_s` of flushes later: that much may be lost with the machine.
@@ -56,26 +59,38 @@ class JournalFile:
         self._waiting: list[bytes] = []
         self._dirty = self._urgent = False
         self._synced_s = now_s()
+        self._over = False
         self._file = self._next_segment()
 
     def append(self, event: Event) -> None:
         """Add an event; it is safe after the next `flush`."""
+        if self._over:
+            return
         text = json.dumps(event_plain(event), separators=(",", ":")).encode()
         self._waiting.append(b"%08x %s\n" % (zlib.crc32(text), text))
         self._urgent = self._urgent or isinstance(event, _SYNCED)
 
     def flush(self) -> None:
         """Hand all that was appended to the kernel in one write; wait for the disk if that is due."""
+        try:
+            self._flush()
+        except OSError as error:
+            # With a gap it would be worth nothing.
+            self._over, self._dirty = True, False
+            self._waiting.clear()
+            _LOG.error("the journal in %s ends here, the job goes on: %s", self._directory, error.strerror or error)
+
+    def _flush(self) -> None:
         if self._waiting:
             data, self._waiting = b"".join(self._waiting), []
             _write(self._file, data)
             self._dirty = True
         if self._dirty and (self._urgent or self._now_s() - self._synced_s >= self._sync_every_s):
             self._sync()
-        if os.fstat(self._file).st_size >= self._segment_bytes:
+        if not self._over and os.fstat(self._file).st_size >= self._segment_bytes:
             self._sync()
-            os.close(self._file)
-            self._file = self._next_segment()
+            full, self._file = self._file, self._next_segment()
+            os.close(full)
 
     def close(self) -> None:
         """Flush, wait for the disk, and let go of the file."""

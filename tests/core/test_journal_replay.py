@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections import deque
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -163,6 +165,30 @@ def test_a_segment_that_is_missing_or_cut_off_in_the_middle_is_told(tmp_path):
     second.unlink()
     with pytest.raises(Corrupted, match="segments"):
         list(replay(tmp_path))
+
+
+def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_job(tmp_path, caplog):
+    """What was written before is whole; a journal with a gap would be worth nothing, so it does not go on later."""
+    journal = JournalFile(tmp_path)
+    journal.append(e.Tick(1.0))
+    journal.flush()
+    (file,) = [
+        int(fd.name) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink() and os.readlink(fd).startswith(str(tmp_path))
+    ]
+    kept = os.dup(file)
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), file)
+    journal.append(e.Tick(2.0))
+    journal.flush()
+    os.dup2(kept, file)
+    os.close(kept)
+    for second in (3.0, 4.0):
+        journal.append(e.Tick(second))
+        journal.flush()
+    journal.close()
+    assert list(replay(tmp_path)) == [e.Tick(1.0)]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "No space left on device" in said and "the job goes on" in said
 
 
 def test_flush_gives_events_to_the_kernel_and_waits_for_the_disk_only_when_due(tmp_path, monkeypatch):
