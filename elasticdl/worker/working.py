@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +19,7 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.data.files import DataChanged
 from elasticdl.errors import ElasticDLError, PermanentError, UserError
 from elasticdl.job import Action, Strategy
+from elasticdl.model.importing import load_tensorflow
 from elasticdl.model.sifting import BadRecords
 from elasticdl.rpc.conversation import Attached, Failure
 from elasticdl.rpc.master_client import MasterClient
@@ -82,30 +80,13 @@ def import_tensorflow(threads: int) -> None:
     Steps, ids and `feed` are called from three threads. With fewer threads between operations than that, the small calls
     would queue behind the step (measured: 1200 ms instead of 0.8 ms), and nothing would overlap.
     """
-    with _not_imported("sklearn"):
-        import keras  # noqa: F401
-        import tensorflow as tf
+    load_tensorflow()
+    import tensorflow as tf
+
     if threads:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(threads + 2)
     import elasticdl.worker.assembly  # noqa: F401 - so that the rest of the model layer is imported here, too
-
-
-@contextmanager
-def _not_imported(name: str) -> Iterator[None]:
-    """In the block, whoever tries to import this package is told that it is not there.
-
-    Keras imports scikit-learn, and with it SciPy, for its `keras.wrappers` alone: 0.7 s and 60 MB of each worker. User
-    code may still import it, later.
-    """
-    there = name in sys.modules
-    if not there:
-        sys.modules[name] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        if not there:
-            del sys.modules[name]
 
 
 class _Import(threading.Thread):

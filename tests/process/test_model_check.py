@@ -57,6 +57,7 @@ def spec_for(tmp_path: Path, text: str, rows: str, action: Action, flags: dict[s
 
 
 ROWS = "1,2,0\n3,4,1\n5,6,0\n"
+LEAVES_A_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\n"
 
 
 def run(tmp_path: Path, text: str, rows: str = ROWS, action: Action = Action.TRAIN) -> dict[str, Any]:
@@ -80,8 +81,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def test_a_good_module_tells_what_is_there(tmp_path: Path) -> None:
-    found = run(tmp_path, GOOD)
+def test_a_good_module_tells_what_is_there_at_once_even_if_it_leaves_a_thread_running(tmp_path: Path) -> None:
+    found = run(tmp_path, GOOD + LEAVES_A_THREAD)
     assert found["ok"] and found["warnings"] == []
     assert [(one["name"], one["records"]) for one in found["training"]] == [(str(tmp_path / "data.csv"), 3)]
     assert found["training"][0]["fingerprint"] and found["validation"] == found["training"] and found["prediction"] == []
