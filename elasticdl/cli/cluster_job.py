@@ -219,7 +219,7 @@ class ClusterJob:
         """See FoundJob. From the master's memory; when the job has ended, from what its master said last."""
         facts = self.facts()
         if facts.running_master and facts.ended is None:
-            return Told(self.snapshot()["story"])
+            return Told(self._seen()["story"])
         from elasticdl.history.why import MOST_LOGGED, Story, story_of_lines
 
         if facts.ended is None:
@@ -238,10 +238,13 @@ class ClusterJob:
 
     def snapshot(self) -> dict[str, Any]:
         """See FoundJob. Only a master that runs has it."""
+        return self._seen("?logs=1")
+
+    def _seen(self, query: str = "") -> dict[str, Any]:
         from elasticdl.cli.master_page import MasterPage
 
         with self.page() as address:
-            return MasterPage.at(address).get("/api/v1/snapshot")
+            return MasterPage.at(address).get(f"/api/v1/snapshot{query}")
 
     def close(self) -> None:
         """See FoundJob. It may be used again."""

@@ -149,6 +149,7 @@ class DirectoryJob:
 
     def snapshot(self) -> dict[str, Any]:
         """See FoundJob."""
+        from elasticdl.cluster.log_ends import ends_in
         from elasticdl.history.snapshot import series_in, shown_status, snapshot
 
         report, record, outcome = self.report(), self._record(), self.outcome()
@@ -156,7 +157,8 @@ class DirectoryJob:
         status = shown_status(about, report.status, now=time.time(), state=report.state)
         ended = None if outcome is None else {"exit_code": outcome.exit_code, "message": outcome.message, "hint": outcome.hint}
         with _readable(self.directory):
-            return snapshot(about, status, record, series_in(self.directory.path), ended)
+            logs = ends_in(self.directory.logs, status)
+            return snapshot(about, status, record, series_in(self.directory.path), ended, logs)
 
     def _record(self) -> Record:
         """What is written down; of a job that goes on, until now."""

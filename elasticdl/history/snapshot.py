@@ -73,8 +73,12 @@ def snapshot(
     record: Record,
     series: Iterable[Mapping[str, Any]],
     outcome: Mapping[str, Any] | None = None,
+    logs: Iterable[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """See the module. `outcome` has exit_code, message and hint of a job that has ended. NaN and infinity become null."""
+    """See the module. `outcome` has exit_code, message and hint of a job that has ended. NaN and infinity become null.
+
+    `logs` are the ends of logs, `{"process", "text"}`, for a report; the live page reads them by itself.
+    """
     ended = None if outcome is None else {key: outcome.get(key) for key in ("exit_code", "message", "hint")}
     whole = {
         "job": asdict(of),
@@ -85,6 +89,7 @@ def snapshot(
         "story": record.story,
         "series": list(series),
         "outcome": ended,
+        "logs": list(logs),
     }
     return {key: finite(value) for key, value in whole.items()}
 

@@ -22,6 +22,7 @@ from elasticdl.checkpoint.maker import settled
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import Cluster, ProcessName
 from elasticdl.cluster.leash import die_with_parent
+from elasticdl.cluster.log_ends import ends_in
 from elasticdl.cluster.planning import SPEC_VARIABLE
 from elasticdl.errors import ElasticDLError, ExitCode, UserError
 from elasticdl.history.chronicle import METRICS_POLICY, Chronicle
@@ -245,7 +246,8 @@ class Master:
         found, of = self.status(), self._watched.about
         status = shown_status(of, found, now=self.inbox.clock.wall_s(), state=end_in_words(finish.exit_code))
         outcome = {"exit_code": int(finish.exit_code), "message": finish.message, "hint": finish.hint}
-        return snapshot(of, status, record_of(self.chronicle, status), self.collector.as_list(), outcome)
+        logs = ends_in(self._environment.directory.logs, status)
+        return snapshot(of, status, record_of(self.chronicle, status), self.collector.as_list(), outcome, logs)
 
     def _started(self) -> JobStarted:
         found, beginning = self._plan.preflight, self._plan.beginning

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elasticdl.page.markup import Child, Html, el
+from elasticdl.words import amount
 
 _SPANS = (("", "whole job"), ("3600", "last hour"), ("600", "last 10 minutes"), ("60", "last minute"))
 _SHARD_STATES = ("leased", "todo", "settling", "retried", "parked", "done")
@@ -111,9 +112,10 @@ def shards() -> Html:
 def logs(snapshot: Mapping[str, Any], *, live: bool) -> Child:
     """Choose, follow, search; a report has what was kept in it."""
     if not live:
+        kept = snapshot.get("logs") or ()
         return [
-            _row(_choice("log", "Log of", ())),
-            el("pre", id="log-text", tabindex=0, aria_label="Log"),
+            _row(_choice("log", "Log of", [(one["process"], one["process"]) for one in kept])),
+            el("pre", kept[0]["text"] if kept else None, id="log-text", tabindex=0, aria_label="Log", hidden=not kept),
             el("p", _where_logs_are(snapshot), class_="empty", id="log-note"),
         ]
     choose = _choice("log", "Log of", ())
@@ -136,7 +138,11 @@ def logs(snapshot: Mapping[str, Any], *, live: bool) -> Child:
 
 
 def _where_logs_are(snapshot: Mapping[str, Any]) -> str:
-    return "" if snapshot.get("logs") else "Logs are in logs/ of the job's directory; `elasticdl logs` shows them."
+    whole = "in logs/ of the job's directory; `elasticdl logs` shows them."
+    kept = snapshot.get("logs") or ()
+    if not kept:
+        return f"Logs are {whole}"
+    return f"The ends of {amount(len(kept), 'log')}, at first of processes that failed; whole ones are {whole}"
 
 
 def dialogs(snapshot: Mapping[str, Any]) -> Html:

@@ -48,8 +48,13 @@ def test_the_page_gives_the_same_story_as_the_directory_and_a_report_is_made_fro
         written = record_in(tmp_path)
         assert [one.as_dict() for one in written.occurrences][: len(found["occurrences"])] == found["occurrences"]
         assert [one["text"] for one in written.story["entries"]] == [one["text"] for one in found["story"]["entries"]]
-        report = render_report(found)
-        assert "killed by signal 9 (SIGKILL)" in report
+        assert found["logs"] == []
+        for name in (worker(1), worker(0)):
+            stage.fake.say(name, f"the last words of {name} <b>".encode())
+        whole = await asyncio.to_thread(page.get, "/api/v1/snapshot?logs=1")
+        assert [one["process"] for one in whole["logs"]] == ["worker-0", "worker-1"], "the one that was killed comes first"
+        report = render_report(whole)
+        assert "killed by signal 9 (SIGKILL)" in report and "the last words of worker-0 &lt;b&gt;" in report
 
     played(tmp_path, scene)
 

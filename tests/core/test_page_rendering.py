@@ -217,6 +217,15 @@ def test_every_module_of_the_page_is_served_and_none_could_end_the_element_that_
     assert "import " not in re.sub(r"//.*", "", assets.text("page.js"))
 
 
+def test_a_report_has_the_ends_of_logs_escaped_and_the_live_page_has_not() -> None:
+    found = {**snapshot(ROWS), "logs": [{"process": "worker-1", "text": f"{ATTACK} boom"}, {"process": "master-0", "text": "calm"}]}
+    report = render_report(found)
+    assert report.count("boom") == 2 and "<img src=x" not in report and "</script><script>alert" not in report
+    data = json.loads(report.partition('id="snapshot">')[2].partition("</script>")[0])
+    assert [one["process"] for one in data["logs"]] == ["worker-1", "master-0"] and "The ends of 2 logs" in report
+    assert "boom" not in render_page(found)
+
+
 def test_the_receipt_begins_with_the_newest_epoch_and_has_those_to_come_in_one_row() -> None:
     epochs = [{"epoch": epoch, "expected": 10, "trained": 10 if epoch < 249 else 4} for epoch in range(50, 250)]
     receipt = {"epochs": epochs, "epochs_left_out": 50, "not_begun": {"epochs": 9, "records": 90}, "total": {"expected": 2590, "trained": 2494, "left": 96}, "why_left": "stopped: enough"}  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any, final
 
 from aiohttp import web
 
+from elasticdl.cluster.log_ends import ends_of
 from elasticdl.master.status.answers import API, NO_STORE, answer, encoded, number, ready
 from elasticdl.master.status.live import Live
 from elasticdl.master.status.metrics import CONTENT_TYPE, render
@@ -39,8 +40,12 @@ class Facts:
         """See Watched.reading."""
         return self._once("status", self._watched.reading)
 
-    async def snapshot(self, _request: web.Request) -> web.Response:
-        """See `snapshot_of`."""
+    async def snapshot(self, request: web.Request) -> web.Response:
+        """See `snapshot_of`; with `?logs=1` also the ends of the logs, for a report."""
+        cluster = self._watched.cluster
+        if "logs" in request.query and cluster is not None:
+            found = snapshot_of(self._watched, self._live)
+            return answer({**found, "logs": await ends_of(cluster, found["status"])})
         return self._once("snapshot", lambda: snapshot_of(self._watched, self._live))
 
     async def occurrences(self, request: web.Request) -> web.Response:
