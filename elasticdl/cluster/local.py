@@ -37,7 +37,7 @@ from elasticdl.cluster.machine import free_memory_bytes
 CLOSE_GRACE_S = 3.0
 WORKER_BYTES = 600 << 20
 """Python and TensorFlow have 400 MB before there is a model."""
-_TRY_AGAIN_LATER = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_TRY_AGAIN_LATER = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(slots=True)

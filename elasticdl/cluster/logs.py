@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
@@ -20,10 +21,11 @@ def log_path(directory: Path, name: ProcessName) -> Path:
 
 
 def open_log(path: Path, name: ProcessName) -> FileIO:
-    """Open for appending, unbuffered, after a header line for this incarnation. The caller closes it."""
+    """Open for appending, unbuffered, after a header line for this incarnation, if the disk takes it. The caller closes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     log = FileIO(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a")
-    log.write(f"=== {name} started {datetime.now(UTC).isoformat(timespec='milliseconds')} ===\n".encode())
+    with suppress(OSError):
+        log.write(f"=== {name} started {datetime.now(UTC).isoformat(timespec='milliseconds')} ===\n".encode())
     return log
 
 

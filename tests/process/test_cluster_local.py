@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import pytest
 
 from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessExited, ProcessName, ProcessSpec, Role
 from elasticdl.cluster.local import LocalCluster
+from elasticdl.cluster.logs import open_log
 from elasticdl.cluster.machine import usable_cores
 
 pytestmark = pytest.mark.process
@@ -261,6 +263,27 @@ def test_closing_leaves_no_process_and_no_file_behind(tmp_path: Path) -> None:
 
     before, after = asyncio.run(scenario())
     assert after == before
+
+
+def test_a_full_disk_keeps_no_process_from_starting_and_is_no_refusal_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that was killed meanwhile must come back: its log may lack lines, the job may not lack the server."""
+    open_log(Path("/dev/full"), W0).close()
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "worker-0.log")
+
+    def no_room(*_: object) -> None:
+        raise full
+
+    async def story() -> None:
+        cluster = LocalCluster(tmp_path / "logs", cores=1)
+        monkeypatch.setattr("elasticdl.cluster.local.open_log", no_room)
+        with pytest.raises(CreateRefused, match=r"No space left on device: worker-0\.log") as refused:
+            await cluster.create(ProcessSpec(W0, (sys.executable, "-c", "")))
+        assert refused.value.retry
+        await cluster.close()
+
+    asyncio.run(story())
 
 
 def test_where_memory_is_short_one_worker_is_started_and_more_are_refused_for_now(tmp_path: Path) -> None:
