@@ -1,0 +1,140 @@
+"""Whoever submits a job, or its master, is killed between any two objects that it makes: what is there goes with the Job, or the next
+master goes on with it. Nothing outlives the Job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
+from elasticdl.cluster.kubernetes import KubernetesCluster
+from elasticdl.cluster.manifests import TOKEN_KEY, UID_KEY
+from elasticdl.cluster.planning import pod_plan
+from elasticdl.cluster.plans import Owner
+from elasticdl.cluster.submitting import submit
+from elasticdl.errors import SpecError
+from elasticdl.job import Action, JobSpec
+from elasticdl.master.furnishing import Furnishing
+from tests.contract.small_cluster import SmallCluster, serving
+
+pytestmark = pytest.mark.contract
+CORE, JOBS = "/api/v1/namespaces/ns", "/apis/batch/v1/namespaces/ns/jobs"
+SPEC = JobSpec.from_flags(
+    Action.TRAIN, {"model_def": "m", "training_data": "t", "image_name": "i", "job_name": "iris", "job_dir": "/tmp/iris"}
+)
+PROCESSES = (ProcessName(Role.PS, 0), ProcessName(Role.WORKER, 0), ProcessName(Role.WORKER, 1))
+FURNITURE = ["NetworkPolicy iris", "Secret iris-token", "Service iris", "Service iris-master"]
+ALL = sorted([*FURNITURE, *(f"Pod iris-{name}" for name in PROCESSES)])
+
+
+class Cluster(SmallCluster):
+    """Kills whoever works with it when so many objects have been made."""
+
+    def __init__(self, kill_after: int) -> None:
+        super().__init__()
+        self.made: list[str] = []
+        self.kill_after = kill_after
+        self.work: asyncio.Task[None] | None = None
+
+    def put(self, path: str, made: dict[str, Any]) -> dict[str, Any]:
+        made = super().put(path, made)
+        if self.work is not None:
+            self.made.append(f"{made['kind']} {made['metadata']['name']}")
+            if len(self.made) == self.kill_after:
+                self.work.cancel()
+        return made
+
+    def kinds(self) -> list[str]:
+        return sorted(f"{one['kind']} {one['metadata']['name']}" for one in self.objects.values() if "kind" in one)
+
+    async def run(self, work: Any) -> bool:
+        """Whether it came to its end."""
+        self.work = asyncio.ensure_future(work)
+        if self.kill_after == 0:
+            self.work.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.work
+        killed = self.work.cancelled()
+        self.work = None
+        return not killed
+
+
+async def master(cluster: Cluster, api: Any, owner: Owner, folder: Path) -> None:
+    """What a master makes, in its order, from the start of its pod."""
+    secret = cluster.objects.get(f"{CORE}/secrets/iris-token")
+    if secret is not None:
+        for key in (TOKEN_KEY, UID_KEY):
+            (folder / key).write_text(secret["stringData"][key])
+    await Furnishing(api, owner, "iris-abcde", folder).run()
+    processes = KubernetesCluster(api, owner, lambda name: pod_plan(SPEC, name.role))
+    try:
+        for name in PROCESSES:
+            await processes.create(ProcessSpec(name, ("train",)))
+    finally:
+        await processes.leave()
+
+
+def with_job(cluster: Cluster) -> Owner:
+    job = cluster.put(JOBS, {"kind": "Job", "metadata": {"name": "iris"}})
+    uid = job["metadata"]["uid"]
+    cluster.put(f"{CORE}/pods", {"metadata": {"name": "iris-abcde", "ownerReferences": [{"uid": uid}]}})
+    return Owner("ns", "iris", uid)
+
+
+@pytest.mark.parametrize("count", range(len(ALL) + 1))
+def test_a_master_killed_after_any_object_leaves_only_what_goes_with_the_job(count: int, tmp_path: Path) -> None:
+    cluster = Cluster(count)
+    owner = with_job(cluster)
+
+    async def story() -> None:
+        async with serving(cluster) as api:
+            await cluster.run(master(cluster, api, owner, tmp_path))
+            assert len(cluster.made) == count
+            await api.delete(f"{JOBS}/iris", {"propagationPolicy": "Background"})
+
+    asyncio.run(story())
+    assert cluster.objects == {}
+
+
+@pytest.mark.parametrize("count", range(len(ALL)))
+def test_the_next_master_has_all_that_it_needs_whenever_the_one_before_was_killed(count: int, tmp_path: Path) -> None:
+    cluster = Cluster(count)
+    owner = with_job(cluster)
+
+    async def story() -> None:
+        async with serving(cluster) as api:
+            assert not await cluster.run(master(cluster, api, owner, tmp_path))
+            before = {one["metadata"]["uid"] for one in cluster.objects.values() if one.get("kind") == "Pod"}
+            cluster.kill_after = -1
+            assert await cluster.run(master(cluster, api, owner, tmp_path))
+            pods = {one["metadata"]["uid"] for one in cluster.objects.values() if one.get("kind") == "Pod"}
+            assert not before & pods, "processes of the master before have ended"
+
+    asyncio.run(story())
+    assert cluster.kinds() == sorted(["Job iris", *ALL])
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_who_is_killed_while_submitting_leaves_the_whole_job_or_nothing(count: int) -> None:
+    """There is one object to make. The next one with its name says that it is there."""
+    cluster = Cluster(count)
+
+    async def story() -> None:
+        async with serving(cluster) as api:
+            await cluster.run(submit(api, SPEC, "ns"))
+            assert cluster.made == ["Job iris"] * count and cluster.names() == ["iris"] * count
+            cluster.kill_after = -1
+            if count == 0:
+                assert await cluster.run(submit(api, SPEC, "ns"))
+            else:
+                with pytest.raises(SpecError, match="there is a job iris already") as taken:
+                    await submit(api, SPEC, "ns")
+                assert "delete job iris" in taken.value.hint
+            assert cluster.names() == ["iris"]
+
+    asyncio.run(story())
