@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -66,4 +67,6 @@ def visible(text: str) -> str:
 
 
 def _seen(char: str) -> str:
-    return char if char.isprintable() or char in "\n\t\u00a0" else "\N{REPLACEMENT CHARACTER}"
+    # As `dom.js` has it. Spaces of any width are no control characters.
+    hidden = unicodedata.category(char).startswith("C") or char in "\u2028\u2029"
+    return "\N{REPLACEMENT CHARACTER}" if hidden and char not in "\n\t" else char

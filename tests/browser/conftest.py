@@ -48,7 +48,9 @@ class Window:
     asked: list[str] = field(default_factory=list)
     """Addresses of all requests."""
     problems: list[str] = field(default_factory=list)
-    """Errors of scripts, and what the browser refused."""
+    """Errors of scripts, and all that the browser's console calls an error. At the end of a test there is none."""
+    breaks: bool = False
+    """The connection is cut on purpose: the browser tells of that."""
 
     def foreign(self, origin: str) -> list[str]:
         return [address for address in self.asked if not address.startswith((origin, "data:"))]
@@ -63,6 +65,7 @@ class Window:
 def open_window(chromium: Browser) -> Iterator[Callable[..., Window]]:
     """Keyword arguments are those of a browser context."""
     contexts: list[BrowserContext] = []
+    windows: list[Window] = []
 
     def make(**options: Any) -> Window:
         context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
@@ -71,14 +74,14 @@ def open_window(chromium: Browser) -> Iterator[Callable[..., Window]]:
         window = Window(context.new_page())
         window.page.on("request", lambda request: window.asked.append(request.url))
         window.page.on("pageerror", lambda error: window.problems.append(str(error)))
-        window.page.on(
-            "console", lambda message: "Content Security Policy" in message.text and window.problems.append(message.text)
-        )
+        window.page.on("console", lambda message: message.type == "error" and window.problems.append(message.text))
+        windows.append(window)
         return window
 
     yield make
     for context in contexts:
         context.close()
+    assert [problem for window in windows if not window.breaks for problem in window.problems] == []
 
 
 @pytest.fixture(scope="session")

@@ -99,9 +99,9 @@ def test_all_of_it_can_be_reached_with_the_keyboard_and_is_in_the_address(
     page.keyboard.press("Enter")
     expect(page.locator("#processes")).to_be_visible()
     expect(page.get_by_role("link", name="Processes")).to_have_attribute("aria-current", "page")
-    page.get_by_role("button", name="Records", exact=True).focus()
+    page.get_by_role("button", name="Trained", exact=True).focus()
     page.keyboard.press("Enter")
-    expect(page.locator("th[aria-sort=descending]")).to_have_text("Records")
+    expect(page.locator("th[aria-sort=descending]")).to_have_text("Trained")
     expect(page.locator("#process-rows th").first).to_have_text("worker-3")
     page.get_by_role("link", name="worker-2").focus()
     page.keyboard.press("Enter")
@@ -141,6 +141,43 @@ def test_script_in_names_and_texts_is_shown_and_does_not_run(
     assert dialogs == []
     assert window.problems == []
     assert window.foreign(address) == []
+
+
+def test_odd_names_and_numbers_are_shown_as_well_as_they_can_be(
+    report: Callable[..., str], open_window: Callable[..., Window]
+) -> None:
+    """Names that turn the order of letters, that nobody sees, or that fill a screen; clocks that jump; numbers that are none."""
+    odd, long = "a\u202eb\u200bc\u3000d", "x" * 400
+    rows = [process("worker-0", where=long, shard=long, message=odd), process("worker-1", "ended", cause="made_up_" + long)]
+    found = snapshot(rows, name=long, text=f"{odd} {long}")
+    counted = {"expected": 10**12, "trained": 999_999_999_999, "repeated": 10**12, "bad": -1, "lost": 10**15}
+    found["status"] |= {"records": counted, "metrics": {odd: -1e300, long: 1e-300}, "loss": None, "eta_s": 1e12, "version": 10**15}
+    found["timeline"]["bars"] = [
+        {**bar(rows[0]), "ordered_s": 90.0, "ready_s": 70.0},
+        {**bar(rows[1]), "ordered_s": 50.0, "ready_s": 20.0, "ended_s": -5.0},
+    ]
+    values = {"inf": [1.0, float("inf"), -3.0, float("nan"), 2.0], "gap": [None, 1e300, None, -1e300, None], "flat": [0.0] * 5}
+    at = {"at_s": [0.0, 5.0, 3.0, -2.0, 1e9], "records": [0, 0, 10**12, 5, 10**13], "unit": ""}
+    names = (
+        ("loss", "", "inf"),
+        ("metric", odd, "gap"),
+        ("metric", long, "flat"),
+        ("records_per_s", "", "gap"),
+        ("pull_s", odd, "inf"),
+    )
+    found["series"] = [{"name": name, "label": label, "values": values[kind], **at} for name, label, kind in names]
+    for width in (1280, 390):
+        window = open_window(viewport={"width": width, "height": 844})
+        address = report(found)
+        for tab in ("overview", "timeline", "processes", "shards", "events"):
+            window.page.goto(f"{address}#{tab}")
+            expect(window.page.locator(f"#{tab}")).to_be_visible()
+            assert window.page.evaluate("() => document.documentElement.scrollWidth") <= width, tab
+        window.page.goto(f"{address}?axis=time#overview")
+        expect(window.page.locator("#plots figure")).to_have_count(6)
+        expect(window.page.locator("figure h3", has_text="b")).to_have_text(["a\ufffdb\ufffdc\u3000d"])
+        expect(window.page.locator("#share-words")).to_contain_text("999,999,999,999 of 1,000,000,000,000")
+        assert "NaN" not in window.page.locator("body").inner_text() and "Infinity" not in window.page.locator("body").inner_text()
 
 
 def test_an_installation_without_uplot_says_so_and_shows_the_rest(

@@ -104,7 +104,7 @@ export function row(bar, span, marks) {
 function drawing(bar, span, marks, tone) {
   const x = (at) => place(at, span), ended = bar.ended_s !== null, end = ended ? bar.ended_s : span.end;
   const shapes = marks.map((one) => svg("line", { x1: percent(x(one.at_s)), x2: percent(x(one.at_s)), y1: 0, y2: 20, class: "mark" }));
-  const rect = (from, to, more) => svg("rect", { x: percent(x(from)), width: percent(x(to) - x(from)), ...more });
+  const rect = (from, to, more) => svg("rect", { x: percent(x(from)), width: percent(Math.max(0, x(to) - x(from))), ...more });
   shapes.push(rect(bar.ordered_s, bar.ready_s ?? end, { y: 8, height: 4, class: "waited" }));
   if (bar.ready_s !== null) shapes.push(rect(bar.ready_s, end, { y: 4, height: 12, rx: 2, class: tone.name }));
   if (ended) shapes.push(svg("line", { x1: percent(x(end)), x2: percent(x(end)), y1: 2, y2: 18, class: `end ${tone.name}` }));

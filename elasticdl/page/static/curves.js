@@ -28,7 +28,7 @@ export function linesOf(found, axis, plot) {
   const groups = plot.names.map((name) => found.filter((one) => one.name === name)).filter((group) => group.length);
   // As they are read: kind by kind, and by name, in whichever order they came.
   found = [...found].sort((one, other) => plot.names.indexOf(one.name) - plot.names.indexOf(other.name) || byName(one.label, other.label));
-  const totals = found.filter((one) => !one.label || plot.label), workers = found.filter((one) => !totals.includes(one));
+  const totals = found.filter((one) => !one.label || plot.label !== undefined), workers = found.filter((one) => !totals.includes(one));
   const few = found.length <= MOST_NAMED;
   const scale = plot.key === "latency" ? 1e3 : 1;
   const all = [...totals, ...workers];
@@ -101,6 +101,8 @@ function span(low, high) {
 }
 
 function short(value) {
+  if (Math.abs(value) >= 1e15) return value.toExponential(1).replace("e+", "e");
+  if (Math.abs(value) >= 1e12) return `${value / 1e12}T`;
   if (Math.abs(value) >= 1e9) return `${value / 1e9}G`;
   if (Math.abs(value) >= 1e6) return `${value / 1e6}M`;
   return Math.abs(value) >= 1e4 ? `${value / 1e3}k` : count(value);

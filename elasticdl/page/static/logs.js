@@ -55,6 +55,12 @@ export async function refreshLogs() {
   }
 }
 
+// After the end nobody is there to ask.
+export function paintLogs() {
+  if (!job.outcome || !byId("log-search") || byId("log-text").textContent) return;
+  setText(byId("log-text"), "The job has ended. Its logs are in logs/ of its directory, and `elasticdl logs` shows them.");
+}
+
 async function list() {
   listedMs = Date.now();
   const found = (await ask("/api/v1/logs")).logs.sort((one, other) => byName(one.process, other.process));

@@ -8,7 +8,7 @@ import { paintBars } from "./bars.js";
 import { bindProcesses, paintProcesses } from "./processes.js";
 import { listShards, paintShards } from "./shards.js";
 import { bindEvents, paintEvents, paintLately } from "./events.js";
-import { bindLogs, refreshLogs } from "./logs.js";
+import { bindLogs, paintLogs, refreshLogs } from "./logs.js";
 import { bindActions } from "./actions.js";
 import { ask, tell, watch } from "./stream.js";
 
@@ -16,7 +16,7 @@ const LOOK_MS = 1000;
 let due = false;
 
 const painters = {
-  overview: () => (paintPlots(), paintLately()), timeline: paintBars, processes: paintProcesses, shards: paintShards, logs: () => {}, events: paintEvents,
+  overview: () => (paintPlots(), paintLately()), timeline: paintBars, processes: paintProcesses, shards: paintShards, logs: paintLogs, events: paintEvents,
 };
 
 function paint() {

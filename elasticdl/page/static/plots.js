@@ -1,5 +1,5 @@
 // The plots: uPlot's canvases over the sketches of the first paint, and a table of every value beside each.
-import { byId, h } from "./dom.js";
+import { byId, h, visible } from "./dom.js";
 import { chosen, tab } from "./address.js";
 import { job } from "./job.js";
 import { colours, linesOf, options } from "./curves.js";
@@ -25,12 +25,13 @@ function wanted() {
   return [PLOTS[0], ...evaluated, ...PLOTS.slice(1, 3), ...PLOTS.slice(3).filter((plot) => plot.names.some((name) => present.has(name)))];
 }
 
-const seriesOf = (plot) => [...job.series.values()].filter((one) => plot.names.includes(one.name) && (!plot.label || one.label === plot.label));
+const seriesOf = (plot) => [...job.series.values()].filter((one) => plot.names.includes(one.name) && (plot.label === undefined || one.label === plot.label));
 
 function figure(plot) {
-  const known = byId(`plot-${plot.key}`);
+  // A metric may be named anything; the first paint shows what can be seen of it.
+  const id = visible(`plot-${plot.key}`), known = byId(id);
   if (known) return known;
-  return h("figure", { id: `plot-${plot.key}`, "data-key": plot.key },
+  return h("figure", { id, "data-key": plot.key },
     h("figcaption", {}, h("h3", {}, plot.title), " ", h("small", {}, plot.unit)),
     h("div", { class: "canvas" }),
     h("details", { class: "values" }, h("summary", {}, "Table")));

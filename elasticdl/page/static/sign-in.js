@@ -19,5 +19,11 @@ form.addEventListener("submit", (event) => {
   event.preventDefault();
   signIn(document.getElementById("token").value.trim());
 });
-const given = new URLSearchParams(location.hash.slice(1)).get("token");
-if (given) signIn(given);
+// Also of the address that somebody puts in while this page is open: then the fragment is all that changes.
+function take() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (given) signIn(given);
+}
+
+addEventListener("hashchange", take);
+take();
