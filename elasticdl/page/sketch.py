@@ -44,6 +44,8 @@ def lines(series: Sequence[Mapping[str, Any]], axis: str) -> Html:
 
 
 def _points(series: Mapping[str, Any], axis: str) -> list[tuple[float, float]]:
-    pairs = [(x, y) for x, y in zip(series[axis], series["values"], strict=True) if x is not None and y is not None and math.isfinite(y)]
+    pairs = [
+        (x, y) for x, y in zip(series[axis], series["values"], strict=True) if x is not None and y is not None and math.isfinite(y)
+    ]
     step = max(1, math.ceil(len(pairs) / _POINTS))
     return pairs[::step] if len(pairs) > 1 else []
