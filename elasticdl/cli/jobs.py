@@ -30,19 +30,24 @@ FORMAT_OPTION = click.option(
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
 @FORMAT_OPTION
-@click.option("-w", "--watch", is_flag=True, help="Go on showing it until the job has ended, or Ctrl-C.")
-def status(sought: Sought, form: str, watch: bool) -> None:
+@click.option(
+    "-w",
+    "--watch",
+    is_flag=True,
+    help="Go on until the job has ended, or Ctrl-C; the exit code is then the job's. Into a file or pipe: a line when something has changed.",
+)
+def status(sought: Sought, form: str, watch: bool) -> int:
     """Show how a job is doing, or how it ended."""
     with found(sought) as job:
         if watch:
-            _watch(job, Format(form))
-            return
+            return _watch(job, Format(form))
         report = job.report()
     if form != Format.TABLE:
         click.echo(render(report.as_dict(), Format(form)), nl=False)
-        return
+        return ExitCode.DONE
     for line in lines(report):
         click.echo(line)
+    return ExitCode.DONE
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
@@ -113,27 +118,40 @@ def stop(sought: Sought, reason: str, now: bool, yes: bool) -> int:
     return ExitCode.DONE
 
 
-def _watch(job: FoundJob, form: Format) -> None:
+def _watch(job: FoundJob, form: Format) -> int:
+    """Until its end; its exit code."""
     from elasticdl.cli import watching
 
-    if form is Format.TABLE:
+    if form is not Format.TABLE:
+        return watching.follow(job, lambda report: _print_data(report, form), tell).exit_code
+    if sys.stdout.isatty():
         from elasticdl.cli.view import view_for
 
         view = view_for()
         try:
-            watching.watch(job, view)
+            outcome = watching.watch(job, view)
         finally:
             view.close()
-        for line in lines(job.report()):
-            click.echo(line)
-        return
+    else:
+        from elasticdl.cli.changes import Changes
 
-    def show(report: Report) -> None:
-        found = report.as_dict()
-        click.echo(as_json(found) if form is Format.JSON else f"---\n{render(found, form)}", nl=False)
-        sys.stdout.flush()
+        changes = Changes()
 
-    watching.follow(job, show, tell)
+        def show(report: Report) -> None:
+            for line in changes.lines(report) if report.state not in ENDS else ():
+                click.echo(line)
+            sys.stdout.flush()
+
+        outcome = watching.follow(job, show, tell)
+    for line in lines(job.report()):
+        click.echo(line)
+    return outcome.exit_code
+
+
+def _print_data(report: Report, form: Format) -> None:
+    found = report.as_dict()
+    click.echo(as_json(found) if form is Format.JSON else f"---\n{render(found, form)}", nl=False)
+    sys.stdout.flush()
 
 
 def lines(report: Report) -> list[str]:

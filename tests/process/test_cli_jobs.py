@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -208,7 +209,7 @@ def test_ctrl_c_stops_in_order_and_says_how_to_go_on(elasticdl: Commands) -> Non
     job = elasticdl.directory / "jobs/drains"
     assert code == 130
     assert elasticdl.asked("drains") == [["stop", "Ctrl-C"]]
-    assert f"elasticdl train -f {job / 'job.yaml'} --job-dir {job} --resume" in errors
+    assert f"elasticdl train -f {job / 'job.yaml'} --resume\n" in errors
     assert "trained 50" in output
     assert gone(where["pid"])
 
@@ -304,9 +305,12 @@ def test_a_job_goes_on_in_its_directory_with_resume_and_its_own_yaml(elasticdl: 
     process = elasticdl.train("drains", "--minibatch-size", "7")
     elasticdl.master("drains")
     process.send_signal(signal.SIGINT)
-    assert elasticdl.end(process)[0] == 130
+    code, _, errors = elasticdl.end(process)
+    told = errors.rpartition("go on with: ")[2]
+    assert code == 130 and told
     job = elasticdl.directory / "jobs/drains"
-    again = elasticdl.start("train", "-f", str(job / "job.yaml"), "--job-dir", str(job), "--resume", "--job-name", "finishes")
+    # The command that is told, pasted; only the script of the master that it starts is another one.
+    again = elasticdl.start(*shlex.split(told.partition("elasticdl ")[2]), "--job-name", "finishes")
     code, _, errors = elasticdl.end(again)
     assert code == 0, errors
     spec = json.loads((job / "job.json").read_text())
@@ -354,15 +358,19 @@ def test_jobs_are_listed_with_their_progress_and_waited_for(elasticdl: Commands)
     code, _, errors = elasticdl.run("wait", "drains", "--timeout", "0.2")
     assert code == 124 and "has not ended after 0.2 s" in errors
     waiting = elasticdl.start("wait", "drains")
+    piped = elasticdl.start("status", "drains", "--watch")
+    assert piped.stdout is not None and "waiting: ps-0 is starting" in piped.stdout.readline()
     watching = elasticdl.start("status", "drains", "--watch", "-o", "json")
     assert watching.stdout is not None
     first = json.loads(watching.stdout.readline())
     assert (first["state"], first["version"], first["exit_code"]) == ("running", 7, None)
     assert elasticdl.run("stop", "drains", "--yes")[0] == 0
     assert elasticdl.end(process)[0] == elasticdl.end(waiting)[0] == 130
+    code, output, _ = elasticdl.end(piped)
+    assert code == 130 and "ended with exit code 130: stopped: by the test" in output and len(output.splitlines()) < 30
     *_, line = watching.stdout
     last = json.loads(line)
-    assert watching.wait(LIMIT_S) == 0 and (last["state"], last["exit_code"], set(last)) == ("stopped", 130, set(first))
+    assert watching.wait(LIMIT_S) == 130 and (last["state"], last["exit_code"], set(last)) == ("stopped", 130, set(first))
 
 
 def test_stop_now_ends_a_master_that_heeds_no_stop(elasticdl: Commands) -> None:
@@ -447,7 +455,7 @@ def test_a_terminal_gets_a_live_picture(elasticdl: Commands) -> None:
     os.close(terminal)
     seen = ""
     with os.fdopen(screen, "rb", buffering=0) as file:
-        while "accuracy 0.75" not in seen or "worker-0" not in seen:
+        while "training loss 0.5" not in seen or "worker-0" not in seen:
             seen += file.read(4096).decode()
         process.send_signal(signal.SIGINT)
         while "--resume" not in seen:
