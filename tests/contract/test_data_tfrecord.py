@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl._native import crc32c
@@ -57,6 +57,7 @@ def test_tensorflow_reads_the_same(written):
     assert [record.numpy() for record in tf.data.TFRecordDataset(str(path))] == records
 
 
+@settings(deadline=None)
 @given(st.binary(), st.binary())
 def test_the_checksum_can_be_gone_on_with(first, second):
     assert crc32c(second, crc32c(first)) == crc32c(first + second)
@@ -71,6 +72,7 @@ def by_definition(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=70))
 def test_the_checksum_is_the_polynomial_s(data):
     assert crc32c(data) == by_definition(data)

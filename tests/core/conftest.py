@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
+from hypothesis import settings
 
 from elasticdl.cluster.base import ExitFacts, ProcessName, Role
 from elasticdl.job import Action, JobSpec
@@ -12,6 +13,10 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.state import JobState
 from elasticdl.shard import Applied, Lease, Source, Task
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("any machine", settings.default, deadline=None)
+settings.load_profile("any machine")
 
 TRAINING = (Source("a", 64),)
 VALIDATION = (Source("v", 16),)
