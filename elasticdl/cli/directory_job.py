@@ -82,7 +82,7 @@ class DirectoryJob:
             raise no_such_job(
                 f"there is no job in {directory.path} any more", "the check of its model and data found something wrong"
             )
-        if self._is_young() and not directory.status.exists():
+        if self._is_young() and not directory.status.exists() and not self._has_receipt():
             return None
         return self._left(left) if (left := self._last_word()) else self._killed()
 
@@ -239,6 +239,12 @@ class DirectoryJob:
             return self.directory.spec.stat().st_mtime
         except OSError:
             return time.time()
+
+    def _has_receipt(self) -> bool:
+        """This run has come to its end; its last word may still be missing."""
+        with suppress(OSError):
+            return self.directory.receipt.stat().st_mtime > self._made_wall_s()
+        return False
 
     def _is_young(self) -> bool:
         return time.time() - self._made_wall_s() < _STARTS_WITHIN_S

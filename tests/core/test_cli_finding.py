@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -108,6 +109,19 @@ def test_a_young_job_without_a_master_is_starting_and_an_old_one_was_killed(here
     monkeypatch.setattr(directory_job, "_LAST_WORD_WITHIN_S", 0.0)
     outcome = job.outcome()
     assert outcome is not None and outcome.exit_code == 1 and "was killed" in outcome.message
+
+
+def test_a_young_job_that_has_come_to_its_receipt_is_not_starting_any_more(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its master was killed between its last two files: whoever waits for the job would wait for ever."""
+    monkeypatch.setattr(directory_job, "_LAST_WORD_WITHIN_S", 0.0)
+    directory = made(here / "j")
+    job, receipt = DirectoryJob(JobDirectory(directory)), directory / "receipt.json"
+    receipt.write_text("{}")
+    os.utime(directory / "job.json", (time.time() - 5.0, time.time() - 5.0))
+    outcome = job.outcome()
+    assert outcome is not None and outcome.exit_code == 1 and "was killed" in outcome.message
+    os.utime(receipt, (time.time() - 10.0, time.time() - 10.0))
+    assert job.outcome() is None, "that receipt is of the run before"
 
 
 def test_a_master_that_takes_its_address_away_first_is_not_taken_for_killed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
