@@ -154,3 +154,44 @@ def test_a_worker_whose_leases_were_voided_may_give_them_back_and_go_on(bench):
     b.put(e.LeaseReturned(0, b.worker(0), Applied(held.shard.id, held.attempt, 8)))
     assert not b.of(c.FenceWorker), "it lives: whatever it pushes next must be taken"
     assert [process.state for process in b.state.status().processes if process.role == "worker"] == ["ready"]
+
+
+def test_a_ledger_that_does_not_add_up_fails_the_job(bench):
+    """A bug of ours must not look like success: what is lost is computed, not assumed."""
+    b = bench()
+    b.up()
+    lease = b.lease()
+    b.state._facts.work.counts[0].expected += 5
+    b.finish(0, lease)
+    b.train_all()
+    assert b.state.status().exit_code == ExitCode.JOB_FAILED
+    assert "5 records neither trained nor given up" in b.state.status().outcome
+
+
+def test_a_slow_first_batch_gives_the_next_worker_twice_the_time(bench):
+    """Nobody knows yet how long a batch takes: a model that needs ten minutes to compile is not relaunched for ever."""
+    b = bench()
+    b.up()
+    for index, limit_s in enumerate((300.0, 600.0, 1200.0)):
+        b.lease(index)
+        b.tick(limit_s - 1.0)
+        assert b.state.status().processes[-1].state == "ready", limit_s
+        b.tick(2.0)
+        assert b.said(f"where {limit_s:.0f} s are allowed")
+        b.fenced(index, None)
+        b.attach(b.worker(index + 1))
+
+
+def test_a_failure_that_was_told_is_not_held_against_what_else_the_worker_had(bench):
+    b = bench(validation_data="v", evaluation_steps=1, records_per_task=8, max_relaunches=0, num_workers=2)
+    b.up(2)
+    b.progress(0, b.lease(0), 8, version=1, done=True)
+    b.put(e.SnapshotCut(0, b.of(c.TakeSnapshot)[-1].snapshot, 1, {}))
+    first, second = b.lease(0), b.lease(0)
+    assert (first.round, second.round) == (0, 0)
+    b.put(e.TaskFailed(0, b.worker(0), first.task, first.shard.id, first.attempt, "ValueError: no"))
+    b.die(b.worker(0), ExitFacts(exit_code=ExitCode.USER_ERROR, log_tail="ValueError: no"))
+    b.fenced(0, None)
+    assert b.state.status().exit_code is None
+    blamed = {piece.shard.id: len(piece.failures) for piece in b.state._evaluation.round.ledger.returned}
+    assert blamed == {first.shard.id: 1, second.shard.id: 0}
