@@ -8,6 +8,16 @@ NOTHING = "–"
 """For a number that is not known."""
 
 
+START_PARTS = {
+    "import": "importing TensorFlow",
+    "build": "building the model",
+    "weights": "exchanging weights with the parameter servers",
+    "compile": "compiling its step",
+}
+"""What a worker does between presenting itself and being ready for work, in this order where it does it."""
+FIRST_PART = "import"
+
+
 def amount(number: int, noun: str, plural: str = "") -> str:
     """`1 shard`, `1,437 records`, `0 bytes`; `plural` where it is not the noun with an s."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

@@ -106,7 +106,9 @@ def head(status: Status) -> str:
     if remaining is not None:
         parts.append(f"ETA {duration(remaining)}")
     if status["version"] or workers:
-        parts += [*version(status), f"{ready}/{amount(len(workers), 'worker')}"]
+        parts += version(status)
+    if workers:
+        parts.append(f"{ready}/{amount(len(workers), 'worker')}")
     parts += measures(status)
     return ", ".join(parts)
 

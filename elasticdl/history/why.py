@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, TypeVar, final
 
 from elasticdl.history.occurrence import Occurrence, Step
-from elasticdl.words import amount, spoken
+from elasticdl.words import START_PARTS, amount, spoken
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -166,8 +166,11 @@ class Story:
     def _ready(self, one: Occurrence) -> None:
         after_s, pending_s, start_s = one.number("after_s"), one.number("pending_s"), one.number("start_s")
         if after_s >= SLOW_S:
-            parts = f"{spoken(pending_s)} until it ran, {spoken(start_s)} until it presented itself"
-            text = f"{one.process} was ready {spoken(after_s)} after it was ordered: {parts}"
+            parts = [f"{spoken(pending_s)} until it ran", f"{spoken(start_s)} until it presented itself"]
+            parts += [
+                f"{spoken(one.number(f'{part}_s'))} {words}" for part, words in START_PARTS.items() if one.number(f"{part}_s")
+            ]
+            text = f"{one.process} was ready {spoken(after_s)} after it was ordered: {', '.join(parts)}"
             self._put(Entry(one.at - after_s, one.at_s - after_s, What.START, text, one.process, seconds=after_s))
         if one.process.startswith("ps-"):
             self._recover(one)
@@ -175,7 +178,10 @@ class Story:
     def _working(self, one: Occurrence) -> None:
         after_s = one.number("after_s")
         if after_s >= SLOW_S:
-            text = f"{one.process} made its first progress {spoken(after_s)} after it was ready"
+            first_s = one.number("first_s", after_s)
+            waited = f"{spoken(after_s - first_s)} until it had work, " if after_s - first_s >= 1 else ""
+            parts = f"{waited}{spoken(first_s)} for its first steps, compiling included"
+            text = f"{one.process} made its first progress {spoken(after_s)} after it was ready: {parts}"
             self._put(Entry(one.at - after_s, one.at_s - after_s, What.START, text, one.process, seconds=after_s))
         self._recover(one)
 

@@ -147,7 +147,7 @@ class Hands:
             self._inbox.post(happened.ProcessEnded(self._inbox.at_s(), name, NEVER_STARTED))
 
     def _stop(self, command: do.StopProcess) -> None:
-        _LOG.info("stopping %s within %g s: %s", command.name, command.grace_s, command.reason)
+        _LOG.debug("stopping %s within %g s: %s", command.name, command.grace_s, command.reason)
         if command.name.role is Role.WORKER and command.grace_s > 0:
             self._order(command.name, Drain(command.reason))
         self._inbox.spawn(f"stop of {command.name}", self._means.launcher.stop(command.name, command.grace_s))

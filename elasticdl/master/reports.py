@@ -12,6 +12,7 @@ from elasticdl.master.core.events import (
     ProgressReported,
     RingTold,
     SnapshotCut,
+    StartWentOn,
     StopAsked,
     SummaryReported,
     TaskFailed,
@@ -23,6 +24,8 @@ def events_of(worker: ProcessName, report: Report, at_s: float) -> Iterator[Even
     """Copies of weights before progress that is beyond them; then progress: what was done counts, whatever went wrong
     afterwards. Where a worker stands with the ring comes last: what it was handed over there is told before.
     """
+    for part in report.starting:
+        yield StartWentOn(at_s, worker, part)
     for cut in report.ring_cuts:
         yield SnapshotCut(at_s, cut.snapshot, cut.version, {})
     for progress in report.progress:

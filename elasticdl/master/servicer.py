@@ -155,7 +155,7 @@ class MasterService(MasterServicer):
         if bool(control) != bool(bulk):
             raise ValueError(f"{sender} attaches with half of its addresses: control {control!r}, bulk {bulk!r}")
         version = request.restored_version if request.has_state else None
-        return ProcessAttached(self._inbox.at_s(), name, control, bulk, version)
+        return ProcessAttached(self._inbox.at_s(), name, control, bulk, version, starting=request.starting)
 
 
 async def _invalid(context: AsyncContext, error: _NonsenseError) -> NoReturn:

@@ -147,6 +147,8 @@ class Report:
     ring: RingWord | None = None
     ring_cuts: tuple[RingCut, ...] = ()
     ring_saves: tuple[RingSaved, ...] = ()
+    starting: tuple[str, ...] = ()
+    """Parts of its start that a worker began, in their order, as `words.START_PARTS` has them; '': it is ready for work."""
 
 
 @dataclass(frozen=True, slots=True)

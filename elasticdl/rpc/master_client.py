@@ -51,17 +51,21 @@ class MasterClient:
         self._lease_lock = threading.Lock()
         self._leases = 0
 
-    def attach(self, control_address: str = "", bulk_address: str = "", restored_version: int | None = None) -> Attached:
+    def attach(
+        self, control_address: str = "", bulk_address: str = "", restored_version: int | None = None, *, starting: bool = False
+    ) -> Attached:
         """Present this process. Reports are due from now on.
 
         A server attaches twice: without addresses, to learn `Attached.restore_from`, and again when it can serve, with
         both addresses and the version it restored (None: it has no state yet). Only then do others hear of it.
+        `starting`: a worker that has a model to build first; its reports tell when it is ready for work.
         """
         request = pb.AttachRequest(
             control_address=control_address,
             bulk_address=bulk_address,
             has_state=restored_version is not None,
             restored_version=restored_version or 0,
+            starting=starting,
         )
         reply = self._call(self._stub.Attach, request, "attach")
         self._epoch = reply.epoch

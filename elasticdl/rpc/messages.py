@@ -28,9 +28,11 @@ from elasticdl.rpc.conversation import (
     Wait,
 )
 from elasticdl.shard import Applied, Lease, Mark, RingItem, Shard, ShardId, SnapshotId, Task
+from elasticdl.words import START_PARTS
 
 _NONE = -1
 _MAX_PARTS = 10_000
+_MAX_START_PARTS = 16
 _MAX_NAMES = 256
 _MAX_NAME_CHARS = 200
 _MAX_EXAMPLES = 3
@@ -291,6 +293,7 @@ def report_to_wire(report: Report, sequence: int) -> pb.ReportRequest:
         ring=ring.word_to_wire(report.ring) if report.ring is not None else None,
         ring_cuts=[ring.cut_to_wire(cut) for cut in report.ring_cuts],
         ring_saves=[ring.saved_to_wire(saved) for saved in report.ring_saves],
+        starting=report.starting,
     )
 
 
@@ -311,7 +314,13 @@ def report_from_wire(message: pb.ReportRequest) -> Report:
         ring=ring.word_from_wire(message.ring) if message.HasField("ring") else None,
         ring_cuts=tuple(ring.cut_from_wire(cut) for cut in message.ring_cuts),
         ring_saves=tuple(ring.saved_from_wire(saved) for saved in message.ring_saves),
+        starting=_start_parts(message.starting),
     )
+
+
+def _start_parts(parts: Iterable[str]) -> tuple[str, ...]:
+    """Those that are known; of a worker of another version there may be others."""
+    return tuple(part for part in parts if part in START_PARTS or not part)[:_MAX_START_PARTS]
 
 
 def applied_by_worker(parts: Mapping[str, pb.Applied]) -> dict[str, Applied]:

@@ -88,7 +88,14 @@ class Outbox:
         self._word: RingWord | None = None
         self._cuts: list[RingCut] = []
         self._saves: list[RingSaved] = []
+        self._starting: list[str] = []
         self.urgent = threading.Event()
+
+    def starting(self, part: str) -> None:
+        """This worker has come to a part of its start; '': it is ready for work."""
+        with self._lock:
+            self._starting.append(part)
+        self.urgent.set()
 
     def hold(self, lease: Lease) -> None:
         """A lease was granted. Leases without a shard are not held: there is nothing of them to give back."""
@@ -188,7 +195,9 @@ class Outbox:
                 ring=self._word,
                 ring_cuts=tuple(self._cuts),
                 ring_saves=tuple(self._saves),
+                starting=tuple(self._starting),
             )
+            self._starting = []
             self._cuts, self._saves = [], []
             self._held = {key: held for key, held in self._held.items() if not held.done and not held.closed}
             self._summaries, self._failures, self._exported, self._stop_asked = [], [], "", ""

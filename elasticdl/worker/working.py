@@ -128,7 +128,7 @@ class Link:
     @classmethod
     def make(cls, environment: Environment, client: MasterClient, ending: Ending) -> Link:
         """Attach, connect, and begin to report and to follow orders. Leases wait until there is a model to use them."""
-        attached = client.attach()
+        attached = client.attach(starting=True)
         clock = SystemClock()
         outbox, gauges, watch = Outbox(), Gauges(clock), Watch(clock)
         keeper = LeaseKeeper(client, outbox, ending)
@@ -147,7 +147,9 @@ class Link:
 
 def work(environment: Environment, client: MasterClient, link: Link, importing: _Import) -> Worker | RingWorker:
     """Build the worker and let it work until it ends, for whatever reason: that is in `Ending` then."""
+    outbox = link.around.outbox
     importing.wait(link.around.ending)
+    outbox.starting("build")
     spec = link.attached.spec
     if spec.training.distribution_strategy is Strategy.ALLREDUCE and spec.action is Action.TRAIN:
         return _work_on_ring(environment, client, link)
@@ -162,7 +164,9 @@ def work(environment: Environment, client: MasterClient, link: Link, importing: 
         else:
             worker = assemble(assignment, link.parameters, link.around)
     link.orders.revoke_by(worker.loading.revoke)
+    outbox.starting("weights")
     worker.start()
+    outbox.starting("")
     link.around.keeper.start()
     _log.info("ready: the model was built, and has its weights, in %.1f s", time.monotonic() - begin_s)
     worker.run()
@@ -178,6 +182,8 @@ def _work_on_ring(environment: Environment, client: MasterClient, link: Link) ->
     with link.around.watch.doing("building the model"):
         worker = assemble_ring(assignment, host, client, link.forms, link.around)
     link.forms.copies_by(worker.copies.follow)
+    # It says itself when it is warm.
+    link.around.outbox.starting("compile")
     worker.run()
     return worker
 

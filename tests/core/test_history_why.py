@@ -230,7 +230,55 @@ def test_a_slow_start_says_where_the_time_went(recorded):
     lease = job.lease(0)
     job.t = 50.0
     job.progress(0, lease, 8)
-    assert record.words("start")[1] == "worker-0 made its first progress 16 s after it was ready"
+    assert record.words("start")[1] == (
+        "worker-0 made its first progress 16 s after it was ready: 16 s for its first steps, compiling included"
+    )
+
+
+def test_a_worker_is_ready_when_it_can_work_and_a_slow_start_names_its_parts(recorded):
+    record = recorded(num_workers=1)
+    job = record.job
+    job.start()
+    job.attach(job.ps(0))
+    job.t = 1.0
+    job.put(e.ProcessSeen(0, job.worker(0), running=True))
+    job.t = 3.0
+    job.put(e.ProcessAttached(0, job.worker(0), "c", "b", starting=True))
+
+    def shown() -> tuple[str, str, int]:
+        (row,) = [one for one in job.state.status().processes if one.role == "worker"]
+        return row.state, row.message, job.state.status().scale.observed
+
+    assert shown() == ("starting", "importing TensorFlow", 0) and record.bar("worker-0")["ready_s"] is None
+    assert any("worker-0 is starting: importing TensorFlow" in wait for wait in job.state.status().waiting)
+    for at_s, part in ((12.0, "build"), (24.5, "weights"), (25.0, "")):
+        job.t = at_s
+        job.put(e.StartWentOn(0, job.worker(0), part))
+    assert shown() == ("ready", "", 1) and record.bar("worker-0")["ready_s"] == 25.0
+    assert record.words("start") == [
+        "worker-0 was ready 25 s after it was ordered: 1.0 s until it ran, 2.0 s until it presented itself, 9.0 s importing TensorFlow, "
+        "12 s building the model, 0.5 s exchanging weights with the parameter servers"
+    ]
+    job.t = 30.0
+    lease = job.lease(0)
+    job.t = 41.0
+    job.progress(0, lease, 8)
+    assert record.words("start")[1].endswith(": 5.0 s until it had work, 11 s for its first steps, compiling included")
+
+
+def test_a_member_of_a_ring_is_ready_when_it_says_that_it_is_warm(recorded):
+    record = recorded(num_workers=1, distribution_strategy="AllreduceStrategy")
+    job = record.job
+    job.start()
+    job.put(e.ProcessAttached(0, job.worker(0), "c", "b", starting=True))
+    for at_s, part in ((5.0, "build"), (9.0, "compile")):
+        job.t = at_s
+        job.put(e.StartWentOn(0, job.worker(0), part))
+    assert job.state.status().scale.observed == 0
+    job.t = 20.0
+    job.put(e.RingTold(0, job.worker(0), True, 0, 0, False, ""))
+    assert job.state.status().scale.observed == 1
+    assert "11 s compiling its step" in record.words("start")[0]
 
 
 def test_a_silent_worker_that_was_out_of_memory_is_told_as_that_later(recorded):

@@ -77,13 +77,23 @@ class CreateFailed(Event):
 class ProcessAttached(Event):
     """A process came up and presented itself.
 
-    A parameter server gives the addresses of its two planes and the version it restored (None: it has no state yet).
+    A parameter server gives the addresses of its two planes and the version it restored (None: it has no state yet). `starting`: a worker
+    that tells with `StartWentOn` when it is ready for work.
     """
 
     name: ProcessName
     control_address: str = ""
     bulk_address: str = ""
     restored_version: int | None = None
+    starting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StartWentOn(Event):
+    """A worker has come to another part of its start (`words.START_PARTS`); '': it is ready for work."""
+
+    worker: ProcessName
+    part: str
 
 
 @dataclass(frozen=True, slots=True)

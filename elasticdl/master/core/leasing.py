@@ -159,9 +159,10 @@ class Leasing:
 
     def _first_progress(self, process: Process) -> None:
         """A worker that came up does its part from now on."""
-        after_s = self._facts.now_s - (process.ready_s or self._facts.now_s)
+        ready_s = self._facts.now_s if process.ready_s is None else process.ready_s
+        after_s, first_s = self._facts.now_s - ready_s, self._facts.now_s - max(ready_s, process.busy_since_s)
         text = f"{process.name} works, {after_s:.1f} s after it was ready"
-        details = meaning(Step.WORKING, after_s=after_s)
+        details = meaning(Step.WORKING, after_s=after_s, first_s=first_s)
         self._facts.orders.announce("process", text, process=process.name, level="detail", details=details)
 
     def _progressed_work(self, event: ProgressReported) -> int:

@@ -16,7 +16,7 @@ from elasticdl.master.core.parts import MORE_MEMORY, Facts, Phase
 from elasticdl.master.core.processes import Life, Process
 from elasticdl.master.core.scaling import Scaling
 from elasticdl.master.core.view import main_ledger
-from elasticdl.words import amount
+from elasticdl.words import FIRST_PART, amount
 
 _ATTACH_LIMIT_S = 300.0
 _HINTS = {
@@ -80,11 +80,29 @@ class Membership:
         process.busy_since_s = event.at_s
         process.restored_version = event.restored_version or 0
         if first:
-            process.ready_s, took_s = event.at_s, event.at_s - process.started_s
-            text = f"{event.name} is ready after {took_s:.1f} s"
-            self._facts.orders.announce("process", text, process=event.name, details=_started(process))
+            process.attached_s = event.at_s
+            if event.starting:
+                process.part, process.part_since_s = FIRST_PART, event.at_s
+            else:
+                self._ready(process)
         if event.name.role is Role.PS and first:
             self._server_back(event)
+
+    def went_on(self, name: ProcessName, part: str) -> None:
+        """A worker has come to another part of its start, or ('') to its end."""
+        process = self._facts.processes.going.get(name)
+        if process is None or not process.part or process.part == part:
+            return
+        took_s = self._facts.now_s - process.part_since_s
+        process.took_s[process.part] = process.took_s.get(process.part, 0.0) + took_s
+        process.part, process.part_since_s = part, self._facts.now_s
+        if not part and process.life is Life.READY:
+            self._ready(process)
+
+    def _ready(self, process: Process) -> None:
+        process.ready_s = self._facts.now_s
+        text = f"{process.name} is ready after {self._facts.now_s - process.started_s:.1f} s"
+        self._facts.orders.announce("process", text, process=process.name, details=_started(process))
 
     def least_version(self) -> int:
         """The version that no server can be below: each began with that of its checkpoint, and only grows."""
@@ -270,12 +288,14 @@ class Membership:
 
 
 def _started(process: Process) -> dict[str, Value]:
-    """How long each part of a start took: until it ran, and from then on until it presented itself."""
-    ready_s = process.ready_s or 0.0
-    running_s = ready_s if process.running_s is None else process.running_s
+    """How long each part of a start took: until it ran, until it presented itself, and what it told of after that."""
+    ready_s, there_s = process.ready_s or 0.0, process.attached_s or 0.0
+    running_s = there_s if process.running_s is None else process.running_s
     pending_s = max(0.0, running_s - process.ordered_s)
-    start_s = max(0.0, ready_s - process.ordered_s - pending_s)
-    return meaning(Step.READY, after_s=ready_s - process.started_s, pending_s=pending_s, start_s=start_s, where=process.where)
+    start_s = max(0.0, there_s - process.ordered_s - pending_s)
+    after_s = ready_s - process.started_s
+    parts = {f"{part}_s": took_s for part, took_s in process.took_s.items()}
+    return meaning(Step.READY, after_s=after_s, pending_s=pending_s, start_s=start_s, where=process.where, **parts)
 
 
 def _ended(process: Process, told: Verdict, now_s: float) -> dict[str, Value]:

@@ -31,6 +31,7 @@ class Life(StrEnum):
     STARTING = "starting"
     """It runs and has not presented itself yet."""
     READY = "ready"
+    """It presented itself. A worker that is at a `part` of its start then is shown as starting."""
     STOPPING = "stopping"
     """Asked to end; `message` says why. It may still give work back."""
     LOST = "lost"
@@ -86,6 +87,12 @@ class Process:
     changes: Callable[[], None] = field(default=_nothing, repr=False, compare=False)
     """Called when it comes into another state."""
     ready_s: float | None = None
+    attached_s: float | None = None
+    part: str = ""
+    """Of its start, which it is at since it presented itself; '' when it is ready for work."""
+    part_since_s: float = 0.0
+    took_s: dict[str, float] = field(default_factory=dict)
+    """How long the parts of its start took that are over."""
     replaced: bool = False
     """Another was ordered in its place, or none is to be."""
 
@@ -93,6 +100,11 @@ class Process:
     def live(self) -> bool:
         """It works, or may be expected to."""
         return self.life in _LIVE
+
+    @property
+    def up(self) -> bool:
+        """Ready for work, in the one sense that this word has for people."""
+        return self.life is Life.READY and not self.part
 
     @property
     def heard(self) -> bool:

@@ -213,14 +213,16 @@ class RingWork:
             self._open.remove(held)
         if event.bad_records:
             self._facts.check_bad(work.counts[epoch], event.bad_examples)
-        self._share_out(work, event.worker)
+        self._share_out(event.worker)
         self._missed_cut()
         self._tell_loss(event, work)
         return gained
 
-    def _share_out(self, work: Ledger, teller: ProcessName) -> None:
+    def _share_out(self, *tellers: ProcessName) -> None:
         """What the ring did is the work of all its members alike: parts of a step differ by a record at most."""
-        records, names = work.done_by.pop(RING, 0), self.names or (teller,)
+        work, names = self._facts.work, self.names or tellers
+        assert work is not None
+        records = work.done_by.pop(RING, 0) if names else 0
         for index, name in enumerate(names):
             work.done_by[name] += records * (index + 1) // len(names) - records * index // len(names)
 
@@ -295,6 +297,7 @@ class RingWork:
         self.first_number, self.halting = self.next_number, ""
         self._evaluation.abandon()
         repeated = self.restore(ledger)
+        self._share_out()
         self._facts.version = self._facts.acknowledged_version = version
         self._checkpointing.rolled_back(version)
         self._evaluation.version_changed()

@@ -248,7 +248,7 @@ class Ledger:
         self._cursor = 0
         self._first_id = self._ids.reserve(self.plan.shards)
 
-    def replaces(self, lost: Ledger) -> int:
+    def replaces(self, lost: Ledger, holder: ProcessName) -> int:
         """This ledger, of an earlier time, takes the place of one whose weights were lost; returns the records trained in vain."""
         vain = 0
         for epoch, count in enumerate(lost.counts):
@@ -260,6 +260,8 @@ class Ledger:
             else:
                 self.repeated_before[epoch] = count.repeated + again
         self.done_by, self.resumed, self.undone = lost.done_by, lost.resumed, lost.undone + vain
+        # A checkpoint may be ahead of what was told: that was done by whoever held it.
+        self.done_by[holder] += self.totals().trained - (lost.totals().trained - vain)
         return vain
 
     def reopen(self, counts: Iterable[Count], cursor: int, first_id: int) -> None:

@@ -28,7 +28,7 @@ from elasticdl.master.core.placement import Placement
 from elasticdl.master.core.processes import Life
 from elasticdl.master.core.resuming import ledger_json, resume
 from elasticdl.master.core.ring_membership import RingMembership
-from elasticdl.master.core.ring_work import RingWork
+from elasticdl.master.core.ring_work import RING, RingWork
 from elasticdl.master.core.scaling import Scaling
 from elasticdl.master.core.settlement import Settlement
 from elasticdl.master.core.shard_list import ShardPage, ShardWish, shard_page
@@ -202,7 +202,11 @@ class JobState:
                 self._checkpointing.completed(event)
             case events.SnapshotFailed():
                 self._snapshot_failed(event.snapshot, event.reason)
+            case events.StartWentOn():
+                self._membership.went_on(event.worker, event.part)
             case events.RingTold():
+                if event.ready:
+                    self._membership.went_on(event.worker, "")
                 self._ring.told(event)
             case events.ConnectionLost():
                 self._ring.lost_connection(event)
@@ -311,7 +315,7 @@ class JobState:
             again = resume(ledger, before.plan.sources, facts.spec.data.num_epochs, facts.ids).ledger
         else:
             again = Ledger(before.plan, facts.ids, task=Task.TRAINING)
-        vain = again.replaces(before)
+        vain = again.replaces(before, RING)
         facts.work = again
         if not again.finished:
             self._flow.work_again("the weights were lost: training goes on")

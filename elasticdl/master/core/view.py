@@ -25,7 +25,7 @@ from elasticdl.master.core.status import (
     ScaleStatus,
     ShardCounts,
 )
-from elasticdl.words import amount
+from elasticdl.words import START_PARTS, amount
 
 _SHOWN_ROUNDS = 50
 _SHOWN_EPOCHS = 200
@@ -159,19 +159,20 @@ def _shards(facts: Facts, evaluation: Evaluation) -> dict[str, ShardCounts]:
 
 def _scale(facts: Facts, scaling: Scaling) -> ScaleStatus:
     workers = facts.processes.live_workers()
-    return ScaleStatus(scaling.low, scaling.high, len(workers), sum(process.life is Life.READY for process in workers))
+    return ScaleStatus(scaling.low, scaling.high, len(workers), sum(process.up for process in workers))
 
 
 def _process(facts: Facts, evaluation: Evaluation, process: Process, main: Ledger | None) -> ProcessStatus:
+    at_work = process.life is not Life.READY or process.up
     return ProcessStatus(
         str(process.name),
         str(process.name.role),
-        str(process.life),
-        process.since_s,
+        str(process.life if at_work else Life.STARTING),
+        max(process.since_s, process.ready_s or 0.0) if process.up else process.since_s,
         process.started_s,
         process.where,
         str(process.cause or ""),
-        process.message,
+        process.message if at_work else START_PARTS.get(process.part, process.part),
         _doing(facts, evaluation, process.name) if process.life is not Life.ENDED else "",
         main.done_by[process.name] if main else 0,
         process.evaluated_records,
@@ -212,10 +213,12 @@ def _waiting(facts: Facts, parts: Parts) -> list[str]:
     for process in facts.processes.going.values():
         if process.life is not Life.READY:
             reasons.append(f"{process.name} is {process.life}" + (f": {process.message}" if process.message else ""))
+        elif process.part:
+            reasons.append(f"{process.name} is {Life.STARTING}: {START_PARTS.get(process.part, process.part)}")
     if facts.phase in (Phase.ENDING, Phase.ENDED):
         return reasons
     for process in facts.processes.live_workers() if not facts.on_ring else ():
-        if process.life is Life.READY and not leasing.leases_of(process.name):
+        if process.up and not leasing.leases_of(process.name):
             away = facts.servers_away()
             reasons.append(f"{process.name} has no work: {f'waiting for {away}' if away else leasing.idle_reason()}")
     if facts.work is not None:
