@@ -25,8 +25,10 @@ class Launcher:
     async def start(self, name: ProcessName, delay_s: float, memory_bytes: int | None = None) -> bool:
         """Start a process after `delay_s`. False if it was stopped before that. Raises CreateRefused.
 
-        `memory_bytes`: what it is to have, where that is not what its role has.
+        `memory_bytes`: what it is to have, where that is not what its role has. One that is on its way is not started twice.
         """
+        if name in self._delayed or name in self._creating:
+            return True
         if delay_s > 0 and await self._stopped_within(name, delay_s):
             return False
         created = self._creating[name] = asyncio.Event()

@@ -252,6 +252,33 @@ def test_a_stop_waits_for_a_start_that_is_under_way() -> None:
     asyncio.run(story())
 
 
+def test_a_start_that_takes_so_long_that_it_is_ordered_again_is_made_once() -> None:
+    """An API server that is slow to create: the second order came while the first was under way, and ended the master."""
+
+    async def story() -> None:
+        cluster = FakeCluster()
+        launcher = Launcher(cluster, lambda name: ProcessSpec(name, ("true",)))
+        create, begun, go, made = cluster.create, asyncio.Event(), asyncio.Event(), []
+
+        async def slow(spec: ProcessSpec) -> None:
+            made.append(spec.name)
+            begun.set()
+            await go.wait()
+            await create(spec)
+
+        cluster.create = slow  # type: ignore[method-assign]
+        first = asyncio.create_task(launcher.start(WORKER, 0.0))
+        await begun.wait()
+        second = asyncio.create_task(launcher.start(WORKER, 0.0))
+        await asyncio.sleep(0)
+        go.set()
+        assert await first
+        assert await second
+        assert made == [WORKER]
+
+    asyncio.run(story())
+
+
 # -- inbox ------------------------------------------------------------------------------------------------------------
 
 
