@@ -16,7 +16,7 @@ from elasticdl.master.status.watched import Watched
 
 _LONGEST_REASON = 200
 _MOST_WORKERS = 100_000
-_AGAIN = "start it again with --resume and another --num-workers"
+_AGAIN = "a job that is resumed may have another --num-workers"
 
 
 @final
