@@ -16,7 +16,8 @@ from elasticdl.worker.gauges import Gauges
 from elasticdl.worker.outbox import Outbox
 
 GIVE_UP_ATTEMPTS = 5
-"""Each takes as long as the client tries by itself (two minutes): after ten minutes the worker ends."""
+"""Each takes as long as the client tries by itself (two minutes). A master that is away altogether ends the worker sooner: the stream
+of orders is not waited for any longer than that."""
 
 
 class Listener(Protocol):

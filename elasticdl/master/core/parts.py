@@ -28,7 +28,7 @@ MORE_MEMORY = (
 
 
 class Phase(StrEnum):
-    """Where the job is. It only ever goes down this list, but for skipping."""
+    """Where the job is. It goes down this list, with some left out; only a ring whose weights were lost goes back to WORKING."""
 
     STARTING = "starting"
     WORKING = "working"
