@@ -1,4 +1,7 @@
-"""What a killed member, a silent one and a joiner cost a ring of two, in a whole job on the MLP of `bench/zoo`."""
+"""What a killed member, a silent one and a joiner cost a ring of two, in a whole job on the MLP of `bench/zoo`.
+
+`python -m bench.ring_recovery KILLS` measures that alone, and shows what the members say of their pauses.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import json
 import os
 import signal
 import statistics
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -19,7 +23,6 @@ from bench.step_log import steps_of
 
 BATCH = 64
 _REST_S = 1.5
-_LOST_S = 8.0
 
 
 def formed(job: RunningJob, members: int, after: int = 0) -> int | None:
@@ -41,10 +44,12 @@ class Recovery:
     step: list[float] = field(default_factory=list)
     """Medians of both members' steps before each signal."""
     repeated_records: int = 0
+    words: list[str] = field(default_factory=list)
+    """What members say of each change of the ring: ms from step to step, and with what."""
 
     def figures(self) -> dict:
         parts = {name: [round(value, 4) for value in getattr(self, name)] for name in ("kill", "lost", "join", "step")}
-        return {**parts, "repeated_records": self.repeated_records}
+        return {**parts, "repeated_records": self.repeated_records, "words": self.words}
 
 
 def recovery(kills: int = 4) -> dict:
@@ -70,16 +75,21 @@ def _measured(job: RunningJob, kills: int) -> Recovery:
         found.join.append(_pause_at(job, generation))
     _strike(job, found, 1, signal.SIGSTOP)
     found.repeated_records = job.status()["records"]["repeated"]
+    for log in sorted((job.directory / "logs").glob("worker-*.log")):
+        found.words += [
+            f"{log.stem}{line.partition('generation')[2]}" for line in log.read_text().splitlines() if " trains after " in line
+        ]
     return found
 
 
 def _strike(job: RunningJob, found: Recovery, rank: int, with_signal: signal.Signals) -> None:
     members = job.status()["ring"]["members"]
     victim, survivor = members[rank], members[1 - rank]
-    pid = job.pid(victim)
+    pid, generation = job.pid(victim), job.status()["ring"]["generation"]
     at_s = time.time()
     os.kill(pid, with_signal)
-    time.sleep(_LOST_S if with_signal == signal.SIGSTOP else 0.5)
+    job.until("the other went on alone", lambda: formed(job, 1, generation), look_s=0.05)
+    time.sleep(0.5)
     if with_signal == signal.SIGSTOP:
         os.kill(pid, signal.SIGCONT)
     gaps = [(b - a, b) for a, b in itertools.pairwise(steps_of(job.directory)[survivor]) if b > at_s - 1]
@@ -99,3 +109,16 @@ def _pause_at(job: RunningJob, generation: int) -> float:
         if gaps and times[0] < at_s:
             found.append(max(gaps))
     return max(found)
+
+
+def main(kills: int) -> None:
+    figures = recovery(kills)
+    print("\n".join(figures.pop("words")))
+    for name in ("kill", "join", "lost", "step"):
+        values = figures[name]
+        print(f"{name}: median {statistics.median(values):.3f} of {', '.join(f'{one:.3f}' for one in sorted(values))} s")
+    print(f"{figures['repeated_records']} records repeated")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -31,6 +31,9 @@ _log = logging.getLogger(__name__)
 DEPTH = 2
 """Parts that are ready before they are wanted."""
 
+UNDER_WAY = 2
+"""So many parts of a new plan are taken before a shard is read that is not wanted yet: the first steps of a new ring need the cores."""
+
 WAIT_S = 2.0
 """How long the master may keep a question for an item. A new plan may have to wait for the answer to an old question."""
 
@@ -111,6 +114,8 @@ class RingReading:
         self._plan: Plan | None = None
         self._turn = 0
         """Grows with each plan. What was made in an earlier turn is dropped."""
+        self._taken = 0
+        """How much of the plan `next` has given."""
         self._items: dict[int, RingItem | Finished] = {}
         self._shards: dict[int, LoadedShard] = {}
         self._ready: deque[Next] = deque()
@@ -142,9 +147,12 @@ class RingReading:
             number = answer.number + 1
 
     def begin(self, plan: Plan) -> None:
-        """From now on `next` gives what this plan asks for."""
+        """From now on `next` gives what this plan asks for. Nothing happens if that is being made, and nothing of it was taken."""
         with self._changed:
+            if plan == self._plan and not self._taken:
+                return
             self._plan = plan
+            self._taken = 0
             self._turn += 1
             self._ready.clear()
             self._wanted = plan.number
@@ -161,6 +169,7 @@ class RingReading:
                     return None
                 self._changed.wait(LOOK_AGAIN_S)
             made = self._ready.popleft()
+            self._taken += 1
             self._changed.notify_all()
             return made
 
@@ -203,12 +212,13 @@ class RingReading:
             while True:
                 self._check()
                 number = self._wanted
-                while number and number in self._items and number < self._wanted + 2:
+                beyond = self._wanted + (1 if self._taken < UNDER_WAY else 2)
+                while number and number in self._items and number < beyond:
                     found = self._items[number]
                     if isinstance(found, Finished) or found.mark == "pause":
                         break
                     number += 1
-                if number and number not in self._items and number < self._wanted + 2:
+                if number and number not in self._items and number < beyond:
                     return number
                 self._changed.wait(LOOK_AGAIN_S)
 

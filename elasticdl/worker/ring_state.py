@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -48,14 +49,23 @@ class Exchange:
         return self._ring.gathered(f"numbers.{numbers.shape[1]}", numbers)
 
     def _given(self, giving: Tensor) -> Tensor:
-        """Bytes: some types that variables have, Horovod does not. All but one give no rows."""
+        """Bytes: some types that variables have, Horovod does not. All but one give no rows, and only they take any."""
         for number, chunk in enumerate(self._chunks):
-            sent = tf.concat([_bytes(one.value) for one in chunk], 0)
-            sizes = [int(np.prod(one.shape)) * one.value.dtype.size for one in chunk]
-            got = self._ring.gathered(f"state.{number}", sent[: tf.where(giving, tf.size(sent), 0)])
-            for one, piece in zip(chunk, tf.split(got, sizes), strict=True):
-                one.assign(_value(piece, one))
+            sent = tf.cond(giving, partial(_packed, chunk), lambda: tf.zeros([0], tf.uint8))
+            got = self._ring.gathered(f"state.{number}", sent)
+            tf.cond(giving, lambda: False, partial(_unpacked, chunk, got))
         return giving
+
+
+def _packed(chunk: Sequence[Any]) -> Tensor:
+    return tf.concat([_bytes(one.value) for one in chunk], 0)
+
+
+def _unpacked(chunk: Sequence[Any], got: Tensor) -> bool:
+    sizes = [int(np.prod(one.shape)) * one.value.dtype.size for one in chunk]
+    for one, piece in zip(chunk, tf.split(got, sizes), strict=True):
+        one.assign(_value(piece, one))
+    return True
 
 
 def _bytes(value: Tensor) -> Tensor:

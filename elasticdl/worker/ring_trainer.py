@@ -195,6 +195,8 @@ class RingTrainer:
         rank, size = form.members.index(self._name), len(form.members)
         rendezvous = f"{self._host}:{form.port}/{form.scope}" if size > 1 else ""
         self._lap("waiting")
+        if rank in form.holders:  # most likely nobody has more: what comes next is read while the members meet
+            self._plan(form, self._position)
         self._parts.ring.enter(Place(form.generation, rank, size, rendezvous))
         self._lap("meeting")
         self._rank = rank
@@ -202,8 +204,7 @@ class RingTrainer:
             self._position = Position(self._parts.listener.restore(form.restore_from), form.first_number)
         self._elect(form)
         self._tell_state()
-        if self._position.number < form.first_number:
-            self._position = replace(self._position, number=form.first_number, offset=AT_BEGIN)
+        self._position = _from_first(self._position, form)
         self._word.entered(form.generation)
         _log.info("generation %d: rank %d of %d at version %d", form.generation, rank, size, self.version)
 
@@ -217,14 +218,16 @@ class RingTrainer:
         self._lap("comparing")
         holders = form.holders or (0,)
         elected = max(holders, key=lambda rank: (*told[rank], -rank))
+        position = Position(*(int(number) for number in told[elected]))
+        self._plan(form, position)
         same = all(rank in form.holders and (told[rank] == told[elected]).all() for rank in range(len(form.members)))
         if not same:
             self._parts.exchange.hand_over(giving=self._rank == elected)
             self._lap("handing over")
-        self._position = Position(*(int(number) for number in told[elected]))
+        self._position = position
 
     def _train(self, form: RingForm) -> bool:
-        self._plan(form)
+        self._plan(form, self._position)
 
         def newer() -> bool:
             return self._forms.generation > form.generation
@@ -244,9 +247,12 @@ class RingTrainer:
                 case End():  # the last pause has confirmed all; others may have left already
                     return True
 
-    def _plan(self, form: RingForm) -> None:
-        offset = None if self._position.offset == AT_BEGIN else self._position.offset
-        self._parts.reading.begin(Plan(self._position.number, offset, self._rank, len(form.members)))
+    def _plan(self, form: RingForm, position: Position) -> None:
+        """Begin to read for this member's part of the ring, unless that has begun already."""
+        position = _from_first(position, form)
+        offset = None if position.offset == AT_BEGIN else position.offset
+        rank, size = form.members.index(self._name), len(form.members)
+        self._parts.reading.begin(Plan(position.number, offset, rank, size))
 
     def _one_step(self, part: Part, wish: bool) -> bool:
         """True if all members leave the ring after this step."""
@@ -304,7 +310,7 @@ class RingTrainer:
             return False
         self._position = replace(self._position, number=item.number + 1, offset=AT_BEGIN)
         if item.mark == "pause":
-            self._plan(form)
+            self._plan(form, self._position)
         return True
 
     def _confirm(self) -> None:
@@ -344,6 +350,11 @@ class RingTrainer:
         if self._told is not None:
             self._around.outbox.forget([self._told])
         self._told = None
+
+
+def _from_first(position: Position, form: RingForm) -> Position:
+    """Items before the form's first are void: what is left of one is not trained."""
+    return position if position.number >= form.first_number else replace(position, number=form.first_number, offset=AT_BEGIN)
 
 
 def _place_of(part: Part) -> str:

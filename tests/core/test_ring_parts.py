@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ from elasticdl.shard import Lease, RingItem, Shard, ShardId, Source, Task
 from elasticdl.worker.ending import Draining, Ending
 from elasticdl.worker.handoff import Ended
 from elasticdl.worker.reading import Sources
-from elasticdl.worker.ring_reading import End, Mark, Part, Plan, RingReading, slice_of
+from elasticdl.worker.ring_reading import UNDER_WAY, End, Mark, Part, Plan, RingReading, slice_of
 from elasticdl.worker.watch import Watch
 
 pytestmark = pytest.mark.core
@@ -139,6 +141,52 @@ def test_what_the_ring_is_at_is_read_before_there_is_a_plan_and_not_again(ending
     assert isinstance(reading.next(lambda: False), Part)
     assert 3 not in items.asked[2:]
     assert len(read) == 1
+
+
+def test_a_plan_that_is_being_made_is_not_begun_again(ending) -> None:
+    fed: list[int] = []
+    first = threading.Event()
+
+    def feed(rows):
+        fed.append(len(rows))
+        first.set()
+        return rows, rows
+
+    reading = RingReading(Items(), Sources(lambda task: Reader(), lambda task: feed, BATCH), Watch(SystemClock()), ending)
+    reading.start()
+    plan = Plan(1, 0, 0, 1)
+    reading.begin(plan)
+    assert first.wait(60)
+    reading.begin(plan)
+    assert len(until_mark(reading)) == len(fed) == 4
+    reading.begin(plan)
+    assert len(until_mark(reading)) == 4
+    assert len(fed) == 8
+
+
+def test_no_shard_is_read_ahead_before_the_ring_is_under_way(ending) -> None:
+    read: list[Shard] = []
+    second = threading.Event()
+
+    class Counting(Reader):
+        def read(self, shard: Shard):
+            read.append(shard)
+            if len(read) > 1:
+                second.set()
+            yield from super().read(shard)
+
+    items = Items()
+    items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(items, 1, wait_s)
+    reader = Counting()
+    reading = RingReading(
+        items, Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH), Watch(SystemClock()), ending
+    )
+    reading.start()
+    reading.begin(Plan(1, 0, 0, 1))
+    for _ in range(UNDER_WAY):
+        assert len(read) <= 1
+        reading.next(lambda: False)
+    assert second.wait(60)
 
 
 def test_where_there_is_no_ring_yet_nothing_is_read_ahead(ending) -> None:
