@@ -84,16 +84,13 @@ class Archive:
             making = await asyncio.to_thread(store.begin, self._checkpoints)
         except OSError as error:
             raise TransientError(f"cannot write to {self._checkpoints}: {error.strerror or error}") from error
-        complete = False
+        manifest = await self._parts(command, snapshots, making)
         try:
-            manifest = manifest_of(command, await snapshots.save(command.snapshot, str(making)))
+            # If the job ends meanwhile the thread goes on, and what it makes complete is not to be taken away under it.
             directory = await asyncio.to_thread(store.complete, making, manifest)
-            complete = True
         except OSError as error:
+            await asyncio.to_thread(store.abandon, making)
             raise TransientError(f"cannot write to {making}: {error.strerror or error}") from error
-        finally:
-            if not complete:
-                await asyncio.to_thread(store.abandon, making)
         self.restore_from = str(directory)
         try:
             await asyncio.to_thread(store.prune, self._checkpoints, self._spec.keep_checkpoint_max, command.version)
@@ -104,6 +101,16 @@ class Archive:
     def keep_scale(self, low: int, high: int) -> None:
         """The job was scaled: it goes on so when it is resumed."""
         keep_scale(JobDirectory(self._checkpoints.parent), self._workers, low, high)
+
+    async def _parts(self, command: SaveSnapshot, snapshots: Saver, making: Path) -> Manifest:
+        whole = False
+        try:
+            manifest = manifest_of(command, await snapshots.save(command.snapshot, str(making)))
+            whole = True
+            return manifest
+        finally:
+            if not whole:
+                await asyncio.to_thread(store.abandon, making)
 
     def _resumed(self) -> Beginning:
         found = store.newest(self._checkpoints)

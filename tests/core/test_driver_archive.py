@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial, partialmethod
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.checkpoint import store
+from elasticdl.checkpoint.layout import Manifest
 from elasticdl.cluster.base import ProcessName
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import Corrupted, ElasticDLError, PermanentError, TransientError, UserError
@@ -72,14 +74,14 @@ class Bench:
         self.writers = [Writer("a"), Writer("b")]
 
     def save(self, version: int, ledger: str = "{}") -> tuple[str, int]:
-        async def run() -> tuple[str, int]:
-            names = [ProcessName.parse(f"ps-{index}") for index in range(2)]
-            roster = ServerRoster(2, lambda name, _: self.writers[name.index])
-            for name in names:
-                roster.attach(name, "x")
-            return await self.archive.save(SaveSnapshot(SnapshotId(1), version, ledger), Snapshots(roster))
+        return asyncio.run(self.saving(version, ledger))
 
-        return asyncio.run(run())
+    async def saving(self, version: int, ledger: str = "{}") -> tuple[str, int]:
+        names = [ProcessName.parse(f"ps-{index}") for index in range(2)]
+        roster = ServerRoster(2, lambda name, _: self.writers[name.index])
+        for name in names:
+            roster.attach(name, "x")
+        return await self.archive.save(SaveSnapshot(SnapshotId(1), version, ledger), Snapshots(roster))
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.checkpoints.iterdir())
@@ -160,6 +162,33 @@ def test_a_master_that_dies_while_it_replaces_a_checkpoint_leaves_one(tmp_path: 
         assert found is not None and found.manifest.ledger == "kept"
         bench.save(3, "after all")
         assert (bench.names(), bench.archive.beginning().ledger) == (["version-3"], "after all")
+
+
+def test_a_job_that_ends_while_a_checkpoint_is_made_complete_leaves_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread is at it, which nobody can stop: its files are not to be taken away under it."""
+    bench = Bench(tmp_path)
+    bench.save(3, "first")
+    begun, go, real = threading.Event(), threading.Event(), store.complete
+
+    def slow(making: Path, manifest: Manifest) -> Path:
+        begun.set()
+        assert go.wait(10)
+        return real(making, manifest)
+
+    async def story() -> None:
+        monkeypatch.setattr(store, "complete", slow)
+        saving = asyncio.create_task(bench.saving(3, "second"))
+        assert await asyncio.to_thread(begun.wait, 10)
+        saving.cancel()
+        with suppress(asyncio.CancelledError):
+            await saving
+        go.set()
+
+    asyncio.run(story())
+    found = store.newest(bench.checkpoints)
+    assert found is not None and found.manifest.ledger == "second"
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_does_no_harm(
