@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, final
 from elasticdl.cli.following import Tail
 from elasticdl.cli.found import Kind, LogEntry, LogWish, Place, Report, Told, blank_status
 from elasticdl.cli.outcome import Outcome, read_object, resume_hint
-from elasticdl.cli.place import check_of, lives
+from elasticdl.cli.place import check_of, runs_master
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 from elasticdl.master.files import JobDirectory
 
@@ -67,6 +67,8 @@ class DirectoryJob:
                 status = blank_status("") | master.status()
         except TransientError as error:
             return self._report("running", blank_status(f"its master does not answer: {error.message}"))
+        except PermanentError as error:
+            return self._report("running", blank_status(f"{error.message}; {error.hint}"))
         return self._report("running", status)
 
     def outcome(self) -> Outcome | None:
@@ -77,7 +79,7 @@ class DirectoryJob:
         if directory.master.exists():
             where = read_object(directory.master)
             # A file that is being written is none yet.
-            return self._killed() if where and not lives(int(where.get("pid", 0))) else None
+            return self._killed() if where and not self._runs(where) else None
         if not directory.spec.exists():
             raise no_such_job(
                 f"there is no job in {directory.path} any more", "the check of its model and data found something wrong"
@@ -94,9 +96,8 @@ class DirectoryJob:
 
     def end(self, reason: str) -> str:
         """See FoundJob. A master ends everything at the second signal."""
-        pid = int(read_object(self.directory.master).get("pid", 0))
-        if not pid or not lives(pid):
-            raise no_such_job(f"the job in {self.directory.path} does not run", "there is nothing to end")
+        where = self._where()
+        pid = int(where["pid"])
         with suppress(ElasticDLError):  # only so that it can say who ended it
             self.stop(reason)
         for pause_s in (_BETWEEN_SIGNALS_S, 0.0):
@@ -117,7 +118,7 @@ class DirectoryJob:
 
     def logs(self) -> list[LogEntry]:
         """See FoundJob."""
-        return [LogEntry(name, f"{path.stat().st_size:>12,} bytes") for name, path in self._log_files().items()]
+        return [LogEntry(name, f"{path.stat().st_size:,} bytes") for name, path in self._log_files().items()]
 
     def read_log(self, wish: LogWish) -> Iterator[str]:
         """See FoundJob. Names are looked up among what is there, never joined into a path; one log has all incarnations."""
@@ -125,7 +126,7 @@ class DirectoryJob:
         stem = wish.process.partition(".")[0]
         if stem not in there:
             names = ", ".join(there) or "none yet"
-            raise no_such_job(f"the job in {self.directory.path} has no log of {wish.process!r}", f"there are {names}")
+            raise no_such_job(f"job {self.name} in {self.place} has no log of {wish.process!r}", f"there are {names}")
         tail = Tail(there[stem], from_end=True)
         yield from _last(there[stem], wish.lines)
         if wish.follow:
@@ -137,7 +138,7 @@ class DirectoryJob:
         where = self._where()
         if not where.get("page"):
             raise PermanentError(
-                f"the job in {self.directory.path} has no status page", hint="its log may say why: " + str(self._log)
+                f"job {self.name} in {self.place} has no status page", hint="its log may say why: " + str(self._log)
             )
         yield f"{where['page']}#token={where['token']}"
 
@@ -221,11 +222,15 @@ class DirectoryJob:
         directory = self.directory
         return Outcome(
             ExitCode.JOB_FAILED,
-            f"the master of the job in {directory.path} was killed, and every process of the job with it",
+            f"the master of job {self.name} in {directory.path} was killed, and every process of the job with it",
             str(directory.path),
             f"its log is {directory.logs / 'master-0.log'}; {resume_hint(directory)}",
             action=self.action,
         )
+
+    def _runs(self, where: Mapping[str, Any]) -> bool:
+        """Of one in a pod the number says nothing here: the cluster looks after it."""
+        return "token" not in where or runs_master(self.directory, int(where.get("pid", 0)))
 
     def _last_word(self) -> Mapping[str, Any]:
         """What was left in status.json. A master takes its address away a moment before it leaves that."""
@@ -264,9 +269,20 @@ class DirectoryJob:
         where = read_object(self.directory.master)
         if not where:
             report = self.directory.report
-            hint = f"how it was is in {report}" if report.exists() else f"see `elasticdl status --job-dir {self.directory.path}`"
-            raise no_such_job(f"the job in {self.directory.path} does not run", hint)
-        if not lives(int(where.get("pid", 0))):
+            hint = f"see `elasticdl status {self.name}`" + (
+                f"; report.html is in its directory, {report.parent}" if report.exists() else ""
+            )
+            starts = self.outcome() is None
+            words = "has no master yet" if starts else "has ended"
+            raise no_such_job(f"job {self.name} in {self.place} {words}", "try again in a moment" if starts else hint)
+        if "token" not in where:
+            claim = read_object(self.directory.path / "kubernetes.json")
+            name, namespace = claim.get("job", self.name), claim.get("namespace", "NAMESPACE")
+            raise no_such_job(
+                f"job {self.name} in {self.place} runs on a cluster",
+                f"ask it there: `elasticdl status {name} --namespace {namespace}`",
+            )
+        if not self._runs(where):
             killed = self._killed()
             raise no_such_job(killed.message, killed.hint)
         return where
@@ -281,7 +297,7 @@ class DirectoryJob:
         try:
             yield client
         except TransientError as error:
-            words = f"the master of the job in {self.directory.path} does not answer: {error.message}"
+            words = f"the master of job {self.name} in {self.place} does not answer: {error.message}"
             raise _with_code(TransientError(words, hint=f"it may be busy or stopped; its log is {self._log}")) from error
         finally:
             client.close()

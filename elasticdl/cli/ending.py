@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from elasticdl.cli.documents import Format, render
 from elasticdl.cli.outcome import Outcome, summary
-from elasticdl.cli.telling import tell
+from elasticdl.cli.telling import silence, tell
 from elasticdl.errors import ExitCode
 
 _TITLES: dict[int, str] = {ExitCode.INTERRUPTED: "Stopped", ExitCode.DONE: "Warning"}
@@ -19,4 +21,8 @@ def tell_end(outcome: Outcome, form: Format) -> None:
         if outcome.hint:
             tell(f"Hint: {outcome.hint}")
     text = "\n".join(summary(outcome)) + "\n" if form is Format.TABLE else render(outcome.as_dict(), form)
-    click.echo(text, nl=False)
+    try:
+        click.echo(text, nl=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence(sys.stdout)  # nobody reads how it ended: the exit code still says it

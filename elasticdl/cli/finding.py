@@ -8,11 +8,13 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +23,7 @@ import click
 from elasticdl.cli.directory_job import DirectoryJob, no_such_job
 from elasticdl.cli.found import FoundJob, Sought
 from elasticdl.cli.place import JOBS, check_of
-from elasticdl.errors import ElasticDLError
+from elasticdl.errors import ElasticDLError, SpecError
 from elasticdl.master.files import JobDirectory
 
 if TYPE_CHECKING:
@@ -58,10 +60,10 @@ def found(sought: Sought) -> Iterator[FoundJob]:
         raise click.UsageError("--job-dir is a job of this machine, --namespace and --kube-context one on a cluster.")
     on_cluster = bool(sought.namespace or sought.kube_context)
     if not on_cluster:
-        places = [Path(sought.job_dir)] if sought.job_dir else [JOBS / sought.job, Path(sought.job), *_named(sought.job)]
-        for place in places:
+        places = [Path(sought.job_dir)] if sought.job_dir else [JOBS / sought.job, Path(sought.job)]
+        for place in chain(places, () if sought.job_dir else _named(sought.job)):
             directory = JobDirectory(place.resolve())
-            if directory.spec.is_file() or check_of(directory):
+            if _holds_a_job(directory):
                 yield DirectoryJob(directory)
                 return
         sought = replace(sought, places=tuple(map(str, places)))
@@ -70,10 +72,25 @@ def found(sought: Sought) -> Iterator[FoundJob]:
     yield from _on_cluster(sought, certain=on_cluster)
 
 
-def _named(job: str) -> list[Path]:
-    """Directories below ./jobs that are called otherwise (--job-dir) and hold a job of that name, the newest first."""
+def _holds_a_job(directory: JobDirectory) -> bool:
+    try:
+        return directory.spec.is_file() or bool(check_of(directory))
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise
+
+
+def _named(job: str) -> Iterator[Path]:
+    """The directory below ./jobs that is called otherwise (--job-dir) and holds the job of that name, if there is one.
+
+    Raises SpecError if there are several: nobody may stop the wrong one.
+    """
     made = [found.directory.path for found in local_jobs() if found.name == job]
-    return sorted(made, key=lambda path: path.stat().st_mtime, reverse=True)
+    if len(made) > 1:
+        names = " and ".join(str(JOBS / path.name) for path in made)
+        raise SpecError(f"there are {len(made)} jobs {job}, in {names}", hint=f"say which: --job-dir {JOBS / made[0].name}")
+    yield from made
 
 
 def _on_cluster(sought: Sought, *, certain: bool) -> Iterator[FoundJob]:

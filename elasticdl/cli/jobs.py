@@ -113,7 +113,9 @@ def stop(sought: Sought, reason: str, now: bool, yes: bool) -> int:
         if not yes:
             if not sys.stdin.isatty():
                 raise click.UsageError(f"This stops {where}: say --yes.")
-            click.confirm(f"Stop {where}?", abort=True, err=True)
+            if not click.confirm(f"Stop {where}?", err=True):
+                tell(f"{where} goes on")
+                return ExitCode.INTERRUPTED
         click.echo(job.end(reason) if now else job.stop(reason), err=True)
     return ExitCode.DONE
 

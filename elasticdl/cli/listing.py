@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -55,7 +56,13 @@ def _row(report: Report) -> Sequence[str]:
     share = progress.job_share(report.status)
     done = share.percent if share.expected else "-"
     what = plain(report.outcome or str(report.status["message"])).partition("\n")[0]
-    return report.job, str(report.place), report.state, done, progress.age(report.age_s), what
+    return report.job, _where(report), report.state, done, progress.age(report.age_s), what
+
+
+def _where(report: Report) -> str:
+    """A directory below this one is said from here."""
+    here = os.path.join(os.getcwd(), "")
+    return report.place.job_dir.removeprefix(here) or str(report.place)
 
 
 def _local() -> list[Report]:

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import click
 
+from elasticdl.cli.documents import Format, render
 from elasticdl.cli.finding import RULE, found, job_argument
 from elasticdl.cli.found import LogWish, Sought
-from elasticdl.cli.jobs import SETTINGS
+from elasticdl.cli.jobs import FORMAT_OPTION, SETTINGS
 from elasticdl.cli.telling import plain
 
 
@@ -18,7 +19,8 @@ from elasticdl.cli.telling import plain
 @click.argument("process", required=False, default="")
 @click.option("-n", "--lines", type=click.IntRange(min=0), default=200, metavar="N", help="The last lines only; 0: all. [200]")
 @click.option("-f", "--follow", is_flag=True, help="Go on as it grows, until the process or the job has ended.")
-def logs(sought: Sought, process: str, lines: int, follow: bool) -> None:
+@FORMAT_OPTION
+def logs(sought: Sought, process: str, lines: int, follow: bool, form: str) -> None:
     """Print the log of PROCESS (worker-0, ps-1, master-0), or list the logs.
 
     On a cluster each incarnation of a process has a log of its own: `ps-0` is the newest, `ps-0.0` the first, `ps-0.1` the second.
@@ -27,12 +29,18 @@ def logs(sought: Sought, process: str, lines: int, follow: bool) -> None:
         sought, process = replace(sought, job=""), sought.job  # `logs --job-dir D worker-0`
     with found(sought) as job:
         if process:
+            if form != Format.TABLE:
+                raise click.UsageError("-o is for the list of logs: a log is printed as it is.")
             for text in job.read_log(LogWish(process, lines, follow)):
                 _write(text)
             return
         if follow:
-            raise click.UsageError("Name the process to follow, such as worker-0.")
-        for entry in job.logs():
+            raise click.UsageError("Name the process to follow: elasticdl logs JOB worker-0 -f.")
+        entries = job.logs()
+        if form != Format.TABLE:
+            click.echo(render([{"process": entry.process, "what": entry.what} for entry in entries], Format(form)), nl=False)
+            return
+        for entry in entries:
             click.echo(f"{entry.process:<12} {plain(entry.what)}")
 
 

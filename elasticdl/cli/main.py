@@ -6,15 +6,17 @@ Verbs are imported when they are called, so that `elasticdl --help` is there at 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import click
 
-from elasticdl.cli.telling import silence, tell
-from elasticdl.errors import ElasticDLError, ExitCode, UserError
+from elasticdl.cli.telling import silence, tell, whole_streams
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,19 @@ VERBS = {
 }
 
 
+class _ReaderIsGone(Exception):
+    """Whoever read our output has enough. No OSError: click would make a failure of that one."""
+
+
 @final
 class _Verbs(click.Group):
     """Knows the verbs by name and imports one when it is needed."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderIsGone from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -124,15 +136,34 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except ElasticDLError as error:
         report(error)
         return exit_code_of(error)
-    except BrokenPipeError:
-        # Whoever read our output has enough. Nothing may complain when Python flushes it at the end.
+    except _ReaderIsGone:
+        # Nothing may complain when Python flushes it at the end.
         silence(sys.stdout)
+        return ExitCode.DONE
+    except OSError as error:
+        # Of a file that nobody thought of, or of stdout itself on a full disk.
+        where = f" {error.filename}" if error.filename else ""
+        report(PermanentError(f"cannot read or write{where}: {error.strerror or error}", hint="mend that, and try again"))
         return ExitCode.JOB_FAILED
 
 
 def main() -> None:
     """The console script."""
-    sys.exit(run())
+    whole_streams()
+    code = run()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence(sys.stdout)
+    except OSError as error:
+        silence(sys.stdout)
+        tell(f"Error: cannot write to stdout: {error.strerror}")
+        code = code or ExitCode.JOB_FAILED
+    if code == ExitCode.INTERRUPTED and threading.active_count() > 1:
+        # Whoever pressed Ctrl-C waits for nobody: a thread may be in the middle of a call to a cluster that does not answer.
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

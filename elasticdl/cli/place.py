@@ -182,6 +182,19 @@ def lives(pid: int) -> bool:
     return pid > 0
 
 
+def runs_master(directory: JobDirectory, pid: int) -> bool:
+    """Whether that process is the master of that job: after a restart of the machine another one may have its number."""
+    if not lives(pid):
+        return False
+    try:
+        told = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return True  # Another user's, or a system that does not show it.
+    name = b"ELASTICDL_JOB_DIR="
+    places = [os.fsdecode(one.removeprefix(name)) for one in told if one.startswith(name)]
+    return any(os.path.realpath(place) == os.path.realpath(directory.path) for place in places)
+
+
 def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None:
     from elasticdl.cli.yaml_documents import as_yaml
     from elasticdl.master.preflight import save_preflight

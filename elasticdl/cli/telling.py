@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 from typing import TextIO
 
 
@@ -19,6 +20,20 @@ def tell(text: str, stream: TextIO | None = None) -> None:
         print(plain(text), file=target, flush=True)
     except BrokenPipeError:
         silence(target)
+
+
+def whole_streams() -> None:
+    """Every standard stream is there and takes every text: one that was closed leads to nowhere, and no locale is an error."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:  # else a file of ours would take its place, and get what is said
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115 - until our end
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def silence(stream: TextIO) -> None:

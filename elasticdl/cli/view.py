@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _LINE_EVERY_S = 10.0
 _SHOWN_EVENTS = 8
 _SHOWN_PROCESSES = 16
+_SHORTEST_BAR, _LONGEST_BAR, _BESIDE_A_BAR = 3, 32, 40
 
 
 class View(Protocol):
@@ -86,7 +87,7 @@ class LiveView:
         self._live.start()
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
 
     def show(self, status: progress.Status | None, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:
@@ -94,14 +95,14 @@ class LiveView:
                 self.say(progress.event_line(event))
             self._events.append(progress.event_line(event))
         if status is not None:
-            self._live.update(picture(status, self._events), refresh=True)
+            self._live.update(picture(status, self._events, self._console.width), refresh=True)
 
     def close(self) -> None:
         self._live.stop()
 
 
-def picture(status: progress.Status, events: Sequence[str]) -> Group:
-    """The live picture: progress, measures, processes, waits, last events."""
+def picture(status: progress.Status, events: Sequence[str], columns: int = 80) -> Group:
+    """The live picture: progress, measures, processes, waits, last events. `columns`: of the terminal."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -110,14 +111,15 @@ def picture(status: progress.Status, events: Sequence[str]) -> Group:
     job, epoch, remaining = progress.job_share(status), progress.epoch_share(status), eta_s(status)
     bars = Table.grid(padding=(0, 1))
     shown = [("job", job)] + ([("epoch", epoch)] if int(status.get("epochs") or 0) > 1 else [])
+    bar = min(_LONGEST_BAR, max(_SHORTEST_BAR, columns - _BESIDE_A_BAR))
     for title, share in shown:
         words = f"{share.percent:>5}  {share.done:,} of {share.expected:,}"
-        bars.add_row(title, ProgressBar(total=1.0, completed=share.fraction, width=32), words)
+        bars.add_row(title, ProgressBar(total=1.0, completed=share.fraction, width=bar), words)
     rate = f"{number(status.get('records_per_s') or 0)} records/s"
     facts = [rate, *progress.version(status), *progress.measures(status)]
     if remaining is not None:
         facts.insert(0, f"ETA {duration(remaining)}")
-    parts: list[Any] = [Text(str(status["message"]), style="bold"), bars, Text(" · ".join(facts)), _process_table(status)]
+    parts: list[Any] = [Text(plain(str(status["message"])), style="bold"), bars, Text(" · ".join(facts)), _process_table(status)]
     parts += [Text(f"waiting: {plain(reason)}", style="yellow") for reason in (status.get("waiting") or ())[:4]]
     parts += [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in events]
     return Group(*parts)
@@ -133,18 +135,20 @@ def _process_table(status: progress.Status) -> Any:  # noqa: ANN401 - rich's own
         gauges = (status.get("gauges") or {}).get(process["name"], {})
         rate = f"{number(gauges['records_per_s'])}/s" if gauges.get("records_per_s") else ""
         state = Text(process["state"], style="green" if process["state"] == "ready" else "yellow")
-        table.add_row(process["name"], state, rate, plain(process.get("shard") or process.get("message") or ""))
+        # Not as plain text: `[…]` in a message is no markup.
+        table.add_row(process["name"], state, rate, Text(plain(process.get("shard") or process.get("message") or "")))
     if len(live) > _SHOWN_PROCESSES:
         table.add_row(f"and {len(live) - _SHOWN_PROCESSES} more")
     return table
 
 
 def view_for(stream: TextIO | None = None) -> View:
-    """The live picture when stderr is a terminal that can paint, lines otherwise."""
+    """The live picture when stderr is a terminal that can paint and may, lines otherwise."""
     import os
 
     target = stream or sys.stderr
-    if target is sys.stderr and target.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+    may_paint = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+    if target is sys.stderr and target.isatty() and may_paint:
         return LiveView()
     return LineView(target)
 

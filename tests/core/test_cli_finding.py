@@ -14,8 +14,9 @@ from elasticdl.cli import directory_job
 from elasticdl.cli.directory_job import DirectoryJob
 from elasticdl.cli.finding import found, local_jobs, no_cluster
 from elasticdl.cli.found import Kind, Sought
+from elasticdl.cli.main import run
 from elasticdl.cli.progress import age, ends, table
-from elasticdl.errors import ExitCode, PermanentError
+from elasticdl.errors import ExitCode, PermanentError, SpecError
 from elasticdl.master.files import JobDirectory
 
 pytestmark = pytest.mark.core
@@ -155,3 +156,74 @@ def test_ages_are_short(seconds: float, words: str) -> None:
 
 def test_columns_stand_below_each_other() -> None:
     assert table([("A", "B"), ("long", "x y"), ("", "")]) == ["A     B", "long  x y", ""]
+
+
+def test_of_two_jobs_of_one_name_none_is_taken_for_the_other(here: Path) -> None:
+    made(here / "jobs" / "one", name="ads")
+    made(here / "jobs" / "two", name="ads")
+    with pytest.raises(SpecError, match="there are 2 jobs ads, in jobs/one and jobs/two") as caught, found(Sought("ads")):
+        pass
+    assert caught.value.hint == "say which: --job-dir jobs/one"
+    made(here / "jobs" / "ads", name="ads")
+    with found(Sought("ads")) as job:
+        assert job.place.job_dir == str(here / "jobs" / "ads"), "the directory of that name is meant"
+
+
+def test_a_name_that_no_directory_could_have_is_no_job(here: Path) -> None:
+    with pytest.raises(PermanentError, match="there is no job in") as caught, found(Sought("n" * 300)):
+        pass
+    assert caught.value.exit_code is ExitCode.NO_SUCH_JOB
+
+
+def test_a_process_that_got_the_number_of_a_dead_master_is_not_taken_for_it(here: Path) -> None:
+    directory = made(here / "j")
+    (directory / "master.json").write_text(json.dumps({"pid": os.getpid(), "token": "t", "address": "127.0.0.1:1", "page": ""}))
+    job = DirectoryJob(JobDirectory(directory))
+    outcome = job.outcome()
+    assert outcome is not None and "was killed" in outcome.message
+    with pytest.raises(PermanentError, match="was killed"):
+        job.end("would kill ourselves")
+
+
+def test_a_job_that_runs_on_a_cluster_and_whose_volume_is_seen_here_is_asked_there(here: Path) -> None:
+    directory = made(here / "j")
+    (directory / "master.json").write_text(json.dumps({"pid": 7, "address": "10.0.0.1:1", "page": ""}))
+    (directory / "kubernetes.json").write_text(json.dumps({"namespace": "team", "job": "digits", "uid": "u"}))
+    job = DirectoryJob(JobDirectory(directory))
+    assert job.outcome() is None and job.report().state == "running"
+    with pytest.raises(PermanentError, match="runs on a cluster") as caught:
+        job.scale(1, 2)
+    assert caught.value.hint == "ask it there: `elasticdl status digits --namespace team`"
+
+
+@pytest.mark.parametrize("verb", [("scale", "--num-workers", "2"), ("checkpoint",), ("dashboard",)])
+def test_a_job_that_has_ended_cannot_be_told_anything(
+    verb: tuple[str, ...], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(here / "jobs" / "digits", exit_code=0, message="done", hint="", status=None)
+    assert run([verb[0], "digits", *verb[1:]]) == 4
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (f"Error: job digits in {here}/jobs/digits has ended\nHint: see `elasticdl status digits`\n")
+
+
+def test_to_stop_a_job_that_has_ended_is_no_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(here / "jobs" / "digits", exit_code=1, message="m", hint="", status=None)
+    assert run(["stop", "digits"]) == 0
+    assert capsys.readouterr().err == f"job digits in {here}/jobs/digits has ended already\n"
+
+
+def test_logs_are_listed_as_data_too(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = made(here / "jobs" / "digits", exit_code=0, message="m", hint="", status=None)
+    (directory / "logs").mkdir()
+    (directory / "logs" / "worker-0.log").write_text("x" * 2000)
+    assert run(["logs", "digits", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"process": "worker-0", "what": "2,000 bytes"}]
+    assert run(["logs", "digits", "worker-0", "-o", "json"]) == 2
+
+
+def test_list_says_directories_from_here(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(here / "jobs" / "digits", exit_code=0, message="done", hint="", status=None)
+    assert run(["list"]) == 0
+    _head, row = capsys.readouterr().out.splitlines()
+    assert row.split()[:3] == ["digits", "jobs/digits", "done"]

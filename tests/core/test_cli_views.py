@@ -16,7 +16,7 @@ from elasticdl.cli.documents import Format
 from elasticdl.cli.ending import tell_end
 from elasticdl.cli.following import Events, Tail
 from elasticdl.cli.outcome import Outcome, outcome_of, summary
-from elasticdl.cli.view import LineView, picture
+from elasticdl.cli.view import LineView, LiveView, picture, view_for
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.errors import PermanentError
 from elasticdl.history.snapshot import eta_s
@@ -62,9 +62,9 @@ def running() -> dict[str, Any]:
     )
 
 
-def painted(found: dict[str, Any], events: list[str]) -> str:
-    console = Console(file=io.StringIO(), width=100, color_system=None)
-    console.print(picture(found, events))
+def painted(found: dict[str, Any], events: list[str], columns: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=columns, color_system=None)
+    console.print(picture(found, events, columns))
     output = console.file
     assert isinstance(output, io.StringIO)
     return output.getvalue()
@@ -198,3 +198,35 @@ def test_a_master_that_was_killed_leaves_a_job_that_can_go_on(tmp_path: Path) ->
     outcome = outcome_of(directory, job(), ExitFacts(signal=9), interrupted=False)
     assert "; go on with: " in outcome.hint
     assert outcome.hint.endswith(f"elasticdl train -f {tmp_path}/job.yaml --job-dir {tmp_path} --resume")
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
+def test_the_picture_fits_the_terminal(columns: int) -> None:
+    found = running()
+    found["records"] = {**found["records"], "trained": 1_234_567, "expected": 9_999_999}
+    lines = painted(found, ["an event"], columns).splitlines()
+    assert all(len(line) <= columns for line in lines)
+    assert any("1,234,567 of 9,999,999" in line for line in lines)
+
+
+def test_what_a_process_says_is_no_markup_and_moves_no_cursor() -> None:
+    found = running()
+    found["processes"] = [{**found["processes"][0], "shard": "", "message": "cannot read [/data/a.csv] [red]\x1b[2J"}]
+    found["message"] = "waits\x1b[2J"
+    text = painted(found, [], 120)
+    assert "cannot read [/data/a.csv] [red]" in text and "\x1b" not in text
+
+
+def test_no_picture_is_painted_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stderr", Terminal())
+    for name, value, painted_over in (("TERM", "xterm", True), ("TERM", "dumb", False), ("NO_COLOR", "1", False)):
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv(name, value)
+        view = view_for()
+        view.close()
+        assert isinstance(view, LiveView) is painted_over, (name, value)

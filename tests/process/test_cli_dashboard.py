@@ -83,7 +83,7 @@ def test_a_job_that_has_ended_has_a_report_in_place_of_a_page(elasticdl: Command
     report = elasticdl.directory / "jobs/finishes/report.html"
     report.touch()
     code, output, errors = elasticdl.run("dashboard", "finishes")
-    assert (code, output) == (4, "") and "does not run" in errors and str(report) in errors
+    assert (code, output) == (4, "") and "has ended" in errors and str(report.parent) in errors
 
 
 @pytest.fixture

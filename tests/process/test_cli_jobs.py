@@ -338,7 +338,7 @@ def test_the_other_verbs_talk_to_a_running_job_and_to_one_that_has_ended(elastic
     assert code == 0 and "ended with exit code 130: stopped: by the test" in output
     assert elasticdl.run("stop", "drains", "--yes")[0] == 0
     code, _, errors = elasticdl.run("scale", "drains", "--num-workers", "2")
-    assert code == 4 and "does not run" in errors
+    assert code == 4 and "has ended" in errors
 
 
 def test_jobs_are_listed_with_their_progress_and_waited_for(elasticdl: Commands) -> None:
