@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, final
 
+from elasticdl.data.base import Block
 from elasticdl.errors import TransientError
 from elasticdl.rpc.conversation import Finished, LeaseAnswer, Wait
 from elasticdl.shard import Lease, RingItem, Task
@@ -32,7 +33,7 @@ DEPTH = 2
 """Parts that are ready before they are wanted."""
 
 UNDER_WAY = 2
-"""So many parts of a new plan are taken before a shard is read that is not wanted yet: the first steps of a new ring need the cores."""
+"""So many parts of a new plan are taken before a shard is read that is not wanted yet: whoever forms a ring needs the cores."""
 
 WAIT_S = 2.0
 """How long the master may keep a question for an item. A new plan may have to wait for the answer to an old question."""
@@ -253,11 +254,21 @@ class RingReading:
     def _read(self, number: int, lease: Lease) -> None:
         assert lease.shard is not None
         with self._watch.doing("reading a shard"):
-            loaded = LoadedShard.read(lease.shard, self._sources.reader(Task.TRAINING).read(lease.shard))
+            blocks = self._sources.reader(Task.TRAINING).read(lease.shard)
+            loaded = LoadedShard.read(lease.shard, self._giving_way(number, blocks))
         with self._changed:
             if number in self._items:
                 self._shards[number] = loaded
                 self._changed.notify_all()
+
+    def _giving_way(self, number: int, blocks: Iterable[Block]) -> Iterator[Block]:
+        """These blocks; the rest of a shard that is not wanted yet waits until a new plan is under way."""
+        for block in blocks:
+            yield block
+            with self._changed:
+                while self._plan is not None and self._taken < UNDER_WAY and self._wanted < number <= self._wanted + 2:
+                    self._check()
+                    self._changed.wait(LOOK_AGAIN_S)
 
     def _forget(self, number: int) -> None:
         self._items.pop(number, None)

@@ -189,6 +189,40 @@ def test_no_shard_is_read_ahead_before_the_ring_is_under_way(ending) -> None:
     assert second.wait(60)
 
 
+def test_the_rest_of_a_shard_that_is_read_ahead_waits_while_the_ring_is_formed_anew(ending) -> None:
+    begun, go, rest = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(Reader):
+        reads = 0
+
+        def read(self, shard: Shard):
+            self.reads += 1
+            blocks = list(super().read(shard))
+            if self.reads == 2:
+                begun.set()
+                assert go.wait(60)
+            yield blocks[0]
+            if self.reads == 2:
+                rest.set()
+            yield blocks[1]
+
+    items, reader = Items(), Slow()
+    items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(items, 1, wait_s)
+    sources = Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH)
+    reading = RingReading(items, sources, Watch(SystemClock()), ending)
+    reading.start()
+    reading.begin(Plan(1, 0, 0, 1))
+    for _ in range(UNDER_WAY):
+        reading.next(lambda: False)
+    assert begun.wait(60)
+    reading.begin(Plan(1, 0, 0, 2))
+    go.set()
+    for _ in range(UNDER_WAY):
+        assert not rest.is_set()
+        reading.next(lambda: False)
+    assert rest.wait(60)
+
+
 def test_where_there_is_no_ring_yet_nothing_is_read_ahead(ending) -> None:
     items = Items()
     items.request_item = lambda number, wait_s, at_mark=False: Wait("no worker is ready yet")
