@@ -18,6 +18,7 @@ from elasticdl.cli.outcome import Outcome, read_object, resume_hint
 from elasticdl.cli.place import check_of, runs_master
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 from elasticdl.master.files import JobDirectory
+from elasticdl.master.last_known import last_known
 
 if TYPE_CHECKING:
     from elasticdl.history.snapshot import About, Record
@@ -58,7 +59,8 @@ class DirectoryJob:
             return self._report("waiting", blank_status(_CHECKED, action=self.action, waiting=[_CHECKED]))
         outcome = self.outcome()
         if outcome is not None:
-            status = blank_status(outcome.message) | dict(left.get("status") or {})
+            known = left.get("status") or (last_known(self.directory, outcome.message) if not left else {})
+            status = blank_status(outcome.message) | dict(known)
             return self._report(_state(outcome.exit_code), status, outcome)
         if not self.directory.master.exists():
             return self._report("waiting", blank_status("its master is starting", waiting=["master-0 is starting"]))
@@ -167,8 +169,14 @@ class DirectoryJob:
 
         with _readable(self.directory):
             record = record_in(self.directory.path)
-            goes_on = self.directory.master.exists() and self.outcome() is None and record.started_at
-            return record_in(self.directory.path, time.time() - record.started_at) if goes_on else record
+            outcome = self.outcome()
+            if self.directory.master.exists() and outcome is None and record.started_at:
+                return record_in(self.directory.path, time.time() - record.started_at)
+            return (
+                record
+                if outcome is None or self.directory.status.exists()
+                else record_in(self.directory.path, killed=outcome.message)
+            )
 
     def _about(self, started_at: float) -> About:
         from elasticdl.history.snapshot import About, installed_version
@@ -220,11 +228,16 @@ class DirectoryJob:
 
     def _killed(self) -> Outcome:
         directory = self.directory
+        message = f"the master of job {self.name} in {directory.path} was killed, and every process of the job with it"
+        known = last_known(directory, message)
         return Outcome(
             ExitCode.JOB_FAILED,
-            f"the master of job {self.name} in {directory.path} was killed, and every process of the job with it",
+            message,
             str(directory.path),
             f"its log is {directory.logs / 'master-0.log'}; {resume_hint(directory)}",
+            receipt=known.get("receipt") or {},
+            metrics=known.get("metrics") or {},
+            loss=known.get("loss"),
             action=self.action,
         )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elasticdl.cli.progress import named_values
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError, UserError
 from elasticdl.master.files import JobDirectory
+from elasticdl.master.last_known import last_known
 from elasticdl.master.way_on import way_on
 from elasticdl.words import done_word
 
@@ -75,7 +76,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def outcome_of(directory: JobDirectory, spec: JobSpec, facts: ExitFacts, *, interrupted: bool) -> Outcome:
     """What the master left; or, if it left nothing, what is known of its end."""
     left = read_object(directory.status)
-    status: Mapping[str, Any] = left.get("status") or {}
+    status: Mapping[str, Any] = left.get("status") or (last_known(directory, "the master was killed") if not left else {})
     # Its word counts, not what became of its process after that: a second signal may meet it in its last moment.
     code = int(left["exit_code"]) if "exit_code" in left else facts.exit_code
     message, hint = str(left.get("message", "")), str(left.get("hint", ""))
@@ -95,7 +96,7 @@ def outcome_of(directory: JobDirectory, spec: JobSpec, facts: ExitFacts, *, inte
         message=message,
         hint=hint,
         job_dir=str(directory.path),
-        receipt=read_object(directory.receipt),
+        receipt=read_object(directory.receipt) or status.get("receipt") or {},
         metrics=dict(status.get("metrics") or {}),
         loss=status.get("loss"),
         output=spec.checkpoint.output if code == ExitCode.DONE else "",

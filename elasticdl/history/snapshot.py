@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from elasticdl.history.chronicle import KEPT, Chronicle, read_occurrences
 from elasticdl.history.lines import read_lines
-from elasticdl.history.occurrence import Occurrence
+from elasticdl.history.occurrence import Occurrence, Step, meaning
 from elasticdl.history.series import SeriesBook
 from elasticdl.history.timeline import Timeline
 from elasticdl.history.why import Story
@@ -142,13 +142,22 @@ def record_of(chronicle: Chronicle, status: Mapping[str, Any]) -> Record:
     return Record(tuple(chronicle), chronicle.dropped, timeline, story, chronicle.started_at)
 
 
-def record_in(directory: Path, now_s: float | None = None) -> Record:
-    """Out of a job's directory, live or ended. Raises OSError if it cannot be read. `now_s`: default, the last occurrence's."""
+def record_in(directory: Path, now_s: float | None = None, killed: str = "") -> Record:
+    """Out of a job's directory, live or ended. Raises OSError if it cannot be read. `now_s`: default, the last occurrence's.
+
+    `killed`: whoever wrote it was, in these words, and all processes with it.
+    """
     occurrences, left_out = read_occurrences(directory / EVENTS)
     timeline, story = Timeline(), Story()
     for one in occurrences:
         timeline.add(one)
         story.add(one)
+    if killed and occurrences and not (occurrences[-1].kind == "job" and occurrences[-1].step == Step.ENDED):
+        last = occurrences[-1]
+        end = Occurrence(last.seq + 1, last.at, last.at_s, "job", killed, level="error", details=meaning(Step.ENDED))
+        occurrences.append(end)
+        timeline.cut_off(end)
+        story.add(end)
     kept = occurrences[-KEPT:]
     started_at = occurrences[-1].at - occurrences[-1].at_s if occurrences else 0.0
     dropped = left_out + len(occurrences) - len(kept)

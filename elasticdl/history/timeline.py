@@ -89,6 +89,12 @@ class Timeline:
             case _:
                 pass
 
+    def cut_off(self, end: Occurrence) -> None:
+        """The master was killed, and all processes with it: the last that is known of them."""
+        for process in list(self._going):
+            self._close(process, end.at_s, "its master was killed, and it with it")
+        self.add(end)
+
     def as_dict(self, now_s: float | None = None, processes: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
         """For JSON. `processes`: rows of the status by name, for the state and place that those which go on have now."""
         going = [self._now(bar, (processes or {}).get(bar.process)) for bar in self._going.values()]

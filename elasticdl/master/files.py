@@ -77,6 +77,11 @@ class JobDirectory:
         return self.path / "status.json"
 
     @property
+    def newest(self) -> Path:
+        """The status as it was some seconds ago, while the job runs: {"status": …}; see master.last_known."""
+        return self.path / "newest.json"
+
+    @property
     def checkpoints(self) -> Path:
         """Directory of the checkpoints."""
         return self.path / "checkpoints"

@@ -119,7 +119,7 @@ class Master:
         directory, spec = environment.directory, plan.spec
         clock = SystemClock()
         self.chronicle = Chronicle(directory.events, clock.wall_s())
-        self.collector = Collector(directory.series, clock)
+        self.collector = Collector(directory.series, clock, directory.newest)
         scalars = ScalarRuns(spec.checkpoint.tensorboard_log_dir)
         self._metrics = MetricsLog(JsonLines(directory.metrics, METRICS_POLICY), self.collector, scalars)
         self.inbox = Inbox(clock, self.chronicle.began_s)
@@ -198,6 +198,9 @@ class Master:
     async def _drive(self, journal: JournalFile, cluster: Cluster, launcher: Launcher, problem: str) -> FinishJob:
         means = Means(launcher, self._fences, Snapshots(self._roster), self._archive, self.chronicle, self._metrics)
         hands = Hands(self.inbox, self._desk, means)
+        for stale in (self._environment.directory.receipt, self._environment.directory.report, self._environment.directory.newest):
+            # Of the run before this one: whoever reads it now would take it for ours.
+            stale.unlink(missing_ok=True)
         hands.carry_out(self._begun())
         for warning in (*self._environment.warnings, *([problem] if problem else ())):
             hands.carry_out(Announce("job", warning, level="warning"))
@@ -336,7 +339,7 @@ def main() -> int:
         finish = _work(_site())
     except ElasticDLError as error:
         finish = FinishJob(error.exit_code, error.message, error.hint)
-    level = logging.INFO if finish.exit_code is ExitCode.DONE else logging.ERROR
+    level = logging.INFO if finish.exit_code in (ExitCode.DONE, ExitCode.INTERRUPTED) else logging.ERROR
     _LOG.log(level, "exit code %d: %s%s", finish.exit_code, finish.message, f"\n{finish.hint}" if finish.hint else "")
     return finish.exit_code
 

@@ -35,6 +35,7 @@ def leave_outcome(directory: JobDirectory, finish: FinishJob, results: Results) 
         if results.status is not None:
             write_json(directory.receipt, results.receipt)
         write_json(directory.status, {**outcome, "status": results.status})
+        directory.newest.unlink(missing_ok=True)
     except OSError as error:
         _LOG.error("cannot leave the outcome in %s: %s", directory.path, error)
 

@@ -407,6 +407,19 @@ def test_of_a_job_of_a_hundred_thousand_processes_the_newest_stay():
     assert len(found["entries"]) == MOST_ENTRIES and found["totals"]["exits"] == {"preempted": 20_000}
 
 
+def test_a_job_whose_master_was_killed_ends_with_the_last_that_is_written_of_it(recorded):
+    record = recorded(num_workers=1)
+    job = record.job
+    job.up()
+    job.t = 20.0
+    job.die(job.ps(0), ExitFacts(signal=9))
+    record.chronicle.close()
+    found = record_in(record.directory, killed="its master was killed")
+    assert {(bar["process"], bar["ended_s"], bar["state"]) for bar in found.timeline["bars"]} == {("ps-0", 20.0, "ended"), ("ps-0.1", 20.0, "ended"), ("worker-0", 20.0, "ended")}  # fmt: skip
+    assert found.story["entries"][-1]["text"] == found.occurrences[-1].text == "its master was killed"
+    assert record_in(record.directory).occurrences[-1].text != "its master was killed", "nothing is written by who only looks"
+
+
 def test_an_old_record_without_steps_still_has_its_words(tmp_path):
     row = {"at": 1.0, "at_s": 1.0, "kind": "process", "text": "worker-0 ended: killed", "process": "worker-0", "level": "warning"}
     (tmp_path / "events.jsonl").write_text(json.dumps(row) + "\n")

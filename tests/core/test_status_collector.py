@@ -14,6 +14,8 @@ from elasticdl.clock import ManualClock
 from elasticdl.history.lines import JsonLines
 from elasticdl.history.series import MOST_LABELS
 from elasticdl.history.snapshot import eta_s
+from elasticdl.master.files import JobDirectory
+from elasticdl.master.last_known import last_known
 from elasticdl.master.status.collector import Collector, MetricsLog
 
 pytestmark = pytest.mark.core
@@ -127,6 +129,30 @@ def test_a_master_that_goes_on_after_a_while_leaves_a_gap_in_the_curves(tmp_path
     late.look(status(3_601.0))
     assert values(soon, "workers") == [1.0] * 4
     assert values(late, "workers") == [1.0, 1.0, 1.0, None, 1.0, 1.0]
+
+
+def test_the_status_is_written_down_now_and_then_for_a_master_that_is_killed(tmp_path: Path) -> None:
+    directory, clock = JobDirectory(tmp_path), ManualClock()
+    assert last_known(directory, "killed") == {}
+    collector = Collector(directory.series, clock, directory.newest)
+    rows = [
+        {"name": "worker-0", "state": "ready", "shard": "3", "message": ""},
+        {"name": "worker-1", "state": "ended", "shard": "", "message": "x"},
+    ]
+    receipt = {"epochs": [], "total": {"expected": 900, "trained": 100, "left": 800}, "why_left": ""}
+    collector.look(status(10.0, processes=rows, receipt=receipt, state="running", eta_s=5.0, loss=math.nan, waiting=["for room"]))
+    clock.advance(10.0)
+    asyncio.run(collector.save_if_due())
+    found = last_known(directory, "killed")
+    assert found["records"]["trained"] == 100 and found["receipt"]["why_left"].startswith("killed; counted until")
+    assert (found["phase"], found["waiting"], found["records_per_s"], found["loss"]) == ("ended", [], 0.0, None)
+    assert [(row["state"], row["message"]) for row in found["processes"]] == [
+        ("ended", "its master was killed, and it with it"),
+        ("ended", "x"),
+    ]
+    assert "state" not in found and "eta_s" not in found
+    directory.newest.write_text('{"status": {"records": 1}}')
+    assert last_known(directory, "killed") == {}
 
 
 def test_a_job_that_is_over_or_ends_early_has_no_time_left() -> None:

@@ -332,6 +332,8 @@ class Evaluation:
     def abandon(self) -> None:
         """The job is to end: no round is wanted any more."""
         if self.round is not None:
+            text = f"evaluation round {self.round.number} is not made: the job goes on without it"
+            self._facts.orders.announce("evaluation", text)
             self._close()
 
     def _close(self) -> None:

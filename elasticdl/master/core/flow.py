@@ -57,7 +57,14 @@ class Flow:
         text = f"{amount(records, 'record')} in {amount(shards, 'shard')}" + (
             f", {amount(epochs, 'epoch')}" if action is Action.TRAIN else ""
         )
-        self._facts.enter(Phase.WORKING, f"{'training' if action is Action.TRAIN else 'prediction'} begins: {text}")
+        what = "training" if action is Action.TRAIN else "prediction"
+        if work.resumed:
+            total = amount(records * epochs, "record")
+            self._facts.enter(
+                Phase.WORKING, f"{what} goes on in epoch {work.epoch + 1}, {work.resumed:,} of {total} are done: {text}"
+            )
+        else:
+            self._facts.enter(Phase.WORKING, f"{what} begins: {text}")
 
     def work_again(self, why: str) -> None:
         """Work that was done is not any more: its results are gone."""

@@ -16,10 +16,11 @@ from elasticdl.history.lines import JsonLines, replace_whole
 from elasticdl.history.series import SeriesBook
 from elasticdl.history.snapshot import note_metrics
 from elasticdl.master.scalars import ScalarRuns
+from elasticdl.master.status.answers import encoded
 
 _LOG = logging.getLogger(__name__)
 _RATE_WINDOW_S = 10.0
-_SAVE_EVERY_S = 10.0
+_SAVE_EVERY_S = 5.0
 _SAVE_SHARE = 0.005
 """Of the time may be spent on saving: it is done less often the longer it takes."""
 
@@ -63,9 +64,14 @@ class Sample:
 class Collector:
     """`newest`: the points of the last look, with what metrics.jsonl got since the one before; `looks` counts the looks."""
 
-    def __init__(self, path: Path | None, clock: Clock) -> None:
-        """`path`: series.json. Goes on with what is there. None: of a job that has not begun nothing is kept."""
+    def __init__(self, path: Path | None, clock: Clock, newest: Path | None = None) -> None:
+        """`path`: series.json. Goes on with what is there. None: of a job that has not begun nothing is kept.
+
+        `newest`: where the status itself is written down as often.
+        """
         self._path = path
+        self._newest_path = newest
+        self._status: Mapping[str, Any] = {}
         self._clock = clock
         self._book = SeriesBook()
         self._versions: deque[tuple[float, int]] = deque()
@@ -93,6 +99,7 @@ class Collector:
         if not self.looks:
             self._book.break_off(at_s)
         found, self._recorded = self._recorded, []
+        self._status = status
         for (name, label, unit), value in self._values(status, at_s):
             if self._book.add((name, label, unit), at_s, records, value):
                 found.append(Sample(name, label, unit, at_s, records, value))
@@ -105,9 +112,10 @@ class Collector:
         if begin_s < self._save_at_s:
             return
         text = self._text()
+        status = encoded({"status": self._status}) if self._newest_path is not None and self._status else b""
         took_s = self._clock.now_s() - begin_s
         self._save_at_s = begin_s + max(_SAVE_EVERY_S, took_s / _SAVE_SHARE)
-        await asyncio.to_thread(self._write, text)
+        await asyncio.to_thread(self._write, text, status)
 
     def save(self) -> None:
         """Write the curves down now."""
@@ -116,11 +124,13 @@ class Collector:
     def _text(self) -> str:
         return json.dumps(self._book.as_list(), allow_nan=False, separators=(",", ":"))
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str, status: bytes = b"") -> None:
         if self._path is None:
             return
         try:
             replace_whole(self._path, text.encode())
+            if status and self._newest_path is not None:
+                replace_whole(self._newest_path, status)
         except OSError as error:
             _LOG.warning("cannot save the curves in %s: %s", self._path, error)
 

@@ -1,0 +1,33 @@
+"""What is known of a job whose master was killed: its status as it was written down last, some seconds before."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+from elasticdl.errors import ExitCode
+from elasticdl.master.core.parts import Phase
+from elasticdl.master.core.processes import Life
+from elasticdl.master.files import JobDirectory
+
+_OF_ITS_TIME = ("job", "state", "strategy", "started_at", "now", "uptime_s", "eta_s", "cluster_view_age_s")
+"""What an onlooker adds to a status."""
+_GONE = "its master was killed, and it with it"
+
+
+def last_known(directory: JobDirectory, message: str) -> dict[str, Any]:
+    """The status of a job that has ended like that, with `message` for the end; {} if nothing was written down."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = json.loads(directory.newest.read_text(encoding="utf-8"))["status"]
+        status = {key: value for key, value in found.items() if key not in _OF_ITS_TIME}
+        over = {"phase": str(Phase.ENDED), "message": message, "outcome": message, "exit_code": int(ExitCode.JOB_FAILED)}
+        still = {"gauges": {}, "waiting": [], "records_per_s": 0.0, "records": {**status["records"], "records_per_s": 0.0}}
+        receipt = {**status["receipt"], "why_left": f"{message}; counted until some seconds before"}
+        processes = [_ended(row) for row in status["processes"]]
+        return {**status, **over, **still, "receipt": receipt, "processes": processes}
+    return {}
+
+
+def _ended(row: dict[str, Any]) -> dict[str, Any]:
+    return row if row["state"] == Life.ENDED else {**row, "state": str(Life.ENDED), "shard": "", "message": _GONE}
