@@ -2,15 +2,17 @@
 BIN := .venv/bin
 WORKERS ?= 2
 CLUSTERS ?= 3
+# Tests of a file share jobs; tests/conftest.py has the longest files go first.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
 demo: prepare  ## Train digits with a worker killed halfway, evaluate, export, load back, predict.
 	$(BIN)/python -m scripts.demo
 
 test: prepare horovod  ## Every test; browsers and rings, and those on a real Kubernetes where they can run, last: they disturb others. With ARGS (for pytest) without these.
 	@status=0; \
-	$(BIN)/python -m pytest -n $(WORKERS) --ignore tests/browser --ignore tests/ring --ignore tests/kubernetes $(ARGS) || status=$$?; \
+	$(BIN)/python -m pytest -n $(WORKERS) $(BY_FILE) --ignore tests/browser --ignore tests/ring --ignore tests/kubernetes $(ARGS) || status=$$?; \
 	[ -n "$(ARGS)" ] || scripts/browser || status=$$?; \
-	[ -n "$(ARGS)" ] || $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/browser tests/ring || status=$$?; \
+	[ -n "$(ARGS)" ] || $(BIN)/python -m pytest -n $(WORKERS) $(BY_FILE) tests/browser tests/ring || status=$$?; \
 	[ -n "$(ARGS)" ] || scripts/test-kubernetes $(CLUSTERS) || status=$$?; \
 	exit $$status
 

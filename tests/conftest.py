@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,30 @@ ROOT = Path(__file__).parent.parent
 # A shell starts what runs in the background with SIGINT ignored, and children inherit that: Ctrl-C would not be tested.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LONG = (
+    "test_zoo_jobs.py",
+    "test_job_input.py",
+    "test_job_troubles.py",
+    "test_job_churn.py",
+    "test_job_runs.py",
+    "test_worker_in_job.py",
+    "test_ring_jobs.py",
+    "test_ring_members.py",
+    "test_page_live.py",
+    "test_ring_churn.py",
+    "test_ring_callbacks.py",
+    "test_ring_checkpoints.py",
+)
+"""Files of whole jobs, the longest first: what begins last should be short, so that all processes of a run end together."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long files first, the others as they come."""
+    place = {name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
 
 
 @dataclass
@@ -39,6 +63,9 @@ class Job:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the job did not end in {timeout_s} s; {self.tails()}") from None
         return self.process.returncode, output
+
+    def spec(self) -> dict[str, Any]:
+        return json.loads((self.directory / "job.json").read_text())
 
     def receipt(self) -> dict[str, Any]:
         return json.loads((self.directory / "receipt.json").read_text())
@@ -156,28 +183,18 @@ def start_jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
         yield start
 
 
-@pytest.fixture
-def write_csv(tmp_path: Path) -> Callable[[str, Sequence[str], Sequence[Sequence[object]]], Path]:
-    """Write a CSV file: name, header, rows."""
-
-    def write(name: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> Path:
-        path = tmp_path / name
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows([header, *rows])
-        return path
-
-    return write
-
-
-@pytest.fixture
-def iris_csv(write_csv: Callable[..., Path]) -> Callable[[int], Path]:
+def write_iris(path: Path, copies: int = 1) -> Path:
     """scikit-learn's iris, `copies` times over, as CSV."""
+    from sklearn.datasets import load_iris
 
-    def write(copies: int = 1) -> Path:
-        from sklearn.datasets import load_iris
+    iris = load_iris()
+    rows = [[*features, label] for features, label in zip(iris.data.tolist(), iris.target.tolist(), strict=True)] * copies
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["sepal_length", "sepal_width", "petal_length", "petal_width", "species"], *rows])
+    return path
 
-        iris = load_iris()
-        rows = [[*features, label] for features, label in zip(iris.data.tolist(), iris.target.tolist(), strict=True)] * copies
-        return write_csv(f"iris-{copies}.csv", ["sepal_length", "sepal_width", "petal_length", "petal_width", "species"], rows)
 
-    return write
+@pytest.fixture
+def iris_csv(tmp_path: Path) -> Callable[[int], Path]:
+    """Iris, so many times over."""
+    return lambda copies=1: write_iris(tmp_path / f"iris-{copies}.csv", copies)

@@ -1,15 +1,14 @@
-"""Workers inside whole jobs: drained, stopped by callbacks, predicting through the module's own processor."""
+"""Workers inside whole jobs: stopped by callbacks, ended by the module, predicting through the module's own processor."""
 
 from __future__ import annotations
 
-import os
-import random
-import signal
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.process
+from tests.conftest import Job, write_iris
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 MODULE = """
 import keras
@@ -64,31 +63,6 @@ def zoo(tmp_path: Path):
     return write
 
 
-def test_a_worker_asked_to_go_gives_its_work_back_and_nothing_is_repeated(start_job, iris_csv, zoo):
-    job = start_job(model_zoo=zoo(), model_def="model", training_data=iris_csv(400), num_epochs=2, num_workers=2, minibatch_size=16)
-    job.wait_until("training is under way", lambda status: status["records"]["trained"] > 3000)
-    os.kill(random.Random(3).choice(sorted(job.pids("worker"))), signal.SIGTERM)
-    code, output = job.finish()
-    assert code == 0, output
-    total = job.receipt()["total"]
-    assert (total["trained"], total["lost"], total["repeated"]) == (120_000, 0, 0)
-    assert any(event.get("cause") == "drained" and "worker" in event["process"] for event in job.events())
-
-
-def test_max_steps_stopping_ends_the_training_early_with_an_honest_receipt(start_job, iris_csv, zoo):
-    more = "\nfrom elasticdl.model.callbacks import MaxStepsStopping\n\n\ndef callbacks():\n    return [MaxStepsStopping(100)]\n"
-    job = start_job(
-        model_zoo=zoo(more), model_def="model", training_data=iris_csv(400), num_epochs=50, num_workers=1, minibatch_size=16
-    )
-    code, output = job.finish()
-    assert code == 0, output
-    total = job.receipt()["total"]
-    assert total["lost"] == 0
-    assert 1600 <= total["trained"] == total["expected"] - total["left"] < 30_000
-    assert "MaxStepsStopping" in job.receipt()["why_left"]
-    assert any("MaxStepsStopping" in event["text"] for event in job.events())
-
-
 def test_a_callback_that_ends_the_process_fails_the_job_and_is_named(start_job, iris_csv, zoo):
     more = """
 import sys
@@ -110,29 +84,65 @@ def callbacks():
     assert job.receipt()["total"]["trained"] < 1200
 
 
-def test_a_processor_gets_every_prediction_of_a_subclassed_model_once(start_job, iris_csv, zoo, tmp_path):
-    directory = zoo(SUBCLASSED)
-    flags = {"model_zoo": directory, "model_def": "model.CustomModel", "num_workers": 2}
-    data = iris_csv(8)
-    training = start_job(**flags, training_data=data, validation_data=data, checkpoint_steps=10, output=tmp_path / "export")
-    code, output = training.finish()
-    assert code == 0, output
-    assert (tmp_path / "export" / "saved_model.pb").exists()
-    zoo(
-        SUBCLASSED
-        + f'''
+MORE = """
+from elasticdl.model.callbacks import MaxStepsStopping
+
+
+def callbacks():
+    return [MaxStepsStopping(100)]
+"""
+PROCESSOR = """
 
 class PredictionOutputsProcessor:
     def process(self, predictions, worker_id):
-        with open(r"{tmp_path}" + f"/predicted-{{worker_id}}", "a") as file:
-            file.write("".join(f"{{row.argmax()}}\\n" for row in predictions))
-'''
+        with open(f"{os.environ['PREDICTED']}/predicted-{worker_id}", "a") as file:
+            file.write("".join(f"{row.argmax()}\\n" for row in predictions))
+"""
+
+
+@pytest.fixture(scope="module")
+def stopped(start_jobs, tmp_path_factory) -> Job:
+    """A subclassed model whose training a callback ended after 100 steps."""
+    folder = tmp_path_factory.mktemp("zoo")
+    (folder / "model.py").write_text("import os\n" + MODULE + SUBCLASSED + MORE + PROCESSOR)
+    job = start_jobs(
+        model_zoo=folder,
+        model_def="model.CustomModel",
+        training_data=write_iris(folder / "iris.csv", 40),
+        validation_data=write_iris(folder / "one.csv"),
+        num_epochs=50,
+        num_workers=1,
+        minibatch_size=16,
+        checkpoint_steps=10,
+        output=folder / "export",
     )
-    checkpoints = training.directory / "checkpoints"
-    prediction = start_job(
-        "predict", **flags, prediction_data=data, checkpoint_dir_for_init=checkpoints, output=tmp_path / "unused"
+    code, output = job.finish()
+    assert code == 0, output
+    return job
+
+
+def test_max_steps_stopping_ends_the_training_early_with_an_honest_receipt(stopped: Job) -> None:
+    total = stopped.receipt()["total"]
+    assert total["lost"] == 0
+    assert 1600 <= total["trained"] == total["expected"] - total["left"] < 30_000
+    assert "MaxStepsStopping" in stopped.receipt()["why_left"]
+    assert any("MaxStepsStopping" in event["text"] for event in stopped.events())
+
+
+def test_a_processor_gets_every_prediction_of_a_subclassed_model_once(stopped: Job, start_job, iris_csv, tmp_path) -> None:
+    folder = Path(stopped.spec()["model"]["model_zoo"])
+    assert (folder / "export" / "saved_model.pb").exists()
+    job = start_job(
+        "predict",
+        model_zoo=folder,
+        model_def="model.CustomModel",
+        num_workers=2,
+        prediction_data=iris_csv(8),
+        checkpoint_dir_for_init=stopped.directory / "checkpoints",
+        output=tmp_path / "unused",
+        envs=f"PREDICTED={tmp_path}",
     )
-    code, output = prediction.finish()
+    code, output = job.finish()
     assert code == 0, output
     predicted = [line for path in tmp_path.glob("predicted-*") for line in path.read_text().splitlines()]
     assert len(predicted) == 1200

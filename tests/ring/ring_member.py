@@ -1,6 +1,6 @@
 """One member of a ring, for tests: the worker's own loop on records in memory, told of forms on stdin, telling on stdout.
 
-python ring_member.py NAME '{"delay_s": 0.0, "records": 96, ...}'
+Its process is forked from one that has imported all this and done nothing else yet: to import takes as long as twenty steps.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import os
 import sys
 import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
+import horovod.tensorflow  # noqa: F401 - so that it is there before members are forked
 import numpy as np
 import tensorflow as tf
 
@@ -161,5 +163,12 @@ def main(name: str, setting: dict) -> None:
     os._exit(0)
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+def run(name: str, setting: dict, hears: Connection, tells: Connection, errors_at: str) -> None:
+    """The process: its standard streams are those that a program of its own would have been given."""
+    os.dup2(hears.fileno(), 0)
+    os.dup2(tells.fileno(), 1)
+    os.dup2(os.open(errors_at, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
+    for connection in (hears, tells):
+        connection.close()
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate(("r", "w", "w")))
+    main(name, setting)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import json
+import multiprocessing
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -17,7 +18,71 @@ from elasticdl.rpc.conversation import RingForm
 from elasticdl.rpc.rendezvous import Rendezvous, new_scope
 
 LIMIT_S = 240.0
-MEMBER = Path(__file__).parent / "ring_member.py"
+MEMBER = "tests.ring.ring_member"
+FORKS = multiprocessing.get_context("forkserver")
+"""Its server imports TensorFlow once for all members of all tests of this process."""
+
+
+def prepare_server() -> None:
+    """It starts with the first member, as workers are started but for what TensorFlow says of itself."""
+    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", TF_ENABLE_ONEDNN_OPTS="0")
+    FORKS.set_forkserver_preload([MEMBER])
+
+
+def _enter(*arguments: object) -> None:
+    """In the new process. Named here so that this one need not have TensorFlow."""
+    importlib.import_module(MEMBER).run(*arguments)
+
+
+class Process:
+    """A process forked from the server, with pipes to it and from it."""
+
+    def __init__(self, name: str, setting: dict, errors_at: Path) -> None:
+        hears, self._to = FORKS.Pipe(duplex=False)
+        self._from, tells = FORKS.Pipe(duplex=False)
+        self._forked = FORKS.Process(target=_enter, args=(name, setting, hears, tells, str(errors_at)), daemon=True)
+        self._forked.start()
+        for connection in (hears, tells):
+            connection.close()
+        self._ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._forked.sentinel, self._end)
+
+    def _end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._forked.sentinel)
+        self._forked.join()
+        self._ended.set()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._forked.exitcode if self._ended.is_set() else None
+
+    async def wait(self) -> int | None:
+        await self._ended.wait()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        assert self._forked.pid is not None
+        os.kill(self._forked.pid, number)
+
+    def tell(self, line: str) -> None:
+        os.write(self._to.fileno(), line.encode())
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """What it prints, until it has ended."""
+        reader = asyncio.StreamReader()
+        pipe = os.fdopen(os.dup(self._from.fileno()), "rb")
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        try:
+            async for line in reader:
+                yield line
+        finally:
+            transport.close()
+
+    def close(self) -> None:
+        """After its end."""
+        for connection in (self._to, self._from):
+            connection.close()
+        self._forked.close()
 
 
 @dataclass(eq=False)
@@ -25,7 +90,7 @@ class Member:
     """A member's process, and all that it told."""
 
     name: str
-    process: asyncio.subprocess.Process
+    process: Process
     errors_at: Path
     told: list[dict] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -36,9 +101,8 @@ class Member:
         return (self.errors_at.read_text().splitlines() or ["it printed nothing"])[-1]
 
     async def listen(self, log: Path) -> None:
-        assert self.process.stdout is not None
         with log.open("a") as file:
-            async for line in self.process.stdout:
+            async for line in self.process.lines():
                 file.write(f"{self.name} {line.decode()}")
                 if line.startswith(b"{"):
                     self.told.append({**json.loads(line), "heard": time.monotonic()})
@@ -92,34 +156,25 @@ class RingStage:
         self._numbers = itertools.count()
 
     async def __aenter__(self) -> RingStage:
+        prepare_server()
         self._port = await self._rendezvous.start("127.0.0.1")
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for member in self._all:
             if member.process.returncode is None:
-                member.process.kill()
+                member.process.send_signal(signal.SIGKILL)
             await member.process.wait()
         await asyncio.gather(*self._readers)
+        for member in self._all:
+            member.process.close()
         await self._rendezvous.close()
 
     async def spawn(self) -> Member:
         """A member that is warm, and in no ring yet."""
         name = f"worker-{next(self._numbers)}"
-        root = str(Path(__file__).parents[2])
-        environment = {**os.environ, "PYTHONPATH": root, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
         errors_at = self._log.with_name(f"{name}.log")
-        errors = errors_at.open("w")
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(MEMBER), name, json.dumps(self.setting)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=errors,
-            env=environment,
-            cwd=root,
-        )
-        errors.close()
-        member = Member(name, process, errors_at)
+        member = Member(name, Process(name, self.setting, errors_at), errors_at)
         self._all.append(member)
         self._readers.append(asyncio.create_task(member.listen(self._log)))
         await member.until(lambda one: one.get("ready", False))
@@ -138,8 +193,8 @@ class RingStage:
         told = {id(one): one for one in (*members, *self.members)}.values()
         self.members = members
         for member in told:
-            if member.process.returncode is None and member.process.stdin is not None:
-                member.process.stdin.write((json.dumps(asdict(form)) + "\n").encode())
+            if member.process.returncode is None:
+                member.process.tell(json.dumps(asdict(form)) + "\n")
         if wait:
             generation = self._generation
             for member in members:
