@@ -7,6 +7,7 @@ module saw them. Horovod's own elastic driver goes through the same kill and joi
 from __future__ import annotations
 
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -24,13 +25,14 @@ from bench.step_log import steps_of
 
 BATCH = 128
 SECONDS = 8.0
+KILLS = 8
 STATED = {"torchrun": {"kill": 1.95, "lost": 46.7}, "torchft": {"kill": 1.05, "lost": 5.1, "join": 0.02}}
 """s, from earlier measurements on such a machine, each at its best: PyTorch is no dependency of this project."""
 
 
 def measure(rounds: int = 2) -> dict:
     """Figures of all parts."""
-    figures = {"throughput": throughput(rounds), "ours": recovery(), "horovod_elastic": horovod_elastic(), "stated": STATED}
+    figures = {"throughput": throughput(rounds), "ours": recovery(KILLS), "horovod_elastic": horovod_elastic(), "stated": STATED}
     print_recovery(figures)
     return figures
 
@@ -38,13 +40,15 @@ def measure(rounds: int = 2) -> dict:
 def throughput(rounds: int) -> dict:
     """Samples/s of ResNet20, medians of interleaved rounds; CPU time a sample of each process."""
     cores = str(os.cpu_count())
+    measured = (str(BATCH), str(SECONDS))
+    alone = [sys.executable, "-m", "bench.peer_ring", "1", *measured, "plain"]
+    with_horovod = [*horovodrun(), "-np", "2", "--gloo", "-H", "localhost:2"]
     peers = {
-        "one process, 1 thread": [sys.executable, "-m", "bench.peer_ring", "1", str(BATCH), str(SECONDS), "plain"],
-        "one process, all cores": [sys.executable, "-m", "bench.peer_ring", cores, str(BATCH), str(SECONDS), "plain"],
-        "plain Horovod, 2 workers": [
-            *horovodrun(), "-np", "2", "--gloo", "-H", "localhost:2", sys.executable, "-m", "bench.peer_ring", "1", str(BATCH), str(SECONDS), "horovod",
-        ],
-    }  # fmt: skip
+        "one process, 1 thread": (1, alone),
+        "two of these, apart": (2, alone),  # what the cores have for whoever computes in two processes
+        "one process, all cores": (1, [sys.executable, "-m", "bench.peer_ring", cores, *measured, "plain"]),
+        "plain Horovod, 2 workers": (1, [*with_horovod, sys.executable, "-m", "bench.peer_ring", "1", *measured, "horovod"]),
+    }
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in ("elasticdl, 2 workers", *peers)}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "images.npz"
@@ -52,8 +56,8 @@ def throughput(rounds: int) -> dict:
         np.savez(data, image=rng.normal(size=(8192, 32, 32, 3)).astype(np.float32), label=rng.integers(0, 10, 8192))
         for _ in range(rounds):
             seen["elasticdl, 2 workers"].append(ours(data))
-            for name, command in peers.items():
-                seen[name].append(peer(command))
+            for name, (copies, command) in peers.items():
+                seen[name].append(peer(command, copies))
     figures = {
         name: {
             "samples_per_s": round(statistics.median(rate for rate, _ in found), 1),
@@ -71,14 +75,30 @@ def throughput(rounds: int) -> dict:
     return figures
 
 
-def peer(command: Sequence[str]) -> tuple[float, float]:
-    """(samples/s, ms of CPU a sample)."""
+def peer(command: Sequence[str], copies: int = 1) -> tuple[float, float]:
+    """(samples/s of all copies, which run at the same time; ms of CPU a sample)."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    lines = [line for line in done.stdout.splitlines() if "figures" in line]
-    if done.returncode != 0 or not lines:
-        raise RuntimeError(f"{command} failed:\n{done.stdout[-1000:]}\n{done.stderr[-2000:]}")
+    pipe = subprocess.PIPE
+    started = [
+        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+        for _ in range(copies)
+    ]
+    try:
+        found = [_figures_of(one) for one in started]
+    finally:
+        for one in started:
+            if one.poll() is None:
+                os.killpg(one.pid, signal.SIGKILL)
+                one.wait()
+    return sum(rate for rate, _ in found), statistics.mean(cpu_ms for _, cpu_ms in found)
+
+
+def _figures_of(child: subprocess.Popen[str]) -> tuple[float, float]:
+    output, errors = child.communicate(timeout=300)
+    lines = [line for line in output.splitlines() if "figures" in line]
+    if child.returncode != 0 or not lines:
+        raise RuntimeError(f"{child.args} failed:\n{output[-1000:]}\n{errors[-2000:]}")
     rate, cpu_ms = lines[0].split()[-2:]
     return float(rate), float(cpu_ms)
 

@@ -52,7 +52,7 @@ class Recovery:
         return {**parts, "repeated_records": self.repeated_records, "words": self.words}
 
 
-def recovery(kills: int = 4) -> dict:
+def recovery(kills: int) -> dict:
     """Kill rank 0 and rank 1 in turn, each time after the replacement of the one before has joined; then stop one."""
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "mlp.npz"
