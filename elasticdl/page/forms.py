@@ -184,7 +184,7 @@ def sign_in(problem: str) -> Html:
         "main",
         el("p", "ElasticDL", class_="brand"),
         el("h1", "This job's page needs its token"),
-        el("p", "Open the address that `elasticdl train` printed, or type `elasticdl dashboard`: both carry the token. Or give it here."),
+        el("p", "Open the address that ", el("code", "elasticdl train"), " printed, or type ", el("code", "elasticdl dashboard"), ": both carry the token. Or give it here."),
         el("p", problem, class_="problem", id="problem", role="alert"),
         el("form", el("label", el("span", "Token"), token, for_="token"), el("button", "Sign in", class_="primary"), method="post", action="/session", id="sign-in"),
         class_="sign-in", id="main",

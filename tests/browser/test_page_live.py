@@ -93,6 +93,7 @@ def test_the_page_comes_back_by_itself_after_a_break_and_says_that_there_is_one(
     relay = Relay(urlsplit(running.address).port or 0)
     try:
         window = open_window()
+        window.breaks = True
         address = f"http://127.0.0.1:{relay.port}/"
         Shown(running.job, address, running.token).enter(window)
         relay.cut()
@@ -105,6 +106,92 @@ def test_the_page_comes_back_by_itself_after_a_break_and_says_that_there_is_one(
         assert window.foreign(address) == []
     finally:
         relay.close()
+
+
+def test_a_worker_is_replaced_and_a_checkpoint_is_taken_by_pressing_a_button(
+    running: Shown, open_window: Callable[..., Window]
+) -> None:
+    window = open_window()
+    page = window.page
+    running.enter(window, "processes")
+    before = window.numbers().get("Checkpoint", "")
+    page.click("#ask-checkpoint")
+    page.click("#dialog-checkpoint [type=submit]")
+    expect(page.locator("#said")).to_contain_text("a checkpoint is asked for")
+    until("the checkpoint is in the head", lambda: window.numbers().get("Checkpoint", "") != before, 60.0)
+    ready = page.locator("#process-rows tr", has=page.locator(".tag.live")).filter(has_text="worker-").locator("th")
+    name = ready.first.inner_text()
+    page.get_by_role("link", name=name, exact=True).click()
+    page.click(f"[data-replace={name}]")
+    expect(page.locator("#replace-title")).to_have_text(f"Replace {name}?")
+    page.click("#dialog-replace [type=submit]")
+    expect(page.locator("#said")).to_contain_text(f"{name} gives its work back")
+    expect(page.locator(f"#process-rows tr[data-id='{name}']")).to_contain_text("replaced, as asked")
+    expect(page.locator("#process .tag")).to_contain_text("ended as asked")
+    expect(page.locator("[data-replace]")).to_have_count(0)
+    page.goto(f"{running.address}#timeline")
+    expect(page.locator("#bars tr", has_text="replaced, as asked")).to_have_count(1)
+
+
+def test_the_live_page_is_used_with_the_keyboard_alone(running: Shown, open_window: Callable[..., Window]) -> None:
+    window = open_window(reduced_motion="reduce")
+    page = window.page
+    running.enter(window)
+    overview = page.get_by_role("link", name="Overview")
+    overview.focus()
+    for key, tab in (
+        ("ArrowRight", "timeline"),
+        ("End", "events"),
+        ("ArrowRight", "overview"),
+        ("ArrowLeft", "events"),
+        ("Home", "overview"),
+    ):
+        page.keyboard.press(key)
+        expect(page.locator(f"#{tab}")).to_be_visible()
+        expect(page.locator("nav a:focus")).to_have_attribute("href", f"#{tab}")
+    page.locator("#ask-scale").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#dialog-scale [name=min]")).to_be_focused()
+    page.keyboard.type("9")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Escape")
+    expect(page.locator("#dialog-scale")).not_to_be_visible()
+    expect(page.locator("#ask-scale")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#dialog-scale [name=min]")).to_have_value("2")
+    page.fill("#dialog-scale [name=min]", "3")
+    page.keyboard.press("Enter")
+    expect(page.locator("#dialog-scale .problem")).to_contain_text("smaller number")
+    page.keyboard.press("Escape")
+    moving = (
+        "() => [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules])"
+        ".filter((rule) => parseFloat(rule.style?.transitionDuration) > 0 || parseFloat(rule.style?.animationDuration) > 0).length"
+    )
+    assert not page.evaluate(moving), "what moves is for those who did not ask for less motion"
+
+
+def test_what_is_looked_at_survives_a_reload_and_a_phone_shows_all_of_it(
+    running: Shown, open_window: Callable[..., Window]
+) -> None:
+    window = open_window(viewport={"width": 390, "height": 844}, has_touch=True)
+    page = window.page
+    running.enter(window, "processes")
+    page.fill("#find", "worker")
+    page.select_option("#state-filter", "live")
+    page.get_by_role("link", name=re.compile("^worker-")).first.click()
+    page.reload()
+    page.locator(".connection.live").wait_for()
+    expect(page.locator("#find")).to_have_value("worker")
+    expect(page.locator("#state-filter")).to_have_value("live")
+    expect(page.locator("#process h3")).to_contain_text("worker-")
+    for tab in ("overview", "timeline", "processes", "shards", "logs", "events"):
+        page.goto(f"{page.url.partition('#')[0]}#{tab}")
+        expect(page.locator(f"#{tab}")).to_be_visible()
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= 390, tab
+    for verb in ("scale", "checkpoint", "stop"):
+        page.click(f"#ask-{verb}")
+        expect(page.locator(f"#dialog-{verb}")).to_be_in_viewport(ratio=1)
+        page.keyboard.press("Escape")
 
 
 def test_everybody_can_read_and_use_the_page_in_both_schemes(running: Shown, violations: Callable[..., list[str]]) -> None:
@@ -134,6 +221,8 @@ def test_a_job_is_scaled_and_stopped_from_its_page_and_its_report_says_the_same(
     assert code == 130, output
     expect(page.locator("#state")).to_have_text("stopped")
     expect(page.locator("#notices")).to_contain_text("seen <b>enough</b>")
+    page.goto(f"{running.address}#logs")
+    expect(page.locator("#log-text")).to_contain_text("The job has ended")
     page.goto(f"{running.address}#shards")
     total = running.job.receipt()["total"]
     told = [f"{total[key]:,}" for key in ("expected", "trained", "repeated", "bad", "lost", "left")]
@@ -151,4 +240,4 @@ def test_a_job_is_scaled_and_stopped_from_its_page_and_its_report_says_the_same(
     expect(window.page.locator("#plot-rate canvas")).to_be_visible()
     assert window.foreign(report) == []
     assert window.problems == []
-    assert violations(report, tabs=("overview", "timeline", "shards", "events")) == []
+    assert violations(report, tabs=("overview", "timeline", "processes", "shards", "logs", "events")) == []

@@ -63,15 +63,17 @@ function paint(plot, place) {
   old?.chart.destroy();
   box.replaceChildren();
   const chart = new window.uPlot(options(lines, axis, box, palette, plot.whole), data, box);
-  box.addEventListener("pointerleave", () => queueMicrotask(() => showLast(chart)));
+  box.addEventListener("pointerleave", () => showLast(chart));
   hideFaint(chart, lines);
   showLast(chart);
   drawn.set(plot.key, { shape, chart, box });
 }
 
-// While nothing is pointed at, the legend says how it stands now.
+// While nothing is pointed at, the legend says how it stands now: when uPlot has done what it was asked to, which comes after us.
 function showLast(chart) {
-  if (chart.cursor.idx === null || chart.cursor.idx === undefined) chart.setLegend({ idx: chart.data[0].length - 1 });
+  queueMicrotask(() => {
+    if (chart.cursor.idx === null || chart.cursor.idx === undefined) chart.setLegend({ idx: chart.data[0].length - 1 });
+  });
 }
 
 // Of hundreds of workers the legend names the median only.

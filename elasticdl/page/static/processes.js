@@ -56,9 +56,11 @@ const PLAIN = new Set(["name", "role", "state", "cause", "message", "shard", "wh
 
 function gauge(name, value) {
   if (typeof value !== "number") return [name, String(value)];
-  const words = name.replace(/_(ms|s|bytes)$/, "").replaceAll("_", " ").replace(/^rss$/, "memory").replace(/^records per$/, "records per second");
+  const words = name.replace(/_(ms|s|bytes)$/, "").replaceAll("_", " ").replace(/^rss$/, "memory").replace(/^records per$/, "records per second")
+    .replace(/^cpu$/, "CPU time").replace(/^cpu /, "CPU ");
   if (name.endsWith("_bytes")) return [words, memory(value)];
   if (name.endsWith("_ms")) return [words, `${number(value)} ms`];
+  if (name.endsWith("_s") && !name.includes("_per_")) return [words, value < 60 ? `${number(value)} s` : duration(value)];
   return [words, number(value)];
 }
 
