@@ -15,7 +15,6 @@ from elasticdl.cli.telling import silence
 from elasticdl.errors import ElasticDLError
 
 SHELLS = ("bash", "zsh", "fish")
-_VARIABLE = "_ELASTICDL_COMPLETE"
 CLUSTER_WITHIN_S = 1.5
 """So long a person waits for the names of jobs on a cluster; then only those of this machine are offered."""
 _WITHIN_VARIABLE = "ELASTICDL_COMPLETION_SECONDS"
@@ -35,11 +34,13 @@ def completion(shell: str) -> None:
     """  # noqa: D301 - click's mark for a paragraph that stays as it is
     from click.shell_completion import get_completion_class
 
-    from elasticdl.cli.main import elasticdl
+    from elasticdl.cli.main import COMPLETING, elasticdl
+    from elasticdl.cli.shells import use_ours
 
+    use_ours()
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(elasticdl, {}, "elasticdl", _VARIABLE).source())
+    click.echo(kind(elasticdl, {}, "elasticdl", COMPLETING).source())
 
 
 def job_names(begun: str, namespace: str, context: str) -> list[str]:
@@ -49,6 +50,17 @@ def job_names(begun: str, namespace: str, context: str) -> list[str]:
     if on_cluster_only or not no_cluster():
         names = [*names, *_on_cluster(namespace, context)]
     return sorted({name for name in names if name.startswith(begun)})
+
+
+def log_names(job: str, job_dir: str, begun: str) -> list[str]:
+    """Of the logs of a job of this machine that begin so. Never raises."""
+    from elasticdl.cli.finding import found
+    from elasticdl.cli.found import Sought
+
+    if no_cluster() or job_dir or job in local_names():
+        with suppress(ElasticDLError, OSError, click.ClickException), found(Sought(job, job_dir)) as one:
+            return [entry.process for entry in one.logs() if entry.process.startswith(begun)]
+    return []
 
 
 def _on_cluster(namespace: str, context: str) -> list[str]:

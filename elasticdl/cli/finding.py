@@ -27,6 +27,8 @@ from elasticdl.errors import ElasticDLError, SpecError
 from elasticdl.master.files import JobDirectory
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from elasticdl.cli.line import ClusterLine
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,6 +41,13 @@ def cluster_options(command: F) -> F:
     return click.option("--namespace", default="", metavar="NAME", help="On a cluster, in this namespace.")(command)
 
 
+def directories(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem[str]]:
+    """Completed by the shell itself."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(begun, type="dir")]
+
+
 def job_argument(command: F) -> F:
     """JOB, --job-dir, --namespace, --kube-context: all of them as the one parameter `sought`."""
 
@@ -47,7 +56,8 @@ def job_argument(command: F) -> F:
         return command(sought=Sought(job, job_dir, namespace, kube_context), **rest)
 
     options = cluster_options(with_job)
-    options = click.option("--job-dir", type=click.Path(), default="", metavar="PATH", help="The job of this directory.")(options)
+    help_text = "The job of this directory."
+    options = click.option("--job-dir", default="", metavar="PATH", shell_complete=directories, help=help_text)(options)
     return click.argument("job", required=False, default="", shell_complete=_complete)(options)  # type: ignore[return-value]
 
 

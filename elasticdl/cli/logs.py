@@ -14,9 +14,16 @@ from elasticdl.cli.jobs import FORMAT_OPTION, SETTINGS
 from elasticdl.cli.telling import plain
 
 
+def _processes(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+    from elasticdl.cli.completion import log_names
+
+    given = {key: str(context.params.get(key) or "") for key in ("job", "job_dir")}
+    return log_names(given["job"], given["job_dir"], begun)
+
+
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
-@click.argument("process", required=False, default="")
+@click.argument("process", required=False, default="", shell_complete=_processes)
 @click.option("-n", "--lines", type=click.IntRange(min=0), default=200, metavar="N", help="The last lines only; 0: all. [200]")
 @click.option("-f", "--follow", is_flag=True, help="Go on as it grows, until the process or the job has ended.")
 @FORMAT_OPTION

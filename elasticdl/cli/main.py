@@ -47,6 +47,10 @@ VERBS = {
 }
 
 
+COMPLETING = "_ELASTICDL_COMPLETE"
+"""The variable by which a shell asks what it may offer."""
+
+
 class _ReaderIsGone(Exception):
     """Whoever read our output has enough. No OSError: click would make a failure of that one."""
 
@@ -124,6 +128,10 @@ def report(error: ElasticDLError) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Raises nothing that a person could cause."""
+    if COMPLETING in os.environ:
+        from elasticdl.cli.shells import use_ours
+
+        use_ours()
     try:
         result: Any = elasticdl.main(args=arguments, prog_name="elasticdl", standalone_mode=False)
         return int(result or 0)

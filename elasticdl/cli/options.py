@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import click
 
+from elasticdl.cli.finding import directories
 from elasticdl.errors import SpecError
 from elasticdl.job import SECTIONS, Action, JobSpec, refuse_unknown
 
@@ -24,8 +25,8 @@ TITLES = {
     "cluster": "Processes",
     "kubernetes": "On a Kubernetes cluster",
 }
-_PATHS = {"model_zoo", "training_data", "validation_data", "prediction_data", "checkpoint_dir_for_init", "output", "job_dir"}
-_PATHS |= {"tensorboard_log_dir"}
+_DIRECTORIES = {"model_zoo", "checkpoint_dir_for_init", "output", "job_dir", "tensorboard_log_dir"}
+_PATHS = {"training_data", "validation_data", "prediction_data", *_DIRECTORIES}
 _PAIRS = {"model_params", "data_reader_params", "envs"}
 _LISTS = {"volume"}
 _METAVARS = {
@@ -99,12 +100,14 @@ def _option(name: str, field: FieldInfo) -> Callable[[F], F]:
     if name in _LISTS:
         return click.option(flag(name), name, multiple=True, metavar=_METAVARS[name], help=text)
     kind = click.Path(path_type=str) if name in _PATHS else None
+    offered = directories if name in _DIRECTORIES else None
     metavar = "PATH" if name in _PATHS else None
     required = " [required]" if field.is_required() else ""
     return click.option(
         flag(name),
         name,
         type=kind,
+        shell_complete=offered,
         metavar=metavar or _METAVARS.get(name) or _metavar(field),
         help=_with_default(text, default) + required,
     )
