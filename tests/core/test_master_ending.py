@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from elasticdl.cluster.base import ExitFacts
+from elasticdl.cluster.base import ExitFacts, ProcessName
 from elasticdl.errors import ExitCode
 from elasticdl.job import Action
 from elasticdl.master.core import commands as c
@@ -187,6 +187,7 @@ def test_what_is_asked_for_too_late_is_refused_in_words_and_changes_nothing(benc
         if phase == "checkpointing":
             saved(job, cut(job, 9))
         elif phase == "exporting":
+            assert job.lease().task is Task.EXPORT
             job.put(e.ExportFinished(0, job.worker(0), "out"))
         elif phase == "ending":
             all_end(job)
@@ -217,7 +218,7 @@ def test_a_last_checkpoint_that_cannot_be_written_does_not_hold_the_end_up_for_e
 # -- stopping and going on
 
 
-def test_a_stopped_job_drains_takes_a_checkpoint_and_says_how_to_go_on(bench):
+def test_a_stopped_job_drains_and_takes_a_checkpoint(bench):
     job = bench(num_workers=2, num_epochs=2)
     job.up(2)
     lease = job.lease(0)
@@ -234,7 +235,6 @@ def test_a_stopped_job_drains_takes_a_checkpoint_and_says_how_to_go_on(bench):
     saved(job, save)
     job.die(job.ps(0), ExitFacts(exit_code=0, asked=True))
     assert job.finished.exit_code == ExitCode.INTERRUPTED
-    assert "--resume" in job.finished.hint
     assert job.state.status().processes[-1].cause == "drained"
 
     again = bench(num_workers=1, num_epochs=2)
