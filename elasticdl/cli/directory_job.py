@@ -17,6 +17,7 @@ from elasticdl.cli.found import Kind, LogEntry, LogWish, Place, Report, Told, bl
 from elasticdl.cli.outcome import Outcome, read_object, resume_hint
 from elasticdl.cli.place import check_of, runs_master
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
+from elasticdl.history.lines import began_at
 from elasticdl.master.files import JobDirectory
 from elasticdl.master.last_known import last_known
 
@@ -157,7 +158,9 @@ class DirectoryJob:
 
         report, record, outcome = self.report(), self._record(), self.outcome()
         about = self._about(record.started_at or self._made_wall_s())
-        status = shown_status(about, report.status, now=time.time(), state=report.state)
+        # A job that has ended lasted until then, whenever somebody looks.
+        now = record.occurrences[-1].at if outcome is not None and record.occurrences else time.time()
+        status = shown_status(about, report.status, now=now, state=report.state)
         ended = None if outcome is None else {"exit_code": outcome.exit_code, "message": outcome.message, "hint": outcome.hint}
         with _readable(self.directory):
             logs = ends_in(self.directory.logs, status)
@@ -205,7 +208,7 @@ class DirectoryJob:
         return {path.stem: path for path in found if path.is_file() and not path.is_symlink()}
 
     def _report(self, state: str, status: Mapping[str, Any], outcome: Outcome | None = None) -> Report:
-        age_s = max(0.0, time.time() - self._made_wall_s())
+        age_s = max(0.0, time.time() - (began_at(self.directory.events) or self._made_wall_s()))
         if outcome is None:
             return Report(self.name, self.place, state, age_s, status, status.get("exit_code"), str(status.get("outcome") or ""))
         return Report(self.name, self.place, state, age_s, status, outcome.exit_code, outcome.message, outcome.hint)

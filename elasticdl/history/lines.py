@@ -14,6 +14,7 @@ from elasticdl.history.raw_file import RawFile
 from elasticdl.history.thinning import Line, Policy, parsed, thinned
 
 _LOG = logging.getLogger(__name__)
+MOST_LINE_BYTES = 1 << 20
 MOST_READ_BYTES = 64 << 20
 """Of a file that somebody else made longer than we would."""
 
@@ -124,6 +125,16 @@ def replace_whole(path: Path, content: bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def began_at(path: Path) -> float | None:
+    """Unix time of the first line of a record, which is when its job began; None if there is none."""
+    try:
+        with path.open("rb") as file:
+            lines = parsed(file.readline(MOST_LINE_BYTES))
+        return float(lines[0].row["at"]) - float(lines[0].row["at_s"]) if lines else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def read_lines(path: Path, until_bytes: int | None = None) -> list[Line]:

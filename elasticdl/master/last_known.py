@@ -23,7 +23,7 @@ def last_known(directory: JobDirectory, message: str) -> dict[str, Any]:
         status = {key: value for key, value in found.items() if key not in _OF_ITS_TIME}
         over = {"phase": str(Phase.ENDED), "message": message, "outcome": message, "exit_code": int(ExitCode.JOB_FAILED)}
         still = {"gauges": {}, "waiting": [], "records_per_s": 0.0, "records": {**status["records"], "records_per_s": 0.0}}
-        receipt = {**status["receipt"], "why_left": f"{message}; counted until some seconds before"}
+        receipt = {**status["receipt"], "why_left": message, "counted": "some seconds before its master was killed"}
         processes = [_ended(row) for row in status["processes"]]
         return {**status, **over, **still, "receipt": receipt, "processes": processes}
     return {}

@@ -134,6 +134,8 @@ def _receipt_notes(status: Mapping[str, Any]) -> Iterator[str]:
     found, records = status.get("receipt") or {}, status.get("records") or {}
     if found.get("why_left"):
         yield f"Left: {str(found['why_left']).partition(chr(10))[0]}"
+    if found.get("counted"):
+        yield f"counted {found['counted']}"
     if records.get("resumed"):
         yield f"{records['resumed']:,} of those trained were trained before the job was taken on again: no worker of now has them"
     if records.get("undone"):
