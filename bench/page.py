@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import cProfile
+import json
 import pstats
 import resource
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 import aiohttp
 
+from bench import paint
 from elasticdl.clock import ManualClock
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.fake import FakeCluster
@@ -211,6 +213,18 @@ async def requests(master: Master, port: int) -> dict[str, float]:
     return found
 
 
+async def painted(master: Master, port: int) -> dict[str, Any]:
+    """What it costs a browser, while the job goes on."""
+    command = (sys.executable, "-m", "bench.paint", f"http://127.0.0.1:{port}/#token={TOKEN}")
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    reading = asyncio.ensure_future(child.communicate())
+    while not reading.done():
+        await master.second()
+        await asyncio.wait([reading], timeout=1.0)
+    assert child.returncode == 0, "the browser failed"
+    return dict(json.loads(reading.result()[0]))
+
+
 async def story(profile: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         master = Master(Path(folder))
@@ -232,6 +246,8 @@ async def story(profile: str) -> dict[str, Any]:
         render_page(master.watched.snapshot())
         figures["drawing the page ms"] = round(1000 * (time.process_time() - begin_s), 1)
         figures["requests"] = await requests(master, port)
+        if not profile:
+            figures["a browser"] = await painted(master, port) if paint.chromium() else "left out: there is no Chromium"
         figures["peak memory MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
         await master.page.close(None)
         return figures

@@ -1,0 +1,95 @@
+"""What the page of a large job costs a browser: `python -m bench.paint ADDRESS`, with the token behind the `#`; prints JSON.
+
+Times of a main thread that is busy with nothing else say what a person waits for; on a machine that is busy, its CPU time does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from typing import Any
+
+from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
+
+VIEWS = ("overview", "timeline", "processes", "shards", "logs", "events")
+WATCHED_S = 10
+LIMIT_MS = 120_000
+_NOTES = """
+window.noted = { live: 0, busy: 0 };
+new PerformanceObserver((list) => {
+  for (const one of list.getEntries()) noted.busy = Math.max(noted.busy, one.startTime + one.duration);
+}).observe({ type: "longtask", buffered: true });
+new MutationObserver(() => {
+  if (!noted.live && document.querySelector(".connection.live")) noted.live = performance.now();
+}).observe(document, { subtree: true, childList: true, attributes: true, attributeFilter: ["class"] });
+"""
+_FOUND = """() => ({
+  painted: performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? null,
+  usable: Math.max(noted.live, Math.min(noted.busy, noted.live + 5000)),
+  elements: document.querySelectorAll("*").length,
+})"""
+
+
+def spent(costs: CDPSession) -> dict[str, float]:
+    """CPU seconds of the window's main thread so far, and what its script holds."""
+    return {one["name"]: one["value"] for one in costs.send("Performance.getMetrics")["metrics"]}
+
+
+def look(page: Page, address: str) -> dict[str, float]:
+    """Open a view as if for the first time, then watch it."""
+    page.add_init_script(_NOTES)
+    costs = page.context.new_cdp_session(page)
+    costs.send("Performance.enable", {"timeDomain": "threadTicks"})
+    costs.send("Network.enable")
+    costs.send("Network.setCacheDisabled", {"cacheDisabled": True})
+    page.goto(address)
+    page.locator(".connection.live").wait_for()
+    page.wait_for_timeout(1000)
+    opened, found = spent(costs), page.evaluate(_FOUND)
+    page.wait_for_timeout(1000 * WATCHED_S)
+    watched = spent(costs)
+    return {
+        "first paint ms": round(found["painted"]),
+        "usable ms": round(found["usable"]),
+        "CPU until then ms": round(1000 * opened["TaskDuration"]),
+        "of it script ms": round(1000 * opened["ScriptDuration"]),
+        "elements": found["elements"],
+        "CPU while it is watched %": round(100 * (watched["TaskDuration"] - opened["TaskDuration"]) / WATCHED_S, 1),
+        "script's memory MiB": round(watched["JSHeapUsedSize"] / 2**20, 1),
+    }
+
+
+def views(browser: Browser, entrance: str) -> dict[str, Any]:
+    """Each view of the page, in a window of its own."""
+    address = entrance.partition("#")[0]
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    context.set_default_timeout(LIMIT_MS)
+    way_in = context.new_page()
+    way_in.goto(entrance)
+    way_in.locator(".connection.live").wait_for()
+    way_in.close()
+    found = {}
+    for view in VIEWS:
+        page = context.new_page()
+        found[view] = look(page, f"{address}#{view}")
+        page.close()
+    return found
+
+
+def chromium() -> str | None:
+    """Where it is; None if it is not installed (`scripts/browser` may do that)."""
+    return os.environ.get("ELASTICDL_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def main(entrance: str) -> None:
+    """See the module."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"] if os.getuid() == 0 else [])
+        print(json.dumps(views(browser, entrance)), flush=True)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
