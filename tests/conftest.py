@@ -110,7 +110,7 @@ class Job:
                 found.append(int(environ.parent.name))
         return found
 
-    def wait_until(self, what: str, condition: Callable[[dict[str, Any]], bool], timeout_s: float = 90) -> dict[str, Any]:
+    def wait_until(self, what: str, condition: Callable[[dict[str, Any]], bool], timeout_s: float = 240) -> dict[str, Any]:
         """The first status for which `condition` holds."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:

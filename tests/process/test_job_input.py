@@ -88,8 +88,8 @@ def test_an_optimizer_that_servers_do_not_know_is_refused_by_name(zoo, iris_csv)
     refused_by_the_check(folder, iris_csv(), "Lion")
 
 
-def test_a_missing_file_is_named(start_job, zoo, tmp_path):
-    refused(start_job(model_zoo=zoo(GOOD), model_def="model", training_data=tmp_path / "nowhere.csv"), "nowhere.csv")
+def test_a_missing_file_is_named(zoo, tmp_path):
+    refused_by_the_check(zoo(GOOD), tmp_path / "nowhere.csv", "nowhere.csv")
 
 
 def test_an_empty_file_is_named(zoo, tmp_path):
@@ -104,39 +104,80 @@ def test_a_malformed_row_is_shown_with_its_line_number(zoo, tmp_path):
     refused_by_the_check(zoo(GOOD), bad, "bad.csv", "3")
 
 
-CELLS = {"model_def": "model", "minibatch_size": 16, "num_workers": 2, "num_ps_pods": 1}
+BATCH = 16
 REFUSED = "feed raised InvalidArgumentError: StringToNumberOp could not correctly convert string: n/a"
 
 
-@pytest.fixture
-def csv_with_a_bad_cell(tmp_path):
-    path = tmp_path / "cells.csv"
+def csv_with_bad_cells(path: Path, *numbers: int) -> Path:
+    """200 records; these have a text for a number. What is looked at before the job are the first 16."""
     rows = [f"5.1,3.5,1.{number % 10},0.2,{number % 3}" for number in range(200)]
-    rows[150] = "5.1,n/a,1.4,0.2,0"
+    for number in numbers:
+        rows[number] = "5.1,n/a,1.4,0.2,0"
     path.write_text("\n".join(["a,b,c,d,e", *rows, ""]))
     return path
 
 
-def test_a_cell_that_feed_cannot_take_ends_the_job_with_one_clear_message(start_job, zoo, csv_with_a_bad_cell):
-    folder = zoo(GOOD)
-    code, output = start_job(model_zoo=folder, training_data=csv_with_a_bad_cell, **CELLS).finish()
+def test_a_cell_that_feed_cannot_take_ends_the_job_with_one_clear_message(start_job, zoo, tmp_path):
+    folder, data = zoo(GOOD), csv_with_bad_cells(tmp_path / "cells.csv", 150)
+    code, output = start_job(model_zoo=folder, model_def="model", training_data=data, minibatch_size=BATCH).finish()
     assert code == 1
     (told,) = [line for line in output.splitlines() if line.startswith("Error: ")]
-    assert told == f"Error: {csv_with_a_bad_cell}:152: column 'b' is 'n/a': {REFUSED} (at {folder}/model.py:9)", output
+    assert told == f"Error: {data}:152: column 'b' is 'n/a': {REFUSED} (at {folder}/model.py:9)", output
     assert "graph" not in output.lower(), output
 
 
-def test_a_cell_that_feed_cannot_take_is_left_out_and_counted_within_the_limit(start_job, zoo, csv_with_a_bad_cell):
-    job = start_job(model_zoo=zoo(GOOD), training_data=csv_with_a_bad_cell, max_bad_records=1, **CELLS)
+@pytest.fixture(scope="module")
+def within_the_limit(start_jobs, tmp_path_factory):
+    """A job with two bad cells, of which the first is seen before it starts; its checkpoint and what it printed are there."""
+    folder = tmp_path_factory.mktemp("zoo")
+    (folder / "model.py").write_text(GOOD)
+    job = start_jobs(
+        model_zoo=folder,
+        model_def="model",
+        training_data=csv_with_bad_cells(folder / "cells.csv", 2, 150),
+        minibatch_size=BATCH,
+        max_bad_records=2,
+        checkpoint_steps=1,
+        num_workers=2,
+    )
     code, output = job.finish()
     assert code == 0, output
-    total = job.receipt()["total"]
-    assert (total["expected"], total["bad"], total["lost"]) == (200, 1, 0), total
+    return job, output
+
+
+def test_cells_that_feed_cannot_take_are_left_out_and_counted_within_the_limit(within_the_limit):
+    total = within_the_limit[0].receipt()["total"]
+    assert (total["expected"], total["bad"], total["lost"]) == (200, 2, 0), total
+
+
+def test_what_the_check_only_warns_of_is_told(within_the_limit):
+    job, output = within_the_limit
+    assert f"Warning: {job.spec()['data']['training_data']}:4: column 'b' is 'n/a'" in output
+
+
+def test_a_directory_that_holds_a_job_is_not_taken_twice(within_the_limit, start_job):
+    first = within_the_limit[0]
+    receipt = (first.directory / "receipt.json").read_bytes()
+    spec = first.spec()
+    flags = {"model_zoo": spec["model"]["model_zoo"], "model_def": "model", "training_data": spec["data"]["training_data"]}
+    code, output = start_job(**flags, job_dir=first.directory).finish()
+    assert code == 2
+    assert str(first.directory) in output
+    assert (first.directory / "receipt.json").read_bytes() == receipt
+
+
+def test_a_checkpoint_of_another_model_is_refused_naming_the_variable(within_the_limit, start_job, zoo, iris_csv):
+    folder = zoo(GOOD.replace("keras.layers.Dense(3)", "keras.layers.Dense(7), keras.layers.Dense(3)"))
+    checkpoints = within_the_limit[0].directory / "checkpoints"
+    job = start_job(model_zoo=folder, model_def="model", training_data=iris_csv(), checkpoint_dir_for_init=checkpoints)
+    code, output = job.finish()
+    assert code != 0
+    assert "dense" in output and "kernel" in output, output
 
 
 def test_a_file_that_changes_between_its_count_and_the_first_look_at_it_ends_the_job(start_job, zoo, iris_csv):
     path = iris_csv()
-    job = start_job(model_zoo=zoo(GOOD), training_data=path, **CELLS)
+    job = start_job(model_zoo=zoo(GOOD), model_def="model", training_data=path)
     deadline = time.monotonic() + 90
     while not (job.directory / "job.json").exists() and time.monotonic() < deadline:
         time.sleep(0.05)  # written after the check; workers take seconds to import what they need
@@ -149,41 +190,9 @@ def test_a_file_that_changes_between_its_count_and_the_first_look_at_it_ends_the
     assert "but other ones" in told and "written at 1970-01-01" in told, output
 
 
-def test_what_the_check_only_warns_of_is_told(start_job, zoo, tmp_path):
-    path = tmp_path / "cells.csv"
-    path.write_text("a,b,c,d,e\n1,2,3,4,0\n1,2,,4,1\n")
-    job = start_job("check", model_zoo=zoo(GOOD), model_def="model", training_data=path, max_bad_records=1)
-    code, output = job.finish()
-    assert code == 0, output
-    assert f"Warning: {path}:3: column 'c' is ''" in output
-
-
 def test_an_unknown_flag_is_refused_with_the_closest_one(start_job, iris_csv):
     output = refused(start_job("train", "--num-workerz", "3", model_def="iris", training_data=iris_csv()))
     assert "num-workers" in output
-
-
-def test_a_directory_that_holds_a_job_is_not_taken_twice(start_job, zoo, iris_csv, tmp_path):
-    flags = {"model_zoo": zoo(GOOD), "model_def": "model", "training_data": iris_csv(), "job_dir": tmp_path / "taken"}
-    assert start_job(**flags).finish()[0] == 0
-    receipt = (tmp_path / "taken" / "receipt.json").read_bytes()
-    code, output = start_job(**flags).finish()
-    assert code == 2
-    assert "taken" in output
-    assert (tmp_path / "taken" / "receipt.json").read_bytes() == receipt
-
-
-def test_a_checkpoint_of_another_model_is_refused_naming_the_variable(start_job, zoo, iris_csv):
-    folder = zoo(GOOD)
-    first = start_job(model_zoo=folder, model_def="model", training_data=iris_csv(), checkpoint_steps=1)
-    assert first.finish()[0] == 0
-    zoo(GOOD.replace("keras.layers.Dense(3)", "keras.layers.Dense(7), keras.layers.Dense(3)"), "wider")
-    second = start_job(
-        model_zoo=folder, model_def="wider", training_data=iris_csv(), checkpoint_dir_for_init=first.directory / "checkpoints"
-    )
-    code, output = second.finish()
-    assert code != 0
-    assert "dense" in output and "kernel" in output, output
 
 
 def test_a_loss_that_is_not_a_number_stops_the_job_and_names_what_it_found(start_job, zoo, iris_csv):
