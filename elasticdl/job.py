@@ -15,6 +15,7 @@ from typing import Annotated, Any, Self, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from elasticdl.errors import SpecError
+from elasticdl.job_problems import missing, problem_of
 from elasticdl.kubernetes_section import ZOO_OF_IMAGES, KubernetesSection
 
 
@@ -105,6 +106,8 @@ def parse_params(value: object) -> object:
             key, sign, text = str(part).partition("=")
             if not sign or not key.strip().isidentifier():
                 raise ValueError(f"expected key=value, got {part!r}")
+            if key.strip() in pairs:
+                raise ValueError(f"{key.strip()} is there twice")
             pairs[key.strip()] = _scalar(text.strip())
         return pairs
     return value
@@ -160,7 +163,9 @@ class TrainingSection(_Section):
 
     distribution_strategy: Strategy = Field(default=Strategy.PARAMETER_SERVER, description="How workers keep one model.")
     evaluation_steps: int = Field(default=0, ge=0, description="Evaluate each time the version grew by this; 0: at the end only.")
-    evaluation_seconds: float = Field(default=0, ge=0, description="Evaluate each time so many seconds passed; 0: never for that.")
+    evaluation_seconds: float = Field(
+        default=0, ge=0, allow_inf_nan=False, description="Evaluate each time so many seconds passed; 0: never for that."
+    )
     max_staleness: int = Field(default=1, ge=0, le=8, description="A worker's own updates that a step may be computed without.")
     embedding_threshold_bytes: int = Field(
         default=2 << 20, ge=0, description="keras.layers.Embedding layers of at least this size live on the servers by row."
@@ -233,7 +238,7 @@ class JobSpec(_Section):
         try:
             spec = cls(action=action, workers_anew=workers_anew, **nested)  # type: ignore[arg-type]
         except ValidationError as error:
-            raise SpecError(_first_problem(error)) from error
+            raise problem_of(error, SECTIONS, action, _needed(action, given)) from error
         spec.check()
         return spec
 
@@ -272,16 +277,8 @@ class JobSpec(_Section):
 
     def check(self) -> None:
         """What one field alone cannot show. Raises SpecError."""
-        needed = {Action.TRAIN: "training_data", Action.EVALUATE: "validation_data", Action.PREDICT: "prediction_data"}
-        name = needed[self.action]
-        if not getattr(self.data, name):
-            raise SpecError(f"--{name.replace('_', '-')} is missing", hint=f"`elasticdl {self.action}` needs it")
-        if self.action is not Action.TRAIN and not self.checkpoint.checkpoint_dir_for_init:
-            raise SpecError(
-                "--checkpoint-dir-for-init is missing", hint=f"`elasticdl {self.action}` takes the trained parameters from there"
-            )
-        if self.action is Action.PREDICT and not self.checkpoint.output:
-            raise SpecError("--output is missing", hint="`elasticdl predict` writes the predictions there")
+        if lacking := _needed(self.action, self.flags()):
+            raise missing(lacking, self.action)
         self._check_strategy()
         if self.cluster.job_name and not JOB_NAME.fullmatch(self.cluster.job_name):
             raise SpecError(
@@ -350,6 +347,18 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
 }
 
 
+_NEEDED: Mapping[Action, tuple[str, ...]] = {
+    Action.TRAIN: ("training_data",),
+    Action.EVALUATE: ("validation_data", "checkpoint_dir_for_init"),
+    Action.PREDICT: ("prediction_data", "checkpoint_dir_for_init", "output"),
+}
+
+
+def _needed(action: Action, given: Mapping[str, Any]) -> list[str]:
+    """Fields that an action cannot do without and that are not there."""
+    return [name for name in _NEEDED[action] if not given.get(name)]
+
+
 def refuse_unknown(keys: Iterable[str]) -> None:
     """Raises SpecError for the first key, in kebab or snake case, that is no field of a job."""
     known = [name for model in SECTIONS.values() for name in model.model_fields]
@@ -361,14 +370,3 @@ def refuse_unknown(keys: Iterable[str]) -> None:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0].replace('_', '-')}?" if near else "see `elasticdl train --help`"
             raise SpecError(f"unknown key {key!r}", hint=hint)
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    names = [str(part) for part in problem["loc"] if str(part) not in SECTIONS]
-    flag = names[0].replace("_", "-") if names else "job"
-    if problem["type"] == "missing":
-        return f"--{flag} is missing" if len(names) < 2 else f"--{flag}: {names[-1]} is missing"
-    if problem["type"] == "value_error":
-        return f"--{flag}: {problem['ctx']['error']}"
-    return f"--{flag}: {problem['msg']}, got {problem['input']!r}"

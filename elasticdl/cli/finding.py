@@ -152,7 +152,7 @@ def no_cluster() -> str:
     files = [Path(part) for part in given.split(os.pathsep) if part] or [Path.home() / ".kube" / "config"]
     if any(file.is_file() for file in files):
         return ""
-    return f"no cluster is set up here (there is no {files[0]})"
+    return f"no cluster is set up here (there is no {' and no '.join(map(str, files))})"
 
 
 def local_jobs() -> list[DirectoryJob]:

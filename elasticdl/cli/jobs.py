@@ -12,6 +12,7 @@ from elasticdl.cli import progress
 from elasticdl.cli.documents import Format, as_json, render
 from elasticdl.cli.finding import RULE, found, job_argument
 from elasticdl.cli.found import FoundJob, Report, Sought
+from elasticdl.cli.numbers import Seconds
 from elasticdl.cli.telling import plain, tell
 from elasticdl.cli.watching import ENDS
 from elasticdl.errors import ExitCode, SpecError
@@ -52,9 +53,7 @@ def status(sought: Sought, form: str, watch: bool) -> int:
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
-@click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="SECONDS", help="Give up after so long, with exit code 124."
-)
+@click.option("--timeout", "timeout_s", type=Seconds(), metavar="SECONDS", help="Give up after so long, with exit code 124.")
 @FORMAT_OPTION
 def wait(sought: Sought, timeout_s: float | None, form: str) -> int:
     """Wait until a job has ended. The exit code is the job's."""

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
-from elasticdl.errors import SpecError, TransientError
+from elasticdl.errors import ExitCode, PermanentError, SpecError, TransientError
 from elasticdl.kubernetes_section import namespace_name
 
 if TYPE_CHECKING:
@@ -82,12 +82,24 @@ async def _end_all() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def _unreachable(reason: str) -> PermanentError:
+    error = PermanentError(
+        reason, hint="name your kubeconfig in the variable KUBECONFIG; for a job on this machine leave out what is of a cluster"
+    )
+    error.exit_code = ExitCode.CLUSTER_REFUSED
+    return error
+
+
 @final
 class ClusterLine:
     """The cluster of the kubeconfig's current context (or the one around this pod), and the namespace that is meant."""
 
     def __init__(self, namespace: str = "", context: str = "") -> None:
         """Blocks. Raises SpecError, PermanentError if there is no cluster to talk to. `namespace`: default, the context's."""
+        from elasticdl.cli.finding import no_cluster
+
+        if reason := no_cluster():
+            raise _unreachable(reason)
         from elasticdl.cluster.apiserver import connect
 
         try:

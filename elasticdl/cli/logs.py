@@ -11,6 +11,7 @@ from elasticdl.cli.documents import Format, render
 from elasticdl.cli.finding import RULE, found, job_argument
 from elasticdl.cli.found import LogWish, Sought
 from elasticdl.cli.jobs import FORMAT_OPTION, SETTINGS
+from elasticdl.cli.numbers import Lines
 from elasticdl.cli.telling import plain
 
 
@@ -24,7 +25,7 @@ def _processes(context: click.Context, _parameter: click.Parameter, begun: str) 
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
 @click.argument("process", required=False, default="", shell_complete=_processes)
-@click.option("-n", "--lines", type=click.IntRange(min=0), default=200, metavar="N", help="The last lines only; 0: all. [200]")
+@click.option("-n", "--lines", type=Lines(), default=200, metavar="N", help="The last lines only; 0: all. [200]")
 @click.option("-f", "--follow", is_flag=True, help="Go on as it grows, until the process or the job has ended.")
 @FORMAT_OPTION
 def logs(sought: Sought, process: str, lines: int, follow: bool, form: str) -> None:

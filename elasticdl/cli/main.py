@@ -81,6 +81,12 @@ class _Verbs(click.Group):
             formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[:1] == ["help"]:
+            # `elasticdl help train`, as some other programs have it.
+            if not args[1:]:
+                click.echo(ctx.get_help())
+                ctx.exit()
+            args = [*args[1:], "--help"]
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             import difflib
 

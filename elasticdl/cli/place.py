@@ -46,6 +46,8 @@ def placed(
     A name of our own making gives way to another job that was begun in the same second. `say` hears of what a resumed job goes on with.
     """
     wall_s, suffix = time.time(), ""
+    if spec.checkpoint.resume and not (spec.cluster.job_name or spec.cluster.job_dir):
+        raise SpecError("--resume, but of which job?", hint=_RESUMING)
     with ExitStack() as stack:
         for number in range(2, _MOST_NAMES + 2):
             settled = settle(spec, wall_s, suffix)
@@ -93,6 +95,9 @@ def refuse_if_taken(spec: JobSpec) -> None:
         raise _unusable(f"cannot use {error.filename or directory.path}", error) from error
 
 
+_RESUMING = "name the --job-dir or --job-name of the job to go on with; `elasticdl status JOB` tells the whole command"
+
+
 def _refuse_if_taken(spec: JobSpec, directory: JobDirectory) -> None:
     if directory.path.exists() and not directory.path.is_dir():
         raise SpecError(f"--job-dir {directory.path} is a file", hint="name a directory that is new or empty")
@@ -102,9 +107,7 @@ def _refuse_if_taken(spec: JobSpec, directory: JobDirectory) -> None:
             f"{directory.path} holds a job already", hint="go on with it by --resume, or name another --job-dir or --job-name"
         )
     if spec.checkpoint.resume and not there:
-        raise SpecError(
-            f"--resume, but {directory.path} holds no job", hint="name the --job-dir or --job-name of the job to go on with"
-        )
+        raise SpecError(f"--resume, but {directory.path} holds no job", hint=_RESUMING)
     if spec.checkpoint.resume and not has_checkpoint(directory.checkpoints):
         raise SpecError(
             f"--resume, but there is no checkpoint in {directory.checkpoints}",

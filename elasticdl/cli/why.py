@@ -11,13 +11,14 @@ from elasticdl.cli.documents import Format, render
 from elasticdl.cli.finding import RULE, found, job_argument
 from elasticdl.cli.found import FoundJob, Sought, Told
 from elasticdl.cli.jobs import FORMAT_OPTION, SETTINGS
+from elasticdl.cli.numbers import Lines
 from elasticdl.cli.telling import plain, tell
 from elasticdl.words import amount, duration, spoken
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
-@click.option("-n", "--lines", type=click.IntRange(min=0), default=100, metavar="N", help="The last lines only; 0: all. [100]")
+@click.option("-n", "--lines", type=Lines(), default=100, metavar="N", help="The last lines only; 0: all. [100]")
 @FORMAT_OPTION
 def why(sought: Sought, lines: int, form: str) -> None:
     """Tell what happened to a job, and why it took so long.

@@ -11,6 +11,8 @@ import yaml
 
 from elasticdl.errors import SpecError
 
+_SORTS = {list: "a list", str: "text", int: "a number", float: "a number"}
+
 
 class _Loader(yaml.SafeLoader):
     """Plain data only; the core schema of YAML 1.2; a key may be there once."""
@@ -52,7 +54,10 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise SpecError(f"{path}: expected keys and values, got a {type(found).__name__}")
+        raise SpecError(
+            f"{path}: expected keys and values, got {_SORTS.get(type(found), 'one value')}",
+            hint="-f takes a YAML file with lines such as `num-workers: 1:3`",
+        )
     return found
 
 

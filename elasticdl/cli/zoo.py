@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from elasticdl.cli import builders, zoo_template
+from elasticdl.cli.numbers import Seconds
 from elasticdl.cli.telling import tell
 from elasticdl.errors import SpecError
 
@@ -24,11 +25,10 @@ _BUILDER = click.option(
 _LIMIT = click.option(
     "--timeout",
     "limit_s",
-    type=click.FloatRange(min=1),
+    type=Seconds(at_least=1),
     default=BUILD_LIMIT_S,
-    show_default=True,
     metavar="SECONDS",
-    help="Give up then.",
+    help=f"Give up after so long. [{BUILD_LIMIT_S:g}]",
 )
 
 

@@ -7,8 +7,6 @@ from contextlib import suppress
 from typing import Any
 
 from elasticdl.errors import ExitCode
-from elasticdl.master.core.parts import Phase
-from elasticdl.master.core.processes import Life
 from elasticdl.master.files import JobDirectory
 
 _OF_ITS_TIME = ("job", "state", "strategy", "started_at", "now", "uptime_s", "eta_s", "cluster_view_age_s")
@@ -18,6 +16,8 @@ _GONE = "its master was killed, and it with it"
 
 def last_known(directory: JobDirectory, message: str) -> dict[str, Any]:
     """The status of a job that has ended like that, with `message` for the end; {} if nothing was written down."""
+    from elasticdl.master.core.parts import Phase  # not for every `--help`
+
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         found = json.loads(directory.newest.read_text(encoding="utf-8"))["status"]
         status = {key: value for key, value in found.items() if key not in _OF_ITS_TIME}
@@ -30,4 +30,6 @@ def last_known(directory: JobDirectory, message: str) -> dict[str, Any]:
 
 
 def _ended(row: dict[str, Any]) -> dict[str, Any]:
+    from elasticdl.master.core.processes import Life
+
     return row if row["state"] == Life.ENDED else {**row, "state": str(Life.ENDED), "shard": "", "message": _GONE}

@@ -124,9 +124,17 @@ def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[st
     [
         (["--num-workers", "3:1"], "--num-workers: MIN 3 is above MAX 1"),
         (["--num-workers", "a few"], "--num-workers: expected N or MIN:MAX, got 'a few'"),
-        (["--num-workers", "0"], "--num-workers"),
-        (["--minibatch-size", "0"], "--minibatch-size: Input should be greater than or equal to 1, got '0'"),
-        (["--minibatch-size", "many"], "--minibatch-size: Input should be a valid integer"),
+        (["--num-workers", "0"], "--num-workers: expected N or MIN:MAX, whole numbers of at least 1, got 0"),
+        (["--minibatch-size", "0"], "--minibatch-size: expected a whole number of at least 1, got '0'"),
+        (["--minibatch-size", "64k"], "--minibatch-size: expected a whole number of at least 1, got '64k'"),
+        (["--seed", "-1"], "--seed: expected a whole number of at least 0 and below 9223372036854775808, got '-1'"),
+        (["--max-staleness", "9"], "--max-staleness: expected a whole number of at least 0 and at most 8, got '9'"),
+        (["--evaluation-seconds", "5m"], "--evaluation-seconds: expected a number of seconds of at least 0, got '5m'"),
+        (["--evaluation-seconds", "inf"], "--evaluation-seconds: expected a number of seconds of at least 0, got 'inf'"),
+        (["--evaluation-seconds", "nan"], "--evaluation-seconds: expected a number of seconds of at least 0, got 'nan'"),
+        (["--envs", "A=1", "--envs", "A=2"], "--envs: A is there twice"),
+        (["--image-name", "i", "--volume", "claim_name=c,mount_path=/d,colour=red"], "--volume: unknown key 'colour'"),
+        (["--image-name", "i", "--tolerations", "{}"], "--tolerations: expected a list, got {}"),
         (["--model-params", "lr"], "--model-params: expected key=value, got 'lr'"),
         (["--shuffle", "twice"], "'twice' is not one of"),
         (["--job-name", "Iris!"], "--job-name 'Iris!' is not usable"),
@@ -169,7 +177,8 @@ def test_a_wrong_value_names_the_flag_and_what_is_expected(
     [
         (["train", "--model-zoo", "z", "--model-def", "m"], "--training-data is missing"),
         (["train", "--model-zoo", "z", "--training-data", "t"], "--model-def is missing"),
-        (["evaluate", "--model-zoo", "z", "--model-def", "m"], "--validation-data is missing"),
+        (["train"], "--model-zoo, --model-def and --training-data are missing\nHint: `elasticdl train` needs them"),
+        (["evaluate", "--model-zoo", "z", "--model-def", "m"], "--validation-data and --checkpoint-dir-for-init are missing"),
         (["evaluate", "--model-zoo", "z", "--model-def", "m", "--validation-data", "v"], "--checkpoint-dir-for-init is missing"),
         (
             ["predict", "--model-zoo", "z", "--model-def", "m", "--prediction-data", "p", "--checkpoint-dir-for-init", "c"],
@@ -319,3 +328,46 @@ def test_exit_codes_for_the_masters_eyes_become_ones_for_people() -> None:
     assert exit_code_of(SpecError("x")) == ExitCode.USAGE
     assert exit_code_of(Refused("x")) == ExitCode.JOB_FAILED
     assert exit_code_of(Corrupted("x")) == ExitCode.JOB_FAILED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["wait", "ads", "--timeout", "5m"], "expected a number of seconds of at least 0, such as 300, got '5m'."),
+        (["wait", "ads", "--timeout", "nan"], "expected a number of seconds of at least 0"),
+        (["logs", "ads", "-n", "-1"], "expected a whole number of lines, or 0 for all, got '-1'."),
+        (["why", "ads", "-n", "all"], "expected a whole number of lines, or 0 for all, got 'all'."),
+        (["train", *NEEDED, "--resume"], "--resume, but of which job?\nHint: name the --job-dir or --job-name"),
+        (["train", "-f", "a.yaml"], "a.yaml: expected keys and values, got text\nHint: -f takes a YAML file with lines such as"),
+    ],
+)
+def test_other_wrong_words_say_what_is_expected(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("x,y\n")
+    assert run(arguments) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.yaml"], "nothing half-made is left"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["list", "-A"], ["train", *NEEDED, "--image-name", "i"], ["check", *NEEDED, "--image-name", "i"]]
+)
+def test_where_no_cluster_is_set_up_it_is_said_and_what_to_do(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert run(arguments) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"Error: no cluster is set up here (there is no {tmp_path}/none)\nHint: name your kubeconfig")
+
+
+def test_help_is_a_word_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, flags in ((["help"], ["--help"]), (["help", "stop"], ["stop", "--help"])):
+        assert run(words) == 0
+        text = capsys.readouterr().out
+        assert run(flags) == 0
+        assert text.split() == capsys.readouterr().out.split() and "Usage" in text

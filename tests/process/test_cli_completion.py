@@ -54,6 +54,7 @@ _elasticdl_completion
 IN_FISH = """
 elasticdl completion fish | source
 complete -C (string join ' ' -- $argv) | string replace -r '\\t.*' ''
+true
 """
 WAYS = {"bash": ("--norc", "-c", IN_BASH, "bash"), "zsh": ("-f", "-c", IN_ZSH, "zsh"), "fish": ("--no-config", "-c", IN_FISH)}
 

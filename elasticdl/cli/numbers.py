@@ -1,0 +1,45 @@
+"""Numbers that are typed: what is none says what is expected, with its unit."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, final
+
+import click
+
+if TYPE_CHECKING:
+    _Typed = click.ParamType[Any]
+else:
+    _Typed = click.ParamType  # in some versions it takes no type
+
+
+@final
+class Seconds(_Typed):
+    """A number of seconds."""
+
+    name = "seconds"
+
+    def __init__(self, at_least: float = 0.0) -> None:
+        self._at_least = at_least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's own
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not (math.isfinite(seconds) and seconds >= self._at_least):
+            self.fail(f"expected a number of seconds of at least {self._at_least:g}, such as 300, got {value!r}.", param, ctx)
+        return seconds
+
+
+@final
+class Lines(_Typed):
+    """A number of lines; 0 means all."""
+
+    name = "lines"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401 - click's own
+        text = str(value)
+        if not (text.isascii() and text.isdigit()):
+            self.fail(f"expected a whole number of lines, or 0 for all, got {value!r}.", param, ctx)
+        return int(text)
