@@ -147,6 +147,36 @@ def test_a_fenced_worker_is_refused_everything_and_its_last_push_is_told(pair: S
     np.testing.assert_array_equal(other.pull([as_ids([1])], timeout_s=LIMIT_S).dense, -ONES)
 
 
+def test_a_fence_waits_for_a_push_that_is_being_applied() -> None:
+    """Else it would tell less than the server is about to have: those records would be trained twice without a word."""
+    stage = Stage()
+    (server,) = stage.servers
+    pool = stage.pool()
+    pool.initialise(counting_spec(dim=64), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+    pool.push(update(1, (0,), ONES, [-1], dim=64), timeout_s=LIMIT_S)
+    large = update(2, (0,), ONES, range(100_000), dim=64)
+    thread = threading.Thread(target=lambda: pool.push(large, timeout_s=LIMIT_S))
+    thread.start()
+    while server.statistics()["rows"] == 1:
+        assert thread.is_alive()
+    # It makes rows, some thousands at a time: it is being applied.
+    known = server.fence("worker-0")
+    assert known is not None and known[1] == 2
+    assert server.version == 2, "nothing is applied after the answer"
+    thread.join(LIMIT_S)
+    stage.close()
+
+
+def test_a_worker_that_counts_anew_has_its_first_pushes_applied(pair: Stage) -> None:
+    before, now = pair.pool("worker-0"), pair.pool("worker-0")
+    before.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+    for sequence in (1, 2, 3):
+        before.push(update(sequence, (0, 0), ONES), timeout_s=LIMIT_S)
+    before.close()
+    now.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+    assert now.push(update(1, (3, 3), ONES), timeout_s=LIMIT_S).versions == (4, 4)
+
+
 def test_a_fence_refuses_a_push_that_waits_at_the_gate(pair: Stage) -> None:
     pool = pair.pool()
     pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)

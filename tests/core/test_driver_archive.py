@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -137,6 +138,18 @@ def test_a_version_that_is_saved_again_takes_the_place_of_the_first(tmp_path: Pa
     path, _ = bench.save(3, "second")
     assert (bench.names(), bench.archive.beginning().ledger) == (["version-3"], "second")
     assert bench.archive.restore_from == path
+
+
+def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    acts: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", lambda descriptor: acts.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))))
+        rename = Path.rename
+        patched.setattr(Path, "rename", lambda path, target: acts.append("rename") or rename(path, target))
+        Bench(tmp_path).save(3)
+    manifest, making, *rest = acts
+    assert manifest == "manifest.json" and making.startswith(".making-")
+    assert rest == ["rename", "checkpoints"]
 
 
 def test_a_master_that_dies_while_it_replaces_a_checkpoint_leaves_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import json
 import random
 import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -23,18 +25,19 @@ from elasticdl.master.attendance import Attendance
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.files import write_json
+from elasticdl.master.hands import Hands, Means
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal_rules import may_free_work, worth_keeping
 from elasticdl.master.launching import Launcher
 from elasticdl.master.order_board import OrderBoard
 from elasticdl.master.placing import Placing
-from elasticdl.master.snapshots import agreed, highest
+from elasticdl.master.snapshots import Cut, agreed, highest
 from elasticdl.master.throughput import Throughput
 from elasticdl.rpc.channel import Credentials, caller_of
 from elasticdl.rpc.conversation import Finish, Progress, Revoke, Servers
 from elasticdl.rpc.ps_control import ServerCut
 from elasticdl.rpc.retry import delay_s, mapped
-from elasticdl.shard import Applied, Lease, Shard, ShardId, Task
+from elasticdl.shard import Applied, Lease, Shard, ShardId, SnapshotId, Task
 
 pytestmark = pytest.mark.core
 
@@ -275,6 +278,36 @@ def test_a_start_that_takes_so_long_that_it_is_ordered_again_is_made_once() -> N
         assert await first
         assert await second
         assert made == [WORKER]
+
+    asyncio.run(story())
+
+
+def test_gates_stay_closed_until_the_core_has_handled_the_cut() -> None:
+    """A push that is let in before could be reported before: the ledger of the cut would have it, the weights would not."""
+
+    class Gates:
+        closed = False
+
+        @asynccontextmanager
+        async def cut(self, snapshot: SnapshotId) -> AsyncIterator[Cut]:
+            self.closed = True
+            yield Cut(5, {})
+            self.closed = False
+
+    async def story() -> None:
+        gates, inbox = Gates(), Inbox(ManualClock())
+        hands = Hands(inbox, None, Means(None, None, gates, None, None, None))  # type: ignore[arg-type]
+        hands.carry_out(do.TakeSnapshot(SnapshotId(6), do.Purpose.CHECKPOINT))
+        (entry,) = await inbox.take()
+        assert isinstance(entry.event, happened.SnapshotCut)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert gates.closed
+        entry.handled.set_result(None)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not gates.closed
+        await inbox.close()
 
     asyncio.run(story())
 
