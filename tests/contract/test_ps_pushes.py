@@ -167,14 +167,21 @@ def test_a_fence_waits_for_a_push_that_is_being_applied() -> None:
     stage.close()
 
 
-def test_a_worker_that_counts_anew_has_its_first_pushes_applied(pair: Stage) -> None:
+def test_a_worker_that_counts_anew_has_its_first_pushes_applied_and_its_former_self_is_refused(pair: Stage) -> None:
     before, now = pair.pool("worker-0"), pair.pool("worker-0")
     before.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
     for sequence in (1, 2, 3):
         before.push(update(sequence, (0, 0), ONES), timeout_s=LIMIT_S)
-    before.close()
     now.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
     assert now.push(update(1, (3, 3), ONES), timeout_s=LIMIT_S).versions == (4, 4)
+    with pytest.raises(Refused, match="has connected anew"):
+        before.push(update(4, (4, 4), ONES), timeout_s=LIMIT_S)
+    # Nor may it take over again by new connections.
+    before.move(("", ""))
+    before.move(pair.addresses)
+    with pytest.raises(Refused, match="has connected anew"):
+        before.push(update(4, (4, 4), ONES), timeout_s=LIMIT_S)
+    assert [server.version for server in pair.servers] == [4, 4]
 
 
 def test_a_fence_refuses_a_push_that_waits_at_the_gate(pair: Stage) -> None:
