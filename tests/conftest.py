@@ -27,17 +27,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 LONG = (
     "test_zoo_jobs.py",
-    "test_job_input.py",
     "test_job_troubles.py",
     "test_job_churn.py",
+    "test_job_input.py",
+    "test_job_scaling.py",
     "test_job_runs.py",
+    "test_master_process_job.py",
     "test_worker_in_job.py",
+    "test_notebook_example.py",
+    "test_page_live.py",
     "test_ring_jobs.py",
     "test_ring_members.py",
-    "test_page_live.py",
     "test_ring_churn.py",
-    "test_ring_callbacks.py",
     "test_ring_checkpoints.py",
+    "test_ring_callbacks.py",
 )
 """Files of whole jobs, the longest first: what begins last should be short, so that all processes of a run end together."""
 

@@ -13,21 +13,6 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 EPOCHS = 20
 
 
-def test_a_stopped_member_is_cut_out_and_let_in_again(start_job, digits, zoo, tmp_path):
-    paced = start_paced(start_job, digits, zoo, tmp_path / "orders", num_workers=2)
-    status = paced.ring(2)
-    stopped = paced.signal(status, 0, signal.SIGSTOP)
-    try:
-        alone = paced.ring(1, after=status["ring"]["generation"])
-        assert stopped not in alone["ring"]["members"]
-    finally:
-        paced.signal(status, 0, signal.SIGCONT)
-    again = paced.ring(2, after=alone["ring"]["generation"])
-    assert stopped in again["ring"]["members"]
-    paced.order("hurry")
-    finished(paced.job, EPOCHS)
-
-
 def test_an_abort_in_native_code_of_one_member_in_the_middle_of_a_step_ends_that_member_only(start_job, digits, zoo, tmp_path):
     paced = start_paced(start_job, digits, zoo, tmp_path / "orders", num_workers=2, model_def="aborting")
     before = paced.ring(2)
@@ -57,9 +42,19 @@ def test_a_member_leaves_at_the_end_of_a_step_when_it_is_sent_away_and_when_fewe
     assert not [event for event in paced.job.events() if "broke" in event["text"]]
 
 
-def test_a_job_that_a_person_stops_goes_on_where_it_was(start_job, digits, zoo, tmp_path):
+def test_a_stopped_member_is_cut_out_and_let_in_again_and_a_job_that_a_person_stops_goes_on_where_it_was(
+    start_job, digits, zoo, tmp_path
+):
     paced = start_paced(start_job, digits, zoo, tmp_path / "orders", num_workers=2, checkpoint_steps=1000)
-    paced.ring(2)
+    status = paced.ring(2)
+    stopped = paced.signal(status, 0, signal.SIGSTOP)
+    try:
+        alone = paced.ring(1, after=status["ring"]["generation"])
+        assert stopped not in alone["ring"]["members"]
+    finally:
+        paced.signal(status, 0, signal.SIGCONT)
+    again = paced.ring(2, after=alone["ring"]["generation"])
+    assert stopped in again["ring"]["members"]
     paced.job.wait_until("some is trained", lambda status: status["records"]["trained"] > 0)
     paced.job.process.send_signal(signal.SIGINT)
     code, output = paced.job.finish(LIMIT_S)
