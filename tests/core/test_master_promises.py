@@ -195,3 +195,21 @@ def test_a_failure_that_was_told_is_not_held_against_what_else_the_worker_had(be
     assert b.state.status().exit_code is None
     blamed = {piece.shard.id: len(piece.failures) for piece in b.state._evaluation.round.ledger.returned}
     assert blamed == {first.shard.id: 1, second.shard.id: 0}
+
+
+def test_a_worker_whose_start_hangs_is_replaced_at_last_but_not_while_a_server_is_away(bench):
+    """It tells that it lives, asks for no work and holds none: nothing else would ever end that wait."""
+    b = bench()
+    b.start()
+    b.attach(b.ps(0))
+    b.put(e.ProcessAttached(0, b.worker(0), "", "", None, starting=True))
+    b.die(b.ps(0))
+    b.tick(5000.0)
+    assert not b.of(c.StopProcess)
+    b.attach(b.ps(0, 1))
+    b.tick(1790.0)
+    assert not b.of(c.StopProcess)
+    b.tick(20.0)
+    assert [stop.name for stop in b.of(c.StopProcess)] == [b.worker(0)]
+    assert b.said("importing TensorFlow has taken 1810 s, where 1800 s are allowed")
+    assert b.state.status().exit_code is None

@@ -16,9 +16,11 @@ from elasticdl.master.core.parts import MORE_MEMORY, Facts, Phase
 from elasticdl.master.core.processes import Life, Process
 from elasticdl.master.core.scaling import Scaling
 from elasticdl.master.core.view import main_ledger
-from elasticdl.words import FIRST_PART, amount
+from elasticdl.words import FIRST_PART, START_PARTS, amount
 
 _ATTACH_LIMIT_S = 300.0
+_START_LIMIT_S = 1800.0
+"""Of one part of a worker's start. It may compile for long, but not for ever."""
 _HINTS = {
     Cause.OUT_OF_MEMORY: MORE_MEMORY,
     Cause.IMAGE: "see that the image has that name and that the cluster may pull it (--image-name, --image-pull-secrets)",
@@ -278,6 +280,12 @@ class Membership:
             self._leasing.pace.overran()
             text = f"no progress for {idle_s:.0f} s, where {limit_s:.0f} s are allowed (ten times the usual)"
             self.give_up(process, Verdict(Cause.STRAGGLER, text, blames_work=True))
+            return
+        starting_s = self._facts.now_s - max(process.part_since_s, process.busy_since_s)
+        if process.part and starting_s > _START_LIMIT_S:
+            what = START_PARTS.get(process.part, process.part)
+            text = f"{what} has taken {starting_s:.0f} s, where {_START_LIMIT_S:.0f} s are allowed"
+            self.give_up(process, Verdict(Cause.STRAGGLER, text))
 
     def publish(self) -> None:
         """Tell workers the servers' addresses if they changed."""
