@@ -332,6 +332,12 @@ class JobSpec(_Section):
                 f"--lr-scaling {training.lr_scaling} with --global-batch {training.global_batch}",
                 hint="a step has the same number of records whatever the number of workers; add --global-batch scaled",
             )
+        for name in ("max_staleness", "max_nonfinite_steps") if ring and self.action is Action.TRAIN else ():
+            if getattr(training, name) != TrainingSection.model_fields[name].default:
+                raise SpecError(
+                    f"--{name.replace('_', '-')} with --distribution-strategy {Strategy.ALLREDUCE}",
+                    hint="leave it out: a ring's steps are in common, none is stale, and the first one that gives NaN or Inf ends the job",
+                )
         if not ring and training.global_batch is not GlobalBatch.FIXED:
             raise SpecError("--global-batch scaled is of a ring", hint=f"add --distribution-strategy {Strategy.ALLREDUCE}")
 
@@ -347,6 +353,18 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
 }
 
 
+_OF_TRAINING = frozenset(
+    (
+        *("training_data", "num_epochs", "shuffle", "evaluation_steps", "evaluation_seconds", "max_staleness", "global_batch"),
+        *("lr_scaling", "max_nonfinite_steps", "checkpoint_steps", "keep_checkpoint_max", "resume"),
+    )
+)
+UNHEEDED: Mapping[Action, frozenset[str]] = {
+    Action.TRAIN: frozenset({"prediction_data"}),
+    Action.EVALUATE: _OF_TRAINING | {"prediction_data", "output"},
+    Action.PREDICT: _OF_TRAINING | {"validation_data"},
+}
+"""Fields that make no difference to an action: no flags of its verb. In a file, which may be for several verbs, they are no error."""
 _NEEDED: Mapping[Action, tuple[str, ...]] = {
     Action.TRAIN: ("training_data",),
     Action.EVALUATE: ("validation_data", "checkpoint_dir_for_init"),

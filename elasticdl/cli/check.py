@@ -20,7 +20,7 @@ from elasticdl.words import amount
 
 
 @click.command(cls=JobCommand, context_settings=FLAG_SETTINGS)
-@job_options
+@job_options()
 @FILE_OPTION
 @click.option(
     "--for",

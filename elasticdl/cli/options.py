@@ -11,7 +11,7 @@ import click
 
 from elasticdl.cli.finding import directories
 from elasticdl.errors import SpecError
-from elasticdl.job import SECTIONS, Action, JobSpec, refuse_unknown
+from elasticdl.job import SECTIONS, UNHEEDED, Action, JobSpec, refuse_unknown
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -44,11 +44,34 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def job_options(command: F) -> F:
-    """Add a flag for every field of a job. A flag that was not given is None (or empty): see `given_flags`."""
-    for name, field in reversed(list(_fields())):
-        command = _option(name, field)(command)
-    return command
+_TAKEN_FROM_CHECKPOINT = {"distribution_strategy"}
+
+
+def job_options(action: Action | None = None) -> Callable[[F], F]:
+    """Add a flag for every field of a job, or for those that one action heeds.
+
+    A flag that was not given is None (or empty): see `given_flags`.
+    """
+
+    def with_options(command: F) -> F:
+        for name, field in reversed(list(_fields())):
+            command = _option(name, field, action)(command)
+        return command
+
+    return with_options
+
+
+def _refusal(name: str, action: Action) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    takers = [str(one) for one, unheeded in UNHEEDED.items() if name not in unheeded]
+
+    def refuse(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:  # noqa: ANN401 - click's own
+        if value is not None:
+            raise click.UsageError(
+                f"`elasticdl {action}` does not heed {flag(name)}: it is for `{'`, `'.join(takers)}`. Leave it out."
+            )
+        return value
+
+    return refuse
 
 
 def given_flags(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,14 +109,22 @@ def _fields() -> Iterator[tuple[str, FieldInfo]]:
         yield from section.model_fields.items()
 
 
-def _option(name: str, field: FieldInfo) -> Callable[[F], F]:
+def _option(name: str, field: FieldInfo, action: Action | None) -> Callable[[F], F]:
+    if action is not None and name in UNHEEDED[action]:
+        names = f"{flag(name)}/--no-{flag(name)[2:]}" if field.annotation is bool else flag(name)
+        return click.option(names, name, default=None, hidden=True, callback=_refusal(name, action))
+    hidden = action in (Action.EVALUATE, Action.PREDICT) and name in _TAKEN_FROM_CHECKPOINT
     text = field.description or ""
     default = field.get_default(call_default_factory=True)
     if field.annotation is bool:
         return click.option(f"{flag(name)}/--no-{flag(name)[2:]}", name, default=None, help=text)
     if isinstance(default, StrEnum):
         return click.option(
-            flag(name), name, type=click.Choice([str(one) for one in type(default)]), help=_with_default(text, default)
+            flag(name),
+            name,
+            type=click.Choice([str(one) for one in type(default)]),
+            help=_with_default(text, default),
+            hidden=hidden,
         )
     if name in _PAIRS:
         return click.option(flag(name), name, multiple=True, metavar="KEY=VALUE", help=text)

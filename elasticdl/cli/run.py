@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def _verb(action: Action, doc: str) -> click.Command:
     @click.command(str(action), cls=JobCommand, context_settings=FLAG_SETTINGS, help=doc)
-    @job_options
+    @job_options(action)
     @FILE_OPTION
     @click.option("--detach", is_flag=True, help="On a cluster: return when the job is submitted and seen to start.")
     @click.option(

@@ -57,13 +57,14 @@ def with_way_on(finish: FinishJob, told: Mapping[str, Any], directory: JobDirect
 
 def submitting(told: Mapping[str, Any], *, resumes: bool) -> str:
     """The command that submits a job of a cluster once more. Its name may be taken by its own Job for a while: it gets the next one."""
-    from elasticdl.job import JobSpec
+    from elasticdl.job import UNHEEDED, JobSpec
 
     try:
         spec = JobSpec.model_validate(dict(told))
     except ValueError:
         return "the command that it was submitted with" + (" and --resume" if resumes else "")
-    flags = {**spec.told(), "job_name": next_name(spec.cluster.job_name)}
+    heeded = {name: value for name, value in spec.told().items() if name not in UNHEEDED[spec.action]}
+    flags = {**heeded, "job_name": next_name(spec.cluster.job_name)}
     flags.pop("resume", None)
     if resumes:
         flags["resume"] = True

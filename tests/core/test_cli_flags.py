@@ -16,7 +16,7 @@ from elasticdl.cli.options import flag
 from elasticdl.cli.yaml_documents import as_yaml, read_yaml
 from elasticdl.cluster.planning import spec_of
 from elasticdl.errors import Corrupted, ExitCode, Refused, SpecError, UserError
-from elasticdl.job import SECTIONS, Action, JobSpec, Shuffle
+from elasticdl.job import SECTIONS, UNHEEDED, Action, JobSpec, Shuffle
 from elasticdl.kubernetes_section import KubernetesSection
 
 pytestmark = pytest.mark.core
@@ -68,6 +68,9 @@ def test_every_field_of_a_job_is_a_flag(name: str, spell: Any, capsys: pytest.Ca
     is_number = FIELDS[name].annotation in (int, float)
     text, value = OTHERS.get(name, ("9", 9) if is_number else ("text", "text"))
     given = [spell(name), *([text] if text else [])]
+    if name in UNHEEDED[Action.TRAIN]:
+        assert run(["train", *NEEDED, *given]) == 2
+        return
     if name not in KubernetesSection.model_fields:
         assert dry_run(capsys, *given)[name] == value
         return
@@ -371,3 +374,24 @@ def test_help_is_a_word_too(capsys: pytest.CaptureFixture[str]) -> None:
         text = capsys.readouterr().out
         assert run(flags) == 0
         assert text.split() == capsys.readouterr().out.split() and "Usage" in text
+
+
+@pytest.mark.parametrize("action", list(Action))
+def test_a_verb_has_no_flag_that_it_does_not_heed(action: Action, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([action, "--help"]) == 0
+    text = capsys.readouterr().out
+    for name in UNHEEDED[action]:
+        assert f"{flag(name)} " not in text
+        value = [] if name == "resume" else [OTHERS.get(name, ("9", 9))[0]]
+        assert run([action, flag(name), *value]) == 2
+        assert f"`elasticdl {action}` does not heed {flag(name)}: it is for `" in capsys.readouterr().err
+    of_file = {"model_zoo": "z", "model_def": "m", "training_data": "t", "validation_data": "v", "prediction_data": "p"}
+    of_file |= {"checkpoint_dir_for_init": "c", "output": "o", "num_epochs": 3, "checkpoint_steps": 5}
+    (tmp_path / "job.yaml").write_text(as_yaml(of_file))
+    assert run([action, "-f", str(tmp_path / "job.yaml"), "--dry-run"]) == 0, "a file may be for all verbs"
+
+
+@pytest.mark.parametrize("name", ["max_staleness", "max_nonfinite_steps"])
+def test_what_a_ring_does_not_heed_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", *NEEDED, "--distribution-strategy", "AllreduceStrategy", flag(name), "4", "--dry-run"]) == 2
+    assert f"{flag(name)} with --distribution-strategy AllreduceStrategy" in capsys.readouterr().err
