@@ -49,7 +49,7 @@ def wanted(snapshot: Mapping[str, Any]) -> Iterator[Plot]:
     metrics = sorted({str(one["label"]) for one in series if one["name"] == "metric"})
     yield PLOTS[0]
     for name in metrics[:_METRICS]:
-        yield Plot(f"metric-{name}", name, "evaluated", ("metric",), name, "records")
+        yield Plot(f"metric-{name}", f"Validation {name}", "", ("metric",), name, "records")
     yield from PLOTS[1:3]
     yield from (plot for plot in PLOTS[3:] if present.intersection(plot.names))
 

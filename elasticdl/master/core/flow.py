@@ -92,13 +92,13 @@ class Flow:
             self._leasing.halt_ring(f"the job is stopped: {event.reason}")
             self._facts.enter(Phase.DRAINING, f"the job is stopped: {event.reason}; the ring stops at the step that it is at")
             return
+        if not hurry:
+            self._facts.enter(Phase.DRAINING, f"the job is stopped: {event.reason}; workers give their work back")
         grace_s = 0.0 if hurry else DRAIN_GRACE_S
         for process in list(self._facts.processes.workers()):
             if process.live or (hurry and process.life is Life.STOPPING):
                 self._scaling.stop(process, grace_s, f"the job is stopped: {event.reason}")
-        if not hurry:
-            self._facts.enter(Phase.DRAINING, f"the job is stopped: {event.reason}; workers give their work back")
-        elif phase is Phase.CHECKPOINTING:
+        if hurry and phase is Phase.CHECKPOINTING:
             self._facts.enter(Phase.ENDING, "stopped twice: the job ends without a last checkpoint")
 
     def decide(self) -> None:

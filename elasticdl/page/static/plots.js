@@ -21,7 +21,7 @@ let palette = null;
 function wanted() {
   const all = [...job.series.values()], present = new Set(all.map((one) => one.name));
   const metrics = all.filter((one) => one.name === "metric").map((one) => one.label).sort().slice(0, MOST_METRICS);
-  const evaluated = metrics.map((label) => ({ key: `metric-${label}`, title: label, unit: "evaluated", names: ["metric"], label, chosen: true }));
+  const evaluated = metrics.map((label) => ({ key: `metric-${label}`, title: `Validation ${label}`, unit: "", names: ["metric"], label, chosen: true }));
   return [PLOTS[0], ...evaluated, ...PLOTS.slice(1, 3), ...PLOTS.slice(3).filter((plot) => plot.names.some((name) => present.has(name)))];
 }
 
