@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, final
@@ -120,7 +120,8 @@ class ClusterJob:
             return f"job {self.name} has ended already"
         if facts.waits_for:
             self.delete(facts)
-            return f"job {self.name} is deleted with all that is its own; it had no master to stop it in order ({facts.waits_for})"
+            why = f"; it had no master to stop it in order ({facts.waits_for})"
+            return f"job {self.name} is deleted with all that is its own{why}{way_on_of_deleted(facts.job)}"
         try:
             self._call(lambda master: master.stop(reason), _PATIENCE_S)
         except TransientError as error:
@@ -130,8 +131,9 @@ class ClusterJob:
 
     def end(self, reason: str) -> str:
         """See FoundJob."""
-        self.delete()
-        return f"job {self.name} is deleted with all that is its own"
+        facts = self.facts()
+        self.delete(facts)
+        return f"job {self.name} is deleted with all that is its own{way_on_of_deleted(facts.job)}"
 
     def delete(self, facts: JobFacts | None = None) -> None:
         """Delete the Job and all that is its own, now."""
@@ -331,6 +333,19 @@ def outcome_of_ended(ended: Ended) -> Outcome:
         loss=ended.loss,
         output=ended.output,
     )
+
+
+def way_on_of_deleted(job: Mapping[str, Any]) -> str:
+    """What to type for a job that left no word: its checkpoints, if it made any, are where it kept them."""
+    from elasticdl.cluster.planning import spec_of
+    from elasticdl.master.way_on import TRAIN, submitting
+
+    with suppress(UserError):
+        spec = spec_of(dict(job))
+        if spec.action == TRAIN and spec.keeps_checkpoints and spec.checkpoint.checkpoint_steps:
+            command = submitting(spec.model_dump(mode="json"), resumes=True)
+            return f"; its newest checkpoint, if it made one, is in {spec.cluster.job_dir}/checkpoints, go on with: {command}"
+    return ""
 
 
 def _hint(facts: JobFacts) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from elasticdl.cli.cluster_job import way_on_of_deleted
 from elasticdl.cli.main import run
 from elasticdl.cli.place import claimed, refuse_if_taken, settle
 from elasticdl.cli.yaml_documents import read_yaml
-from elasticdl.cluster.planning import spec_of
+from elasticdl.cluster.planning import job_object, spec_of
 from elasticdl.errors import ExitCode
 from elasticdl.job import Action, JobSpec
 from elasticdl.master.core.commands import FinishJob
@@ -174,3 +175,12 @@ def test_the_yaml_of_a_job_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     directory = made(job_name="a", envs="A=1")
     assert JobSpec.from_flags(Action.TRAIN, read_yaml(directory.path / "job.yaml")) == JobSpec.model_validate(told(directory))
+
+
+def test_a_job_of_a_cluster_that_is_deleted_tells_what_it_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = JobSpec.from_flags(Action.TRAIN, {**CLUSTER, "job_dir": "/data/ads", "checkpoint_steps": 100})
+    words = way_on_of_deleted(job_object(kept, "team"))
+    assert "/data/ads/checkpoints" in words and pasted(words, capsys).checkpoint.resume
+    for none in ({}, {"checkpoint_steps": 0, "job_dir": "/data/ads"}):
+        assert way_on_of_deleted(job_object(JobSpec.from_flags(Action.TRAIN, {**CLUSTER, **none}), "team")) == ""
+    assert way_on_of_deleted({"metadata": {"name": "x"}, "spec": {"template": {"spec": {"containers": []}}}}) == ""
