@@ -178,10 +178,11 @@ class Story:
     def _working(self, one: Occurrence) -> None:
         after_s = one.number("after_s")
         if after_s >= SLOW_S:
-            first_s = one.number("first_s", after_s)
-            waited = f"{spoken(after_s - first_s)} until it had work, " if after_s - first_s >= 1 else ""
-            parts = f"{waited}{spoken(first_s)} for its first steps, compiling included"
-            text = f"{one.process} made its first progress {spoken(after_s)} after it was ready: {parts}"
+            text = f"{one.process} made its first progress {spoken(after_s)} after it was ready"
+            if "first_s" in one.details:
+                first_s = one.number("first_s")
+                waited = f"{spoken(after_s - first_s)} until it had work, " if after_s - first_s >= 1 else ""
+                text += f": {waited}{spoken(first_s)} for its first steps, compiling included"
             self._put(Entry(one.at - after_s, one.at_s - after_s, What.START, text, one.process, seconds=after_s))
         self._recover(one)
 

@@ -160,9 +160,11 @@ class Leasing:
     def _first_progress(self, process: Process) -> None:
         """A worker that came up does its part from now on."""
         ready_s = self._facts.now_s if process.ready_s is None else process.ready_s
-        after_s, first_s = self._facts.now_s - ready_s, self._facts.now_s - max(ready_s, process.busy_since_s)
+        after_s = self._facts.now_s - ready_s
         text = f"{process.name} works, {after_s:.1f} s after it was ready"
-        details = meaning(Step.WORKING, after_s=after_s, first_s=first_s)
+        details = meaning(Step.WORKING, after_s=after_s)
+        if not self._facts.on_ring:
+            details["first_s"] = round(self._facts.now_s - max(ready_s, process.busy_since_s), 3)
         self._facts.orders.announce("process", text, process=process.name, level="detail", details=details)
 
     def _progressed_work(self, event: ProgressReported) -> int:
