@@ -219,8 +219,12 @@ class RingWork:
         return gained
 
     def _share_out(self, *tellers: ProcessName) -> None:
-        """What the ring did is the work of all its members alike: parts of a step differ by a record at most."""
-        work, names = self._facts.work, self.names or tellers
+        """What the ring did is the work of all its members alike: parts of a step differ by a record at most.
+
+        What was told of one that has ended stands: what is booked after that is the others'.
+        """
+        live = tuple(name for name in self.names if name in self._facts.processes.going)
+        work, names = self._facts.work, live or self.names or tellers
         assert work is not None
         records = work.done_by.pop(RING, 0) if names else 0
         for index, name in enumerate(names):
