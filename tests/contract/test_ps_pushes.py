@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from elasticdl.embedding.reference import ReferenceTable
-from elasticdl.embedding.spec import DenseSpec, ParametersSpec
+from elasticdl.embedding.spec import DenseSpec, OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import Refused, TransientError, UserError
 from elasticdl.rpc.parameters import Update
 from elasticdl.shard import Applied, ShardId
@@ -275,6 +275,27 @@ def test_a_server_that_came_back_empty_gets_the_values_that_were_pulled_last() -
         np.testing.assert_array_equal(pulled.rows[0], np.zeros((1, 2)))
         assert pool.push(update(2, pulled.versions, ONES, [3]), timeout_s=LIMIT_S).staleness == (0,)
         np.testing.assert_array_equal(pool.pull([as_ids([3])], timeout_s=LIMIT_S).dense, -2 * ONES)
+    finally:
+        stage.close()
+        later.close()
+
+
+def test_an_optimizer_whose_averages_went_with_a_server_begins_to_count_anew() -> None:
+    """Adam divides its averages by what they lack after so many steps: empty ones, called old, would make steps half as long."""
+    stage, later = Stage(1), Stage(1)
+    spec = counting_spec().model_copy(update={"optimizer": OptimizerSpec(kind=OptimizerKind.ADAM)})
+    try:
+        pool = stage.pool()
+        pool.initialise(spec, np.zeros(6, np.float32), timeout_s=LIMIT_S)
+        for sequence in range(1, 21):
+            pool.push(update(sequence, (sequence - 1,), ONES), timeout_s=LIMIT_S)
+        before = pool.pull([as_ids([])], timeout_s=LIMIT_S)
+        stage.servers[0].stop()
+        pool.move(later.addresses)
+        pool.pull([as_ids([])], timeout_s=LIMIT_S)
+        pool.push(update(21, before.versions, ONES), timeout_s=LIMIT_S)
+        after = pool.pull([as_ids([])], timeout_s=LIMIT_S)
+        np.testing.assert_allclose(before.dense - after.dense, ONES, rtol=1e-3)
     finally:
         stage.close()
         later.close()
