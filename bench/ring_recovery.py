@@ -22,7 +22,12 @@ from bench.jobs import RunningJob, running
 from bench.step_log import steps_of
 
 BATCH = 64
+_MEASURED = ("kill", "lost", "join", "after_join", "step")
 _REST_S = 1.5
+_FIRST_S = 0.2
+"""A first step ends at most so long after a generation is complete."""
+_APART_S = 0.005
+"""Members tell of the same step at most so long one after the other."""
 
 
 def formed(job: RunningJob, members: int, after: int = 0) -> int | None:
@@ -41,6 +46,8 @@ class Recovery:
     kill: list[float] = field(default_factory=list)
     lost: list[float] = field(default_factory=list)
     join: list[float] = field(default_factory=list)
+    after_join: list[float] = field(default_factory=list)
+    """The slowest step of the second after each join."""
     step: list[float] = field(default_factory=list)
     """Medians of both members' steps before each signal."""
     repeated_records: int = 0
@@ -48,7 +55,7 @@ class Recovery:
     """What members say of each change of the ring: ms from step to step, and with what."""
 
     def figures(self) -> dict:
-        parts = {name: [round(value, 4) for value in getattr(self, name)] for name in ("kill", "lost", "join", "step")}
+        parts = {name: [round(value, 4) for value in getattr(self, name)] for name in _MEASURED}
         return {**parts, "repeated_records": self.repeated_records, "words": self.words}
 
 
@@ -72,7 +79,9 @@ def _measured(job: RunningJob, kills: int) -> Recovery:
         # The kill made a generation of one, the join makes another.
         generation = job.until("another joined", lambda after=generation + 1: formed(job, 2, after))
         time.sleep(_REST_S)
-        found.join.append(_pause_at(job, generation))
+        pause_s, slowest_s = _pause_at(job, generation)
+        found.join.append(pause_s)
+        found.after_join.append(slowest_s)
     _strike(job, found, 1, signal.SIGSTOP)
     found.repeated_records = job.status()["records"]["repeated"]
     for log in sorted((job.directory / "logs").glob("worker-*.log")):
@@ -88,33 +97,42 @@ def _strike(job: RunningJob, found: Recovery, rank: int, with_signal: signal.Sig
     pid, generation = job.pid(victim), job.status()["ring"]["generation"]
     at_s = time.time()
     os.kill(pid, with_signal)
-    job.until("the other went on alone", lambda: formed(job, 1, generation), look_s=0.05)
+    generation = job.until("the other went on alone", lambda: formed(job, 1, generation), look_s=0.05)
     time.sleep(0.5)
     if with_signal == signal.SIGSTOP:
         os.kill(pid, signal.SIGCONT)
     gaps = [(b - a, b) for a, b in itertools.pairwise(steps_of(job.directory)[survivor]) if b > at_s - 1]
     found.step.append(statistics.median(gap for gap, end_s in gaps if end_s < at_s))
     # The step in flight may have been complete, and told of after the signal: what counts is the end of the pause.
-    end_s = max(gap for gap in gaps if gap[1] > at_s)[1]
+    told_s, complete_s = _times_of(job, generation)
+    end_s = max(gap for gap in gaps if told_s < gap[1] < complete_s + _FIRST_S)[1]
     (found.lost if with_signal == signal.SIGSTOP else found.kill).append(end_s - at_s)
 
 
-def _pause_at(job: RunningJob, generation: int) -> float:
-    """The longest time between two steps of one that was there before, of those that end within a second of that generation."""
+def _pause_at(job: RunningJob, generation: int) -> tuple[float, float]:
+    """The longest time between two steps of one that was there before, until the newcomer's first step; that in a second after it."""
+    told_s, _ = _times_of(job, generation)
+    steps = steps_of(job.directory)
+    first_s = min(times[0] for times in steps.values() if times and times[0] > told_s)
+    here = [times for times in steps.values() if times and times[0] < told_s < times[-1]]
+    gaps = [(b - a, b - first_s - _APART_S) for times in here for a, b in itertools.pairwise(times) if b > told_s]
+    return max(gap for gap, after_s in gaps if after_s < 0), max(gap for gap, after_s in gaps if 0 <= after_s < 1.0)
+
+
+def _times_of(job: RunningJob, generation: int) -> tuple[float, float]:
+    """When the master published it, and when all of its members had entered it."""
     said = [json.loads(line) for line in (job.directory / "events.jsonl").read_text().splitlines()]
-    at_s = next(one["at"] for one in said if one["text"].startswith(f"generation {generation} of the ring: "))
-    found = []
-    for times in steps_of(job.directory).values():
-        gaps = [b - a for a, b in itertools.pairwise(times) if at_s < b < at_s + 1.0]
-        if gaps and times[0] < at_s:
-            found.append(max(gaps))
-    return max(found)
+    name = f"generation {generation} of the ring"
+    told_s, complete_s = (
+        next(one["at"] for one in said if one["text"].startswith(f"{name}{what}")) for what in (": ", " is complete")
+    )
+    return told_s, complete_s
 
 
 def main(kills: int) -> None:
     figures = recovery(kills)
     print("\n".join(figures.pop("words")))
-    for name in ("kill", "join", "lost", "step"):
+    for name in _MEASURED:
         values = figures[name]
         print(f"{name}: median {statistics.median(values):.3f} of {', '.join(f'{one:.3f}' for one in sorted(values))} s")
     print(f"{figures['repeated_records']} records repeated")
