@@ -126,6 +126,23 @@ def test_shards_are_counted_over_all_epochs_so_that_done_is_of_the_whole(bench):
     assert (counts.todo, counts.leased, counts.done, counts.parked) == (16, 0, 4, 0)
 
 
+def test_a_worker_that_is_starting_does_not_wait_for_work(bench):
+    job = bench(Action.EVALUATE, num_workers=2)
+    job.start()
+    job.attach(job.ps(0))
+    for index in range(2):
+        job.put(e.ProcessAttached(0, job.worker(index), "c", "b", starting=True))
+    for _ in range(10):
+        job.tick(1)
+    assert not job.said("waiting for work") and job.state.status().message == "evaluating: computing metrics"
+    for index in range(2):
+        job.put(e.StartWentOn(0, job.worker(index), ""))
+    job.lease(0)
+    for _ in range(10):
+        job.tick(1)
+    assert job.said("waiting for work"), "one worker has the only shard"
+
+
 def test_the_status_has_the_newest_epochs_and_the_receipt_all_of_them(bench):
     job = bench(num_workers=1, num_epochs=250)
     job.up()
@@ -146,3 +163,5 @@ def test_records_of_other_jobs_add_up_too(bench, action, records):
         job.finish(0, lease, **({"metrics": ONE} if action is Action.EVALUATE else {}))
         adds_up(job)
     assert done_by(job) == {"worker-0": records}
+    (counts,) = job.state.status().shards.values()
+    assert (counts.todo, counts.leased, counts.done) == (0, 0, records // 16)

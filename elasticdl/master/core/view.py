@@ -128,7 +128,8 @@ def _message(facts: Facts, evaluation: Evaluation) -> str:
             return f"training, epoch {work.epoch + 1} of {work.plan.epochs}" if work else "training"
         case Phase.EVALUATING:
             current = evaluation.round
-            return f"final evaluation: {current.stage}" if current else "final evaluation"
+            what = "final evaluation" if facts.spec.action is Action.TRAIN else "evaluating"
+            return f"{what}: {current.stage}" if current else what
         case Phase.DRAINING:
             return "stopping: workers give their work back"
         case Phase.CHECKPOINTING:
@@ -144,7 +145,8 @@ def _records(ledger: Ledger | None, total: Mapping[str, int]) -> RecordCounts:
 
 
 def _shards(facts: Facts, evaluation: Evaluation) -> dict[str, ShardCounts]:
-    ledgers = [facts.work, evaluation.round.ledger if evaluation.round else None]
+    # Of `elasticdl evaluate` the round is all there is, also when it is over.
+    ledgers = [facts.work or main_ledger(facts, evaluation), evaluation.round.ledger if evaluation.round and facts.work else None]
     return {
         str(ledger.task): ShardCounts(
             ledger.available + ledger.epochs_left * ledger.plan.shards,

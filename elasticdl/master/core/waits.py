@@ -14,7 +14,6 @@ from elasticdl.history.occurrence import Step, meaning
 from elasticdl.master.core.evaluation import Evaluation
 from elasticdl.master.core.leasing import Leasing
 from elasticdl.master.core.parts import Facts, Phase
-from elasticdl.master.core.processes import Life
 from elasticdl.master.core.shards import Stage
 
 _LASTS_S = 5.0
@@ -124,7 +123,7 @@ class Waits:
         busy |= {current.summary.holder} if current and current.summary.holder else set()
         busy |= {self._facts.export.holder} if self._facts.export and self._facts.export.holder else set()
         workers = self._facts.processes.live_workers()
-        idle = sum(worker.life is Life.READY and worker.name not in busy for worker in workers)
+        idle = sum(worker.up and worker.name not in busy for worker in workers)
         return self._leasing.idle_reason() if idle else ""
 
 
