@@ -176,6 +176,32 @@ def test_flush_sends_what_was_put_in_before_it():
     assert master.reports[-1].progress[0].returned
 
 
+def test_what_is_put_in_while_the_report_before_the_end_is_under_way_is_sent_as_well():
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow:
+        reports: list[Report] = []
+
+        def report(self, report: Report) -> None:
+            self.reports.append(report)
+            if len(self.reports) == 1:
+                begun.set()
+                assert go.wait(LIMIT_S)
+
+    outbox = Outbox()
+    reporter = Reporter(outbox, Gauges(ManualClock()), slow := Slow(), 3600.0, Ending())
+    reporter.start()
+    outbox.urgent.set()
+    assert begun.wait(LIMIT_S)
+    outbox.exported("the model")
+    flushing = threading.Thread(target=reporter.flush, args=(LIMIT_S,))
+    flushing.start()
+    assert reporter._closing.wait(LIMIT_S)
+    go.set()
+    flushing.join(LIMIT_S)
+    assert [report.exported for report in slow.reports] == ["", "the model"]
+
+
 @pytest.mark.parametrize(
     ("reason", "code"),
     [
