@@ -180,7 +180,8 @@ def test_what_is_put_in_while_the_report_before_the_end_is_under_way_is_sent_as_
     begun, go = threading.Event(), threading.Event()
 
     class Slow:
-        reports: list[Report] = []
+        def __init__(self) -> None:
+            self.reports: list[Report] = []
 
         def report(self, report: Report) -> None:
             self.reports.append(report)
