@@ -95,8 +95,8 @@ export function options(lines, axis, place, palette, whole) {
 
 // From zero, unless that would press the curve flat against the top.
 function span(low, high) {
-  if (low === null || high === null) return [0, 1];
-  const bottom = low >= 0 && low < 0.6 * high ? 0 : low - 0.08 * (high - low || Math.abs(high) || 1);
+  if (low === null || high === null || (low === 0 && high === 0)) return [0, 1];
+  const below = low - 0.08 * (high - low || Math.abs(high)), bottom = low >= 0 ? (low < 0.6 * high ? 0 : Math.max(0, below)) : below;
   return [bottom, high + 0.06 * (high - bottom || 1)];
 }
 
@@ -113,5 +113,5 @@ function ticks(values) {
   const plain = values.map((value) => String(Number((value ?? 0).toPrecision(4))));
   if (plain.some((text) => text.includes("e"))) return values.map(number);
   const decimals = Math.max(0, ...plain.map((text) => (text.split(".")[1] ?? "").length));
-  return values.map((value) => (Math.abs(value) >= 1e4 ? short(value) : decimals ? value.toFixed(decimals) : count(value)));
+  return values.map((value) => (Math.abs(value) >= 1e4 ? short(value) : decimals ? value.toFixed(decimals).replace(/^-(?=0\.?0*$)/, "") : count(value)));
 }
