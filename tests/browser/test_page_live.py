@@ -17,6 +17,7 @@ from tests.browser.relay import Relay
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 SEEN_WITHIN_S = 2.0
+FLAWS = "() => axe.run({ resultTypes: ['violations'] }).then((found) => found.violations.map((one) => [one.id, one.nodes[0].html]))"
 COLUMNS = ("sepal_length", "sepal_width", "petal_length", "petal_width", "species")
 
 
@@ -51,6 +52,20 @@ def both(window: Window) -> tuple[dict[str, object], dict[str, object]]:
     records = told["records"]
     status = {"trained": records["trained"], "expected": records["expected"], "version": told["version"]}
     return on_page, {**status, "epoch": f"{told['epoch'] + 1:,} of {told['epochs']:,}"}
+
+
+def test_the_way_in_is_clear_and_no_error_is_told_on_it(running: Shown, open_window: Callable[..., Window], axe: str) -> None:
+    for scheme in ("light", "dark"):
+        window = open_window(color_scheme=scheme)
+        page = window.page
+        page.add_init_script(axe)
+        page.goto(running.address)
+        expect(page.locator("h1")).to_have_text("This job's page needs its token")
+        assert page.evaluate(FLAWS) == []
+        # Into the open window: the fragment is all that changes.
+        page.goto(running.entrance)
+        page.locator(".connection.live").wait_for()
+        assert "token" not in page.url
 
 
 def test_numbers_on_the_page_are_those_of_the_status(running: Shown, open_window: Callable[..., Window]) -> None:
@@ -133,9 +148,10 @@ def test_a_worker_is_replaced_and_a_checkpoint_is_taken_by_pressing_a_button(
     expect(page.locator("#bars tr", has_text="replaced, as asked")).to_have_count(1)
 
 
-def test_the_live_page_is_used_with_the_keyboard_alone(running: Shown, open_window: Callable[..., Window]) -> None:
+def test_the_live_page_is_used_with_the_keyboard_alone(running: Shown, open_window: Callable[..., Window], axe: str) -> None:
     window = open_window(reduced_motion="reduce")
     page = window.page
+    page.add_init_script(axe)
     running.enter(window)
     overview = page.get_by_role("link", name="Overview")
     overview.focus()
@@ -162,6 +178,7 @@ def test_the_live_page_is_used_with_the_keyboard_alone(running: Shown, open_wind
     page.fill("#dialog-scale [name=min]", "3")
     page.keyboard.press("Enter")
     expect(page.locator("#dialog-scale .problem")).to_contain_text("smaller number")
+    assert page.evaluate(FLAWS) == []
     page.keyboard.press("Escape")
     moving = (
         "() => [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules])"
