@@ -48,7 +48,9 @@ def test_training_without_anything_else_ends_when_all_processes_have(bench):
     assert job.state.over
     assert [p.cause for p in job.state.status().processes] == ["drained", "finished"]
     assert job.state.receipt() == {
-        "epochs": [{"epoch": epoch, "expected": 64, "trained": 64, "repeated": 0, "bad": 0, "lost": 0, "left": 0} for epoch in range(2)],
+        "epochs": [
+            {"epoch": epoch, "expected": 64, "trained": 64, "repeated": 0, "bad": 0, "lost": 0, "left": 0} for epoch in range(2)
+        ],
         "epochs_left_out": 0,
         "not_begun": {"epochs": 0, "records": 0},
         "total": {"expected": 128, "trained": 128, "repeated": 0, "bad": 0, "lost": 0, "left": 0},

@@ -34,7 +34,12 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 3\nValueErr
         (ExitFacts(signal=200), Cause.INFRASTRUCTURE, "signal 200", False),
         (ExitFacts(exit_code=66), Cause.DRAINED, "gave its work back", False),
         (ExitFacts(exit_code=65), Cause.FENCED, "replaced", False),
-        (ExitFacts(exit_code=69, log_tail="TransientError: pull: gave up after 600 s"), Cause.STRANDED, "gave up after 600 s", False),
+        (
+            ExitFacts(exit_code=69, log_tail="TransientError: pull: gave up after 600 s"),
+            Cause.STRANDED,
+            "gave up after 600 s",
+            False,
+        ),
         (ExitFacts(exit_code=0), Cause.INFRASTRUCTURE, "there is work left", True),
         (ExitFacts(signal=15, asked=True), Cause.DRAINED, "as asked", False),
         (ExitFacts(exit_code=0, asked=True), Cause.DRAINED, "as asked", False),
