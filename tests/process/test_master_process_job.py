@@ -318,13 +318,6 @@ def test_whoever_is_killed_no_record_is_lost(start: Callable[..., Running], seed
     assert (total["trained"], total["lost"], total["repeated"]) == (10_000, 0, 0)
 
 
-def test_a_stranger_is_refused(start: Callable[..., Running]) -> None:
-    job = start()
-    job.hold()
-    with pytest.raises(Refused, match="token"):
-        job.client("wrong").status()
-
-
 def test_a_stopped_job_drains_saves_and_goes_on_where_it_was(start: Callable[..., Running]) -> None:
     job = start(num_workers="2", num_epochs=2, checkpoint_steps=1000)
     job.hold()
@@ -370,19 +363,12 @@ def test_no_process_outlives_a_master_that_is_killed(start: Callable[..., Runnin
     assert start(num_workers="1").where()["epoch"] == 2, "the file of the dead master tells the epoch to go on from"
 
 
-def test_the_master_is_small(start: Callable[..., Running]) -> None:
-    job = start()
-    job.hold()
-    job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
-    lines = Path(f"/proc/{job.process.pid}/status").read_text().splitlines()
-    [resident] = [int(line.split()[1]) for line in lines if line.startswith("VmRSS:")]
-    assert resident < 120 * 1024, f"{resident} KiB"
-
-
-def test_people_scale_and_ask_for_checkpoints(start: Callable[..., Running]) -> None:
+def test_people_scale_and_ask_for_checkpoints_and_a_stranger_is_refused(start: Callable[..., Running]) -> None:
     job = start(num_workers="1:1", num_epochs=2, checkpoint_steps=1000)
     hold = job.hold()
     job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
+    with pytest.raises(Refused, match="token"):
+        job.client("wrong").status()
     client = job.client()
     client.scale(3, 3)
     job.wait_for_status("three work", lambda status: status["scale"]["observed"] == 3)
