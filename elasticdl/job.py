@@ -146,9 +146,15 @@ class ModelSection(_Section):
 class DataSection(_Section):
     """Which records, and how they are cut and ordered."""
 
-    training_data: str = Field(default="", description="File, directory, glob, or what the module's own reader takes.")
-    validation_data: str = Field(default="", description="The same, for evaluation.")
-    prediction_data: str = Field(default="", description="The same, for prediction.")
+    training_data: str = Field(
+        default="", description="Data to train on: file, directory, glob, or what the module's own reader takes."
+    )
+    validation_data: str = Field(
+        default="", description="Data to evaluate on: file, directory, glob, or what the module's own reader takes."
+    )
+    prediction_data: str = Field(
+        default="", description="Data to predict for: file, directory, glob, or what the module's own reader takes."
+    )
     data_reader_params: Params = Field(default_factory=dict, description="`key=value;…` for the data reader.")
     minibatch_size: int = Field(default=64, ge=1, description="Records a worker trains on in one step.")
     records_per_task: int = Field(default=0, ge=0, description="Records in a shard; 0: 64 minibatches, fewer if the data is small.")
@@ -162,13 +168,17 @@ class TrainingSection(_Section):
     """How to train."""
 
     distribution_strategy: Strategy = Field(default=Strategy.PARAMETER_SERVER, description="How workers keep one model.")
-    evaluation_steps: int = Field(default=0, ge=0, description="Evaluate each time the version grew by this; 0: at the end only.")
+    evaluation_steps: int = Field(
+        default=0, ge=0, description="Evaluate each time the model's version grew by this, one a step; 0: at the end only."
+    )
     evaluation_seconds: float = Field(
         default=0, ge=0, allow_inf_nan=False, description="Evaluate each time so many seconds passed; 0: never for that."
     )
     max_staleness: int = Field(default=1, ge=0, le=8, description="A worker's own updates that a step may be computed without.")
     embedding_threshold_bytes: int = Field(
-        default=2 << 20, ge=0, description="keras.layers.Embedding layers of at least this size live on the servers by row."
+        default=2 << 20,
+        ge=0,
+        description="keras.layers.Embedding layers of at least this size live on the parameter servers by row.",
     )
     global_batch: GlobalBatch = Field(
         default=GlobalBatch.FIXED, description="AllReduce: --minibatch-size is that of the whole ring, or of each member (scaled)."
@@ -183,7 +193,9 @@ class TrainingSection(_Section):
 class CheckpointSection(_Section):
     """What is kept."""
 
-    checkpoint_steps: int = Field(default=0, ge=0, description="Checkpoint each time the version grew by this; 0: never.")
+    checkpoint_steps: int = Field(
+        default=0, ge=0, description="Checkpoint each time the model's version grew by this, one a step; 0: never."
+    )
     keep_checkpoint_max: int = Field(default=3, ge=0, description="Newest checkpoints to keep; 0 keeps all.")
     checkpoint_dir_for_init: str = Field(default="", description="Checkpoint directory to take the parameters from.")
     resume: bool = Field(default=False, description="Go on with the job in --job-dir from its newest checkpoint.")
@@ -365,16 +377,17 @@ UNHEEDED: Mapping[Action, frozenset[str]] = {
     Action.PREDICT: _OF_TRAINING | {"validation_data"},
 }
 """Fields that make no difference to an action: no flags of its verb. In a file, which may be for several verbs, they are no error."""
-_NEEDED: Mapping[Action, tuple[str, ...]] = {
+NEEDED: Mapping[Action, tuple[str, ...]] = {
     Action.TRAIN: ("training_data",),
     Action.EVALUATE: ("validation_data", "checkpoint_dir_for_init"),
     Action.PREDICT: ("prediction_data", "checkpoint_dir_for_init", "output"),
 }
+"""Fields that an action cannot do without, beside those that none can."""
 
 
 def _needed(action: Action, given: Mapping[str, Any]) -> list[str]:
     """Fields that an action cannot do without and that are not there."""
-    return [name for name in _NEEDED[action] if not given.get(name)]
+    return [name for name in NEEDED[action] if not given.get(name)]
 
 
 def refuse_unknown(keys: Iterable[str]) -> None:

@@ -247,9 +247,10 @@ class KubernetesSection(BaseModel):
     affinity: Annotated[Mapping[str, Any] | None, BeforeValidator(parse_json)] = Field(
         default=None, description="JSON (or YAML): Kubernetes' affinity, in place of workers near servers, servers apart."
     )
-    ttl_seconds: int = Field(default=24 * 3600, ge=0, description="How long an ended job's objects stay.")
+    ttl_seconds: int = Field(default=24 * 3600, ge=0, description="Seconds for which an ended job's objects stay.")
     oom_memory_limit: Annotated[str, AfterValidator(_memory)] = Field(
-        default="", description="Most memory for a process that comes back from out of memory; default: twice its first limit."
+        default="",
+        description="Most memory, such as 8Gi, for a process that comes back from out of memory; default: twice its first limit.",
     )
 
     def memory_limit_bytes(self, role: str) -> int | None:

@@ -28,7 +28,7 @@ class _Verb:
 
 
 VERBS = {
-    "train": _Verb("run", "Train a model."),
+    "train": _Verb("run", "Train a model, on this machine or on a cluster."),
     "evaluate": _Verb("run", "Evaluate a trained model."),
     "predict": _Verb("run", "Write a trained model's predictions."),
     "check": _Verb("check", "Look at the model and the data; start nothing."),
@@ -55,6 +55,14 @@ class _ReaderIsGone(Exception):
     """Whoever read our output has enough. No OSError: click would make a failure of that one."""
 
 
+GROUPS = {
+    "Start a job": ("train", "evaluate", "predict", "check"),
+    "See how it is doing": ("list", "status", "dashboard", "why", "report", "logs"),
+    "Steer it": ("scale", "checkpoint", "wait", "stop"),
+    "Other": ("completion", "zoo"),
+}
+
+
 @final
 class _Verbs(click.Group):
     """Knows the verbs by name and imports one when it is needed."""
@@ -77,8 +85,10 @@ class _Verbs(click.Group):
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
+        width = max(map(len, VERBS))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), VERBS[name].help) for name in names])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args[:1] == ["help"]:

@@ -11,7 +11,7 @@ import click
 
 from elasticdl.cli.finding import directories
 from elasticdl.errors import SpecError
-from elasticdl.job import SECTIONS, UNHEEDED, Action, JobSpec, refuse_unknown
+from elasticdl.job import NEEDED, SECTIONS, UNHEEDED, Action, JobSpec, refuse_unknown
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -36,6 +36,13 @@ _METAVARS = {
     ),
     "node_selector": "KEY=VALUE,…",
     "volume": "VOLUME",
+    "num_workers": "N|MIN:MAX",
+    "model_def": "MODULE",
+    "image_name": "IMAGE",
+    "image_pull_secrets": "NAME,…",
+    "oom_memory_limit": "QUANTITY",
+    **dict.fromkeys(("job_name", "kube_context", "namespace", "service_account"), "NAME"),
+    **dict.fromkeys((f"{role}_pod_priority" for role in ("master", "worker", "ps")), "NAME"),
 }
 
 
@@ -133,21 +140,23 @@ def _option(name: str, field: FieldInfo, action: Action | None) -> Callable[[F],
     kind = click.Path(path_type=str) if name in _PATHS else None
     offered = directories if name in _DIRECTORIES else None
     metavar = "PATH" if name in _PATHS else None
-    required = " [required]" if field.is_required() else ""
+    required = " [required]" if field.is_required() or (action is not None and name in NEEDED[action]) else ""
     return click.option(
         flag(name),
         name,
         type=kind,
         shell_complete=offered,
-        metavar=metavar or _METAVARS.get(name) or _metavar(field),
+        metavar=metavar or _METAVARS.get(name) or _metavar(name, field),
         help=_with_default(text, default) + required,
     )
 
 
-def _metavar(field: FieldInfo) -> str:
-    if field.annotation is int:
-        return "N"
-    return "SECONDS" if field.annotation is float else "TEXT"
+def _metavar(name: str, field: FieldInfo) -> str:
+    """With its unit, where it has one."""
+    for unit in ("seconds", "bytes"):
+        if name.endswith(f"_{unit}"):
+            return unit.upper()
+    return "N" if field.annotation is int else "TEXT"
 
 
 def _with_default(text: str, default: object) -> str:

@@ -61,8 +61,15 @@ train = _verb(
     "With --image-name the job runs on the Kubernetes cluster of the current context: paths are those in its pods, and "
     "Ctrl-C leaves it running.",
 )
-evaluate = _verb(Action.EVALUATE, "Evaluate the parameters of --checkpoint-dir-for-init on --validation-data.")
-predict = _verb(Action.PREDICT, "Write the predictions for --prediction-data to --output.")
+_WHERE = "On this machine, or with --image-name on the Kubernetes cluster of the current context; Ctrl-C as with `elasticdl train`."
+evaluate = _verb(
+    Action.EVALUATE,
+    "Evaluate the parameters of --checkpoint-dir-for-init on --validation-data. The metrics are printed, and are in the job's "
+    f"directory.\n\n{_WHERE}",
+)
+predict = _verb(
+    Action.PREDICT, f"Write what the parameters of --checkpoint-dir-for-init predict for --prediction-data to --output.\n\n{_WHERE}"
+)
 
 
 def run_job(spec: JobSpec, form: Format) -> int:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl.cli.main import GROUPS, VERBS, run
+
 pytestmark = pytest.mark.core
 ROOT = Path(__file__).parent.parent.parent
 LIMIT_S = 60.0
@@ -31,3 +33,25 @@ def test_help_imports_little_and_only_what_flags_are_made_of() -> None:
     assert not _SLOW & of_all
     assert not {"pydantic", "elasticdl.job", "elasticdl.master.preflight"} & of_verbs, "only the flags of a job are made of it"
     assert len(overview) < 180 and len(of_verbs) < 290 and len(of_all) < 390, "look with: python -X importtime"
+
+
+def test_help_names_units_and_what_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "--num-workers N|MIN:MAX",
+        "--ttl-seconds SECONDS",
+        "--evaluation-seconds SECONDS",
+        "--embedding-threshold-bytes BYTES",
+    ):
+        assert words in text
+    for flag in ("--model-zoo", "--model-def", "--training-data"):
+        assert "[required]" in text.partition(f"{flag} ")[2].partition(" --")[0], flag
+    assert text.count("[required]") == 3
+
+
+def test_every_verb_is_in_one_group_of_the_overview(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(VERBS)
+    assert run(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n  {verb} " in text for verb in VERBS) and all(f"\n{title}:\n" in text for title in GROUPS)
