@@ -59,7 +59,7 @@ class Job:
     process: subprocess.Popen[str]
     directory: Path
 
-    def finish(self, timeout_s: float = 180) -> tuple[int, str]:
+    def finish(self, timeout_s: float = 400) -> tuple[int, str]:
         """Exit code and everything printed."""
         try:
             output, _ = self.process.communicate(timeout=timeout_s)

@@ -12,7 +12,7 @@ import pytest
 
 from model_zoo import make_data
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 CRITEO = "format=csv;delimiter=tab;header=false"
 
 

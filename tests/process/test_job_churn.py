@@ -11,7 +11,7 @@ import pytest
 
 from tests import churn
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 MINIBATCH = 16
 COPIES, MOST = (500, 8) if churn.SEEDS else (250, 4)

@@ -15,7 +15,7 @@ import pytest
 from elasticdl.job import Action, JobSpec
 from elasticdl.model.check import check
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 GOOD = """
 import keras, tensorflow as tf

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import Job, write_iris
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 
 from elasticdl.rpc.master_client import MasterClient
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 AT_ONCE = max(2, len(os.sched_getaffinity(0)))
 
 

@@ -178,7 +178,7 @@ class Running:
         self.clients.append(MasterClient(self.where()["address"], token, "cli", away_s=10))
         return self.clients[-1]
 
-    def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float = 30) -> None:
+    def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float = 90) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}; {self.tails()}"

@@ -6,7 +6,7 @@ import pytest
 
 from elasticdl.cli import main
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
 def test_the_module_of_a_new_zoo_learns_its_data(start_job, tmp_path) -> None:
