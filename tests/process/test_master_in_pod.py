@@ -192,6 +192,7 @@ def test_whoever_asks_during_the_check_is_answered_and_may_stop_the_job(
     page = f"http://127.0.0.1:{(pod.folder / 'status_port').read_text()}"
     pod.until("the page is there", lambda: answered(f"{page}/", token)[0] == 200)
     assert "checking the model and the data" in answered(f"{page}/", token)[1]
+    assert answered(f"{page}/api/v1/logs", token) == (200, '{"logs":[]}')
     assert answered(f"{page}/api/v1/scale", token, {"min": 1, "max": 2})[0] == 409
     assert answered(f"{page}/api/v1/status", "guessed")[0] == 401
     assert answered(f"{page}/api/v1/stop", token, {"reason": "not today"})[0] == 202

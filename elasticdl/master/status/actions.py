@@ -16,7 +16,6 @@ from elasticdl.master.status.watched import Watched
 
 _LONGEST_REASON = 200
 _MOST_WORKERS = 100_000
-_AGAIN = "a job that is resumed may have another --num-workers"
 
 
 @final
@@ -49,7 +48,7 @@ class Actions:
         if not 1 <= low <= high <= _MOST_WORKERS:
             raise Refusal(400, f"workers {low}:{high}: expected 1 <= min <= max <= {_MOST_WORKERS}")
         if why_not := self._watched.why_not_scale():
-            raise Refusal(409, f"the job is not scaled: {why_not}", _AGAIN)
+            raise Refusal(409, f"the job is not scaled: {why_not}")
         await self._watched.post(ScaleRequested(self._watched.at_s(), low, high))
         return answer({"said": f"the job is to have {low} workers" if low == high else f"{low} to {high} workers from now on"}, 202)
 

@@ -45,6 +45,8 @@ class Logs:
 
     async def list(self, _request: web.Request) -> web.Response:
         """{"logs": [{"process", "bytes", "live"}]}."""
+        if self._watched.cluster is None:
+            return answer({"logs": []})
         async with self._turns:
             found = await self._cluster().logs()
         return answer({"logs": [{"process": one.process, "bytes": one.size_bytes, "live": one.live} for one in found]})

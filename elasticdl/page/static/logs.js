@@ -47,6 +47,7 @@ export async function refreshLogs() {
   view.busy = true;
   try {
     if (Date.now() - listedMs > LIST_MS) await list();
+    if (!logs.length) return setText(byId("log-text"), "no logs yet");
     const wanted = chosen("log") || logs.find((one) => one.process.startsWith("master"))?.process || logs[0]?.process;
     if (wanted && wanted !== view.process) await open(wanted);
     else if (byId("follow").checked && chosen("follow") !== "no") await follow();
