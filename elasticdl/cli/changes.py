@@ -48,5 +48,6 @@ def _standing(report: Report) -> tuple[object, ...]:
     """What is worth a line of its own."""
     status = report.status
     processes = tuple((one["name"], one["state"]) for one in progress.processes(status))
+    metrics = str(status.get("metrics"))  # as text: NaN is never equal to itself
     checkpoints = len(status.get("checkpoints") or ())
-    return (report.state, status["message"], status["epoch"], processes, dict(status.get("metrics") or {}), checkpoints)
+    return (report.state, status["message"], status["epoch"], processes, metrics, checkpoints)

@@ -48,6 +48,12 @@ def test_a_line_is_said_when_something_has_changed_and_of_records_every_ten_seco
     assert changes.lines(report(31, "evaluating")) == ["12:00:00  evaluating, 31/100 records (31 %)"]
 
 
+def test_a_metric_that_is_no_number_is_no_news_each_second() -> None:
+    changes = Changes(now_s=lambda: 0.0, wall=lambda: "")
+    assert len(changes.lines(report(metrics={"auc": float("nan")}))) == 1
+    assert changes.lines(report(metrics={"auc": float("nan")})) == []
+
+
 def test_ends_and_waits_are_lines_of_their_own_and_said_once() -> None:
     changes = Changes(now_s=lambda: 0.0, wall=lambda: "")
     ready, ended = process("worker-0", "ready"), process("worker-0", "ended", cause="oom", message="out of memory\x1b[2J")
