@@ -35,18 +35,21 @@ class Patience:
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._since_s = self._last_s = float("-inf")
+        self._since_s: float | None = None
+        self._well_since_s: float | None = None
         self._words = ""
 
     def seen(self, facts: JobFacts, has_run: Callable[[], bool]) -> None:
         """Raises CannotStart when it has been so for 40 s. `has_run`: the job had a master, which is asked only then."""
         barred, now_s = facts.barred, self._now_s()
         if barred is None:
+            # A node that tries again, or the next pod being made, is no news; that all is well for so long is.
+            self._well_since_s = now_s if self._well_since_s is None else self._well_since_s
+            if now_s - self._well_since_s > PATIENCE_S:
+                self._since_s, self._words = None, ""
             return
-        # A node that tries again, or the next pod being made, is no news; that all was well for so long is.
-        if now_s - self._last_s > PATIENCE_S:
-            self._since_s, self._words = now_s, ""
-        self._last_s = now_s
+        self._well_since_s = None
+        self._since_s = now_s if self._since_s is None else self._since_s
         # Between its tries a node says less than what the registry said.
         self._words = max(self._words, barred.text, key=len)
         if now_s - self._since_s >= PATIENCE_S and not has_run():

@@ -124,6 +124,13 @@ class JobFacts:
         return None
 
     @property
+    def prepared(self) -> Object | None:
+        """The master's pod while its node is preparing it. What goes wrong with that (a volume, a network) is in events only."""
+        pod = self.master
+        waits = pod is not None and not has_ended(pod) and not observed(pod).running and self.barred is None
+        return pod if pod is not None and waits and (pod.get("spec") or {}).get("nodeName") else None
+
+    @property
     def waits_for(self) -> str:
         """Why there is no master to talk to, in words; '' if there is one, or the job has ended."""
         if self.job["metadata"].get("deletionTimestamp"):

@@ -11,6 +11,7 @@ from elasticdl.cluster.apiserver import ApiRefused, ApiServer
 from elasticdl.cluster.job_facts import JobFacts, job_facts
 from elasticdl.cluster.labels import ROLE_LABEL, secret_name, selector
 from elasticdl.cluster.plans import Json
+from elasticdl.cluster.pods import uid
 from elasticdl.errors import ExitCode, PermanentError
 from elasticdl.job import JOB_NAME
 
@@ -61,6 +62,16 @@ class Jobs:
             raise self._not_allowed(refused, "get secrets") from refused
         owners = {owner.get("uid") for owner in secret["metadata"].get("ownerReferences") or ()}
         return _text(secret, "ELASTICDL_TOKEN") if facts.uid in owners else ""
+
+    async def complaint(self, pod: Mapping[str, Any]) -> str:
+        """What the cluster said last that goes wrong with a pod; '' if nothing does, or we may not know."""
+        query = {"fieldSelector": f"involvedObject.uid={uid(pod)},type=Warning", "limit": _PAGE}
+        try:
+            found = (await self._api.get(f"/api/v1/namespaces/{self._namespace}/events", query)).get("items") or []
+        except ApiRefused:
+            return ""
+        newest = max(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), default={})
+        return str(newest.get("message") or "").strip()
 
     async def delete(self, facts: JobFacts) -> None:
         """Delete the Job, and with it everything that is the job's. It may be gone already."""

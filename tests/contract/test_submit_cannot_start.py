@@ -67,7 +67,7 @@ class Cluster(SmallCluster):
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starting, "PATIENCE_S", 0.3)
-    monkeypatch.setattr(starting, "LOOK_S", 0.2)
+    monkeypatch.setattr(starting, "LOOK_S", 30.0)
     monkeypatch.setattr(starting, "_LOOK_EVERY_S", 0.05)
     monkeypatch.setattr("elasticdl.cli.watching.LOOK_EVERY_S", 0.05)
 
@@ -145,8 +145,9 @@ def test_train_ends_with_the_words_and_leaves_nothing(serve: Any, states: Any, w
 
 @pytest.mark.parametrize("state", [RUNS, PREPARED], ids=["runs", "prepared"])
 def test_a_job_that_starts_or_still_may_is_left_alone(
-    serve: Any, state: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    serve: Any, state: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(starting, "LOOK_S", 0.2)
     cluster = serve(Cluster(PREPARED, state))
     assert train(detach=True) == 0
     assert capsys.readouterr().out == "ads\n" and cluster.names() == ["ads", "ads-abcde"]
@@ -183,6 +184,24 @@ def test_who_only_looks_is_told_so_too_and_deletes_nothing(serve: Any) -> None:
             wait(job, NoView())
     assert "`elasticdl stop ads` clears the job away" in failed.value.hint
     assert cluster.names() == ["ads", "ads-abcde"]
+
+
+def test_what_a_node_says_while_it_prepares_the_masters_pod_is_told(serve: Any) -> None:
+    cluster = serve(Cluster(PREPARED))
+    cluster.put(
+        JOBS, {"metadata": {"name": "ads", "labels": labels("ads", MASTER)}, "spec": {"template": {"spec": {"containers": []}}}}
+    )
+    said = {"10:00": "later it was", "10:01": 'MountVolume.SetUp failed for volume "volume-0": configmap "zoo" not found'}
+    for when, message in said.items():
+        event = {"metadata": {"name": f"event-{when}"}, "lastTimestamp": f"2026-11-21T{when}:00Z", "message": message}
+        cluster.put(f"{CORE}/events", event)
+    with ClusterLine() as line:
+        job = ClusterJob(line, "ads")
+        words = f"waiting: its master: node node0 is preparing it: {said['10:01']}"
+        assert (job.report().state, job.report().status["message"]) == ("waiting", words)
+        # Who may not read events is told the rest.
+        cluster.bend = lambda _method, path, _body: status(403, "Forbidden") if path.endswith("/events") else None
+        assert job.report().status["message"] == "waiting: its master: node node0 is preparing it"
 
 
 def test_a_job_that_ran_is_waited_for_although_its_next_master_has_no_image_now(serve: Any) -> None:

@@ -267,5 +267,7 @@ def test_who_looks_again_and_again_gives_up_after_forty_seconds_with_the_registr
     with pytest.raises(CannotStart, match=r"digits cannot start: .* 401 Unauthorized"):
         patience.seen(job_facts(job(), [backed_off]), lambda: False)
     # All was well for long: a failure now is the first one.
+    for now_s[0] in (150.0, 195.0):
+        patience.seen(prepared, lambda: False)
     now_s[0] = 200.0
     patience.seen(stuck, lambda: False)
