@@ -9,10 +9,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from elasticdl import _native
 from elasticdl.errors import TransientError
+from elasticdl.rpc.native_spec import native_spec
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import SnapshotId
-from tests.contract.ps_stage import LIMIT_S, Stage, as_ids, counting_spec, update
+from tests.contract.ps_stage import LIMIT_S, TOKEN, Stage, as_ids, counting_spec, update
 
 pytestmark = pytest.mark.contract
 
@@ -133,6 +135,20 @@ def test_nobody_waits_for_a_fenced_or_unknown_worker(stage: Stage) -> None:
     facts = server.cut(1, {"worker-0": 5, "worker-7": 3}, LIMIT_S)
     assert facts["version"] == 1
     assert server.cut(1, {}, LIMIT_S) == facts, "a repeated cut is answered as before"
+
+
+def test_nobody_waits_for_a_worker_that_only_the_checkpoint_of_a_server_knows() -> None:
+    """It may have died before the server came back: other servers have its last push, and it will never send it here."""
+    server = _native.Server(0, 1, TOKEN)
+    server.begin_restore(native_spec(counting_spec()))
+    server.restore_worker("worker-0", (77, 5, 1, 0, 40))
+    server.end_restore(5, 0)
+    try:
+        assert server.gate(LIMIT_S) == {"worker-0": 5}
+        facts = server.cut(1, {"worker-0": 6}, 5.0)
+        assert facts["workers"]["worker-0"] == (77, 5, 1, 0, 40)
+    finally:
+        server.stop()
 
 
 def test_a_worker_whose_next_push_waits_will_not_send_the_missing_one(stage: Stage) -> None:
