@@ -39,6 +39,8 @@ def test_scaling_to_twenty_workers_starves_nobody_and_loses_nothing(start_job, i
     total = job.receipt()["total"]
     assert (total["expected"], total["trained"], total["lost"]) == (60_000, 60_000, 0)
     assert most <= AT_ONCE
+    kept = json.loads((job.directory / "scale.json").read_text())
+    assert kept == {"num_workers": "1:20", "instead_of": ["1"]}, "a resumed job begins with it"
     words = [event["text"] for event in job.events()]
     assert any("wait for their turn to start" in text for text in words)
     assert not [event for event in job.events() if event["cause"] in ("silent", "straggler")], words
