@@ -175,7 +175,7 @@ def test_odd_names_and_numbers_are_shown_as_well_as_they_can_be(
             assert window.page.evaluate("() => document.documentElement.scrollWidth") <= width, tab
         window.page.goto(f"{address}?axis=time#overview")
         expect(window.page.locator("#plots figure")).to_have_count(6)
-        expect(window.page.locator("figure h3", has_text="b")).to_have_text(["a\ufffdb\ufffdc\u3000d"])
+        expect(window.page.locator("figure h3", has_text="b")).to_have_text(["Validation a\ufffdb\ufffdc\u3000d"])
         expect(window.page.locator("#share-words")).to_contain_text("999,999,999,999 of 1,000,000,000,000")
         assert "NaN" not in window.page.locator("body").inner_text() and "Infinity" not in window.page.locator("body").inner_text()
 
