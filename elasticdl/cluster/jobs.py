@@ -70,7 +70,7 @@ class Jobs:
             found = (await self._api.get(f"/api/v1/namespaces/{self._namespace}/events", query)).get("items") or []
         except ApiRefused:
             return ""
-        newest = max(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), default={})
+        newest: Json = max(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), default={})
         return str(newest.get("message") or "").strip()
 
     async def delete(self, facts: JobFacts) -> None:
