@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -18,17 +20,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.kubernetes.cluster import store
+from tests.kubernetes.layout import Built, export
 
 ROOT = Path(__file__).parents[2]
 NAME = "localhost/elasticdl:test"
 ZOO = "localhost/zoo:test"
 GPU = "localhost/elasticdl-gpu:test"
-STAGE = "localhost/elasticdl-build:test"
-"""The Dockerfile's stage that compiles: named, so that its layers are not taken for waste."""
+STAGE = "localhost/elasticdl-{}:test"
+"""The Dockerfile's stages that take minutes, as images with names: so their layers are not taken for waste."""
 BASE = "localhost/python-base:bookworm"
 _PACKAGES = "python3,python3-venv,python3-dev,g++,ca-certificates"
+MODULES = (ROOT / "model_zoo", ROOT / "tests/kubernetes/zoo")
 BUILD_LIMIT_S = 1200.0
-KEEP_ARCHIVES = 2
 CONTAINED = (
     *("setpriv", "--pdeathsig", "KILL"),
     *("unshare", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"),
@@ -71,24 +74,76 @@ def build() -> None:
         _buildah("rm", "--all")
         if not _buildah("images", "-q", BASE, check=False):
             _make_base()
-        _build(STAGE, "--target=build")
-        wheels = cache().with_name("horovod")
-        wheels.mkdir(exist_ok=True)
-        _build(NAME, "--build-arg=RING=yes", f"--volume={wheels}:/var/cache/elasticdl/horovod")
+        _build_runtime()
+        _build("build", STAGE.format("build"))
+        _build_last()
 
 
-def project_zoo() -> Path:
-    """An OCI archive of ZOO with the project's own modules and those of the tests. Raises RuntimeError."""
+def _build_runtime() -> None:
+    """All but the project itself, if what it is made of has changed: a builder that looks itself reads all of it, 2 GB, to see that."""
+    made = cache() / "runtime.json"
+    wanted = ("docker/Dockerfile", "requirements.lock", "pyproject.toml", "scripts/horovod", "scripts/horovod.patch")
+    sources = hashlib.sha256(b"\0".join((ROOT / name).read_bytes() for name in wanted)).hexdigest()
+    name = STAGE.format("runtime")
+    if made.exists() and json.loads(made.read_text()) == sources and _buildah("images", "-q", name, check=False):
+        return
+    for stage in ("ring", "runtime"):
+        _build(stage, STAGE.format(stage))
+    made.write_text(json.dumps(sources))
+
+
+def _build_last() -> None:
+    """The Dockerfile's last stage, on what its other stages were made into."""
+    last = "FROM " + (ROOT / "docker/Dockerfile").read_text().rpartition("\nFROM ")[2]
+    for stage in ("runtime", "build"):
+        last = re.sub(rf"(FROM |--from=){stage}\b", rf"\g<1>{STAGE.format(stage)}", last)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "Dockerfile")
+        file.write_text(last)
+        _buildah("build", "--layers", f"--file={file}", f"--tag={NAME}", folder)
+
+
+def project_zoo() -> Built:
+    """ZOO with the project's own modules and those of the tests, in the store. Raises RuntimeError.
+
+    What was built before of the same files is not built again: processes that test side by side all ask for it.
+    """
+    made = cache() / "built.json"
+    with _alone():
+        sources = _sources()
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
+            before = json.loads(made.read_text())
+            if before["sources"] == sources and store.images(store_folder())[-1:] == [before["identity"]]:
+                return Built(cache() / "layout", ZOO, before["identity"])
     build()
     with tempfile.TemporaryDirectory() as folder:
         zoo = Path(folder, "zoo")
-        for modules in (ROOT / "model_zoo", ROOT / "tests/kubernetes/zoo"):
+        for modules in MODULES:
             shutil.copytree(modules, zoo, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-        return build_zoo(zoo)
+        built = build_zoo(zoo)
+    made.write_text(json.dumps({"sources": sources, "identity": built.identity}))
+    return built
 
 
-def build_zoo(folder: Path) -> Path:
-    """An OCI archive of ZOO: a user's modules in `folder`, made an image by `elasticdl zoo`. Raises RuntimeError."""
+def _sources() -> str:
+    """Changes when anything does that the image is made of."""
+    kept = [*(line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")), "docker/Dockerfile"]
+    roots = [*(ROOT / name for name in kept), *MODULES, Path(__file__)]
+    files = sorted(path for root in roots for path in (root.rglob("*") if root.is_dir() else [root]) if _counts(path))
+    digest = hashlib.sha256(" ".join(flags()).encode())
+    for path in files:
+        digest.update(f"{path}:{path.stat().st_mode}:{path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _counts(path: Path) -> bool:
+    made = path.suffix == ".so" or "_pb2" in path.name or "vendor" in path.parts or "__pycache__" in path.parts
+    return path.is_file() and not made
+
+
+def build_zoo(folder: Path) -> Built:
+    """ZOO, a user's modules in `folder`, made an image by `elasticdl zoo` and put into the store. Raises RuntimeError."""
     elasticdl = (sys.executable, "-m", "elasticdl.cli.main", "zoo")
     _run(*elasticdl, "init", str(folder), "--base-image", NAME)
     # What is as it was need not be built again.
@@ -96,9 +151,13 @@ def build_zoo(folder: Path) -> Path:
         os.utime(path, (0, 0))
     with _alone():
         _run(*CONTAINED, *elasticdl, "build", str(folder), "--image", ZOO, "--builder", "buildah", "--", *flags())
-        archive = _archive(ZOO)
-        store.add(store_folder(), archive, ZOO)
-        return archive
+        built = export(_buildah, ZOO, cache() / "storage", cache() / "layout")
+        store.add(store_folder(), built)
+        # Layers of the images before this one; and what older versions kept.
+        _buildah("rmi", "--prune")
+        for old in cache().glob("*.tar"):
+            old.unlink()
+        return built
 
 
 def check_gpu() -> None:
@@ -112,31 +171,12 @@ def check_gpu() -> None:
         _buildah("build", *options, *flags(), f"--file={file}", str(ROOT))
 
 
-def _archive(name: str) -> Path:
-    identity = _buildah("images", "-q", "--no-trunc", name).strip().rpartition(":")[2]
-    path = cache() / f"{identity}.tar"
-    if path.exists():
-        os.utime(path)
-        return path
-    part = path.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    _buildah("push", "--compression-format", "zstd", name, f"oci-archive:{part}:{name}")
-    part.rename(path)
-    _prune()
-    return path
-
-
-def _build(name: str, *options: str) -> None:
-    common = ["--layers", f"--build-arg=BASE_IMAGE={BASE}", *flags(), *options]
+def _build(stage: str, name: str) -> None:
+    wheels = cache().with_name("horovod")
+    wheels.mkdir(exist_ok=True)
+    mounted = f"--volume={wheels}:/var/cache/elasticdl/horovod"
+    common = ["--layers", f"--target={stage}", f"--build-arg=BASE_IMAGE={BASE}", "--build-arg=RING=yes", mounted, *flags()]
     _buildah("build", *common, f"--file={ROOT / 'docker/Dockerfile'}", f"--tag={name}", str(ROOT))
-
-
-def _prune() -> None:
-    """Layers of the images before this one, and archives but the newest."""
-    _buildah("rmi", "--prune")
-    archives = sorted(cache().glob("*.tar"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for old in archives[KEEP_ARCHIVES:]:
-        old.unlink()
 
 
 @contextlib.contextmanager
@@ -168,4 +208,4 @@ def _run(*command: str, check: bool = True) -> str:
 
 
 if __name__ == "__main__":
-    print(f"the image of the Kubernetes tests is in {project_zoo()}")
+    print(f"the image of the Kubernetes tests is {project_zoo().identity}")

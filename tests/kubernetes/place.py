@@ -123,7 +123,7 @@ def _import_busybox(cluster: own.Cluster) -> None:
         for name in ("sh", "sleep", "cat", "kill", "test", "touch", "dd", "tail", "echo", "seq"):
             (programs / name).symlink_to("busybox")
         node.oci_image(layer, Path(folder, "busybox.tar"), BUSYBOX, ["/bin/sh"])
-        cluster.import_image(Path(folder, "busybox.tar"))
+        cluster.ctr("import", str(Path(folder, "busybox.tar")))
 
 
 if __name__ == "__main__":

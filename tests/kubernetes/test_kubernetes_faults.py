@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine
+import uuid
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import pytest
@@ -113,8 +115,22 @@ def test_a_program_that_is_not_there_ends_with_the_platforms_words(run) -> None:
     run(scenario)
 
 
-def test_an_image_that_cannot_be_pulled_is_told_while_waiting_and_given_up_within_a_minute(run) -> None:
-    async def scenario(b: KubernetesBench) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def unpullable(whole_cluster: Place) -> Iterator[Future[None]]:
+    """How it goes with a pod whose image is nowhere: that takes most of a minute, in which the other tests go on."""
+    namespace = f"elasticdl-test-{uuid.uuid4().hex[:8]}"
+    whole_cluster.kubectl("create", "namespace", namespace)
+    story = _unpullable(whole_cluster, whole_cluster.owner(namespace))
+    with ThreadPoolExecutor(1) as beside:
+        with whole_cluster.entered():
+            # A thread begins in the network that the one is in which made it.
+            future = beside.submit(asyncio.run, story)
+        yield future
+    whole_cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+async def _unpullable(place: Place, owner: Owner) -> None:
+    async with asyncio.timeout(LIMIT_S), bench(place, owner) as b:
         began_s = time.monotonic()
         b.change_plan(W0, image=Image("registry.invalid/zoo:1"))
         await b.create(W0, SLEEP)
@@ -123,8 +139,6 @@ def test_an_image_that_cannot_be_pulled_is_told_while_waiting_and_given_up_withi
         facts = await b.ended(W0, 70)
         assert facts.reason == "ImagePullFailed" and "registry.invalid" in facts.log_tail and not facts.asked
         assert time.monotonic() - began_s < 60
-
-    run(scenario)
 
 
 def test_a_pod_without_room_says_what_is_lacking_and_is_deleted_without_ever_running(run) -> None:
@@ -234,6 +248,10 @@ def _preemption(priority_class: str) -> Scenario:
         await b.seen(W1)
 
     return scenario
+
+
+def test_an_image_that_cannot_be_pulled_is_told_while_waiting_and_given_up_within_a_minute(unpullable: Future[None]) -> None:
+    unpullable.result(LIMIT_S)
 
 
 @pytest.mark.usefixtures("fake_nodes")

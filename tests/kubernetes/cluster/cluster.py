@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.kubernetes.cluster import leftovers, store
+from tests.kubernetes.layout import Built
 
 HERE = Path(__file__).parent
 NAMESPACES = ("unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill-child=SIGKILL", "--mount-proc")
@@ -34,7 +35,9 @@ class Cluster:
     programs: Path
     process: subprocess.Popen[str]
     images: tuple[str, ...] = ()
-    """Archives whose images it had from the start, by their names without suffix."""
+    """Identities of those that it had from the start, the newest last."""
+    blobs: frozenset[str] = frozenset()
+    """Digests of what these are made of."""
 
     @property
     def kubeconfig(self) -> Path:
@@ -67,14 +70,15 @@ class Cluster:
         if (said := _first_line(self.process)) != "DONE":
             raise RuntimeError(f"{line}: {said}")
 
-    def import_image(self, archive: Path, timeout_s: float = 300) -> None:
-        """Make the image of an OCI or docker archive known to the node, if it is not the newest that it has from the store."""
-        if self.images[-1:] == (archive.stem,):
-            return
-        command = ["ctr", "-a", self.state / "containerd.sock", "-n", "k8s.io", "images", "import", "--all-platforms", archive]
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=timeout_s)
-        if done.returncode != 0:
-            raise RuntimeError(f"importing {archive}: {done.stderr.strip()}")
+    def import_image(self, built: Built) -> None:
+        """Make an image known to the node, if it is not the newest that it has from the store. Raises RuntimeError."""
+        if self.images[-1:] != (built.identity,):
+            self.ctr.read(built, self.blobs)
+
+    @property
+    def ctr(self) -> store.Ctr:
+        """`ctr images` of its node."""
+        return store.Ctr(self.state / "containerd.sock")
 
 
 def why_not() -> str:
@@ -104,13 +108,13 @@ def running(images: Path | None = None) -> Iterator[Cluster]:
     leftovers.clean_up()
     state = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX, dir=leftovers.STATES))
     with leftovers.claimed(state):
-        had = tuple(store.images(images)) if images is not None else ()
+        had, blobs = store.kept(images) if images is not None else ((), frozenset())
         process = _start(state, programs, images or state / "no-images")
         try:
             said = _first_line(process)
             if said != "READY":
                 raise RuntimeError(f"the cluster did not start: {said or 'its first process ended'}; {_tails(state)}")
-            yield Cluster(_only_child(process.pid), state, programs, process, had)
+            yield Cluster(_only_child(process.pid), state, programs, process, had, blobs)
         finally:
             _stop(process)
             leftovers.remove(state.name)

@@ -13,8 +13,10 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
+
+from tests.kubernetes.layout import Built
 
 KEPT = 2
 """Images of the newest builds: clusters may run with those before the last."""
@@ -36,30 +38,41 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.snapshotter.v1.b
 
 
 def images(folder: Path) -> list[str]:
-    """Which archives the store has, by their names without suffix, the newest last."""
+    """Which images the store has, by their identities, the newest last."""
     try:
         return list(json.loads((folder / "images.json").read_text()))
     except (FileNotFoundError, ValueError):
         return []
 
 
-def add(folder: Path, archive: Path, name: str) -> None:
-    """Have the store keep the image `name` of an OCI archive. Raises RuntimeError."""
+def kept(folder: Path) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Which images the store has, and the digests of all that these are made of."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with held(folder, fcntl.LOCK_SH):
+        known, content = tuple(images(folder)), folder / "containerd" / _CONTENT / "blobs/sha256"
+        return known, frozenset(path.name for path in content.iterdir()) if known else frozenset()
+
+
+def add(folder: Path, built: Built) -> None:
+    """Have the store keep an image. Only those of its layers are read that the store does not have. Raises RuntimeError."""
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder, fcntl.LOCK_EX):
         known = images(folder)
-        if known[-1:] == [archive.stem]:
+        if known[-1:] == [built.identity]:
             return
         # Whoever is killed in between leaves a store that has nothing, and is filled again.
         (folder / "images.json").unlink(missing_ok=True)
+        content = folder / "containerd" / _CONTENT / "blobs/sha256"
         with _containerd(folder) as ctr:
-            ctr("import", "--all-platforms", str(archive))
+            there = {path.name for path in content.iterdir()} if known and content.exists() else set()
+            ctr.read(built, there)
             # The next image takes this one's name: under another one its layers stay for clusters that run.
-            ctr("tag", "--force", name, f"localhost/kept:{archive.stem}")
-            known = [*(one for one in known if one != archive.stem), archive.stem]
+            ctr("tag", "--force", built.name, f"localhost/kept:{built.identity}")
+            known = [*(one for one in known if one != built.identity), built.identity]
             for old in known[:-KEPT]:
                 ctr("rm", "--sync", f"localhost/kept:{old}")
         (folder / "images.json").write_text(json.dumps(known[-KEPT:]))
+        built.share(content)
 
 
 @contextlib.contextmanager
@@ -123,7 +136,22 @@ class Ctr:
 
     def __call__(self, verb: str, *arguments: str) -> None:
         """Raises RuntimeError."""
-        _run("ctr", "-a", str(self.address), "-n", "k8s.io", "images", verb, *arguments)
+        _run(*self._command(verb, *arguments))
+
+    def read(self, built: Built, there: Container[str] = ()) -> None:
+        """Import an image, of which the blobs `there` are known already. Raises RuntimeError."""
+        with tempfile.TemporaryFile() as said:
+            command = self._command("import", "--all-platforms", "-")
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said)
+            assert process.stdin is not None
+            with process.stdin as archive, contextlib.suppress(BrokenPipeError):
+                built.write(archive, without=there)
+            if process.wait(LIMIT_S) != 0:
+                said.seek(0)
+                raise RuntimeError(f"importing {built.name} ended with {process.returncode}: {said.read().decode()[-500:]}")
+
+    def _command(self, *arguments: str) -> list[str]:
+        return ["ctr", "-a", str(self.address), "-n", "k8s.io", "images", *arguments]
 
 
 def _run(*command: str) -> None:
