@@ -10,14 +10,14 @@ demo: prepare  ## Train digits with a worker killed halfway, evaluate, export, l
 
 test: prepare horovod  ## Every test; browsers and rings, and those on a real Kubernetes where they can run, last: they disturb others. With ARGS (for pytest) without these.
 	@status=0; \
+	[ -n "$(ARGS)" ] || scripts/test-programs || status=$$?; \
 	$(BIN)/python -m pytest -n $(WORKERS) $(BY_FILE) --ignore tests/browser --ignore tests/ring --ignore tests/kubernetes $(ARGS) || status=$$?; \
-	[ -n "$(ARGS)" ] || scripts/browser || status=$$?; \
 	[ -n "$(ARGS)" ] || $(BIN)/python -m pytest -n $(WORKERS) $(BY_FILE) tests/browser tests/ring || status=$$?; \
 	[ -n "$(ARGS)" ] || scripts/test-kubernetes $(CLUSTERS) || status=$$?; \
 	exit $$status
 
 test-browser: prepare  ## The status page in Chromium.
-	@scripts/browser
+	@scripts/test-programs
 	$(BIN)/python -m pytest tests/browser $(ARGS)
 
 test-kubernetes: prepare  ## Tests on a real Kubernetes: one made here (Linux, root, Go), or the one that KUBECONFIG names.

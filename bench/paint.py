@@ -79,7 +79,7 @@ def views(browser: Browser, entrance: str) -> dict[str, Any]:
 
 
 def chromium() -> str | None:
-    """Where it is; None if it is not installed (`scripts/browser` may do that)."""
+    """Where it is; None if it is not installed (`scripts/test-programs` may do that)."""
     return os.environ.get("ELASTICDL_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 
 

@@ -31,8 +31,8 @@ START_S = 240.0
 def chromium() -> Iterator[Browser]:
     path = os.environ.get("ELASTICDL_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
-        assert not os.environ.get("CI"), "in CI the browser tests must run, but there is no Chromium: see scripts/browser"
-        pytest.skip("there is no Chromium: see scripts/browser")
+        assert not os.environ.get("CI"), "in CI the browser tests must run, but there is no Chromium: see scripts/test-programs"
+        pytest.skip("there is no Chromium: see scripts/test-programs")
     as_root = ["--no-sandbox"] if os.getuid() == 0 else []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS, *as_root])
