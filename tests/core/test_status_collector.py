@@ -144,7 +144,9 @@ def test_the_status_is_written_down_now_and_then_for_a_master_that_is_killed(tmp
     clock.advance(10.0)
     asyncio.run(collector.save_if_due())
     found = last_known(directory, "killed")
-    assert found["records"]["trained"] == 100 and found["receipt"]["why_left"] == "killed" and "before" in found["receipt"]["counted"]
+    assert (
+        found["records"]["trained"] == 100 and found["receipt"]["why_left"] == "killed" and "before" in found["receipt"]["counted"]
+    )
     assert (found["phase"], found["waiting"], found["records_per_s"], found["loss"]) == ("ended", [], 0.0, None)
     assert [(row["state"], row["message"]) for row in found["processes"]] == [
         ("ended", "its master was killed, and it with it"),
