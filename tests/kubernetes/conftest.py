@@ -16,7 +16,7 @@ from tests.kubernetes.cluster import leftovers
 from tests.kubernetes.jobs import RBAC, Jobs, volume
 from tests.kubernetes.place import Place
 
-LONGEST_FIRST = ("faults", "training", "job_faults", "ring", "verbs", "scale", "contract", "rights", "leftovers")
+LONGEST_FIRST = ("training", "faults", "job_faults", "verbs", "ring", "scale", "contract", "image", "rights", "leftovers")
 """Files that take minutes, so that none of them is begun when the other processes have ended."""
 
 
@@ -34,10 +34,12 @@ def whole_cluster() -> Iterator[Place]:
         if os.environ.get("CI"):
             pytest.fail(f"in CI the Kubernetes tests must run, but {reason}")
         pytest.skip(reason)
+    before = leftovers.elsewhere()
     with places.found() as place:
         yield place
     if place.own is not None:
         assert leftovers.found(place.own.state.name) == []
+        assert leftovers.elsewhere() == before
 
 
 @pytest.fixture

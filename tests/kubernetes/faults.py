@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,16 @@ def evict(job: Job, process: str) -> None:
     path = f"/api/v1/namespaces/{job.jobs.namespace}/pods/{job.pod(process)}/eviction"
     kubectl(job, "create", "--raw", path, "-f", "-", text=json.dumps(body))
     job.ended(process)
+
+
+def cut_off(job: Job, process: str) -> None:
+    """Take a pod's network away, as a switch or a node that is gone does: its process runs on, nobody is told, no connection is closed."""
+    own = job.jobs.place.own
+    assert own is not None
+    link = int(kubectl(job, "exec", job.pod(process), "--", "cat", "/sys/class/net/eth0/iflink"))
+    links = json.loads(subprocess.run(own.inside(["ip", "-j", "link"]), capture_output=True, text=True, check=True).stdout)
+    name = next(one["ifname"] for one in links if one["ifindex"] == link)
+    subprocess.run(own.inside(["ip", "link", "set", name, "down"]), check=True)
 
 
 @contextlib.contextmanager

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from tests.kubernetes.faults import delete, evict, filled, free_m, kubectl
+from tests.kubernetes.faults import cut_off, delete, evict, filled, free_m, kubectl
 from tests.kubernetes.jobs import DATA, ROOT, Job, Jobs
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 JOB_LIMIT_S = 400.0
 WORKER_M = 400
+GONE_ON_S = 30.0
+"""A silent member is given up after 4 s; the rest is for a machine that is busy with other clusters."""
 
 
 def test_a_ring_loses_members_and_takes_in_new_ones(jobs: Jobs) -> None:
@@ -40,6 +44,7 @@ def test_a_ring_loses_members_and_takes_in_new_ones(jobs: Jobs) -> None:
     told[second[-1]] = "evicted"
     members(job, without=told)
     told |= preempted(job)
+    told |= lost_silently(job, members(job, without=told))
     members(job, without=told)
     assert {name: job.causes().get(name) for name in told} == told, job.story()
     (jobs.folder / "hurry").touch()
@@ -54,13 +59,38 @@ def members(job: Job, without: dict[str, str] = {}) -> list[str]:  # noqa: B006 
     """Those of the newest ring, by rank, once two workers that are none of these have the weights in it."""
 
     def complete(events: list[dict]) -> list[str] | None:
-        rings = [event["text"] for event in events if event["kind"] == "ring" and " of the ring" in event["text"]]
-        if not rings or " is complete " not in rings[-1]:
+        newest = (rings(events) or [""])[-1]
+        if " is complete " not in newest:
             return None
-        found = rings[-1].rpartition(": ")[2].split(", ")
+        found = newest.rpartition(": ")[2].split(", ")
         return found if len(found) == 2 and not set(found) & set(without) else None
 
     return job.until("two workers are in the ring", complete)
+
+
+def rings(events: list[dict]) -> list[str]:
+    """What was told of each."""
+    return [event["text"] for event in events if event["kind"] == "ring" and " of the ring" in event["text"]]
+
+
+def lost_silently(job: Job, ring: list[str]) -> dict[str, str]:
+    """The network of a member's pod goes, and nobody is told: the other one goes on, and the member is given up for its silence."""
+    victim, survivor = ring
+    earlier = len(rings(job.events()))
+    cut_off(job, victim)
+    cut_s = time.monotonic()
+    job.until(
+        f"{survivor} is a ring of its own",
+        lambda events: any(one.endswith(f": {survivor}") for one in rings(events)[earlier:]),
+        GONE_ON_S,
+    )
+    trained = job.progress()
+    job.until(f"{survivor} goes on alone", lambda _: job.progress() > trained, GONE_ON_S)
+    took_s = time.monotonic() - cut_s
+    event = job.ended(victim)
+    assert "nothing heard for" in event["text"], f"{event}\n{job.story()}"
+    print(f"the survivor trained on {took_s:.1f} s after the network of {victim} had gone: {event['text']}")
+    return {victim: "silent"}
 
 
 def preempted(job: Job) -> dict[str, str]:

@@ -126,8 +126,9 @@ def until(what: str, look: Callable[[], Any], limit_s: float = STEP_LIMIT_S) -> 
     raise AssertionError(f"not within {limit_s:g} s: {what}")
 
 
-def test_iris_trains_to_its_end_and_leaves_its_export_on_the_volume(ground: Ground) -> None:
-    flags = ground.flags("iris", model_def="iris", training_data=iris(ground, 10), validation_data="/data/test.csv")
+def test_iris_trains_leaves_its_export_on_the_volume_and_is_evaluated_and_predicts_there(ground: Ground) -> None:
+    data = {"training_data": iris(ground, 10), "validation_data": "/data/test.csv"}
+    flags = ground.flags("iris", model_def="iris", checkpoint_steps=50, **data)
     more = (
         "--num-epochs",
         5,
@@ -157,19 +158,14 @@ def test_iris_trains_to_its_end_and_leaves_its_export_on_the_volume(ground: Grou
     code, _, errors = ground.run("train", *flags, limit_s=STEP_LIMIT_S)
     assert code == ExitCode.USAGE and f"there is a job iris already in namespace {ground.namespace}" in errors
     assert ground.objects() == before
-
-
-def test_a_model_that_was_trained_there_is_evaluated_and_predicts_there(ground: Ground) -> None:
-    flags = ground.flags("trained", model_def="iris", training_data=iris(ground, 10), checkpoint_steps=50)
-    code, _, errors = ground.run("train", *flags, "--num-epochs", 4)
-    assert code == 0, errors
-    trained = ("--checkpoint-dir-for-init", "/data/trained/checkpoints")
+    trained = ("--checkpoint-dir-for-init", "/data/iris/checkpoints")
     flags = ground.flags("evaluated", model_def="iris", validation_data="/data/test.csv")
-    code, output, errors = ground.run("evaluate", *flags, *trained, "-o", "json")
-    assert code == 0 and json.loads(output)["metrics"]["accuracy"] > 0.9, errors
-    flags = ground.flags("predicted", model_def="iris", prediction_data="/data/test.csv", output="/data/predictions")
-    code, output, errors = ground.run("predict", *flags, *trained, "-o", "json")
-    assert code == 0, errors
+    with ground.start("evaluate", *flags, *trained, "-o", "json") as evaluation:
+        flags = ground.flags("predicted", model_def="iris", prediction_data="/data/test.csv", output="/data/predictions")
+        code, output, errors = ground.run("predict", *flags, *trained, "-o", "json")
+        assert code == 0, errors
+        evaluated, errors = evaluation.communicate(timeout=JOB_LIMIT_S)
+    assert evaluation.returncode == 0 and json.loads(evaluated)["metrics"]["accuracy"] > 0.9, errors
     total = json.loads(output)["receipt"]["total"]
     assert (total["expected"], total["trained"], total["lost"]) == (30, 30, 0)
     assert list((ground.folder / "predictions").iterdir())

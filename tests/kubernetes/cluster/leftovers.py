@@ -20,6 +20,14 @@ PREFIX = "elasticdl-cluster-"
 CGROUPS = Path("/sys/fs/cgroup")
 LINKS = ("node0", "pods0")
 """Names of a cluster's interfaces. They belong into its network namespace only."""
+ELSEWHERE = (
+    "/var/log/pods",
+    "/var/log/containers",
+    "/var/lib/cni/results",
+    "/var/lib/cni/networks",
+    "/var/lib/kubelet",
+    "/run/netns",
+)
 CLEAN_LIMIT_S = 30.0
 
 
@@ -32,6 +40,11 @@ def found(name: str = PREFIX) -> list[str]:
         *(f"interface {link}" for link in LINKS if Path("/sys/class/net", link).exists()),
         *(f"folder {folder}" for folder in STATES.glob(f"{name}*")),
     ]
+
+
+def elsewhere() -> list[str]:
+    """What is there where kubelets, containerd and CNI plugins write although nobody told them to."""
+    return sorted(str(path) for place in ELSEWHERE if Path(place).is_dir() for path in Path(place).iterdir())
 
 
 def processes(name: str) -> list[int]:
