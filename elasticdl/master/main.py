@@ -137,7 +137,8 @@ class Master:
         found = plan.preflight
         data = (*found.training, *found.validation, *found.prediction)
         welcome = Welcome(plan.epoch, spec.model_dump_json(), lambda: self._archive.restore_from, data)
-        self._server = MasterServer(MasterService(self.inbox, self._desk, welcome, self.status_json), environment.token)
+        service = MasterService(self.inbox, self._desk, welcome, self.status_json, self.core)
+        self._server = MasterServer(service, environment.token)
         what = about(spec, self.chronicle.started_at, environment.page.namespace)
         self._watched = Watched(what, self.core, self._desk, self.inbox, self.chronicle, self.collector)
         self._page = StatusServer(self._watched, Guard(environment.token, environment.page.names), plan.epoch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NoReturn, final
+from typing import NoReturn, Protocol, final
 
 import grpc
 import grpc.aio
@@ -49,6 +49,16 @@ def _sense() -> Iterator[None]:
         raise _NonsenseError(str(error)) from error
 
 
+class Wishes(Protocol):
+    """What people may ask of a job, and until when."""
+
+    def why_not_scale(self) -> str:
+        """'' if another number of workers can be had."""
+
+    def why_not_checkpoint(self) -> str:
+        """'' if a checkpoint can be had."""
+
+
 def _caller(context: AsyncContext) -> Caller:
     return caller_of(context.invocation_metadata())
 
@@ -62,12 +72,13 @@ def _name(context: AsyncContext) -> ProcessName:
 class MasterService(MasterServicer):
     """One instance a master."""
 
-    def __init__(self, inbox: Inbox, desk: FrontDesk, welcome: Welcome, status: Callable[[], str]) -> None:
-        """`status` gives the job's status as JSON."""
+    def __init__(self, inbox: Inbox, desk: FrontDesk, welcome: Welcome, status: Callable[[], str], wishes: Wishes) -> None:
+        """`status` gives the job's status as JSON; `wishes` knows what can still be asked for."""
         self._inbox = inbox
         self._desk = desk
         self._welcome = welcome
         self._status = status
+        self._wishes = wishes
 
     def refusal(self, caller: Caller, method: str) -> str:
         """Why a caller who has the token is refused, '' if it is not. People may call what is theirs under any name."""
@@ -136,10 +147,14 @@ class MasterService(MasterServicer):
         low, high = request.min_workers, request.max_workers
         if not 1 <= low <= high:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"workers {low}:{high}: expected 1 <= MIN <= MAX")
+        if why_not := self._wishes.why_not_scale():
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"the job is not scaled: {why_not}")
         await self._inbox.post(ScaleRequested(self._inbox.at_s(), low, high))
         return pb.Done()
 
     async def Checkpoint(self, request: pb.CheckpointRequest, context: AsyncContext) -> pb.Done:
+        if why_not := self._wishes.why_not_checkpoint():
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"no checkpoint is taken: {why_not}")
         await self._inbox.post(CheckpointRequested(self._inbox.at_s()))
         return pb.Done()
 

@@ -56,6 +56,13 @@ class ScriptedCore:
         self.heard: list[Event] = []
         self.changed = threading.Condition()
         self.answers: dict[type[Event], Callable[[Any], Sequence[Command]]] = {}
+        self.too_late = ""
+
+    def why_not_scale(self) -> str:
+        return self.too_late
+
+    def why_not_checkpoint(self) -> str:
+        return self.too_late
 
     def handle(self, event: Event) -> Sequence[Command]:
         answer = self.answers.get(type(event))
@@ -182,7 +189,9 @@ class Stage:
         means = Means(launcher, fences, Snapshots(self.roster), NoArchive(), self.events, self.metrics)
         driver = Driver(self.core, self.journal, self.inbox, self.desk, Hands(self.inbox, self.desk, means))
         welcome = Welcome(EPOCH, SPEC.model_dump_json(), lambda: "checkpoints/version-5")
-        service = MasterService(self.inbox, self.desk, welcome, lambda: json.dumps({"state": "fine", **self.desk.numbers()}))
+        service = MasterService(
+            self.inbox, self.desk, welcome, lambda: json.dumps({"state": "fine", **self.desk.numbers()}), self.core
+        )
         self._service = service
         self._master = MasterServer(service, TOKEN)
         self.address = f"127.0.0.1:{await self._master.start('127.0.0.1', 0)}"

@@ -158,6 +158,16 @@ def test_nonsense_is_invalid_and_nothing_of_it_counts(stage: Stage) -> None:
         client.scale(4, 2)
 
 
+def test_what_is_asked_for_too_late_is_refused_with_its_reason(stage: Stage) -> None:
+    client = stage.worker()
+    stage.core.too_late = "the job has ended"
+    with pytest.raises(PermanentError, match=r"^the job is not scaled: the job has ended$"):
+        client.scale(1, 2)
+    with pytest.raises(PermanentError, match=r"^no checkpoint is taken: the job has ended$"):
+        client.checkpoint()
+    assert not stage.core.of(happened.ScaleRequested) + stage.core.of(happened.CheckpointRequested)
+
+
 # -- leases -----------------------------------------------------------------------------------------------------------
 
 
