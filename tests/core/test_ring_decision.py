@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,11 +107,35 @@ def test_a_member_whose_connection_broke_is_left_out_at_once():
     assert decide(100.0, PAIR, [broken, member(1, cut_off=True)], ONE_TO_FOUR).members == (name(0),)
 
 
-def test_the_last_that_has_the_weights_is_never_left_out_for_silence():
-    waiting = Standing(name(0), 100.0, free_since_s=90.0)
-    quiet = member(1, generation=1, heard_s=50.0)
-    decision = decide(100.0, Generation(2, (name(1), name(0)), 95.0), [waiting, quiet], ONE_TO_FOUR)
-    assert name(1) in decision.members
+@pytest.mark.parametrize("gone", [{"heard_s": 50.0}, {"cut_off": True}])
+def test_the_last_that_has_the_weights_is_never_left_out_for_silence(gone):
+    """Time alone changes nothing then: the cluster, or the worker itself, has to say more."""
+    second = Generation(2, (name(1), name(0)), 95.0)
+    torn = Standing(name(0), 99.5, broken=2, free_since_s=99.0)
+    quiet = member(1, generation=1, **{"heard_s": 96.0} | gone)
+    decision = decide(100.0, second, [torn, quiet], ONE_TO_FOUR)
+    assert (decision.generation, decision.members) == (2, second.members)
+    assert decide(110.0, second, [torn, quiet], ONE_TO_FOUR) == replace(decision, look_again_s=None)
+    trio = Generation(2, (name(1), name(0), name(2)), 95.0)
+    assert decide(110.0, trio, [torn, quiet, Standing(name(2), 50.0)], ONE_TO_FOUR).members == (name(1), name(0))
+    assert decide(110.0, trio, [torn, quiet, member(2, generation=2, heard_s=109.0)], ONE_TO_FOUR).members == (name(0), name(2))
+
+
+def test_whoever_may_be_dead_is_left_out_of_a_generation_that_comes_anyway_if_that_costs_no_weights():
+    trio = Generation(2, (name(0), name(1), name(2)), 50.0)
+    cut_off, other = member(1, generation=2, cut_off=True), member(2, generation=2)
+    assert decide(100.0, trio, [cut_off, other], ONE_TO_FOUR).members == (name(2),)
+    without = replace(other, entered=0, holds_state=False)
+    assert decide(100.0, trio, [cut_off, without], ONE_TO_FOUR).members == (name(1), name(2))
+    assert decide(100.0, trio, [replace(cut_off, holds_state=False), without], ONE_TO_FOUR).members == (name(2),)
+
+
+def test_who_has_waited_longest_comes_in_first_in_whatever_order_they_are_told_of():
+    waiting = [joiner(4, 90.0), joiner(2, 95.0), joiner(3, 90.0)]
+    for workers in (waiting, waiting[::-1]):
+        assert decide(200.0, None, workers, Wanted(1, 2, coming=0)).members == (name(3), name(4))
+        joined = decide(200.0, PAIR, [*workers, member(0), member(1)], Wanted(1, 3, coming=0))
+        assert joined.members == (name(0), name(1), name(3))
 
 
 def test_one_that_leaves_stays_until_somebody_else_has_the_weights():

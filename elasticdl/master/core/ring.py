@@ -147,8 +147,7 @@ def _survivors(
         unsure = [worker for worker in awaited if worker not in lost]
         if lost:
             reasons.append(f"{_names(lost)} {'is' if len(lost) == 1 else 'are'} not heard of")
-        if unsure:
-            look_again_s = min(worker.heard_s for worker in unsure) + UNHEARD_S
+        look_again_s = _unheard_s(now_s, unsure)
     if reasons:
         # A new generation comes anyway: whoever may be dead is not in it, if that costs no weights.
         sure = [worker for worker in staying if not worker.cut_off]
@@ -166,8 +165,13 @@ def _broken(
     told_s = min(worker.free_since_s if worker.free_since_s is not None else worker.heard_s for worker in broken)
     unsure = [worker for worker in awaited if worker.heard_s <= told_s]
     if unsure:
-        return [], min(worker.heard_s for worker in unsure) + UNHEARD_S
+        return [], _unheard_s(now_s, unsure)
     return [f"generation {present.number} broke for {_names(broken)}"], look_again_s
+
+
+def _unheard_s(now_s: float, unsure: Sequence[Standing]) -> float | None:
+    """When the next of these is left out if it says nothing; None if nobody is: the last that has the weights stays."""
+    return min((at_s for worker in unsure if (at_s := worker.heard_s + UNHEARD_S) > now_s), default=None)
 
 
 def _joiners(present: Generation, workers: Sequence[Standing]) -> list[Standing]:
@@ -195,7 +199,7 @@ def _settled_s(free: Sequence[Standing], wanted: Wanted, *, enough: bool) -> flo
 
 
 def _in_order(workers: Iterable[Standing]) -> list[Standing]:
-    return sorted(workers, key=lambda worker: (not worker.holds_state, worker.free_since_s or 0.0, worker.name))
+    return sorted(workers, key=lambda worker: (worker.free_since_s or 0.0, worker.name))
 
 
 def _names(workers: Sequence[Standing]) -> str:
