@@ -4,10 +4,10 @@ wait for what never ends, ends the worker.
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,12 +44,19 @@ def _never() -> bool:
     return False
 
 
+def _stacks(first: int) -> str:
+    """Where every thread is, by name; the one that takes long comes first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != first)
+    return "\n".join(f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames)
+
+
 @final
 class Watch:
     """Thread-safe. Dumps all stacks once in the life of the worker; a second dump would rarely say more."""
 
     def __init__(self, clock: Clock, *, long_s: float = LONG_S, hung_s: float = HUNG_S, output: IO[str] | None = None) -> None:
-        """`output` must have a file descriptor; default: stderr."""
+        """`output` gets the stacks; default: stderr."""
         self._clock = clock
         self._long_s = long_s
         self._hung_s = hung_s
@@ -93,14 +100,14 @@ class Watch:
     def check(self) -> bool:
         """Dump all stacks if something takes long and none were dumped yet; True if they were dumped now. Raises Hung."""
         dumped, now_s = False, self._clock.now_s()
-        for one in list(self._doing.values()):
+        for thread, one in list(self._doing.items()):
             took_s = now_s - one.since_s
             waits = one.waits is not None and one.waits()
             one.waited = one.waited or waits
             if took_s > self._long_s and not self._dumped and not waits:
                 self._dumped = dumped = True
                 _log.warning("%s has taken %.0f s; where every thread is:", one.what, took_s)
-                faulthandler.dump_traceback(self._output or sys.stderr, all_threads=True)
+                print(_stacks(first=thread), file=self._output or sys.stderr, flush=True)
             limit_s = max(self._hung_s, _TIMES_LONGEST * self._longest_s.get(one.what, 0.0))
             if one.waits is not None and not waits and took_s > limit_s:
                 raise Hung(
