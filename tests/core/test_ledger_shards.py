@@ -324,3 +324,12 @@ def test_giving_a_lease_back_twice_is_a_bug_that_shows():
     ledger.give_back(held)
     with pytest.raises(ImpossibleTransition, match="not held"):
         ledger.give_back(held)
+
+
+def test_a_ledger_that_takes_the_place_of_a_lost_one_uses_no_attempt_again():
+    lost = make()
+    lost.give_back(lost.take(A, 0.0))
+    assert lost.take(A, 0.0).piece.attempt == 1
+    again = make()
+    again.replaces(lost, A)
+    assert {again.take(A, 0.0).piece.attempt, again.take(A, 0.0).piece.attempt} == {2}

@@ -142,6 +142,8 @@ class Ledger:
         """Records that had been trained before this master took the job on."""
         self.undone = 0
         """Records that were trained under this master, and then lost with all that had the weights."""
+        self._first_attempt = 0
+        self._newest_attempt = 0
 
     # -- what there is ------------------------------------------------------------------------------------------------
 
@@ -221,6 +223,7 @@ class Ledger:
         piece = self.returned.popleft() if self.returned else self._next_fresh()
         if piece is None:
             return None
+        self._newest_attempt = max(self._newest_attempt, piece.attempt)
         held = Held(piece, worker, now_s, piece.offset)
         self.held[piece.shard.id] = held
         self._of_worker.setdefault(worker, {})[piece.shard.id] = held
@@ -239,7 +242,7 @@ class Ledger:
             return None
         number = self._order[self._cursor]
         self._cursor += 1
-        return Piece(number, self.plan.shard(number, ShardId(self._first_id + number)), self.epoch)
+        return Piece(number, self.plan.shard(number, ShardId(self._first_id + number)), self.epoch, attempt=self._first_attempt)
 
     def _open_epoch(self) -> None:
         repeated = self.repeated_before.pop(len(self.counts), 0)
@@ -260,6 +263,10 @@ class Ledger:
             else:
                 self.repeated_before[epoch] = count.repeated + again
         self.done_by, self.resumed, self.undone = lost.done_by, lost.resumed, lost.undone + vain
+        # What is told late of a lease of the lost one must not be taken for one of the same shard here.
+        self._first_attempt = self._newest_attempt = lost._newest_attempt + 1
+        for piece in self.returned:
+            piece.attempt = max(piece.attempt, self._first_attempt)
         # A checkpoint may be ahead of what was told: that was done by whoever held it.
         self.done_by[holder] += self.totals().trained - (lost.totals().trained - vain)
         return vain

@@ -1,0 +1,151 @@
+"""What of the ring's work is booked, what comes back, and which checkpoints are tried again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from elasticdl.errors import ExitCode
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.shard import Applied, Mark, RingItem, Task
+from tests.core.ring_world import TRAIN, VALIDATION, RingWorld, make_spec
+
+pytestmark = pytest.mark.core
+
+
+def started(**flags) -> RingWorld:
+    world = RingWorld(make_spec(shuffle="none", evaluation_steps=0, **flags))
+    world.put(e.JobStarted(0.0, TRAIN, VALIDATION))
+    return world
+
+
+def turn_to(world: RingWorld, version: int) -> None:
+    while world.newest.version < version:
+        world.turn()
+
+
+def until_a_copy_is_made(world: RingWorld) -> None:
+    """And not told of yet."""
+    for _ in range(1000):
+        while world.pending:
+            world.deliver()
+        for worker in list(world.workers.values()):
+            world.act(worker)
+            if world.copies:
+                return
+        world.enter()
+        world.step()
+        world.tick(0.1)
+    raise AssertionError("no checkpoint is made")
+
+
+def ask(world: RingWorld, number: int) -> RingItem:
+    """The ring's first member asks for an item."""
+    (granted,) = world.put(e.LeaseRequested(0, world.ring.members[0], number, False))
+    assert isinstance(granted, c.GrantItem)
+    return granted.item
+
+
+def tell(world: RingWorld, item: RingItem, offset: int) -> int:
+    """The ring's first member tells how far it came in an item; returns how many records are trained then."""
+    applied = Applied(item.lease.shard.id, item.lease.attempt, offset)
+    world.put(e.ProgressReported(0, world.ring.members[0], Task.TRAINING, applied))
+    return trained(world)
+
+
+def trained(world: RingWorld) -> int:
+    return world.state.receipt()["total"]["trained"]
+
+
+def marked(world: RingWorld) -> set[int]:
+    """Numbers of checkpoint marks that members know of."""
+    return {item.number for worker in world.workers.values() for item in worker.items.values() if item.mark is Mark.CHECKPOINT}
+
+
+def saved(world: RingWorld) -> list[int]:
+    return [event.version for event in world.handled if isinstance(event, e.SnapshotSaved)]
+
+
+def kill_all(world: RingWorld) -> None:
+    for worker in list(world.workers.values()):
+        world.kill(worker)
+
+
+def test_more_than_was_handed_out_is_not_believed():
+    world = started(num_workers=1, records_per_task=24, checkpoint_steps=2)
+    while world.ring is None:
+        world.turn()
+    item = ask(world, 1)
+    assert (item.lease.limit, item.lease.shard.records) == (16, 24)
+    assert tell(world, item, 24) == 16
+
+
+def test_shards_that_a_stopped_ring_gives_back_keep_their_order():
+    world = started(num_workers=2, records_per_task=24)
+    turn_to(world, 1)
+    first, second = ask(world, 1).lease.shard, ask(world, 2).lease.shard
+    world.put(e.StopRequested(0, "enough"))
+    world.run_out()
+    pieces = json.loads(world.state.ledger_json())["pieces"]
+    assert [piece["id"] for piece in pieces] == [first.id, second.id]
+    assert trained(world) == pieces[0]["offset"] > 0
+
+
+def test_a_checkpoint_that_went_with_all_members_is_made_when_training_has_come_there_again():
+    world = started(num_workers=1, checkpoint_steps=4)
+    while len(marked(world)) < 2:
+        world.turn()
+    assert saved(world) == [4]
+    kill_all(world)
+    while not world.rolled_back:
+        world.turn()
+    world.tick(6.0)
+    world.run_out()
+    assert world.rolled_back == 1
+    assert saved(world)[:4] == [4, 4, 8, 12], "what failed is tried again, then the steps count from there"
+    world.check_truth()
+
+
+def test_a_copy_of_which_nobody_tells_is_a_failed_checkpoint_as_soon_as_the_ring_is_past_it():
+    world = started(num_workers=2, checkpoint_steps=4)
+    until_a_copy_is_made(world)
+    leader = world.workers[world.ring.members[0]]
+    leader.reports = type(leader.reports)(told for told in leader.reports if not isinstance(told, e.SnapshotCut))
+    world.run_out()
+    assert world.finish.exit_code is ExitCode.DONE
+    assert saved(world)[-1] == 28, "the next ones are made"
+    world.check_truth()
+
+
+def test_a_last_copy_that_went_with_its_worker_is_made_by_another():
+    world = started(num_workers=2, checkpoint_steps=100)
+    until_a_copy_is_made(world)
+    assert world.state.status().phase == "checkpointing"
+    leader = world.workers[world.ring.members[0]]
+    world.kill(leader)
+    world.run_out()
+    assert (world.finish.exit_code, world.rolled_back, saved(world)) == (ExitCode.DONE, 0, [28])
+    world.check_truth()
+
+
+@pytest.mark.parametrize("records", [40, 16])
+def test_what_is_told_late_of_a_lease_of_before_all_weights_were_lost_says_nothing_of_the_one_after(records):
+    """Of one that was held at the checkpoint, and of one that was fresh then."""
+    world = started(num_workers=1, records_per_task=records, checkpoint_steps=2)
+    while not saved(world) or world.newest.version < 3:
+        world.turn()
+    late = []
+    for _ in range(2):
+        turn_to(world, 3)
+        late.append(RingItem(0, world.newest.last[0]))
+        kill_all(world)
+        while world.newest.version != 2:
+            world.turn()
+    again = ask(world, world.newest.number).lease
+    for item in late:
+        assert (again.shard, again.offset) == (item.lease.shard, item.lease.offset)
+        assert tell(world, item, 8 + again.offset) == 16
+    world.run_out()
+    world.check_truth()
