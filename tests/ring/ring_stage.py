@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -162,8 +163,9 @@ class RingStage:
 
     async def __aexit__(self, *_: object) -> None:
         for member in self._all:
-            if member.process.returncode is None:
-                member.process.send_signal(signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has just ended by itself, which is seen by `wait` only
+                if member.process.returncode is None:
+                    member.process.send_signal(signal.SIGKILL)
             await member.process.wait()
         await asyncio.gather(*self._readers)
         for member in self._all:
