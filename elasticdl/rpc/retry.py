@@ -44,7 +44,7 @@ def mapped(error: grpc.RpcError, what: str) -> ElasticDLError:
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return UserError(message)
     if code is grpc.StatusCode.OUT_OF_RANGE:
-        return PermanentError(details)  # asked for at a time when it is not to be had, which the words say to people
+        return PermanentError(details or message)  # asked for at a time when it is not to be had, which the words say to people
     return PermanentError(f"{message} ({code.name})")
 
 
