@@ -148,6 +148,26 @@ def test_a_member_in_a_long_step_is_not_cut_out_while_it_is_heard_of():
     assert world.ring.members == (first, second)
 
 
+def test_one_that_got_the_weights_in_the_generation_before_has_them_though_it_tells_after_the_next_was_published():
+    world = started(num_workers=3, evaluation_steps=0)
+    while world.newest.version < 3:
+        world.turn()
+    for name in world.ring.members[:2]:
+        world.kill(world.workers[name], tell=False)
+    while set(world.ring.members) != set(world.workers) or any(
+        one.inside != world.ring.generation for one in world.workers.values()
+    ):
+        world.turn()
+    holder, leaver, other = (world.workers[name] for name in world.ring.members)
+    assert other.word() in other.reports, "the master does not know yet"
+    world.put(e.ReplaceRequested(0, leaver.name))
+    assert world.ring.members == (holder.name, other.name)
+    world.kill(holder, tell=False)
+    world.run_out()
+    assert world.rolled_back == 0
+    world.check_truth()
+
+
 def test_a_job_whose_members_all_die_goes_back_to_its_newest_checkpoint_and_says_what_it_cost():
     world = started(num_workers=2, checkpoint_steps=4, evaluation_steps=0)
     while not world.saved:

@@ -47,6 +47,8 @@ class RingMembership:
         self._words: dict[ProcessName, _Word] = {}
         self._holders: dict[ProcessName, None] = {}
         """Who has the weights that the ring has come to."""
+        self._since: dict[ProcessName, int] = {}
+        """Since which generation each member was in every one: none of these made a step without it."""
         self._begun = False
         self._looking_s: float | None = None
         self._withdrawn = 0
@@ -114,9 +116,12 @@ class RingMembership:
 
     def _entered(self, event: RingTold) -> None:
         present = self.present
-        if present is None or event.entered != present.number or event.worker not in present.members:
+        if present is None or event.worker not in present.members:
             return
-        self._holders[event.worker] = None
+        if event.entered >= max(self._since[event.worker], event.broken):
+            self._holders[event.worker] = None
+        if event.entered != present.number:
+            return
         if self.formed < present.number and all(self._words[name].entered >= present.number for name in present.members):
             self.formed = present.number
             took_s = event.at_s - present.since_s
@@ -175,7 +180,9 @@ class RingMembership:
         restore_from = ""
         if not self._holders and self._begun:
             restore_from = self._work.roll_back(f"all members that had the weights are gone ({decision.reason})")
+            self._since.clear()
         self._begun = True
+        self._since = {name: self._since.get(name, decision.generation) for name in decision.members}
         self.present = ring.Generation(decision.generation, decision.members, self._facts.now_s)
         holders = tuple(rank for rank, name in enumerate(decision.members) if name in self._holders)
         self._work.halt_published = bool(self._work.halting)
