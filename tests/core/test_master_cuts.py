@@ -55,6 +55,16 @@ def test_a_cut_that_came_later_than_its_step_is_what_the_next_one_is_counted_fro
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 30)))
 
 
+def test_a_cut_of_an_older_version_than_was_told_of_does_not_make_that_version_be_crossed_twice(bench):
+    """Workers tell of a version that not every server has come to when the cut is made."""
+    job = bench(checkpoint_steps=10)
+    job.up()
+    job.put(e.VersionAdvanced(0, 20))
+    saved(job, cut(job, 19))
+    assert not job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 21)))
+    assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 30)))
+
+
 @pytest.mark.parametrize(("keep", "listed"), [(0, [10, 20, 30]), (2, [20, 30])])
 def test_as_many_checkpoints_are_listed_as_are_kept_and_all_where_none_is_removed(bench, keep, listed):
     job = bench(checkpoint_steps=10, keep_checkpoint_max=keep)
@@ -128,3 +138,4 @@ def test_a_crash_in_a_validation_shard_is_not_blamed_on_the_training_shard_that_
         job.attach(job.worker(attempt + 2))
     (story,) = job.state.status().parked
     assert story.startswith("evaluation shard")
+    assert not any(piece.failures for piece in job.state._facts.work.returned)

@@ -197,6 +197,19 @@ def test_a_failure_that_was_told_is_not_held_against_what_else_the_worker_had(be
     assert blamed == {first.shard.id: 1, second.shard.id: 0}
 
 
+def test_what_a_failed_worker_tells_of_earlier_steps_does_not_make_its_end_another_failure(bench):
+    """A callback of it raised: that is one failure, and the shard that it was at has nothing to do with it."""
+    b = bench(max_relaunches=1)
+    b.up()
+    lease = b.lease()
+    b.put(e.TaskFailed(0, b.worker(0), None, None, 0, "ValueError: no"))
+    b.progress(0, lease, 8)
+    b.die(b.worker(0), ExitFacts(exit_code=ExitCode.USER_ERROR, log_tail="ValueError: no"))
+    b.fenced(0, Applied(lease.shard.id, lease.attempt, 8))
+    assert b.state.status().exit_code is None
+    assert [(piece.offset, piece.failures) for piece in b.state._facts.work.returned] == [(8, [])]
+
+
 def test_a_worker_whose_start_hangs_is_replaced_at_last_but_not_while_a_server_is_away(bench):
     """It tells that it lives, asks for no work and holds none: nothing else would ever end that wait."""
     b = bench()

@@ -235,6 +235,18 @@ def test_the_final_round_comes_after_all_training_and_before_the_end(bench):
     assert job.state.status().rounds[0].values == {"auc": 0.9}
 
 
+def test_work_is_not_said_to_be_over_while_a_round_of_before_is_open(bench):
+    job = bench(validation_data="v", evaluation_steps=10, num_workers=1)
+    job.up()
+    open_round(job)
+    assert job.lease().round == 0
+    for _ in range(4):
+        job.finish(0, job.lease())
+    assert job.total["left"] == 0
+    assert job.state.status().phase == "working"
+    assert not job.said("the final evaluation begins")
+
+
 def test_a_callback_in_the_summary_may_end_training(bench):
     job = training(bench)
     open_round(job)

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from elasticdl.errors import ExitCode
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from tests.core.ring_world import KILLED, TRAIN, VALIDATION, RingWorld, make_spec
+from tests.core.ring_world import KILLED, TRAIN, VALIDATION, RingWorld, Worker, make_spec
 
 pytestmark = pytest.mark.core
 
@@ -148,7 +148,8 @@ def test_a_member_in_a_long_step_is_not_cut_out_while_it_is_heard_of():
     assert world.ring.members == (first, second)
 
 
-def test_one_that_got_the_weights_in_the_generation_before_has_them_though_it_tells_after_the_next_was_published():
+def entered_untold() -> tuple[RingWorld, Worker, Worker]:
+    """A ring of two: one is known to have the weights, the other got them in the generation before and did not tell yet."""
     world = started(num_workers=3, evaluation_steps=0)
     while world.newest.version < 3:
         world.turn()
@@ -159,13 +160,46 @@ def test_one_that_got_the_weights_in_the_generation_before_has_them_though_it_te
     ):
         world.turn()
     holder, leaver, other = (world.workers[name] for name in world.ring.members)
-    assert other.word() in other.reports, "the master does not know yet"
+    assert other.word() in other.reports
     world.put(e.ReplaceRequested(0, leaver.name))
-    assert world.ring.members == (holder.name, other.name)
+    assert (world.ring.members, world.ring.holders) == ((holder.name, other.name), (0,))
+    return world, holder, other
+
+
+def test_one_that_got_the_weights_in_the_generation_before_has_them_though_it_tells_after_the_next_was_published():
+    world, holder, _ = entered_untold()
     world.kill(holder, tell=False)
     world.run_out()
     assert world.rolled_back == 0
     world.check_truth()
+
+
+@pytest.mark.parametrize(("first", "holders"), [(False, (0,)), (True, (0, 1))])
+def test_one_that_may_have_half_of_newer_weights_is_not_among_those_who_have_them(first, holders):
+    """It fell out of the generation in which it was to get them, unless it told before that it had those of the one before."""
+    world, holder, other = entered_untold()
+    generation = world.ring.generation
+    if first:
+        world.put(other.word())
+    for one in (holder, other):
+        world.put(e.RingTold(0, one.name, True, one.entered, generation, False, "a peer is gone"))
+    assert (world.ring.generation, world.ring.holders) == (generation + 1, holders)
+
+
+def test_weights_that_were_given_up_as_lost_do_not_come_back():
+    world = started(num_workers=2)
+    while world.ring is None or not all(one.form for one in world.workers.values()):
+        world.deliver()
+        for worker in list(world.workers.values()):
+            world.act(worker)
+    world.enter()
+    first, second = (world.workers[name] for name in world.ring.members)
+    second.silent = True
+    world.kill(first)
+    world.tick(3.5)
+    assert (world.rolled_back, world.ring.members[0]) == (1, second.name)
+    world.put(second.word())
+    assert not world.state.why_not_replace(second.name), "it has nothing that is worth keeping"
 
 
 def test_a_job_whose_members_all_die_goes_back_to_its_newest_checkpoint_and_says_what_it_cost():

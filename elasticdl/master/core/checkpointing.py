@@ -72,11 +72,6 @@ class Checkpointing:
         self._final_done = False
 
     @property
-    def there(self) -> bool:
-        """There is a checkpoint that the job can be resumed from."""
-        return bool(self.saved) or self._facts.spec.checkpoint.resume
-
-    @property
     def under_way(self) -> bool:
         """A checkpoint is being cut or written."""
         return self._cut is not None or self.saving is not None

@@ -222,9 +222,7 @@ class Flow:
         if self._servers_stopped and (not facts.processes.going or waited_s > _END_LIMIT_S):
             assert facts.outcome is not None
             facts.phase, facts.phase_since_s = Phase.ENDED, facts.now_s
-            unresumable = facts.outcome.exit_code is ExitCode.INTERRUPTED and not self._checkpointing.there
-            hint = "" if unresumable else facts.outcome.hint
-            facts.orders.give(FinishJob(facts.outcome.exit_code, facts.outcome.message, hint))
+            facts.orders.give(FinishJob(facts.outcome.exit_code, facts.outcome.message, facts.outcome.hint))
 
     def _dismiss_workers(self) -> None:
         outcome = self._facts.outcome

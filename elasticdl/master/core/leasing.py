@@ -152,7 +152,6 @@ class Leasing:
             if not process.done_records:
                 self._first_progress(process)
             process.done_records += gained
-            process.failure_reported = False
             process.busy_since_s = event.at_s
             if not on_ring:
                 self._tell_loss(event)
