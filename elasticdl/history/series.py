@@ -1,4 +1,4 @@
-"""Curves of a job, bounded: when one has too many points, each two neighbours become one."""
+"""Curves of a job, bounded: when one has too many points, each two neighbours become one. The newest value stays as it was measured."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ MOST_POINTS = 1_024
 MOST_LABELS = 64
 LABELLED_POINTS = 256
 """Of a curve that is one of many, such as a worker's."""
+_SAMPLED_S, _TOLD_S = 1.0, 2.0**-10
+"""Of time a point to begin with: of what is looked at once a second; and of evaluations, each of which is a point of its own."""
 _JOINED_S = 5.0
 """Points of two masters that are so near are joined: the one took over from the other."""
 _QUIET_S = 30.0
@@ -19,16 +21,18 @@ _QUIET_S = 30.0
 
 @dataclass(slots=True)
 class _Point:
-    """The mean of the finite `values` that fell into a bucket of time; `at_s` and `records` are of the last of them."""
+    """The mean of the finite values that fell into a bucket of time; `at_s` and `records` are of the last of them, as is `newest`."""
 
     bucket: int
     at_s: float
     records: int
     total: float
     count: int
+    newest: float
 
     def merge(self, other: _Point) -> None:
         self.at_s, self.records = other.at_s, other.records
+        self.newest = other.newest if other.count else self.newest
         self.total += other.total
         self.count += other.count
 
@@ -46,13 +50,14 @@ class Series:
     label: str
     unit: str
     most: int = MOST_POINTS
-    width_s: float = 1.0
+    width_s: float = _SAMPLED_S
     points: list[_Point] = field(default_factory=list)
 
     def add(self, at_s: float, records: int, value: float | None) -> None:
         """A value at a time that is not before the last one. None, NaN and infinity are gaps."""
         known = value is not None and math.isfinite(value)
-        self._put(_Point(int(at_s // self.width_s), at_s, records, float(value or 0.0) if known else 0.0, int(known)))
+        number = float(value or 0.0) if known else 0.0
+        self._put(_Point(int(at_s // self.width_s), at_s, records, number, int(known), number))
         while len(self.points) > self.most:
             self._halve()
 
@@ -64,6 +69,10 @@ class Series:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: times and values side by side, null for a gap."""
+        values = [point.value for point in self.points]
+        if self.points and self.points[-1].count:
+            # Where a job stands is no mean of how it came there.
+            values[-1] = self.points[-1].newest
         return {
             "name": self.name,
             "label": self.label,
@@ -71,7 +80,7 @@ class Series:
             "width_s": self.width_s,
             "at_s": [round(point.at_s, 3) for point in self.points],
             "records": [point.records for point in self.points],
-            "values": [None if (value := point.value) is None else float(f"{value:.7g}") for point in self.points],
+            "values": [None if value is None else float(f"{value:.7g}") for value in values],
         }
 
     def _put(self, point: _Point) -> None:
@@ -134,8 +143,14 @@ class SeriesBook:
                 self._full_s[name] = at_s
                 self.labels_left_out += 1
                 return None
-            found = labels[label] = Series(name, label, unit, LABELLED_POINTS if label and name != "metric" else MOST_POINTS)
+            found = labels[label] = _begun(name, label, unit)
         return found
+
+
+def _begun(name: str, label: str, unit: str) -> Series:
+    evaluated = name == "metric"
+    most = LABELLED_POINTS if label and not evaluated else MOST_POINTS
+    return Series(name, label, unit, most, _TOLD_S if evaluated else _SAMPLED_S)
 
 
 def _make_room(labels: dict[str, Series], at_s: float) -> bool:
@@ -147,10 +162,10 @@ def _make_room(labels: dict[str, Series], at_s: float) -> bool:
 
 
 def _loaded(row: Mapping[str, Any]) -> Series:
-    name, label, width_s = str(row["name"]), str(row["label"]), float(row.get("width_s", 1.0))
-    if not width_s > 0:
-        raise ValueError(f"series {name}: {width_s} s a point")
-    one = Series(name, label, str(row["unit"]), LABELLED_POINTS if label and name != "metric" else MOST_POINTS, width_s)
+    one = _begun(str(row["name"]), str(row["label"]), str(row["unit"]))
+    one.width_s = float(row.get("width_s", one.width_s))
+    if not one.width_s > 0:
+        raise ValueError(f"series {one.name}: {one.width_s} s a point")
     numbers: Sequence[tuple[Any, Any, Any]] = list(zip(row["at_s"], row["records"], row["values"], strict=True))
     for at_s, records, value in numbers:
         one.add(float(at_s), int(records), None if value is None else float(value))

@@ -89,6 +89,26 @@ def test_a_curve_never_has_more_points_than_it_may_and_keeps_its_mean(steps, mos
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
+def test_evaluations_within_one_second_are_points_of_their_own():
+    book = SeriesBook()
+    for at_s, accuracy in ((10.1, 0.8955), (10.6, 0.9565)):
+        book.add(("metric", "accuracy", ""), at_s, int(at_s * 100), accuracy)
+    (one,) = book.as_list()
+    assert (one["at_s"], one["values"]) == ([10.1, 10.6], [0.8955, 0.9565])
+
+
+@pytest.mark.parametrize("series", [("metric", "accuracy", ""), ("loss", "", ""), ("pull_s", "worker-0", "s")])
+def test_the_newest_value_of_a_curve_is_the_one_that_was_measured_last_however_few_points_are_left(series):
+    book, again = SeriesBook(), SeriesBook()
+    for index in range(10_001):
+        book.add(series, index / 4, index, float(index))
+        if index % 1_000 == 0:
+            (one,) = book.as_list()
+            assert (one["at_s"][-1], one["records"][-1], one["values"][-1]) == (index / 4, index, float(index))
+    again.load(book.as_list())
+    assert again.as_list() == book.as_list() and len(book.as_list()[0]["values"]) <= MOST_POINTS
+
+
 def test_a_day_of_samples_each_second_keeps_its_shape():
     series = Series("records_per_s", "", "records/s")
     for second in range(86_400):
