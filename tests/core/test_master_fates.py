@@ -361,6 +361,19 @@ def test_workers_come_up_a_few_at_a_time_where_the_place_wants_it_so_and_it_is_t
     assert "wait for their turn" not in str(job.state.status().waiting)
 
 
+@pytest.mark.parametrize("fewest", [1, 3])
+def test_on_a_ring_one_that_is_ready_has_come_up_whoever_asks_for_leases(bench, fewest):
+    """Only the first member of a ring asks, and none does before there is a ring."""
+    job = limited(bench, 2, num_workers=f"{fewest}:3", distribution_strategy="AllreduceStrategy")
+    job.start()
+    for index in (0, 1):
+        job.put(e.ProcessAttached(0, job.worker(index), starting=True))
+    assert names(job) == ["worker-0", "worker-1"], "attached, but the step is not compiled yet"
+    job.put(e.RingTold(0, job.worker(1), True, 0, 0, False, ""))
+    assert names(job) == ["worker-0", "worker-1", "worker-2"]
+    assert "turn to start" not in str(job.state.status().waiting)
+
+
 def test_one_that_does_not_come_up_does_not_hold_the_others_up_for_ever(bench):
     job = limited(bench, 1, num_workers=2)
     job.start()

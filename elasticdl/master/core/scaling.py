@@ -123,7 +123,11 @@ class Scaling:
         if at_once is None:
             return self._missing(live)
         since_s = self._facts.now_s - _COME_UP_LIMIT_S
-        return max(0, at_once - sum(not process.leased and process.ordered_s > since_s for process in live))
+        return max(0, at_once - sum(not self._came_up(process) and process.ordered_s > since_s for process in live))
+
+    def _came_up(self, process: Process) -> bool:
+        """What wants a core for seconds is over. On a ring only the first member asks for leases: who is warm has come up."""
+        return process.leased or (self._facts.on_ring and process.up)
 
     def waiting_turn(self) -> str:
         """That workers are not started yet since too many would come up at once, in words; '' if that is not so."""
