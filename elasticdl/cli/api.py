@@ -100,12 +100,18 @@ class JobHandle:
         if not 1 <= low <= (high or low):
             raise ValueError(f"expected 1 <= low <= high, got {low} and {high}")
         self._wait_for_master()
+        self._must_run()
         self._job.scale(low, high or low)
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint now. Raises ElasticDLError."""
         self._wait_for_master()
+        self._must_run()
         self._job.checkpoint()
+
+    def _must_run(self) -> None:
+        if not self.running:
+            raise PermanentError(f"job {self.job_name} has ended", hint="wait() says how")
 
     def _wait_for_master(self) -> None:
         self._job.answers.wait(START_S)

@@ -44,8 +44,12 @@ def train(script: str, **flags: object) -> elasticdl.JobHandle:
 
 
 def test_a_job_that_is_done_returns_its_receipt_and_metrics() -> None:
-    outcome = train("finishes").wait(LIMIT_S)
+    job = train("finishes")
+    outcome = job.wait(LIMIT_S)
     assert outcome.exit_code == 0
+    for asked in (lambda: job.scale(2), job.checkpoint):
+        with pytest.raises(PermanentError, match="job finishes has ended"):
+            asked()
     assert outcome.receipt["total"]["lost"] == 0
     assert outcome.metrics == {"accuracy": 0.75}
 
