@@ -95,6 +95,25 @@ def test_a_save_that_takes_too_long_is_given_up_and_still_counts_when_it_comes(b
     assert [one.version for one in job.state.status().checkpoints] == [10]
 
 
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_the_newest_checkpoint_has_the_ledger_that_a_ring_goes_back_to_however_late_it_came(bench, overtaken):
+    """Else the records that are in its weights would be trained again, and nobody would know."""
+    job = bench(checkpoint_steps=10)
+    job.up()
+    job.put(e.VersionAdvanced(0, 10))
+    slow = cut(job, 10)
+    job.tick(1900.0)
+    job.tick(10.0)
+    newest = slow
+    if overtaken:
+        newest = cut(job, 20)
+        saved(job, newest)
+    saved(job, slow)
+    found = job.state._checkpointing.saved
+    assert [one.version for one in found] == ([10, 20] if overtaken else [10])
+    assert found[-1].ledger == newest.ledger and not any(one.ledger for one in found[:-1])
+
+
 def test_what_was_acknowledged_before_anybody_knew_that_a_server_had_died_is_among_what_it_lost(bench):
     job = bench()
     job.up()

@@ -60,6 +60,8 @@ class Checkpointing:
         self._ledger_at = ledger_at
         self.wanted = ""
         self.saving: Saving | None = None
+        self._slow: Saving | None = None
+        """One that was given up as too slow: it may be complete later."""
         self.saved: list[Saved] = []
         self.last_problem = ""
         self._cut: SnapshotId | None = None
@@ -178,26 +180,29 @@ class Checkpointing:
 
     def completed(self, event: SnapshotSaved) -> None:
         """A checkpoint is on disk, be it one that was given up as too slow."""
-        ledger, took_s = "", 0.0
+        ledger, took_s, late = "", 0.0, True
         if self.saving is not None and self.saving.id == event.snapshot:
             took_s = event.at_s - self.saving.since_s
-            ledger = self.saving.ledger
+            ledger, late = self.saving.ledger, False
             self._final_done = self.saving.final
             self.saving = None
             self._failures, self._given_up = 0, False
-        self._list(event, ledger)
+        elif self._slow is not None and self._slow.id == event.snapshot:
+            ledger, self._slow = self._slow.ledger, None
+        self._list(event, ledger, late=late)
         self._facts.orders.give(DropSnapshot(event.snapshot))
         text = f"checkpoint of version {event.version} saved, {size(event.bytes)}: {event.path}"
         details = meaning(Step.SAVED, version=event.version, bytes=event.bytes, seconds=took_s)
         self._facts.orders.announce("checkpoint", text, details=details)
 
-    def _list(self, event: SnapshotSaved, ledger: str) -> None:
-        """One of a version that was saved before takes the place of that one, as it does on disk."""
+    def _list(self, event: SnapshotSaved, ledger: str, *, late: bool) -> None:
+        """One of a version that was saved before takes the place of that one, as it does on disk. `late`: newer ones overtook it."""
         same = next((saved for saved in self.saved if saved.path == event.path), None)
-        others = [replace(saved, ledger="") if ledger else saved for saved in self.saved if saved is not same]
-        newest = Saved(event.version, event.path, event.bytes, event.at_s, ledger or (same.ledger if same else ""))
+        others = [saved for saved in self.saved if saved is not same]
+        one = Saved(event.version, event.path, event.bytes, event.at_s, ledger or (same.ledger if same else ""))
+        *older, newest = sorted((*others, one), key=lambda saved: saved.version) if late else (*others, one)
         keep = self._facts.spec.checkpoint.keep_checkpoint_max
-        self.saved = [*others, newest][-keep if keep else 0 :]
+        self.saved = [*(replace(saved, ledger="") for saved in older), newest][-keep if keep else 0 :]
 
     def failed(self, snapshot: SnapshotId, reason: str) -> bool:
         """A cut or a save did not work. False if it was none of ours."""
@@ -229,4 +234,5 @@ class Checkpointing:
     def tick(self) -> None:
         """Give up a save that takes too long."""
         if self.saving is not None and self._facts.now_s - self.saving.since_s > SAVE_LIMIT_S:
+            self._slow = self.saving
             self.failed(self.saving.id, f"the save was not complete after {SAVE_LIMIT_S:.0f} s")
