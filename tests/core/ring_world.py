@@ -94,6 +94,7 @@ class RingWorld:
         self.rolled_back = 0
         self.rounds: list[int] = []
         self.handled: list[e.Event] = []
+        self.announced: list[c.Announce] = []
         self.newest: Weights = Weights()
         self.deaths = 0
 
@@ -141,6 +142,8 @@ class RingWorld:
                 self.alarms.append(self.t + after_s)
             case c.SaveSnapshot(snapshot, version, ledger):
                 self.save(snapshot, version, ledger)
+            case c.Announce():
+                self.announced.append(command)
             case c.FinishJob():
                 self.finish = command
             case c.FenceWorker() | c.TakeSnapshot() | c.PublishServers():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from elasticdl.errors import ExitCode
+from elasticdl.history.occurrence import Step
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from tests.core.ring_world import KILLED, TRAIN, VALIDATION, RingWorld, Worker, make_spec
@@ -106,6 +107,42 @@ def test_a_broken_ring_goes_on_without_the_one_whose_connection_broke_before_its
     assert gone not in world.ring.members
     world.run_out()
     world.check_truth()
+
+
+def reasons(world: RingWorld) -> list[str]:
+    """Why each generation was made."""
+    return [one.details["reason"] for one in world.announced if one.details.get("step") == Step.PUBLISHED]
+
+
+def test_what_a_kill_broke_is_no_reason_of_the_generations_after_the_one_that_it_made():
+    """A survivor tells that the ring broke, when the next generation is published already; then somebody joins."""
+    world = started(num_workers=3, num_epochs=9)
+    grow(world)
+    gone, generation = world.ring.members[1], world.ring.generation
+    world.kill(world.workers[gone])
+    assert world.ring.generation == generation + 1
+    world.say_broken(world.ring.members[0])
+    grow(world)
+    joined = world.ring.generation
+    while world.workers[world.ring.members[0]].inside != joined:
+        world.turn()
+    world.turn()
+    world.put(e.StopRequested(0, "enough"))
+    world.run_out()
+    assert reasons(world)[generation:] == [f"{gone} ended", "worker-3 joined", "the job is stopped: enough"]
+
+
+def test_what_broke_the_generation_that_is_left_is_in_the_reason_of_the_next_in_whole_words():
+    world = started(num_workers=3)
+    grow(world)
+    first, generation = world.ring.members[0], world.ring.generation
+    gone = world.ring.members[1]
+    world.kill(world.workers[gone], tell=False)
+    told = "Horovod has been shut down. This was caused by an exception " + "or what not " * 20 + "\nat the end"
+    world.put(e.RingTold(0, first, True, generation, generation, False, told))
+    (reason,) = reasons(world)[generation:]
+    assert reason.startswith(f"{gone} is not heard of: Horovod has been shut down. This was caused by an exception or what not or")
+    assert reason.endswith((" or …", " what …", " not …")) and len(reason) < 220
 
 
 def test_a_stopped_member_is_cut_out_when_it_was_not_heard_of_for_three_seconds_and_comes_back_as_a_joiner():
@@ -329,10 +366,11 @@ class Ring(RuleBasedStateMachine):
         checkpoint=st.sampled_from([0, 4]),
         output=st.sampled_from(["", "out"]),
         mode=st.sampled_from([{}, {"global_batch": "scaled", "lr_scaling": "linear"}]),
+        shard=st.sampled_from([{}, {"records_per_task": 24}]),
     )
-    def begin(self, workers, every, checkpoint, output, mode):
+    def begin(self, workers, every, checkpoint, output, mode, shard):
         flags = {"num_workers": workers, "evaluation_steps": every, "checkpoint_steps": checkpoint, "output": output}
-        self.world = started(max_relaunches=0, **flags, **mode)
+        self.world = started(max_relaunches=0, **flags, **mode, **shard)
 
     @rule(times=st.integers(1, 12))
     def turns(self, times):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from typing import final
 
@@ -57,6 +58,7 @@ class RingMembership:
         self.formed = 0
         self.reason = "no worker is ready yet"
         self.problem = ""
+        """What the present generation broke of, in the words of a member."""
 
     @property
     def members(self) -> tuple[ProcessName, ...]:
@@ -82,8 +84,9 @@ class RingMembership:
             word.free_since_s = None
         elif word.free_since_s is None or event.broken > word.broken:
             word.free_since_s = event.at_s
-        if event.broken > word.broken and event.problem:
-            self.problem = event.problem.splitlines()[0][:_MOST_CHARS]
+        if event.broken > word.broken and event.problem and self.present is not None and event.broken >= self.present.number:
+            # Of an earlier one it is no news: the generation that it led to is there.
+            self.problem = textwrap.shorten(event.problem.splitlines()[0], _MOST_CHARS, placeholder=" …")
         word.heard_s, word.cut_off, word.leaving = event.at_s, False, event.leaving
         word.entered, word.broken = max(word.entered, event.entered), max(word.broken, event.broken)
         if event.leaving and process.life is Life.READY:
