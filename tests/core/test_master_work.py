@@ -251,6 +251,20 @@ def test_losses_are_recorded_about_once_a_second(bench):
     assert job.state.status().loss == 1.0 / 8
 
 
+def test_the_loss_that_training_ends_with_is_recorded_however_soon_it_came_after_another(bench):
+    job = bench(records_per_task=64)
+    job.up()
+    lease = job.lease()
+    for step in range(1, 5):
+        job.t += 0.3
+        job.progress(0, lease, 16 * step, loss=1.0 / step, done=step == 4)
+    assert job.state.status().phase != "working"
+    rows = job.of(c.RecordMetrics)
+    assert [(row.records, row.values) for row in rows] == [(16, {"loss": 1.0}), (64, {"loss": 0.25})]
+    job.put(e.StopRequested(job.t, "enough"))
+    assert len(job.of(c.RecordMetrics)) == 2, "once"
+
+
 def test_prediction_counts_what_was_reported_without_asking_servers(bench):
     job = bench(Action.PREDICT, num_workers=2)
     job.up(2)

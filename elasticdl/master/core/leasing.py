@@ -8,7 +8,7 @@ from typing import final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.history.occurrence import Step, meaning
 from elasticdl.job import Action
-from elasticdl.master.core.commands import GrantLease, NoLeaseNow, RecordMetrics, RevokeLeases, WorkFinished
+from elasticdl.master.core.commands import GrantLease, NoLeaseNow, RevokeLeases, WorkFinished
 from elasticdl.master.core.evaluation import Evaluation
 from elasticdl.master.core.evaluation import Stage as RoundStage
 from elasticdl.master.core.events import ExportFinished, LeaseRequested, LeaseReturned, ProgressReported, TaskFailed
@@ -20,7 +20,6 @@ from elasticdl.master.core.shards import Blame, Held, Stage
 from elasticdl.shard import Lease, Task
 
 LEASES_PER_WORKER = 2
-_LOSS_EVERY_S = 1.0
 _LEAVE_LIMIT_S = 60.0
 _CLOSE_AFTER_S = 3.0
 
@@ -34,7 +33,6 @@ class Leasing:
         self._evaluation = evaluation
         self._settlement = settlement
         self.pace = Pace()
-        self._loss_told_s: float | None = None
         self.ring_progressed: Callable[[ProgressReported], int] = lambda event: 0
         self.halt_ring: Callable[[str], None] = lambda why: None
         """Both are the ring's, where there is one."""
@@ -181,14 +179,8 @@ class Leasing:
         return gained
 
     def _tell_loss(self, event: ProgressReported) -> None:
-        work = self._facts.work
-        if event.loss is None or work is None:
-            return
-        self._facts.loss = event.loss
-        if self._loss_told_s is None or event.at_s - self._loss_told_s >= _LOSS_EVERY_S:
-            self._loss_told_s = event.at_s
-            values = {"loss": event.loss}
-            self._facts.orders.give(RecordMetrics("training", self._facts.version, work.totals().trained, values))
+        if event.loss is not None:
+            self._facts.saw_loss(self._facts.version, {"loss": event.loss})
 
     def returned(self, event: LeaseReturned) -> None:
         """A worker gives back the rest of a lease. Unless it was revoked or never taken, the worker is draining."""

@@ -11,6 +11,7 @@ from elasticdl.errors import ExitCode
 from elasticdl.history.occurrence import Step, meaning
 from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.master.core.budgets import Budgets
+from elasticdl.master.core.commands import RecordMetrics
 from elasticdl.master.core.errands import Errand
 from elasticdl.master.core.failures import MEMORY_WORDS
 from elasticdl.master.core.memory import Memory
@@ -20,6 +21,7 @@ from elasticdl.master.core.shards import Count, Ids, Ledger, Piece
 from elasticdl.shard import Source, Task
 from elasticdl.words import amount
 
+_LOSS_EVERY_S = 1.0
 _FALLING_S = 10.0
 """So long after a server came back reports of both the old and the new versions may come."""
 MORE_MEMORY = (
@@ -97,6 +99,9 @@ class Facts:
     """When a server last came back from a checkpoint."""
     now_s: float = 0.0
     loss: float | None = None
+    untold: tuple[int, Mapping[str, float]] | None = None
+    """The version and values of the newest loss, if it was not recorded."""
+    loss_told_s: float = float("-inf")
     metrics: Mapping[str, float] = field(default_factory=dict)
     bad_examples: list[str] = field(default_factory=list)
     given_up: list[str] = field(default_factory=list)
@@ -139,9 +144,22 @@ class Facts:
         """Whether a lower version is news: else it is a heartbeat that was sent before workers told of a newer one."""
         return self.now_s - self.server_back_s < _FALLING_S
 
+    def saw_loss(self, version: int, values: Mapping[str, float]) -> None:
+        """A step of training had that `loss`, among other values. One a second is recorded, and the one that a phase ends with."""
+        self.loss, self.untold = values["loss"], (version, values)
+        if self.now_s - self.loss_told_s >= _LOSS_EVERY_S:
+            self._tell_loss()
+
+    def _tell_loss(self) -> None:
+        if self.untold is not None and self.work is not None:
+            version, values = self.untold
+            self.untold, self.loss_told_s = None, self.now_s
+            self.orders.give(RecordMetrics("training", version, self.work.totals().trained, dict(values)))
+
     def enter(self, phase: Phase, text: str) -> None:
         """Go to another phase, and say so."""
         details = meaning(Step.PHASE, phase=str(phase), before=str(self.phase), before_s=self._phase_s())
+        self._tell_loss()
         self.phase, self.phase_since_s = phase, self.now_s
         self.orders.announce("job", text, details=details)
 
@@ -153,6 +171,7 @@ class Facts:
             self.orders.announce("job", f"while the job is being stopped: {message}", level="error")
             return
         self.outcome = Outcome(exit_code, message, hint)
+        self._tell_loss()
         details = meaning(Step.PHASE, phase="ending", before=str(self.phase), before_s=self._phase_s())
         self.orders.announce("job", f"the job fails: {message}", level="error", details=details)
         self.phase, self.phase_since_s = Phase.ENDING, self.now_s

@@ -16,7 +16,6 @@ from typing import final
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.job import GlobalBatch, RateScaling
 from elasticdl.master.core.checkpointing import Checkpointing
-from elasticdl.master.core.commands import RecordMetrics
 from elasticdl.master.core.evaluation import Evaluation
 from elasticdl.master.core.events import ProgressReported
 from elasticdl.master.core.parts import Facts, Phase
@@ -29,7 +28,6 @@ RING = ProcessName(Role.MASTER, 0)
 """Who holds the ring's leases: no worker does."""
 
 _KEPT = 8
-_LOSS_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -67,7 +65,6 @@ class RingWork:
         self._items: deque[Item] = deque()
         self._open: list[Held] = []
         """What the ring holds, in the order of taking."""
-        self._loss_told_s: float | None = None
         self.next_number = 1
         self.first_number = 1
         self.halting = ""
@@ -261,17 +258,9 @@ class RingWork:
     def _tell_loss(self, event: ProgressReported, work: Ledger) -> None:
         if event.loss is None:
             return
-        self._facts.loss = event.loss
-        if self._loss_told_s is None or event.at_s - self._loss_told_s >= _LOSS_EVERY_S:
-            self._loss_told_s = event.at_s
-            batch, scale = self._batch()
-            values = {
-                "loss": event.loss,
-                "global_batch": float(batch),
-                "learning_rate_scale": scale,
-                "workers": float(self.members),
-            }
-            self._facts.orders.give(RecordMetrics("training", event.version, work.totals().trained, values))
+        batch, scale = self._batch()
+        values = {"loss": event.loss, "global_batch": float(batch), "learning_rate_scale": scale, "workers": float(self.members)}
+        self._facts.saw_loss(event.version, values)
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
