@@ -69,7 +69,7 @@ def _figure(plot: Plot, snapshot: Mapping[str, Any]) -> Html:
 def _table(series: Sequence[Mapping[str, Any]]) -> Html:
     """Of the series that stands for all of them; the script shows every value."""
     if not series:
-        return el("p", "no values yet", class_="empty")
+        return el("p", "no values", class_="empty")
     one = next((one for one in series if not one["label"]), series[0])
     step = max(1, math.ceil(len(one["at_s"]) / _ROWS))
     rows = list(zip(one["at_s"], one["records"], one["values"], strict=True))[::-step]

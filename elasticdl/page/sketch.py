@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from elasticdl.page import words
 from elasticdl.page.markup import Html, el
 
 _POINTS = 240
@@ -27,20 +28,36 @@ def ticks(span_s: float) -> list[float]:
 def lines(series: Sequence[Mapping[str, Any]], axis: str) -> Html:
     """Curves in a box of 100 by 100 that is stretched to its place; the tallest value is at the top, zero or the lowest below.
 
-    Where there is a curve of all, those of single workers are left out.
+    Where there is a curve of all, those of single workers are left out. One value is a dot, in words where there is nothing else.
     """
     drawn = [one for one in series if not one["label"]] or series
     found = [points for one in drawn[:_LINES] if (points := _points(one, axis))]
     if not found:
-        return el("p", "no values yet", class_="empty")
+        return el("p", "no values", class_="empty")
+    if all(len(points) == 1 for points in found):
+        return el("p", [_dot(one, axis, *_points(one, axis)[0]) for one in drawn[:_LINES] if _points(one, axis)], class_="empty")
     xs, ys = [x for points in found for x, _ in points], [y for points in found for _, y in points]
     left, right, low, high = min(xs), max(xs), min(0.0, *ys), max(ys)
     across, up = (right - left) or 1.0, (high - low) or 1.0
     paths = [" ".join(f"{100 * (x - left) / across:.2f},{100 - 96 * (y - low) / up:.2f}" for x, y in points) for points in found]
     shapes = [
-        el("polyline", points=path, vector_effect="non-scaling-stroke", class_=f"c{index}") for index, path in enumerate(paths)
+        # Of no length, with round ends: a dot, whatever the box is stretched to.
+        el(
+            "polyline",
+            points=path if " " in path else f"{path} {path}",
+            vector_effect="non-scaling-stroke",
+            class_=f"{kind}c{index}",
+        )
+        for index, path in enumerate(paths)
+        for kind in ("" if " " in path else "dot ",)
     ]
     return el("svg", shapes, viewBox="0 0 100 100", preserveAspectRatio="none", class_="sketch", aria_hidden="true")
+
+
+def _dot(series: Mapping[str, Any], axis: str, at: float, value: float) -> Html:
+    where = f"{words.count(at)} records" if axis == "records" else words.clock(at)
+    said = f" {series['label']} one value: {words.number(value)} at {where}".replace("  ", " ")
+    return el("span", el("i", "●", class_="dot", aria_hidden="true"), said)
 
 
 def _points(series: Mapping[str, Any], axis: str) -> list[tuple[float, float]]:
@@ -48,4 +65,4 @@ def _points(series: Mapping[str, Any], axis: str) -> list[tuple[float, float]]:
         (x, y) for x, y in zip(series[axis], series["values"], strict=True) if x is not None and y is not None and math.isfinite(y)
     ]
     step = max(1, math.ceil(len(pairs) / _POINTS))
-    return pairs[::step] if len(pairs) > 1 else []
+    return pairs[::step]

@@ -12,6 +12,7 @@ import pytest
 
 from elasticdl.page import NoSuchFile, assets, render_page, render_report, render_sign_in, static, words
 from elasticdl.page.markup import Html, el
+from elasticdl.page.sketch import lines
 
 pytestmark = pytest.mark.core
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'\u202egpj.exe"
@@ -243,3 +244,17 @@ def test_a_cause_is_not_said_twice() -> None:
     assert words.told("out of memory at 1.0 of 1.0 GiB\nmore", tone) == " at 1.0 of 1.0 GiB"
     assert words.told("killed by signal 9", tone) == " killed by signal 9"
     assert words.told("", tone) == ""
+
+
+def test_a_curve_of_one_value_is_a_dot_and_words_and_one_of_none_says_so_without_promising_any() -> None:
+    one = {"name": "metric", "label": "accuracy", "unit": "", "at_s": [61.0], "records": [1200], "values": [0.994]}
+    assert words_of(lines([one], "records")) == "● accuracy one value: 0.994 at 1,200 records"
+    assert words_of(lines([{**one, "label": ""}], "at_s")) == "● one value: 0.994 at 1:01"
+    two = {**one, "label": "", "at_s": [1.0, 61.0], "records": [10, 1200], "values": [0.5, 0.9]}
+    assert lines([two, {**one, "label": ""}], "records").text.count("<polyline") == 2
+    assert 'class="dot c1"' in lines([two, {**one, "label": ""}], "records").text
+    assert words_of(lines([{**one, "values": [None]}], "records")) == words_of(lines([], "at_s")) == "no values"
+
+
+def words_of(found: Html) -> str:
+    return re.sub("<[^>]*>", "", found.text)

@@ -15,6 +15,7 @@ const PLOTS = [
 ];
 const MOST_METRICS = 6;
 const MOST_ROWS = 300;
+const MOST_DOTS = 12;
 const drawn = new Map();
 let palette = null;
 
@@ -53,7 +54,9 @@ function paint(plot, place) {
     details.addEventListener("toggle", () => details.open && tabulate(details, seriesOf(plot)));
   }
   if (details.open) tabulate(details, found);
-  if (!window.uPlot || !found.some((one) => one.values.filter((value) => value !== null).length > 1)) return;
+  const most = Math.max(0, ...found.map(valuesOf));
+  if (most === 1 && !drawn.has(plot.key)) box.replaceChildren(h("p", { class: "empty" }, found.filter(valuesOf).slice(0, MOST_DOTS).map((one) => dot(one, axis))));
+  if (!window.uPlot || most < 2) return;
   const { lines, data } = linesOf(found, axis, plot);
   const shape = `${axis} ${JSON.stringify(lines)}`, old = drawn.get(plot.key);
   if (old?.shape === shape) {
@@ -67,6 +70,15 @@ function paint(plot, place) {
   hideFaint(chart, lines);
   showLast(chart);
   drawn.set(plot.key, { shape, chart, box });
+}
+
+const valuesOf = (one) => one.values.filter((value) => value !== null).length;
+
+// One value is no curve yet: the dot of the first paint, and its words.
+function dot(one, axis) {
+  const index = one.values.findIndex((value) => value !== null);
+  const where = axis === "records" ? `${count(one.records[index])} records` : clock(one.at_s[index]);
+  return h("span", {}, h("i", { class: "dot", "aria-hidden": "true" }, "●"), ` ${one.label} one value: ${number(one.values[index])} at ${where}`.replace("  ", " "));
 }
 
 // While nothing is pointed at, the legend says how it stands now: when uPlot has done what it was asked to, which comes after us.
