@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from elasticdl.cluster.base import ExitFacts, ProcessName, Role
@@ -461,8 +462,12 @@ class RingWorld:
 
     def run_out(self) -> None:
         """Nothing goes wrong any more: the job must end by itself."""
+        self.run_until(lambda: self.finish is not None)
+
+    def run_until(self, reached: Callable[[], bool]) -> None:
+        """Nothing goes wrong until then."""
         for _ in range(1000):
-            if self.finish:
+            if reached():
                 return
             self.turn()
         raise AssertionError(f"the job does not end: {self.state.status()}")

@@ -145,6 +145,28 @@ def test_what_broke_the_generation_that_is_left_is_in_the_reason_of_the_next_in_
     assert reason.endswith((" or …", " what …", " not …")) and len(reason) < 220
 
 
+def works(world: RingWorld) -> list[tuple[str, float]]:
+    """Who was told to have made its first progress, and how long after it was ready."""
+    found = [one for one in world.announced if one.details.get("step") == Step.WORKING]
+    return [(str(one.process), one.details["after_s"]) for one in found]
+
+
+def test_all_members_work_from_their_first_generation_that_trains_whoever_tells_of_its_steps():
+    world = started(num_workers=3, num_epochs=9)
+    grow(world)
+    assert works(world) == [], "nobody trained yet"
+    world.run_until(lambda: world.newest.version == 3)
+    first = works(world)
+    assert [name for name, _ in first] == ["worker-0", "worker-1", "worker-2"] and len({after_s for _, after_s in first}) == 1
+    world.kill(world.workers[world.ring.members[0]])
+    world.run_until(lambda: len(world.ring.members) == 3)
+    world.run_until(lambda: world.newest.version == 9)
+    ((name, after_s),) = works(world)[3:]
+    assert name == "worker-3" and after_s < 3
+    world.run_out()
+    assert len(works(world)) == 4
+
+
 def test_a_stopped_member_is_cut_out_when_it_was_not_heard_of_for_three_seconds_and_comes_back_as_a_joiner():
     world = started(num_workers=3)
     grow(world)

@@ -35,7 +35,8 @@ class Leasing:
         self.pace = Pace()
         self.ring_progressed: Callable[[ProgressReported], int] = lambda event: 0
         self.halt_ring: Callable[[str], None] = lambda why: None
-        """Both are the ring's, where there is one."""
+        self.ring_names: Callable[[], tuple[ProcessName, ...]] = tuple
+        """These are the ring's, where there is one: of the last, who trains together."""
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -147,15 +148,21 @@ class Leasing:
         if gained:
             self.pace.saw(event.task, event.at_s - process.busy_since_s, gained)
             self._facts.budgets.progressed()
-            if not process.done_records:
-                self._first_progress(process)
+            self._first_progress(*(self.ring_names() if on_ring else ()), event.worker)
             process.done_records += gained
             process.busy_since_s = event.at_s
             if not on_ring:
                 self._tell_loss(event)
 
-    def _first_progress(self, process: Process) -> None:
-        """A worker that came up does its part from now on."""
+    def _first_progress(self, *names: ProcessName) -> None:
+        """Workers that came up do their part from now on. On a ring one tells of the steps of all."""
+        for name in names:
+            process = self._facts.worker(name)
+            if process is not None and not process.works:
+                process.works = True
+                self._tell_first_progress(process)
+
+    def _tell_first_progress(self, process: Process) -> None:
         ready_s = self._facts.now_s if process.ready_s is None else process.ready_s
         after_s = self._facts.now_s - ready_s
         text = f"{process.name} works, {after_s:.1f} s after it was ready"

@@ -82,6 +82,8 @@ class Process:
     ran: bool = False
     leased: bool = False
     """It had a lease: it has come up."""
+    works: bool = False
+    """It made progress, by itself or with its ring."""
     running_s: float | None = None
     """When the cluster first showed that it runs."""
     changes: Callable[[], None] = field(default=_nothing, repr=False, compare=False)

@@ -75,6 +75,7 @@ class JobState:
         self._evaluation.ring_first = lambda: next(iter(self._ring.members), None)
         self._leasing.ring_progressed = self._ring_work.progressed
         self._leasing.halt_ring = self._ring_work.halt
+        self._leasing.ring_names = lambda: self._ring_work.names
         self._flow.ring_idle = lambda: self._ring_work.idle
 
     # -- for readers --------------------------------------------------------------------------------------------------
