@@ -263,11 +263,19 @@ class Story:
                 self._put(Entry(one.at, one.at_s, What.PHASE, f"{_first_line(one.text)}{took}", level=one.level))
             case Step.ENDED:
                 self._has_ended = True
+                self._end_waits(one)
                 self._note(one)
             case _ if one.level in ("warning", "error"):
                 self._note(one)
             case _:
                 pass
+
+    def _end_waits(self, one: Occurrence) -> None:
+        """Whatever nobody saw the end of."""
+        for what, wait in self._waits.items():
+            wait.open, wait.level, wait.seconds = False, "info", max(0.0, one.at_s - wait.at_s)
+            self._waited_s[what] = self._waited_s.get(what, 0.0) + wait.seconds
+        self._waits.clear()
 
     def _made_up_by_others(self, one: Occurrence) -> None:
         """All work is done: what lost workers left was done by those that were there, before anybody came in their place."""

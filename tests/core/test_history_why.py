@@ -160,6 +160,51 @@ def test_who_still_waits_when_the_job_ends_has_got_no_place(recorded):
     assert job.said("no place is waited for any more") and not job.said("every process has its place")
 
 
+@pytest.mark.parametrize("how", ["done", "failed", "stopped"])
+def test_no_wait_outlasts_the_job(recorded, how):
+    """Its last processes end before anybody looks again."""
+    record = recorded(num_workers="1:2")
+    job = record.job
+    job.up(1)
+    job.put(e.CreateFailed(0, job.worker(1), QUOTA, retry=True))
+    for _ in range(12):
+        job.tick(1)
+    job.die(job.ps(0), ExitFacts(signal=9))
+    for _ in range(6):
+        job.tick(1)
+    assert [entry["open"] for entry in record.entries("wait")] == [True, True]
+    job.t += 0.5
+    if how == "failed":
+        job.put(e.CreateFailed(0, job.ps(0, 1), "not allowed", retry=False))
+    elif how == "stopped":
+        job.put(e.StopRequested(0, "enough"))
+    else:
+        job.attach(job.ps(0, 1), restored=0)
+        job.train_all()
+    while not job.finished:
+        for process in list(job.state._facts.processes.going):
+            job.die(process, ExitFacts(exit_code=0, asked=True))
+    assert [entry["open"] for entry in record.entries("wait")] == [False, False]
+    place, servers = record.words("wait")
+    assert place.startswith(f"waited 18 s for a place: {QUOTA}") and servers.startswith("waited 5.0 s for the parameter servers")
+    assert job.given[-1] is job.finished, "nothing is told after the end"
+
+
+def test_a_record_whose_waits_nobody_ended_has_them_end_with_the_job():
+    story = Story()
+    for seq, (at_s, kind, details) in enumerate(
+        [
+            (12.0, "wait", meaning(Step.BEGUN, wait="place", since_s=10.0, reason=QUOTA)),
+            (50.0, "job", meaning(Step.ENDED, exit_code=0)),
+            (80.0, "job", meaning(Step.BEGUN, away_s=30.0)),
+        ]
+    ):
+        story.add(Occurrence(seq, at_s, at_s, kind, "text", details=details))
+    found = story.as_dict(80.0)
+    assert told(found["entries"][0]) == f"waited 40 s for a place: {QUOTA}" and found["entries"][0]["level"] == "info"
+    assert found["totals"]["waited_s"] == {"place": 40.0}
+
+
 def test_what_a_lost_worker_left_is_made_up_for_by_the_others_where_nobody_came_in_time(recorded):
     record = recorded(num_workers=2)
     job = record.job

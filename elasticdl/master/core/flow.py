@@ -44,6 +44,8 @@ class Flow:
         self._servers_stopped = False
         self.ring_idle: Callable[[], bool] = lambda: True
         """On a ring: whether nothing is in its hands."""
+        self.end_waits: Callable[[], None] = lambda: None
+        """Tells that nothing is waited for any more."""
 
     def begin(self) -> None:
         """The data was counted."""
@@ -210,6 +212,7 @@ class Flow:
         facts = self._facts
         if not self._ending:
             self._ending = True
+            self.end_waits()
             self._evaluation.abandon()
             self._dismiss_workers()
         workers_left = any(True for _ in facts.processes.workers())

@@ -64,6 +64,7 @@ class JobState:
         self._flow = Flow(self._facts, self._scaling, self._leasing, self._evaluation, self._checkpointing)
         self._join_ring()
         self._waits = Waits(self._facts, self._leasing, self._evaluation)
+        self._flow.end_waits = self._end_waits
         self._story: deque[events.Event] = deque(maxlen=_STORY)
 
     def _join_ring(self) -> None:
@@ -243,6 +244,11 @@ class JobState:
         cutting = self._snapshots.cutting if not self._facts.on_ring else None
         if cutting is not None and self._facts.now_s - cutting.since_s > _CUT_LIMIT_S:
             self._snapshot_failed(cutting.id, f"no answer from the servers within {_CUT_LIMIT_S:.0f} s")
+
+    def _end_waits(self) -> None:
+        """All waits end with the job: its last processes may end before the next look."""
+        self._placement.tick()
+        self._waits.end()
 
     # -- data ---------------------------------------------------------------------------------------------------------
 

@@ -91,6 +91,12 @@ class Waits:
                 del self._open[what]
                 self._over(what, wait)
 
+    def end(self) -> None:
+        """The job is over, and whatever it waits for."""
+        for what, wait in self._open.items():
+            self._over(what, wait)
+        self._open.clear()
+
     def _over(self, what: Awaited, wait: _Open) -> None:
         waited_s = wait.seen_s - wait.since_s
         if not wait.told:
