@@ -125,7 +125,8 @@ def summary(outcome: Outcome) -> list[str]:
         done = done_word(outcome.action)
         named = {key: {"trained": done, "left": f"not {done}"}.get(key, key) for key in total if total[key] or key not in _RARE}
         counted = f"  (counted {outcome.receipt['counted']})" if outcome.receipt.get("counted") else ""
-        lines.append("records  " + "  ".join(f"{word} {total[key]}" for key, word in named.items()) + counted)
+        bound = {"repeated": "at least "} if outcome.receipt.get("repeated_at_least") else {}
+        lines.append("records  " + "  ".join(f"{word} {bound.get(key, '')}{total[key]}" for key, word in named.items()) + counted)
     if values := named_values(outcome.loss, outcome.metrics):
         lines.append("metrics  " + "  ".join(f"{name} {value:.6g}" for name, value in values.items()))
     if outcome.output:

@@ -19,7 +19,9 @@ from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
 from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.master.core.commands import SaveSnapshot
+from elasticdl.master.core.resuming import gone_on
 from elasticdl.master.files import JobDirectory
+from elasticdl.master.last_known import counts_of_run_before
 from elasticdl.master.scaled import keep_scale
 from elasticdl.rpc.ps_control import ServerSaved
 from elasticdl.shard import SnapshotId
@@ -31,13 +33,14 @@ _LOG = logging.getLogger(__name__)
 class Beginning:
     """Where a job begins: `restore_from` is a checkpoint's directory, '' for none; `ledger` is '' for a fresh one.
 
-    `passed_over`: why newer checkpoints were not used.
+    `passed_over`: why newer checkpoints were not used. `again`: records that the run before is known to have trained beyond it.
     """
 
     restore_from: str = ""
     ledger: str = ""
     version: int = 0
     passed_over: tuple[str, ...] = ()
+    again: int = 0
 
 
 class Saver(Protocol):
@@ -123,7 +126,8 @@ class Archive:
             raise UserError(f"{found.directory} has no data ledger to resume", hint="use --checkpoint-dir-for-init instead")
         self._refuse_of_other_strategy(found)
         _LOG.info("going on from %s", found.directory)
-        return Beginning(str(found.directory), found.manifest.ledger, found.manifest.version, found.rejected)
+        ledger, again = gone_on(found.manifest.ledger, counts_of_run_before(JobDirectory(self._checkpoints.parent)))
+        return Beginning(str(found.directory), ledger, found.manifest.version, found.rejected, again)
 
     def _refuse_of_other_strategy(self, found: store.Found) -> None:
         """Raise UserError: servers hold rows by id, a ring whole variables; neither reads the other's files."""

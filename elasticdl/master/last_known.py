@@ -29,6 +29,16 @@ def last_known(directory: JobDirectory, message: str) -> dict[str, Any]:
     return {}
 
 
+def counts_of_run_before(directory: JobDirectory) -> dict[int, tuple[int, int]]:
+    """Records trained and repeated, by epoch, of a training that ended or was killed in that directory; {} if nothing is known."""
+    for path, inside in ((directory.newest, True), (directory.receipt, False)):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            found = json.loads(path.read_text(encoding="utf-8"))
+            receipt = found["status"]["receipt"] if inside else found
+            return {int(row["epoch"]): (int(row["trained"]), int(row["repeated"])) for row in receipt["epochs"]}
+    return {}
+
+
 def _ended(row: dict[str, Any]) -> dict[str, Any]:
     from elasticdl.master.core.processes import Life
 

@@ -60,7 +60,7 @@ from elasticdl.master.way_on import with_way_on
 from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Task
-from elasticdl.words import spoken
+from elasticdl.words import amount, spoken
 
 _LOG = logging.getLogger("elasticdl.master")
 PREFLIGHT_S = 600.0
@@ -205,6 +205,9 @@ class Master:
         hands.carry_out(self._begun())
         for warning in (*self._environment.warnings, *([problem] if problem else ())):
             hands.carry_out(Announce("job", warning, level="warning"))
+        if again := self._plan.beginning.again:
+            text = f"the run before had trained {amount(again, 'record')} more than its last checkpoint has, at least: they are repeated"
+            hands.carry_out(Announce("checkpoint", text, level="warning", details={"repeated": again}))
         self.inbox.post(self._started())
         try:
             return await Driver(self.core, journal, self.inbox, self._desk, hands).run(cluster)

@@ -35,7 +35,9 @@ def leave_outcome(directory: JobDirectory, finish: FinishJob, results: Results) 
         if results.status is not None:
             write_json(directory.receipt, results.receipt)
         write_json(directory.status, {**outcome, "status": results.status})
-        directory.newest.unlink(missing_ok=True)
+        if results.status is not None:
+            # A run that did not begin takes nothing of what is known of the one before.
+            directory.newest.unlink(missing_ok=True)
     except OSError as error:
         _LOG.error("cannot leave the outcome in %s: %s", directory.path, error)
 

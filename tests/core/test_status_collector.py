@@ -15,7 +15,7 @@ from elasticdl.history.lines import JsonLines
 from elasticdl.history.series import MOST_LABELS
 from elasticdl.history.snapshot import eta_s
 from elasticdl.master.files import JobDirectory
-from elasticdl.master.last_known import last_known
+from elasticdl.master.last_known import counts_of_run_before, last_known
 from elasticdl.master.status.collector import Collector, MetricsLog
 
 pytestmark = pytest.mark.core
@@ -164,3 +164,13 @@ def test_a_job_that_is_over_or_ends_early_has_no_time_left() -> None:
     assert eta_s(found) == 60.0
     assert eta_s({**found, "exit_code": 130, "phase": "draining"}) is None
     assert eta_s({**found, "receipt": {"why_left": "training ended early: enough"}}) is None
+
+
+def test_what_a_run_before_trained_is_known_from_the_status_it_wrote_down_or_from_its_receipt(tmp_path: Path) -> None:
+    directory = JobDirectory(tmp_path)
+    assert counts_of_run_before(directory) == {}
+    receipt = {"epochs": [{"epoch": 0, "trained": 64, "repeated": 3}, {"epoch": 1, "trained": 10, "repeated": 0}]}
+    directory.receipt.write_text(json.dumps(receipt))
+    assert counts_of_run_before(directory) == {0: (64, 3), 1: (10, 0)}
+    directory.newest.write_text(json.dumps({"status": {"receipt": {"epochs": [{"epoch": 0, "trained": 5, "repeated": 1}]}}}))
+    assert counts_of_run_before(directory) == {0: (5, 1)}

@@ -60,6 +60,7 @@ def ledger_json(
             "done_shards": ledger.done_shards + sum(not piece.rest for piece in pieces),
             "workers_used": workers_used,
             "rounds_used": rounds_used,
+            "repeated_at_least": ledger.repeated_at_least,
             "repeated_before": {str(epoch): count for epoch, count in ledger.repeated_before.items()},
         }
     )
@@ -111,6 +112,31 @@ def resume(text: str, training: tuple[Source, ...], epochs: int, ids: Ids) -> Re
         raise UserError(f"the checkpoint's ledger cannot be read: {error!r}", hint="resume from an earlier checkpoint") from error
 
 
+def gone_on(text: str, known: Mapping[int, tuple[int, int]]) -> tuple[str, int]:
+    """The ledger with what the run before is known to have trained beyond it counted as repeated, and how many records that are.
+
+    `known`: by epoch what was trained and repeated. The run may have done more that nobody was told of any more. A ledger that
+    cannot be read stays as it is.
+    """
+    again = 0
+    try:
+        plain = json.loads(text)
+        counts, later = {count["epoch"]: count for count in plain["counts"]}, plain.setdefault("repeated_before", {})
+        for epoch, (trained, repeated) in known.items():
+            mine = counts.get(epoch)
+            more = max(0, trained - (mine["trained"] if mine else 0))
+            before = mine["repeated"] if mine else later.get(str(epoch), 0)
+            if mine:
+                mine["repeated"] = max(before, repeated) + more
+            elif more or repeated:
+                later[str(epoch)] = max(before, repeated) + more
+            again += more
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return text, 0
+    plain["repeated_at_least"] = plain.get("repeated_at_least", False) or again > 0
+    return json.dumps(plain), again
+
+
 def _rebuild(plain: dict[str, Any], training: tuple[Source, ...], epochs: int, ids: Ids) -> Resumed:
     sources = tuple(Source(**source) for source in plain["sources"])
     _check_same(sources, training)
@@ -122,6 +148,7 @@ def _rebuild(plain: dict[str, Any], training: tuple[Source, ...], epochs: int, i
     ledger.parked.extend(_piece(plan, entry) for entry in plain["parked"])
     ledger.done_shards = plain["done_shards"]
     ledger.stopped = plain["stopped"]
+    ledger.repeated_at_least = bool(plain.get("repeated_at_least", False))
     ledger.repeated_before = {int(epoch): count for epoch, count in plain.get("repeated_before", {}).items()}
     return Resumed(ledger, plain["workers_used"], plain["rounds_used"])
 

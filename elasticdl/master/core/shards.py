@@ -134,6 +134,8 @@ class Ledger:
         self._order: list[int] = []
         self._cursor = 0
         self._first_id = 0
+        self.repeated_at_least = False
+        """A run before trained more than its checkpoint has, and ended without a word: what is repeated may be more than was counted."""
         self.repeated_before: dict[int, int] = {}
         """Records by epoch that were trained, and then lost with all that had the weights, before that epoch began (again)."""
         self.done_by: Counter[ProcessName] = Counter()
@@ -254,6 +256,8 @@ class Ledger:
     def replaces(self, lost: Ledger, holder: ProcessName) -> int:
         """This ledger, of an earlier time, takes the place of one whose weights were lost; returns the records trained in vain."""
         vain = 0
+        self.repeated_at_least = self.repeated_at_least or lost.repeated_at_least
+        self.repeated_before.update((epoch, count) for epoch, count in lost.repeated_before.items() if epoch >= len(self.counts))
         for epoch, count in enumerate(lost.counts):
             mine = self.counts[epoch] if epoch < len(self.counts) else None
             again = max(0, count.trained - mine.trained) if mine else count.trained

@@ -36,7 +36,8 @@ def receipt(facts: Facts, ledger: Ledger | None, newest: int | None = None) -> d
     """What became of every record: expected = trained + bad + lost + left, in each epoch and in total; `repeated` beside.
 
     `epochs` are those that were begun, the `newest` of them only if that is given; `total` is of all that were planned, with those that
-    are `not_begun`. `why_left`: of a job that ended, or whose training ended early; '' as long as what is left is to come.
+    are `not_begun`. `repeated_at_least`, if there: what a run before had trained is repeated, maybe more of it than is known.
+    `why_left`: of a job that ended, or whose training ended early; '' as long as what is left is to come.
     """
     counts = ledger.counts if ledger else []
     rows = [{"epoch": epoch, **_row(count)} for epoch, count in enumerate(counts)]
@@ -50,6 +51,7 @@ def receipt(facts: Facts, ledger: Ledger | None, newest: int | None = None) -> d
         "epochs_left_out": len(rows) - len(shown),
         "not_begun": {"epochs": waiting, "records": waiting * records},
         "total": total,
+        **({"repeated_at_least": True} if ledger and ledger.repeated_at_least else {}),
         "why_left": _why_left(facts) if total["left"] else "",
     }
 
