@@ -57,6 +57,12 @@ def test_fewer_than_the_fewest_begin_at_once_when_nobody_else_is_coming():
     assert decide(100.0, None, [joiner(0)], Wanted(3, 4, coming=0)).members == (name(0),)
 
 
+def test_enough_that_are_ready_wait_a_moment_for_whoever_else_may_be_about_to_be_and_say_no_more_than_that():
+    decision = decide(100.1, None, [joiner(0), joiner(1)], Wanted(1, 3, coming=1))
+    assert (decision.members, decision.look_again_s) == ((), 100.0 + SETTLE_S)
+    assert decision.reason == "2 workers ready; others may be about to be"
+
+
 def test_joiners_that_come_together_join_together():
     workers = [member(0), member(1), joiner(2, 100.0)]
     wanted = Wanted(1, 4, coming=1)

@@ -112,8 +112,9 @@ def _first(now_s: float, present: Generation | None, workers: Sequence[Standing]
     if len(free) >= wanted.low or not wanted.coming:
         at_s = min(at_s, _settled_s(free, wanted, enough=len(free) >= wanted.high))
     if now_s < at_s:
-        waits = f"{len(free)} of {amount(wanted.low, 'worker')} ready; waiting for the others for at most {QUORUM_S:.0f} s"
-        return Decision((), number, waits, at_s)
+        few = f"{len(free)} of {amount(wanted.low, 'worker')} ready; waiting for the others for at most {QUORUM_S:.0f} s"
+        enough = f"{amount(len(free), 'worker')} ready; others may be about to be"
+        return Decision((), number, few if len(free) < wanted.low else enough, at_s)
     members = tuple(worker.name for worker in free[: wanted.high])
     few = "" if len(members) >= wanted.low else f", though {wanted.low} are wanted"
     return Decision(members, number + 1, f"{amount(len(members), 'worker')} ready{few}")
