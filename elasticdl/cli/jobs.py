@@ -162,6 +162,10 @@ def lines(report: Report) -> list[str]:
     shown = [plain(progress.head({**status, "message": report.state} if over else status))]
     if report.exit_code is not None:
         shown.append(f"{'ended' if over else 'ends'} with exit code {report.exit_code}: {plain(report.outcome)}")
+    receipt = status.get("receipt") or {}
+    why = str(receipt.get("why_left") or "").partition("\n")[0]
+    if why and not report.outcome.startswith(why):
+        shown.append(plain(f"left: {amount(receipt['total'].get('left', 0), 'record')}, {why}"))
     if report.hint:
         shown.append(f"hint: {plain(report.hint)}")
     rows = [(p["name"], p["state"], p["where"], p["cause"] or "", plain(p["shard"] or p["message"])) for p in status["processes"]]

@@ -14,7 +14,7 @@ from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError
 from elasticdl.master.files import JobDirectory
 from elasticdl.master.last_known import last_known
 from elasticdl.master.way_on import way_on
-from elasticdl.words import done_word
+from elasticdl.words import amount, done_word
 
 if TYPE_CHECKING:
     from elasticdl.cluster.base import ExitFacts
@@ -127,6 +127,9 @@ def summary(outcome: Outcome) -> list[str]:
         counted = f"  (counted {outcome.receipt['counted']})" if outcome.receipt.get("counted") else ""
         bound = {"repeated": "at least "} if outcome.receipt.get("repeated_at_least") else {}
         lines.append("records  " + "  ".join(f"{word} {bound.get(key, '')}{total[key]}" for key, word in named.items()) + counted)
+    why = str(outcome.receipt.get("why_left") or "").partition("\n")[0]
+    if why and why != outcome.message.partition("\n")[0]:
+        lines.append(f"left     {amount(total.get('left', 0), 'record')}: {why}")
     if values := named_values(outcome.loss, outcome.metrics):
         lines.append("metrics  " + "  ".join(f"{name} {value:.6g}" for name, value in values.items()))
     if outcome.output:

@@ -74,6 +74,8 @@ class Story:
         self._entries: deque[Entry] = deque(maxlen=MOST_ENTRIES)
         self._count = 0
         self._ending = self._has_ended = False
+        self._worked = self._thinned = False
+        """Somebody made progress under this master."""
         self._at_s = 0.0
         self._stopped_s = 0.0
         """Between ends of the job and its being taken on again."""
@@ -94,6 +96,7 @@ class Story:
     def add(self, one: Occurrence) -> None:
         """One more."""
         self._at_s = max(self._at_s, one.at_s)
+        self._thinned = self._thinned or one.kind == "history"
         match one.kind:
             case "process":
                 self._process(one)
@@ -176,6 +179,7 @@ class Story:
             self._recover(one)
 
     def _working(self, one: Occurrence) -> None:
+        self._worked = True
         after_s = one.number("after_s")
         if after_s >= SLOW_S:
             text = f"{one.process} made its first progress {spoken(after_s)} after it was ready"
@@ -259,13 +263,14 @@ class Story:
                     and one.details.get("phase") in ("evaluating", "checkpointing", "exporting", "ending")
                 ):
                     self._made_up_by_others(one)
-                took = f" ({before} took {spoken(before_s)})" if before_s >= SLOW_S else ""
+                what = f"{before} took" if before != "working" or self._worked or self._thinned else "nothing was done in"
+                took = f" ({what} {spoken(before_s)})" if before_s >= SLOW_S else ""
                 self._put(Entry(one.at, one.at_s, What.PHASE, f"{_first_line(one.text)}{took}", level=one.level))
             case Step.ENDED:
                 self._has_ended = True
                 self._end_waits(one)
                 self._note(one)
-            case _ if one.level in ("warning", "error"):
+            case _ if one.level in ("warning", "error") or "ended_early" in one.details:
                 self._note(one)
             case _:
                 pass
@@ -285,7 +290,7 @@ class Story:
 
     def _begun(self, one: Occurrence) -> None:
         """Between its end and a --resume nobody waited for the job: that time is told, and counts as no wait."""
-        self._ending = False
+        self._ending = self._worked = False
         for wait in self._waits.values():
             wait.open, wait.seconds = False, max(0.0, one.at_s - wait.at_s)
         self._waits.clear()

@@ -15,6 +15,8 @@ from elasticdl.cli import progress
 from elasticdl.cli.documents import Format
 from elasticdl.cli.ending import tell_end
 from elasticdl.cli.following import Events, Tail
+from elasticdl.cli.found import Kind, Place, Report
+from elasticdl.cli.jobs import lines
 from elasticdl.cli.outcome import Outcome, outcome_of, summary
 from elasticdl.cli.view import LineView, LiveView, picture, view_for
 from elasticdl.cluster.base import ExitFacts
@@ -230,3 +232,13 @@ def test_no_picture_is_painted_where_none_is_wanted(monkeypatch: pytest.MonkeyPa
         view = view_for()
         view.close()
         assert isinstance(view, LiveView) is painted_over, (name, value)
+
+
+def test_why_records_are_left_is_said_by_the_summary_and_by_status_where_the_end_does_not_say_it() -> None:
+    why = "training ended early: 16 steps are done"
+    receipt = {"epochs": [], "total": {"expected": 100, "trained": 40, "repeated": 0, "left": 60}, "why_left": why}
+    assert summary(Outcome(0, "done", "/jobs/ads", receipt=receipt))[1] == f"left     60 records: {why}"
+    assert summary(Outcome(1, why, "/jobs/ads", receipt=receipt))[1] == "job      /jobs/ads"
+    place = Place(Kind.LOCAL, job_dir="/jobs/ads")
+    assert f"left: 60 records, {why}" in lines(Report("ads", place, "done", 1.0, status(receipt=receipt), 0, "done"))
+    assert not [line for line in lines(Report("ads", place, "failed", 1.0, status(receipt=receipt), 1, why)) if "left:" in line]

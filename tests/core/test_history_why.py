@@ -470,3 +470,23 @@ def test_an_old_record_without_steps_still_has_its_words(tmp_path):
     (tmp_path / "events.jsonl").write_text(json.dumps(row) + "\n")
     assert read_occurrences(tmp_path / "events.jsonl")[0][0].step == ""
     assert [entry["text"] for entry in record_in(tmp_path).story["entries"]] == ["worker-0 ended: killed"]
+
+
+def test_why_says_why_a_callback_ended_the_training(recorded):
+    record = recorded(num_workers=1)
+    job = record.job
+    job.up()
+    job.put(e.StopAsked(0, job.worker(0), "16 steps are done"))
+    assert record.words("note") == ["training ends early: 16 steps are done"]
+
+
+@pytest.mark.parametrize(("trained", "words"), [(True, "working took 12 s"), (False, "nothing was done in 12 s")])
+def test_a_phase_in_which_nothing_was_done_is_not_said_to_have_been_worked_in(recorded, trained, words):
+    record = recorded(num_workers=1)
+    job = record.job
+    job.up()
+    if trained:
+        job.progress(0, job.lease(), 8)
+    job.t += 12.0
+    job.put(e.StopRequested(0, "enough"))
+    assert words in record.words("phase")[-1]

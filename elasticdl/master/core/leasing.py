@@ -270,11 +270,11 @@ class Leasing:
         return self._settlement.lost(process, Blame(blame) if blame and not blamed else None) or blamed
 
     def stop_early(self, why: str) -> None:
-        """Training ends now: what nobody has begun is not expected any more."""
+        """Training ends now: what nobody has begun is left."""
         work = self._facts.work
         if work is None or work.stopped or self._facts.phase is not Phase.WORKING or self._facts.spec.action is not Action.TRAIN:
             return
-        self._facts.orders.announce("job", f"training ends early: {why}")
+        self._facts.orders.announce("job", f"training ends early: {why}", details={"ended_early": why})
         self._facts.ended_early = why
         work.stop()
         if self._facts.on_ring:
