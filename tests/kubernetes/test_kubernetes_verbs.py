@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import yaml
@@ -147,13 +147,13 @@ def namespaced(place: Place, name: str) -> Iterator[None]:
     place.kubectl("delete", "namespace", name, "--wait=false")
 
 
-def heard(process: subprocess.Popen[str], words: str) -> None:
-    """Read on until a process says some words."""
-    assert process.stderr is not None
+def heard(stream: IO[str] | None, words: str, since: str = "") -> None:
+    """Read on until a process says some words, in a line that begins with a time after `since` if that is given."""
+    assert stream is not None
     said = []
-    for line in process.stderr:
+    for line in stream:
         said.append(line)
-        if words in line:
+        if words in line and line > since:
             return
     raise AssertionError(f"never said {words!r}, but:\n{''.join(said)}")
 
@@ -346,13 +346,14 @@ def test_wait_gives_up_with_124_and_a_watched_status_survives_an_api_server_that
     if elasticdl.place.own is None:
         pytest.skip("taking the API server away needs the tests' own cluster")
     with elasticdl.start("status", JOB, "--watch") as watching:
-        heard(watching, "records (")
+        heard(watching.stdout, "records (")
         elasticdl.place.own.kill("kube-apiserver")
         try:
-            heard(watching, "looking again")
+            heard(watching.stderr, "looking again")
+            lost = time.strftime("%Y-%m-%d %H:%M:%S")
         finally:
             elasticdl.place.own.start("kube-apiserver")
-        heard(watching, "records (")
+        heard(watching.stdout, "records (", since=lost)
         watching.send_signal(signal.SIGINT)
         assert watching.wait(LIMIT_S) == 130
     elasticdl.until(lambda: elasticdl.run("status", JOB)[0] == 0, "the API server is back")
