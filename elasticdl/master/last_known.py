@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -16,17 +17,21 @@ _GONE = "its master was killed, and it with it"
 
 def last_known(directory: JobDirectory, message: str) -> dict[str, Any]:
     """The status of a job that has ended like that, with `message` for the end; {} if nothing was written down."""
-    from elasticdl.master.core.parts import Phase  # not for every `--help`
-
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         found = json.loads(directory.newest.read_text(encoding="utf-8"))["status"]
         status = {key: value for key, value in found.items() if key not in _OF_ITS_TIME}
-        over = {"phase": str(Phase.ENDED), "message": message, "outcome": message, "exit_code": int(ExitCode.JOB_FAILED)}
-        still = {"gauges": {}, "waiting": [], "records_per_s": 0.0, "records": {**status["records"], "records_per_s": 0.0}}
         receipt = {**status["receipt"], "why_left": message, "counted": "some seconds before its master was killed"}
-        processes = [_ended(row) for row in status["processes"]]
-        return {**status, **over, **still, "receipt": receipt, "processes": processes}
+        return {**cut_short(status, message, ExitCode.JOB_FAILED, _GONE), "receipt": receipt}
     return {}
+
+
+def cut_short(status: Mapping[str, Any], message: str, exit_code: int, gone: str) -> dict[str, Any]:
+    """A status out of the midst of a job, of one that has ended so: nothing of it moves. `gone`: what became of its processes."""
+    from elasticdl.master.core.parts import Phase  # not for every `--help`
+
+    over = {"phase": str(Phase.ENDED), "message": message, "outcome": message, "exit_code": int(exit_code)}
+    still = {"gauges": {}, "waiting": [], "records_per_s": 0.0, "records": {**status["records"], "records_per_s": 0.0}}
+    return {**status, **over, **still, "processes": [_ended(row, gone) for row in status["processes"]]}
 
 
 def counts_of_run_before(directory: JobDirectory) -> dict[int, tuple[int, int]]:
@@ -39,7 +44,7 @@ def counts_of_run_before(directory: JobDirectory) -> dict[int, tuple[int, int]]:
     return {}
 
 
-def _ended(row: dict[str, Any]) -> dict[str, Any]:
+def _ended(row: dict[str, Any], gone: str) -> dict[str, Any]:
     from elasticdl.master.core.processes import Life
 
-    return row if row["state"] == Life.ENDED else {**row, "state": str(Life.ENDED), "shard": "", "message": _GONE}
+    return row if row["state"] == Life.ENDED else {**row, "state": str(Life.ENDED), "shard": "", "message": gone}

@@ -33,6 +33,7 @@ from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.master.archive import Archive, Beginning
 from elasticdl.master.core.commands import Announce, FinishJob
 from elasticdl.master.core.events import JobStarted, StopRequested
+from elasticdl.master.core.parts import Phase
 from elasticdl.master.core.state import JobState
 from elasticdl.master.departing import checkpoint_in_time
 from elasticdl.master.driver import Driver
@@ -42,6 +43,7 @@ from elasticdl.master.front_desk import FrontDesk
 from elasticdl.master.hands import Hands, Means
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import JournalFile
+from elasticdl.master.last_known import cut_short
 from elasticdl.master.launching import Launcher
 from elasticdl.master.lobby import Lobby, lobby
 from elasticdl.master.outcome import Results, ended, leave_outcome, leave_report, tell_story
@@ -152,9 +154,9 @@ class Master:
         """The same for the wire."""
         return json.dumps(self.status())
 
-    def results(self) -> Results:
+    def results(self, finish: FinishJob) -> Results:
         """What the job came to."""
-        return Results(self.status(), self.core.receipt(), self._plan.spec.checkpoint.output)
+        return Results(self._last_status(finish), self.core.receipt(), self._plan.spec.checkpoint.output)
 
     @property
     def has_left(self) -> bool:
@@ -250,11 +252,18 @@ class Master:
 
     def snapshot(self, finish: FinishJob) -> dict[str, Any]:
         """The job as page and report show it, now that it has ended."""
-        found, of = self.status(), self._watched.about
+        found, of = self._last_status(finish), self._watched.about
         status = shown_status(of, found, now=self.inbox.clock.wall_s(), state=end_in_words(finish.exit_code))
         outcome = {"exit_code": int(finish.exit_code), "message": finish.message, "hint": finish.hint}
         logs = ends_in(self._environment.directory.logs, status)
         return snapshot(of, status, record_of(self.chronicle, status), self.collector.as_list(), outcome, logs)
+
+    def _last_status(self, finish: FinishJob) -> dict[str, Any]:
+        found = self.status()
+        if found["phase"] == Phase.ENDED:
+            return found
+        why = finish.message.partition("\n")[0]
+        return cut_short(found, finish.message, finish.exit_code, f"it ended with the job, at once: {why}")
 
     def _started(self) -> JobStarted:
         found, beginning = self._plan.preflight, self._plan.beginning
@@ -315,7 +324,7 @@ async def serve(environment: Environment, plan: Plan, site: Site) -> FinishJob:
     if not master.has_left:
         finish = with_way_on(finish, plan.spec.model_dump(mode="json"), environment.directory)
         master.close_record(finish)
-        results = master.results()
+        results = master.results(finish)
         leave_outcome(environment.directory, finish, results)
         leave_report(environment.directory, lambda: master.snapshot(finish))
         if site.has_next:

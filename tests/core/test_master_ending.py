@@ -272,7 +272,10 @@ def test_stopping_twice_ends_without_grace(bench):
     job.lease()
     job.put(e.StopRequested(0, "first"))
     commands = job.put(e.StopRequested(0, "second"))
-    assert [(stop.name, stop.grace_s) for stop in job.of(c.StopProcess, commands)] == [(job.worker(0), 0.0)]
+    (stop,) = job.of(c.StopProcess, commands)
+    assert (stop.name, stop.grace_s) == (job.worker(0), 0.0)
+    told = {process.name: process.message for process in job.state.status().processes}
+    assert stop.reason == "the job is stopped: first" == told["worker-0"], "the first reason stands"
 
 
 def test_a_stop_before_anything_was_trained_ends_at_once(bench):

@@ -15,7 +15,7 @@ from elasticdl.history.lines import JsonLines
 from elasticdl.history.series import MOST_LABELS
 from elasticdl.history.snapshot import eta_s
 from elasticdl.master.files import JobDirectory
-from elasticdl.master.last_known import counts_of_run_before, last_known
+from elasticdl.master.last_known import counts_of_run_before, cut_short, last_known
 from elasticdl.master.status.collector import Collector, MetricsLog
 
 pytestmark = pytest.mark.core
@@ -174,3 +174,14 @@ def test_what_a_run_before_trained_is_known_from_the_status_it_wrote_down_or_fro
     assert counts_of_run_before(directory) == {0: (64, 3), 1: (10, 0)}
     directory.newest.write_text(json.dumps({"status": {"receipt": {"epochs": [{"epoch": 0, "trained": 5, "repeated": 1}]}}}))
     assert counts_of_run_before(directory) == {0: (5, 1)}
+
+
+def test_nothing_moves_in_the_status_of_a_job_that_was_ended_at_once() -> None:
+    rows = [
+        {"name": "worker-0", "state": "stopping", "shard": "3", "message": "the job is stopped: elasticdl stop"},
+        {"name": "worker-1", "state": "ended", "shard": "", "message": "finished"},
+    ]
+    found = cut_short(status(9.0, processes=rows, waiting=["x"], phase="draining"), "stopped: elasticdl stop", 130, "it went, too")
+    assert (found["phase"], found["exit_code"], found["message"]) == ("ended", 130, "stopped: elasticdl stop")
+    assert (found["records_per_s"], found["records"]["records_per_s"], found["gauges"], found["waiting"]) == (0.0, 0.0, {}, [])
+    assert [(row["state"], row["message"]) for row in found["processes"]] == [("ended", "it went, too"), ("ended", "finished")]

@@ -42,6 +42,7 @@ class Flow:
         self._exported = False
         self._ending = False
         self._servers_stopped = False
+        self._stopped_for = ""
         self.ring_idle: Callable[[], bool] = lambda: True
         """On a ring: whether nothing is in its hands."""
         self.end_waits: Callable[[], None] = lambda: None
@@ -86,20 +87,22 @@ class Flow:
         if phase in (Phase.ENDING, Phase.ENDED):
             return
         hurry = self._facts.outcome is not None
-        if self._facts.outcome is None or self._facts.outcome.exit_code is not ExitCode.INTERRUPTED:  # the first reason stands
-            self._facts.outcome = Outcome(ExitCode.INTERRUPTED, f"stopped: {event.reason}", "")
+        self._stopped_for = self._stopped_for or event.reason  # the first reason stands: signals may follow
+        why = f"the job is stopped: {self._stopped_for}"
+        if self._facts.outcome is None or self._facts.outcome.exit_code is not ExitCode.INTERRUPTED:
+            self._facts.outcome = Outcome(ExitCode.INTERRUPTED, f"stopped: {self._stopped_for}", "")
         self._evaluation.abandon()
         if self._facts.on_ring and not hurry and self._facts.work is not None:
             # The weights live in the workers: they stop where they are and stay for the last checkpoint.
-            self._leasing.halt_ring(f"the job is stopped: {event.reason}")
-            self._facts.enter(Phase.DRAINING, f"the job is stopped: {event.reason}; the ring stops at the step that it is at")
+            self._leasing.halt_ring(why)
+            self._facts.enter(Phase.DRAINING, f"{why}; the ring stops at the step that it is at")
             return
         if not hurry:
-            self._facts.enter(Phase.DRAINING, f"the job is stopped: {event.reason}; workers give their work back")
+            self._facts.enter(Phase.DRAINING, f"{why}; workers give their work back")
         grace_s = 0.0 if hurry else DRAIN_GRACE_S
         for process in list(self._facts.processes.workers()):
             if process.live or (hurry and process.life is Life.STOPPING):
-                self._scaling.stop(process, grace_s, f"the job is stopped: {event.reason}")
+                self._scaling.stop(process, grace_s, why)
         if hurry and phase is Phase.CHECKPOINTING:
             self._facts.enter(Phase.ENDING, "stopped twice: the job ends without a last checkpoint")
 
