@@ -157,7 +157,7 @@ def record_in(directory: Path, now_s: float | None = None, killed: str = "") -> 
         end = Occurrence(last.seq + 1, last.at, last.at_s, "job", killed, level="error", details=meaning(Step.ENDED))
         occurrences.append(end)
         timeline.cut_off(end)
-        story.add(end)
+        story.cut_off(end)
     kept = occurrences[-KEPT:]
     started_at = occurrences[-1].at - occurrences[-1].at_s if occurrences else 0.0
     dropped = left_out + len(occurrences) - len(kept)

@@ -22,6 +22,7 @@ SLOW_S = 10.0
 _PREPARED_S = 5.0
 _AWAY_S = 1.0
 _MOST_OPEN = 1_000
+_MOST_NAMED = 5
 _EXPECTED = ("finished", "drained", "fenced")
 """Causes of ends that somebody wanted."""
 AWAITED = {"master": "a master", "place": "a place", "servers": "the parameter servers", "work": "work", "ring": "the ring"}
@@ -74,6 +75,8 @@ class Story:
         self._entries: deque[Entry] = deque(maxlen=MOST_ENTRIES)
         self._count = 0
         self._ending = self._has_ended = False
+        self._going: dict[str, None] = {}
+        """Processes whose end was not seen, in the order in which they were ordered."""
         self._worked = self._thinned = False
         """Somebody made progress under this master."""
         self._at_s = 0.0
@@ -115,6 +118,11 @@ class Story:
             case _:
                 pass
 
+    def cut_off(self, end: Occurrence) -> None:
+        """The master was killed, and all processes with it."""
+        self._gone_with_master()
+        self.add(end)
+
     def as_dict(self, now_s: float | None = None) -> dict[str, Any]:
         """For JSON: `entries`, how many were `dropped`, `totals`. `now_s`: default, that of the newest; what goes on has lasted so long."""
         count, total_s, worst_s = self._recovered
@@ -139,6 +147,10 @@ class Story:
     # -- processes ----------------------------------------------------------------------------------------------------
 
     def _process(self, one: Occurrence) -> None:
+        if one.step == Step.ORDERED:
+            self._going[one.process] = None
+        elif one.step in (Step.ENDED, Step.LOST):
+            self._going.pop(one.process, None)
         match one.step:
             case Step.ORDERED:
                 self._ordered(one)
@@ -298,14 +310,26 @@ class Story:
         self._replacing.clear()
         away_s, prepared_s = one.number("away_s"), one.number("prepared_s")
         if self._has_ended:
+            self._going.clear()
             self._stopped_s += away_s
-        elif away_s >= _AWAY_S:
+        elif gone := self._gone_with_master():
+            listed = ", ".join(gone[:_MOST_NAMED]) + (", …" if len(gone) > _MOST_NAMED else "")
+            text = f"the master was killed or lost, and with it {amount(len(gone), 'process', 'processes')}: {listed}"
+            self._put(Entry(one.at - away_s, one.at_s - away_s, What.NOTE, text, level="error"))
+        if not self._has_ended and away_s >= _AWAY_S:
             text = "for a master: the one before was gone"
             self._put(Entry(one.at - away_s, one.at_s - away_s, What.WAIT, text, seconds=away_s))
             self._waited_s["master"] = self._waited_s.get("master", 0.0) + away_s
         took = f" ({spoken(prepared_s)} to look at the model and the data)" if prepared_s >= _PREPARED_S else ""
         self._put(Entry(one.at, one.at_s, What.PHASE, f"{one.text}{took}"))
         self._has_ended = False
+
+    def _gone_with_master(self) -> list[str]:
+        """Counts the processes that went, or were ended by the next one; their names."""
+        gone = list(self._going)
+        self._going.clear()
+        self._causes.update({"infrastructure": len(gone)} if gone else {})
+        return gone
 
     def _ring(self, one: Occurrence) -> None:
         match one.step:

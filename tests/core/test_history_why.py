@@ -377,7 +377,10 @@ def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_
         timeline.add(one)
         story.add(one)
     assert [(bar["ended_s"], bar["ordered_s"]) for bar in timeline.as_dict(50.0)["bars"]] == [(40.0, 0.0), (None, 40.0)]
-    assert told(story.as_dict()["entries"][0]) == "waited 30 s for a master: the one before was gone"
+    assert [told(entry) for entry in story.as_dict()["entries"][:2]] == [
+        "the master was killed or lost, and with it 1 process: worker-0",
+        "waited 30 s for a master: the one before was gone",
+    ]
 
 
 def test_a_ring_goes_on_before_another_comes_and_that_is_what_is_told():
@@ -490,3 +493,35 @@ def test_a_phase_in_which_nothing_was_done_is_not_said_to_have_been_worked_in(re
     job.t += 12.0
     job.put(e.StopRequested(0, "enough"))
     assert words in record.words("phase")[-1]
+
+
+def test_a_master_that_was_killed_and_what_went_with_it_stay_in_why_when_the_job_goes_on(recorded):
+    record = recorded(num_workers=2)
+    job = record.job
+    job.up(2)
+    job.t = 20.0
+    job.die(job.worker(1), ExitFacts(signal=9))
+    record.chronicle.close()
+    killed = record_in(record.directory, killed="its master was killed").story
+    assert killed["totals"]["exits"] == {"infrastructure": 4}, "worker-1 by itself, three with their master"
+    again = Chronicle(record.directory / "events.jsonl", 1_050.0)
+    again.append({"at": 1_050.0, "at_s": 50.0}, {"kind": "job", "text": "again", "details": meaning(Step.BEGUN, away_s=30.0)})
+    again.close()
+    story = again.story.as_dict()
+    assert story["totals"]["exits"] == {"infrastructure": 4}
+    (gone,) = [entry for entry in story["entries"] if entry["level"] == "error"]
+    assert gone["text"] == "the master was killed or lost, and with it 3 processes: ps-0, worker-0, worker-2"
+    assert (gone["at_s"], gone["at"]) == (20.0, 1_020.0)
+
+
+def test_a_job_that_goes_on_after_its_end_lost_nobody(recorded):
+    record = recorded(num_workers=1)
+    job = record.job
+    job.up()
+    ended = {"kind": "job", "text": "ended", "details": meaning(Step.ENDED)}
+    record.chronicle.append({"at": 1_020.0, "at_s": 20.0}, ended)
+    record.chronicle.append(
+        {"at": 1_050.0, "at_s": 50.0}, {"kind": "job", "text": "x", "details": meaning(Step.BEGUN, away_s=30.0)}
+    )
+    story = record.chronicle.story.as_dict()
+    assert story["totals"]["exits"] == {} and not [entry for entry in story["entries"] if entry["level"] == "error"]
