@@ -86,6 +86,19 @@ def test_states_are_added_elementwise_and_once_then_one_worker_sums_up(bench):
     assert job.state.status().metrics == {"auc": 0.9}
 
 
+def test_metrics_are_in_one_order_however_they_arrive(bench):
+    job = training(bench, records_per_task=8)
+    open_round(job)
+    for index in range(2):
+        job.finish(index, job.lease(index), metrics=ONE)
+    job.lease(1)
+    job.put(e.SummaryReported(0, job.worker(1), 0, {"auc": 0.9, "loss": 0.5, "accuracy": 0.8}))
+    (row,) = job.of(c.RecordMetrics)
+    status = job.state.status()
+    assert list(row.values) == list(status.metrics) == list(status.rounds[0].values) == ["loss", "accuracy", "auc"]
+    assert job.said("loss 0.5, accuracy 0.8, auc 0.9")
+
+
 def test_a_dead_workers_validation_shard_is_evaluated_again_from_its_beginning(bench):
     job = training(bench)
     open_round(job)

@@ -250,15 +250,17 @@ class Evaluation:
         current = self.round
         if current is None or current.number != event.round or current.summary.holder != event.worker:
             return False
-        values, loss = dict(event.values), self._facts.loss
+        # In one order: over the wire they come in any.
+        values = {name: event.values[name] for name in sorted(event.values, key=lambda name: (name != "loss", name))}
+        loss = self._facts.loss
         self.results.append(Result(current.number, current.version, current.epoch, event.at_s, values, loss))
         del self.results[:-_KEPT_RESULTS]
         self._summariser = event.worker
-        self._facts.metrics = dict(event.values)
+        self._facts.metrics = dict(values)
         trained = self._facts.work.totals().trained if self._facts.work else current.ledger.totals().trained
         orders = self._facts.orders
-        orders.give(RecordMetrics("evaluation", current.version, trained, dict(event.values)))
-        found = ", ".join(f"{name} {value:.4g}" for name, value in event.values.items())
+        orders.give(RecordMetrics("evaluation", current.version, trained, dict(values)))
+        found = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         seconds = event.at_s - current.since_s
         text = f"evaluation round {current.number} at version {current.version}: {found or 'no metrics'}"
         orders.announce(
