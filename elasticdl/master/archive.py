@@ -21,7 +21,7 @@ from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.master.core.commands import SaveSnapshot
 from elasticdl.master.core.resuming import gone_on
 from elasticdl.master.files import JobDirectory
-from elasticdl.master.last_known import counts_of_run_before
+from elasticdl.master.last_known import run_before
 from elasticdl.master.scaled import keep_scale
 from elasticdl.rpc.ps_control import ServerSaved
 from elasticdl.shard import SnapshotId
@@ -126,7 +126,7 @@ class Archive:
             raise UserError(f"{found.directory} has no data ledger to resume", hint="use --checkpoint-dir-for-init instead")
         self._refuse_of_other_strategy(found)
         _LOG.info("going on from %s", found.directory)
-        ledger, again = gone_on(found.manifest.ledger, counts_of_run_before(JobDirectory(self._checkpoints.parent)))
+        ledger, again = gone_on(found.manifest.ledger, run_before(JobDirectory(self._checkpoints.parent)))
         return Beginning(str(found.directory), ledger, found.manifest.version, found.rejected, again)
 
     def _refuse_of_other_strategy(self, found: store.Found) -> None:

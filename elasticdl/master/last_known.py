@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elasticdl.errors import ExitCode
 from elasticdl.master.files import JobDirectory
+
+if TYPE_CHECKING:
+    from elasticdl.master.core.resuming import RunBefore
 
 _OF_ITS_TIME = ("job", "state", "strategy", "started_at", "now", "uptime_s", "eta_s", "cluster_view_age_s")
 """What an onlooker adds to a status."""
@@ -34,14 +37,24 @@ def cut_short(status: Mapping[str, Any], message: str, exit_code: int, gone: str
     return {**status, **over, **still, "processes": [_ended(row, gone) for row in status["processes"]]}
 
 
-def counts_of_run_before(directory: JobDirectory) -> dict[int, tuple[int, int]]:
-    """Records trained and repeated, by epoch, of a training that ended or was killed in that directory; {} if nothing is known."""
-    for path, inside in ((directory.newest, True), (directory.receipt, False)):
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            found = json.loads(path.read_text(encoding="utf-8"))
-            receipt = found["status"]["receipt"] if inside else found
-            return {int(row["epoch"]): (int(row["trained"]), int(row["repeated"])) for row in receipt["epochs"]}
-    return {}
+def run_before(directory: JobDirectory) -> RunBefore:
+    """Of a training that was killed in that directory, or ended there; of none if nothing is known."""
+    from elasticdl.history.lines import read_lines  # not for every `--help`
+    from elasticdl.master.core.resuming import RunBefore
+
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        status = json.loads(directory.newest.read_text(encoding="utf-8"))["status"]
+        since_s, counts = float(status["at_s"]), _counts(status["receipt"])
+        # The row of a loss is written within a second: the status is older, and all rows before it may be of other runs.
+        rows = [line.row for line in read_lines(directory.metrics)[-1:] if float(line.row["at_s"]) >= since_s]
+        return RunBefore(counts, max((int(row["records"]) for row in rows), default=0), killed=True)
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        return RunBefore(_counts(json.loads(directory.receipt.read_text(encoding="utf-8"))))
+    return RunBefore({})
+
+
+def _counts(receipt: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
+    return {int(row["epoch"]): (int(row["trained"]), int(row["repeated"])) for row in receipt["epochs"]}
 
 
 def _ended(row: dict[str, Any], gone: str) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def _receipt_notes(status: Mapping[str, Any]) -> Iterator[str]:
     if records.get("resumed"):
         yield f"{records['resumed']:,} of those trained were trained before the job was taken on again: no worker of now has them"
     if found.get("repeated_at_least"):
-        yield "repeated at least so many: a run before had trained more than its last checkpoint has, and ended without it"
+        yield "repeated at least so many: a run before was killed, or ended at once, after its last checkpoint"
     if records.get("undone"):
         yield f"{records['undone']:,} were trained and lost with the weights of the ring: they count as repeated"
     if found.get("epochs_left_out"):

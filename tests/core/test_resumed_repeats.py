@@ -7,13 +7,13 @@ import json
 import pytest
 
 from elasticdl.cli.outcome import Outcome, summary
-from elasticdl.master.core.resuming import gone_on
+from elasticdl.master.core.resuming import RunBefore, gone_on
 
 pytestmark = pytest.mark.core
 
 
-def known(job) -> dict[int, tuple[int, int]]:
-    return {row["epoch"]: (row["trained"], row["repeated"]) for row in job.state.receipt()["epochs"]}
+def known(job, **more) -> RunBefore:
+    return RunBefore({row["epoch"]: (row["trained"], row["repeated"]) for row in job.state.receipt()["epochs"]}, **more)
 
 
 def test_what_the_run_before_trained_beyond_the_checkpoint_counts_as_repeated(bench):
@@ -54,16 +54,28 @@ def test_a_checkpoint_that_is_ahead_of_what_was_written_down_repeats_nothing(ben
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", json.dumps({"counts": [{"epoch": 0}]})])
 def test_a_ledger_that_cannot_be_read_stays_as_it_is_for_whoever_says_so(text):
-    assert gone_on(text, {0: (5, 0)}) == (text, 0)
+    assert gone_on(text, RunBefore({0: (5, 0)}, 9)) == (text, 0)
 
 
 def test_what_is_known_to_be_repeated_in_an_epoch_to_come_outlives_a_second_loss_of_all_weights(bench):
     job = bench(num_epochs=2)
     job.up()
-    ledger, _ = gone_on(job.state.ledger_json(), {0: (64, 0), 1: (32, 0)})
+    ledger, _ = gone_on(job.state.ledger_json(), RunBefore({0: (64, 0), 1: (32, 0)}))
     first, second = bench(num_epochs=2), bench(num_epochs=2)
     first.start(ledger=ledger)
     second.start(ledger=job.state.ledger_json())
     lost, again = first.state._facts.work, second.state._facts.work
     again.replaces(lost, "ring")
     assert again.repeated_before[1] == 32 and again.repeated_at_least
+
+
+def test_of_a_run_that_was_killed_what_was_heard_of_last_counts_and_more_may_have_been(bench):
+    job = bench(num_epochs=2)
+    job.up()
+    job.finish(0, job.lease())
+    ledger = job.state.ledger_json()
+    resumed, quiet = bench(num_epochs=2), bench(num_epochs=2)
+    resumed.start(ledger=gone_on(ledger, known(job, trained=40, killed=True))[0])
+    assert resumed.total["repeated"] == 40 - 16
+    quiet.start(ledger=gone_on(ledger, known(job, killed=True))[0])
+    assert quiet.total["repeated"] == 0 and quiet.state.receipt()["repeated_at_least"], "nobody knows"

@@ -14,8 +14,9 @@ from elasticdl.clock import ManualClock
 from elasticdl.history.lines import JsonLines
 from elasticdl.history.series import MOST_LABELS
 from elasticdl.history.snapshot import eta_s
+from elasticdl.master.core.resuming import RunBefore
 from elasticdl.master.files import JobDirectory
-from elasticdl.master.last_known import counts_of_run_before, cut_short, last_known
+from elasticdl.master.last_known import cut_short, last_known, run_before
 from elasticdl.master.status.collector import Collector, MetricsLog
 
 pytestmark = pytest.mark.core
@@ -168,12 +169,17 @@ def test_a_job_that_is_over_or_ends_early_has_no_time_left() -> None:
 
 def test_what_a_run_before_trained_is_known_from_the_status_it_wrote_down_or_from_its_receipt(tmp_path: Path) -> None:
     directory = JobDirectory(tmp_path)
-    assert counts_of_run_before(directory) == {}
+    assert run_before(directory) == RunBefore({})
     receipt = {"epochs": [{"epoch": 0, "trained": 64, "repeated": 3}, {"epoch": 1, "trained": 10, "repeated": 0}]}
     directory.receipt.write_text(json.dumps(receipt))
-    assert counts_of_run_before(directory) == {0: (64, 3), 1: (10, 0)}
-    directory.newest.write_text(json.dumps({"status": {"receipt": {"epochs": [{"epoch": 0, "trained": 5, "repeated": 1}]}}}))
-    assert counts_of_run_before(directory) == {0: (5, 1)}
+    assert run_before(directory) == RunBefore({0: (64, 3), 1: (10, 0)})
+    newest = {"at_s": 9.0, "receipt": {"epochs": [{"epoch": 0, "trained": 5, "repeated": 1}]}}
+    directory.newest.write_text(json.dumps({"status": newest}))
+    assert run_before(directory) == RunBefore({0: (5, 1)}, killed=True)
+    directory.metrics.write_text(json.dumps({"at_s": 8.0, "records": 99}) + "\n")
+    assert run_before(directory).trained == 0, "it may be of a run before that one"
+    directory.metrics.write_text(json.dumps({"at_s": 10.0, "records": 7}) + "\n")
+    assert run_before(directory) == RunBefore({0: (5, 1)}, 7, killed=True)
 
 
 def test_nothing_moves_in_the_status_of_a_job_that_was_ended_at_once() -> None:

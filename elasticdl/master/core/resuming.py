@@ -25,6 +25,18 @@ class Resumed:
     rounds_used: int
 
 
+@dataclass(frozen=True, slots=True)
+class RunBefore:
+    """What is known of the run that a job goes on from: records trained and repeated, by epoch.
+
+    `trained`: of all epochs, where that was heard of later than `counts`. `killed`: it ended without a word.
+    """
+
+    counts: Mapping[int, tuple[int, int]]
+    trained: int = 0
+    killed: bool = False
+
+
 def ledger_json(
     ledger: Ledger,
     ids: Ids,
@@ -112,28 +124,32 @@ def resume(text: str, training: tuple[Source, ...], epochs: int, ids: Ids) -> Re
         raise UserError(f"the checkpoint's ledger cannot be read: {error!r}", hint="resume from an earlier checkpoint") from error
 
 
-def gone_on(text: str, known: Mapping[int, tuple[int, int]]) -> tuple[str, int]:
+def gone_on(text: str, before: RunBefore) -> tuple[str, int]:
     """The ledger with what the run before is known to have trained beyond it counted as repeated, and how many records that are.
 
-    `known`: by epoch what was trained and repeated. The run may have done more that nobody was told of any more. A ledger that
-    cannot be read stays as it is.
+    The run may have done more that nobody was told of any more. A ledger that cannot be read stays as it is.
     """
     again = 0
     try:
         plain = json.loads(text)
         counts, later = {count["epoch"]: count for count in plain["counts"]}, plain.setdefault("repeated_before", {})
+        known = dict(before.counts)
+        if newer := max(0, before.trained - sum(trained for trained, _ in known.values())) if known else 0:
+            # Of which epoch they are was not told: of the one that the run was at.
+            trained, repeated = known[max(known)]
+            known[max(known)] = trained + newer, repeated
         for epoch, (trained, repeated) in known.items():
             mine = counts.get(epoch)
             more = max(0, trained - (mine["trained"] if mine else 0))
-            before = mine["repeated"] if mine else later.get(str(epoch), 0)
+            told = max(repeated, mine["repeated"] if mine else later.get(str(epoch), 0))
             if mine:
-                mine["repeated"] = max(before, repeated) + more
-            elif more or repeated:
-                later[str(epoch)] = max(before, repeated) + more
+                mine["repeated"] = told + more
+            elif told or more:
+                later[str(epoch)] = told + more
             again += more
     except (ValueError, KeyError, TypeError, AttributeError):
         return text, 0
-    plain["repeated_at_least"] = plain.get("repeated_at_least", False) or again > 0
+    plain["repeated_at_least"] = plain.get("repeated_at_least", False) or before.killed or again > 0
     return json.dumps(plain), again
 
 

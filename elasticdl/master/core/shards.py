@@ -135,7 +135,7 @@ class Ledger:
         self._cursor = 0
         self._first_id = 0
         self.repeated_at_least = False
-        """A run before trained more than its checkpoint has, and ended without a word: what is repeated may be more than was counted."""
+        """A run before was killed, or ended with more than its checkpoint has: what is repeated may be more than was counted."""
         self.repeated_before: dict[int, int] = {}
         """Records by epoch that were trained, and then lost with all that had the weights, before that epoch began (again)."""
         self.done_by: Counter[ProcessName] = Counter()

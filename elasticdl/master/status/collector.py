@@ -20,6 +20,8 @@ from elasticdl.master.status.answers import encoded
 
 _LOG = logging.getLogger(__name__)
 _RATE_WINDOW_S = 10.0
+_FIRST_SAVE_S = 1.0
+"""What the run before left is gone by then."""
 _SAVE_EVERY_S = 5.0
 _SAVE_SHARE = 0.005
 """Of the time may be spent on saving: it is done less often the longer it takes."""
@@ -76,7 +78,7 @@ class Collector:
         self._book = SeriesBook()
         self._versions: deque[tuple[float, int]] = deque()
         self._recorded: list[Sample] = []
-        self._save_at_s = clock.now_s() + _SAVE_EVERY_S
+        self._save_at_s = clock.now_s() + _FIRST_SAVE_S
         self.newest: list[Sample] = []
         self.looks = 0
         try:

@@ -50,7 +50,7 @@ function* receiptNotes({ receipt, records }) {
   if (receipt?.why_left) yield `Left: ${firstLine(receipt.why_left)}`;
   if (receipt?.counted) yield `counted ${receipt.counted}`;
   if (records?.resumed) yield `${count(records.resumed)} of those trained were trained before the job was taken on again: no worker of now has them`;
-  if (receipt?.repeated_at_least) yield "repeated at least so many: a run before had trained more than its last checkpoint has, and ended without it";
+  if (receipt?.repeated_at_least) yield "repeated at least so many: a run before was killed, or ended at once, after its last checkpoint";
   if (records?.undone) yield `${count(records.undone)} were trained and lost with the weights of the ring: they count as repeated`;
   if (receipt?.epochs_left_out) yield `${amount(receipt.epochs_left_out, "earlier epoch")} not shown; receipt.json has all when the job has ended`;
 }
