@@ -170,6 +170,22 @@ def test_the_end_of_the_job_is_told_and_ends_the_stream(tmp_path: Path) -> None:
     played(tmp_path, scene)
 
 
+def test_the_last_that_is_told_is_how_the_job_stood_at_its_end(tmp_path: Path) -> None:
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        await until(lambda: len(stage.fake.live) >= 3)
+        async with session.get("/api/v1/stream") as answer:
+            events = Events(answer)
+            await events.until("processes")
+            stage.watched.reading()
+            await stage.attach(PS, worker(0))
+            await stage.server.close(FinishJob(ExitCode.DONE, "all is done"))
+            rows = await events.until("processes")
+            assert {row["name"]: row["state"] for row in rows["rows"]}["worker-0"] == "ready"
+            await events.until("ended")
+
+    played(tmp_path, scene)
+
+
 def test_half_a_pair_and_control_characters_do_not_break_the_stream(tmp_path: Path) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
         async with session.get("/api/v1/stream") as answer:

@@ -89,6 +89,7 @@ class Live:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        self._watched.read_anew()
         self._watched.collector.look(self._watched.reading())
         self._watched.collector.save()
         if self._idle_s < _LOOK_ON_S:

@@ -89,6 +89,10 @@ class Watched:
         self._reading: Mapping[str, Any] | None = None
         self._read_s = 0.0
 
+    def read_anew(self) -> None:
+        """The next reading is of now."""
+        self._reading = None
+
     def reading(self) -> Mapping[str, Any]:
         """The status as /api/v1/status has it, at most half a second old. Not to be changed."""
         now_s = self._inbox.clock.now_s()
