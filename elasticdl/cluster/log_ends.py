@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from elasticdl.cluster.base import Cluster, LogPart, NoSuchLog
 from elasticdl.cluster.logs import log_sizes, read_log
@@ -20,9 +20,26 @@ _QUIET = ("finished", "drained", "fenced")
 """Causes of ends that somebody wanted."""
 
 
+@final
+class _Ends:
+    """What the report gets, as long as there is room for it."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+        self._left_bytes = ALL_BYTES
+
+    def take(self, process: str, part: LogPart) -> bool:
+        """False if it does not fit any more."""
+        self._left_bytes -= len(part.data)
+        if self._left_bytes < 0:
+            return False
+        self.found.append(_entry(process, part))
+        return True
+
+
 def ends_in(directory: Path, status: Mapping[str, Any]) -> list[dict[str, Any]]:
     """{"process", "text"} of the logs in a directory. What cannot be read is left out."""
-    found, left_bytes = [], ALL_BYTES
+    ends = _Ends()
     try:
         names = log_sizes(directory)
     except ElasticDLError:
@@ -32,16 +49,14 @@ def ends_in(directory: Path, status: Mapping[str, Any]) -> list[dict[str, Any]]:
             part = read_log(directory, name, -EACH_BYTES, EACH_BYTES)
         except (ElasticDLError, NoSuchLog):
             continue
-        left_bytes -= len(part.data)
-        if left_bytes < 0:
+        if not ends.take(name, part):
             break
-        found.append(_entry(name, part))
-    return found
+    return ends.found
 
 
 async def ends_of(cluster: Cluster, status: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The same of a job that runs, wherever its logs are; as many as can be read in a few seconds."""
-    found, left_bytes, until_s = [], ALL_BYTES, time.monotonic() + _READ_S
+    ends, until_s = _Ends(), time.monotonic() + _READ_S
     try:
         names = [one.process for one in await cluster.logs()]
     except ElasticDLError:
@@ -54,11 +69,9 @@ async def ends_of(cluster: Cluster, status: Mapping[str, Any]) -> list[dict[str,
             break
         except (ElasticDLError, NoSuchLog):
             continue
-        left_bytes -= len(part.data)
-        if left_bytes < 0:
+        if not ends.take(name, part):
             break
-        found.append(_entry(name, part))
-    return found
+    return ends.found
 
 
 def _in_order(names: Iterable[str], status: Mapping[str, Any]) -> list[str]:
