@@ -140,14 +140,17 @@ def needs(spec: JobSpec, workers: int) -> dict[str, Decimal]:
 
 def judged(quota: Mapping[str, Any], least: Mapping[str, Decimal], most: Mapping[str, Decimal]) -> Findings:
     """What a ResourceQuota says to a job that takes `least` to begin and `most` with all its workers."""
-    if (quota.get("spec") or {}).get("scopes") or (quota.get("spec") or {}).get("scopeSelector"):
+    wanted = quota.get("spec") or {}
+    if wanted.get("scopes") or wanted.get("scopeSelector"):
         return []  # bounds some pods only: the dry runs tell
     name, status = quota["metadata"]["name"], quota.get("status") or {}
-    hard, used = status.get("hard") or {}, status.get("used") or {}
+    # The status follows a moment after what was asked for: it has what is used.
+    hard, used = wanted.get("hard") or {}, status.get("used") or {}
     found: Findings = []
     for key in sorted(set(hard) & set(most)):
         limit, taken = quantity(hard[key]), quantity(used.get(key, "0"))
-        state = f"quota {name}: {key} {used.get(key, '0')} of {hard[key]} used"
+        counted = f"{used[key]} of {hard[key]} used" if key in used else f"{hard[key]} in all, not counted yet"
+        state = f"quota {name}: {key} {counted}"
         if least[key] > limit:
             found.append(
                 Finding(

@@ -11,6 +11,7 @@ from elasticdl.cluster.base import CreateRefused
 
 _QUOTA = re.compile(r"exceeded quota: (?P<name>[^,]+), requested: (?P<asked>.+), used: (?P<used>.+), limited: (?P<limit>.+)")
 _MUST_SAY = re.compile(r"failed quota: (?P<name>[^:]+): must specify (?P<what>.+)")
+_NOT_COUNTED = re.compile(r"status unknown for quota: (?P<name>[^,]+)")
 _POD_SECURITY = re.compile(r'violates PodSecurity "(?P<level>[^"]+)": (?P<why>.+)')
 _RIGHTS = re.compile(
     r'User "(?P<user>[^"]+)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)" in API group "[^"]*"'
@@ -44,6 +45,9 @@ def _forbidden(message: str) -> CreateRefused:
         return CreateRefused(_quota(found), retry=True)
     if found := _MUST_SAY.search(message):
         return CreateRefused(f"quota {found['name']} wants the pod to say its {found['what']}", retry=False)
+    if found := _NOT_COUNTED.search(message):
+        # A new quota forbids everything until its controller has counted, a moment later.
+        return CreateRefused(f"quota {found['name']} is new: what is used of it is not counted yet", retry=True)
     if found := _POD_SECURITY.search(message):
         return CreateRefused(f"the namespace's pod security ({found['level']}) does not allow it: {found['why']}", retry=False)
     if found := _RIGHTS.search(message):

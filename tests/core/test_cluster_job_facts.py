@@ -204,11 +204,21 @@ def test_what_a_job_takes_is_counted_as_quotas_count_it() -> None:
     ],
 )
 def test_a_quota_says_what_is_used_and_what_is_needed(used: str, hard: str, weight: Weight | None, words: str) -> None:
-    quota = {"metadata": {"name": "team-a"}, "status": {"hard": {"cpu": hard, "pods": "99"}, "used": {"cpu": used}}}
+    limits = {"hard": {"cpu": hard, "pods": "99"}}
+    quota = {"metadata": {"name": "team-a"}, "spec": limits, "status": limits | {"used": {"cpu": used}}}
     job_spec = on_cluster()
     found = judged(quota, needs(job_spec, 2), needs(job_spec, 4))
     assert [one.weight for one in found] == ([weight] if weight else [])
     assert all(words in one.text for one in found)
+
+
+def test_a_quota_that_is_not_counted_yet_bounds_as_well() -> None:
+    job_spec = on_cluster()
+    for status in ({}, {"hard": {"cpu": "8"}}):
+        quota = {"metadata": {"name": "team-a"}, "spec": {"hard": {"cpu": "1500m"}}, "status": status}
+        (found,) = judged(quota, needs(job_spec, 2), needs(job_spec, 4))
+        assert found.weight is Weight.PROBLEM
+        assert found.text == "quota team-a: cpu 1500m in all, not counted yet; the job needs 2 to begin, which is never there"
 
 
 def test_a_master_whose_node_is_lost_is_told_with_what_helps() -> None:

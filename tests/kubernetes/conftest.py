@@ -51,9 +51,7 @@ def place(whole_cluster: Place) -> Iterator[Place]:
 @pytest.fixture
 def namespace(place: Place) -> Iterator[str]:
     name = f"elasticdl-test-{uuid.uuid4().hex[:8]}"
-    place.kubectl("create", "namespace", name)
-    place.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
-    place.kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "--timeout=30s")
+    place.make_namespace(name)
     yield name
     place.kubectl("delete", "namespace", name, "--wait=false")
 

@@ -46,6 +46,12 @@ class Place:
     def read(self, *arguments: str) -> Any:
         return json.loads(self.kubectl("get", *arguments, "-o", "json"))
 
+    def make_namespace(self, name: str) -> None:
+        """One that enforces the restricted Pod Security standard, ready for pods: it has its service account."""
+        self.kubectl("create", "namespace", name)
+        self.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+        self.kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "--timeout=30s")
+
     def wait_until_reachable(self, limit_s: float = 60) -> None:
         """Until the API server answers (again). Raises RuntimeError with what was last said instead."""
         deadline_s = time.monotonic() + limit_s

@@ -119,8 +119,7 @@ def test_a_program_that_is_not_there_ends_with_the_platforms_words(run) -> None:
 def unpullable(whole_cluster: Place) -> Iterator[Future[None]]:
     """How it goes with a pod whose image is nowhere: that takes most of a minute, in which the other tests go on."""
     namespace = f"elasticdl-test-{uuid.uuid4().hex[:8]}"
-    whole_cluster.kubectl("create", "namespace", namespace)
-    whole_cluster.kubectl("-n", namespace, "wait", "--for=create", "serviceaccount/default", "--timeout=30s")
+    whole_cluster.make_namespace(namespace)
     story = _unpullable(whole_cluster, whole_cluster.owner(namespace))
     with ThreadPoolExecutor(1) as beside:
         with whole_cluster.entered():

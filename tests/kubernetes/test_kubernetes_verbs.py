@@ -138,8 +138,7 @@ def elasticdl(whole_cluster: Place, elasticdl_image: str, tmp_path_factory: pyte
 @contextlib.contextmanager
 def namespaced(place: Place, name: str) -> Iterator[None]:
     """A namespace with the rights of docker/rbac.yaml, and a model zoo, that enforces the restricted standard."""
-    place.kubectl("create", "namespace", name)
-    place.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    place.make_namespace(name)
     place.kubectl("-n", name, "create", "-f", str(ROOT / "docker/rbac.yaml"))
     modules = (f"--from-file={ROOT / 'model_zoo/iris.py'}", f"--from-literal=meadow.py={MODULE}")
     place.kubectl("-n", name, "create", "configmap", "zoo", *modules)
@@ -179,6 +178,7 @@ def test_check_says_what_would_stand_in_the_way(elasticdl: Commands) -> None:
     }
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "team-a"}, "spec": {"hard": {"cpu": "1"}}}
     elasticdl.kubectl("create", "-f", "-", text=json.dumps(quota))
+    elasticdl.kubectl("wait", "--for=jsonpath={.status.used.cpu}=0", "resourcequota/team-a", "--timeout=30s")
     asks = ("--worker-pod-priority", "nobody", "--volume", "claim_name=nothing,mount_path=/data", "--service-account", "ghost")
     asks += ("--worker-resource-request", "cpu=2", "--master-resource-request", "cpu=100m", "--ps-resource-request", "cpu=100m")
     code, output, _ = elasticdl.run("check", *flags, *asks)
