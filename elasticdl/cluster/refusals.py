@@ -12,6 +12,7 @@ from elasticdl.cluster.base import CreateRefused
 _QUOTA = re.compile(r"exceeded quota: (?P<name>[^,]+), requested: (?P<asked>.+), used: (?P<used>.+), limited: (?P<limit>.+)")
 _MUST_SAY = re.compile(r"failed quota: (?P<name>[^:]+): must specify (?P<what>.+)")
 _NOT_COUNTED = re.compile(r"status unknown for quota: (?P<name>[^,]+)")
+_STARTING = "not yet ready to handle request"
 _POD_SECURITY = re.compile(r'violates PodSecurity "(?P<level>[^"]+)": (?P<why>.+)')
 _RIGHTS = re.compile(
     r'User "(?P<user>[^"]+)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)" in API group "[^"]*"'
@@ -48,6 +49,8 @@ def _forbidden(message: str) -> CreateRefused:
     if found := _NOT_COUNTED.search(message):
         # A new quota forbids everything until its controller has counted, a moment later.
         return CreateRefused(f"quota {found['name']} is new: what is used of it is not counted yet", retry=True)
+    if _STARTING in message:
+        return CreateRefused("the API server has just started and does not know yet what it has to heed", retry=True)
     if found := _POD_SECURITY.search(message):
         return CreateRefused(f"the namespace's pod security ({found['level']}) does not allow it: {found['why']}", retry=False)
     if found := _RIGHTS.search(message):

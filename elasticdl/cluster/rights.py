@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
@@ -12,6 +13,7 @@ from elasticdl.cluster.plans import Json
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _REVIEWS_OF_OTHERS = "/apis/authorization.k8s.io/v1/namespaces/{}/localsubjectaccessreviews"
 Rights: TypeAlias = "tuple[Right, ...]"
+_AGAIN_S = 0.5
 
 
 @final
@@ -58,6 +60,18 @@ async def missing_of(api: ApiServer, namespace: str, account: str, needed: Right
             return None
         raise
     return tuple(right for right, allowed in zip(needed, answers, strict=True) if not allowed)
+
+
+async def lasting(ask: Callable[[], Awaitable[Rights | None]], patience_s: float) -> Rights | None:
+    """What is lacking, and still is after `patience_s`: an API server hears of a role that was just made a moment later.
+
+    `ask` is one of the above. Raises what it raises.
+    """
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + patience_s
+    while (lacking := await ask()) and loop.time() < end_s:
+        await asyncio.sleep(_AGAIN_S)
+    return lacking
 
 
 def in_words(lacking: Rights, namespace: str) -> str:

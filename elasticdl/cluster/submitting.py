@@ -22,6 +22,8 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 LIMIT_S = 60.0
 """For all of it, with an API server that is away for a moment."""
+RIGHTS_PATIENCE_S = 2.0
+"""For roles that were made by the command before this one."""
 SUBMISSION = f"{DOMAIN}/submission"
 _FEW = 3
 _SUBMITTING: rights.Rights = (rights.Right("create", "jobs", "to submit the job", "batch"),)
@@ -71,7 +73,9 @@ class _Submission:
         # Whether the name is free and the namespace is there, before anything that those would only obscure.
         await self._heard(lambda: _create(api, namespace, made, dry_run=True), limit)
         account = self._spec.kubernetes.service_account or "default"
-        lacking = await self._heard(lambda: rights.missing_of(api, namespace, account), limit)
+        lacking = await self._heard(
+            lambda: rights.lasting(lambda: rights.missing_of(api, namespace, account), RIGHTS_PATIENCE_S), limit
+        )
         if lacking:
             raise _powerless(lacking, account, namespace)
         warnings = await self._heard(lambda: rehearsal(api, self._spec, namespace), limit)

@@ -28,6 +28,8 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 LIMIT_S = 180.0
 """For all of it, with an API server that is away for a while. Then the pod is started again."""
+RIGHTS_PATIENCE_S = 10.0
+"""A role may be as new as the job."""
 _FORCE_AFTER_S = 5.0
 _STUCK_AFTER_S = 10.0
 """After force: a pod that is still there is held by somebody (a finalizer), and its process has ended or is refused."""
@@ -59,7 +61,7 @@ class Furnishing:
         """All of it. Raises PermanentError (exit code 3) for what the cluster refuses, TransientError (69) after three minutes."""
         try:
             async with asyncio.timeout(LIMIT_S):
-                lacking = await self._heard(lambda: rights.missing(self._api, self._owner.namespace))
+                lacking = await self._heard(lambda: rights.lasting(self._missing, RIGHTS_PATIENCE_S))
                 if lacking:
                     raise _refused(rights.in_words(lacking, self._owner.namespace))
                 epoch = await self._heard(self._created_s)
@@ -73,8 +75,11 @@ class Furnishing:
             raise _unavailable(f"what the job needs could not be made within {LIMIT_S:g} s: the log says why") from error
         return Furnished(token, epoch, replaces)
 
+    async def _missing(self) -> rights.Rights:
+        return await rights.missing(self._api, self._owner.namespace)
+
     async def _heard(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Once more while the API server is away. Raises PermanentError."""
+        """Once more while the API server is away, or says what it will not say for ever. Raises PermanentError."""
         while True:
             try:
                 return await call()
@@ -82,7 +87,11 @@ class Furnishing:
                 _LOG.warning("%s; again in %g s", away.message, away.retry_after_s)
                 await asyncio.sleep(away.retry_after_s)
             except ApiRefused as refused:
-                raise _refused(refusal(refused.status.code, refused.message).reason) from refused
+                said = refusal(refused.status.code, refused.message)
+                if not said.retry:
+                    raise _refused(said.reason) from refused
+                _LOG.warning("%s; again in %g s", said.reason, _SECRET_AGAIN_S)
+                await asyncio.sleep(_SECRET_AGAIN_S)
 
     async def _created_s(self) -> int:
         """Of our own pod, by the API server's clock: masters of a job come one after the other, whatever their nodes' clocks say."""

@@ -126,12 +126,36 @@ def test_an_api_server_that_stays_away_has_the_master_started_again(
     assert away.value.exit_code is ExitCode.UNAVAILABLE
 
 
-def test_a_right_that_is_missing_is_named_and_nothing_is_made(cluster: SmallCluster, tmp_path: Path) -> None:
+def test_a_right_that_is_missing_is_named_and_nothing_is_made(
+    cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(furnishing, "RIGHTS_PATIENCE_S", 0.1)
     cluster.lacking = {"watch pods"}
     with pytest.raises(ElasticDLError, match="not allowed in namespace ns: watch pods") as refused:
         furnish(cluster, tmp_path)
     assert refused.value.exit_code is ExitCode.CLUSTER_REFUSED
     assert cluster.names() == ["iris-abcde"]
+
+
+def test_rights_that_are_as_new_as_the_job_are_waited_for(cluster: SmallCluster, tmp_path: Path) -> None:
+    cluster.lacking = {"watch pods", "create secrets"}
+    furnish(cluster, tmp_path, cluster.lacking.clear)
+    assert cluster.names() == MADE
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'secrets "iris-token" is forbidden: status unknown for quota: team, resources: secrets',
+        'secrets "iris-token" is forbidden: exceeded quota: team, requested: secrets=1, used: secrets=2, limited: secrets=2',
+        'secrets "iris-token" is forbidden: not yet ready to handle request',
+    ],
+)
+def test_what_the_cluster_does_not_allow_yet_is_asked_for_again(cluster: SmallCluster, tmp_path: Path, said: str) -> None:
+    refused = [status(403, "Forbidden", said)]
+    cluster.bend = lambda _method, path, _body: refused.pop() if refused and path.endswith("/secrets") else None
+    assert furnish(cluster, tmp_path).token
+    assert not refused and cluster.names() == MADE
 
 
 def test_a_pod_that_somebody_holds_does_not_keep_the_next_master_waiting(

@@ -73,7 +73,10 @@ def test_a_job_whose_making_was_not_confirmed_is_recognised_as_ours() -> None:
         ({"watch pods"}, "which may not watch pods (to learn at once how a process ended)"),
     ],
 )
-def test_a_right_that_is_missing_is_named_before_anything_is_made(lacking: set[str], words: str) -> None:
+def test_a_right_that_is_missing_is_named_before_anything_is_made(
+    lacking: set[str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitting, "RIGHTS_PATIENCE_S", 0.1)
     cluster = SmallCluster()
     cluster.lacking = lacking
     with pytest.raises(ElasticDLError) as refused:

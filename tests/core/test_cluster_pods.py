@@ -127,6 +127,7 @@ RIGHTS = 'pods is forbidden: User "system:serviceaccount:ns:elasticdl" cannot cr
             False,
         ),
         (403, 'pods "w" is forbidden: status unknown for quota: team, resources: cpu', "quota team is new", True),
+        (403, 'pods "w" is forbidden: not yet ready to handle request', "the API server has just started", True),
         (403, SECURITY, "pod security (restricted:latest) does not allow it: runAsUser=0", False),
         (403, RIGHTS, "service account elasticdl of namespace ns may not create pods in namespace ns; docker/rbac.yaml", False),
         (403, 'pods "w" is forbidden: no PriorityClass with name x was found', "no priority class x", False),
