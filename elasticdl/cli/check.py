@@ -41,14 +41,18 @@ def check(file: Path | None, action: str, form: str, **parameters: Any) -> int: 
 
 
 def _here(spec: JobSpec, form: Format) -> int:
-    from elasticdl.cli.place import settle
+    from elasticdl.cli.place import refuse_if_taken, settle
     from elasticdl.cli.preflight import checked
 
+    about = "directories"
     try:
-        found = checked(settle(spec))
+        spec = settle(spec)
+        refuse_if_taken(spec)
+        about = "model and data"
+        found = checked(spec)
     except UserError as error:
         if form != Format.TABLE:
-            click.echo(render(_told([Finding("model and data", Weight.PROBLEM, error.message)]), form), nl=False)
+            click.echo(render(_told([Finding(about, Weight.PROBLEM, error.message)]), form), nl=False)
         raise
     findings = [
         Finding(title, Weight.FINE, f"{amount(sum(one.records for one in sources), 'record')} in {amount(len(sources), 'source')}")

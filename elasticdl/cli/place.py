@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticdl.errors import ElasticDLError, PermanentError, SpecError
 from elasticdl.master.files import JobDirectory, write_json, write_whole
+from elasticdl.master.output import refuse_output
 from elasticdl.master.scaled import as_scaled, forget_scale_unless
 from elasticdl.master.way_on import has_checkpoint
 
@@ -87,12 +88,13 @@ def settle(spec: JobSpec, wall_s: float | None = None, suffix: str = "") -> JobS
 
 
 def refuse_if_taken(spec: JobSpec) -> None:
-    """Raises SpecError if the directory cannot become, or with --resume is not, this job's. Makes nothing."""
+    """Raises SpecError if the directory cannot become, or with --resume is not, this job's, or if --output may not. Makes nothing."""
     directory = JobDirectory(Path(spec.cluster.job_dir))
     try:
         _refuse_if_taken(spec, directory)
     except OSError as error:  # a name that is too long, or a parent that may not be looked into
         raise _unusable(f"cannot use {error.filename or directory.path}", error) from error
+    refuse_output(spec)
 
 
 _RESUMING = "name the --job-dir or --job-name of the job to go on with; `elasticdl status JOB` tells the whole command"
@@ -133,7 +135,7 @@ def claimed(spec: JobSpec, check: Callable[[], Preflight]) -> Iterator[JobDirect
     directory = JobDirectory(Path(spec.cluster.job_dir))
     made = _make(directory.path, "--job-dir")
     try:
-        lock = _lock(directory.path)
+        lock = _lock(directory.path, _run_by_another(directory.path))
     except OSError as error:
         raise _unusable(f"cannot open {directory.path}", error) from error
     written = False
@@ -141,10 +143,11 @@ def claimed(spec: JobSpec, check: Callable[[], Preflight]) -> Iterator[JobDirect
         refuse_if_taken(spec)
         _try_place(spec.checkpoint.output, "--output")
         _try_place(spec.checkpoint.tensorboard_log_dir, "--tensorboard-log-dir")
-        _tell_check(directory, spec)
-        _write(directory, spec, check())
-        written = True
-        yield directory
+        with _ours_alone(spec):
+            _tell_check(directory, spec)
+            _write(directory, spec, check())
+            written = True
+            yield directory
     except OSError as error:
         if written:
             raise
@@ -154,6 +157,27 @@ def claimed(spec: JobSpec, check: Callable[[], Preflight]) -> Iterator[JobDirect
             _check_file(directory).unlink(missing_ok=True)
             _unmake(made)
         os.close(lock)
+
+
+@contextmanager
+def _ours_alone(spec: JobSpec) -> Iterator[None]:
+    """The folder of predictions stays ours while they are made: it is empty, so another command would take it, too. Raises SpecError."""
+    path = Path(spec.checkpoint.output)
+    if spec.action != "predict" or "://" in spec.checkpoint.output or path == Path(spec.cluster.job_dir):
+        yield
+        return
+    made = _make(path, "--output")
+    try:
+        lock = _lock(path, SpecError(f"another command writes its predictions to {path}", hint="name another --output"))
+        try:
+            refuse_output(spec)
+            yield
+        finally:
+            os.close(lock)
+    finally:
+        for one in made:
+            with suppress(OSError):
+                one.rmdir()
 
 
 def _check_file(directory: JobDirectory) -> Path:
@@ -261,14 +285,18 @@ def _unmake(made: list[Path]) -> None:
             parent.rmdir()
 
 
-def _lock(path: Path) -> int:
-    """A file descriptor that keeps other commands out until it is closed, by our end too."""
+def _run_by_another(path: Path) -> Taken:
+    return Taken(f"another command runs the job in {path}", hint=f"look at it with `elasticdl status {path}`")
+
+
+def _lock(path: Path, taken: SpecError) -> int:
+    """A file descriptor that keeps other commands out until it is closed, by our end too. Raises `taken`, OSError."""
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(lock)
-        raise Taken(f"another command runs the job in {path}", hint=f"look at it with `elasticdl status {path}`") from error
+        raise taken from error
     except OSError:
         pass  # a file system without locks: two people at once are then told apart by job.json alone
     return lock

@@ -30,6 +30,7 @@ from elasticdl.job import Action, JobSpec
 from elasticdl.master.core.parts import Limits
 from elasticdl.master.files import JobDirectory, write_json, write_whole
 from elasticdl.master.furnishing import Furnished, Furnishing
+from elasticdl.master.output import refuse_output
 from elasticdl.master.placing import Placing
 from elasticdl.master.scaled import as_scaled, forget_scale_unless
 from elasticdl.master.site import Environment, Farewell, PagePlace
@@ -148,7 +149,7 @@ def _v6() -> bool:
 def open_directory(spec: JobSpec, owner: Owner, *, replaces: bool) -> tuple[JobDirectory, tuple[str, ...]]:
     """Make the job's directory, or take it over from the master before; and what people should know of that.
 
-    Raises SpecError for a directory that holds another job or cannot be written.
+    Raises SpecError for a directory that holds another job or cannot be written, and for an --output that is in use.
     """
     directory = JobDirectory(Path(spec.cluster.job_dir))
     claim = directory.path / "kubernetes.json"
@@ -157,6 +158,8 @@ def open_directory(spec: JobSpec, owner: Owner, *, replaces: bool) -> tuple[JobD
         ours = _uid(claim) == owner.uid
         if directory.spec.exists() and not ours and not spec.checkpoint.resume:
             raise SpecError(f"{directory.path} holds a job already", hint="go on with it by --resume, or name another --job-dir")
+        if not replaces:
+            refuse_output(spec)
         if not ours:
             # Of the run before: data and model may have changed since.
             directory.preflight.unlink(missing_ok=True)

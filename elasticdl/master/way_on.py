@@ -11,18 +11,20 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticdl.errors import ExitCode
 from elasticdl.master.files import JobDirectory
+from elasticdl.master.output import names_in
 
 if TYPE_CHECKING:
     from elasticdl.job import JobSpec
     from elasticdl.master.core.commands import FinishJob
 
-TRAIN = "train"
+TRAIN, PREDICT = "train", "predict"
 _LONGEST_NAME = 52
 _WORD = re.compile(r"[A-Za-z_/.:][\w/.:@-]*", re.ASCII)
 _NO_WORDS = ("true", "false", "nan", "inf", "infinity")
@@ -57,7 +59,7 @@ def with_way_on(finish: FinishJob, told: Mapping[str, Any], directory: JobDirect
 
 def submitting(told: Mapping[str, Any], *, resumes: bool) -> str:
     """The command that submits a job of a cluster once more. Its name may be taken by its own Job for a while: it gets the next one."""
-    from elasticdl.job import UNHEEDED, JobSpec
+    from elasticdl.job import UNHEEDED, Action, JobSpec
 
     try:
         spec = JobSpec.model_validate(dict(told))
@@ -72,11 +74,20 @@ def submitting(told: Mapping[str, Any], *, resumes: bool) -> str:
         flags["job_dir"] = next_name(spec.cluster.job_dir)
     else:
         flags.pop("job_dir", None)
+    if spec.action is Action.PREDICT:
+        flags["output"] = _beside(spec, flags["job_name"])
     command = shlex.join(["elasticdl", str(spec.action), *_typed(flags)])
     if len(command) > _LONGEST_COMMAND or not _means(command, spec, flags):
         anew = "" if resumes else ", --job-dir"
         return f"the command that it was submitted with, another --job-name{anew}" + (" and --resume" if resumes else "")
     return command
+
+
+def _beside(spec: JobSpec, name: str) -> str:
+    """Another place for predictions: what was made of them is where the job said, and is not mixed with those of the next."""
+    output = spec.checkpoint.output
+    beside = next_name(output)
+    return beside if spec.kubernetes.keeps(beside) else f"{output.rstrip('/')}/{name}"
 
 
 def next_name(name: str) -> str:
@@ -98,7 +109,18 @@ def _local(action: str, told: Mapping[str, Any], path: Path, *, resumes: bool) -
     name, place = str(cluster.get("job_name") or path.name), path
     while place.exists() or place == path:
         name, place = next_name(name), Path(next_name(str(place)))
-    return shlex.join([*command, "--job-name", name, "--job-dir", str(place)])
+    return shlex.join([*command, "--job-name", name, "--job-dir", str(place), *_new_output(action, told)])
+
+
+def _new_output(action: str, told: Mapping[str, Any]) -> list[str]:
+    """For predictions, where some were made: those of two jobs are not mixed."""
+    said = output = str((told.get("checkpoint") or {}).get("output") or "")
+    if action != PREDICT or not said or "://" in said:
+        return []
+    with suppress(OSError):
+        while names_in(Path(output)):
+            output = next_name(output)
+    return [] if output == said else ["--output", output]
 
 
 def _program() -> list[str]:

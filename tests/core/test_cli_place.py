@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl.cli.main import run
 from elasticdl.cli.place import check_of, claimed, is_name_of_ours, placed, refuse_if_taken, settle
 from elasticdl.errors import ExitCode, PermanentError, SpecError
 from elasticdl.job import JOB_NAME, Action, JobSpec
@@ -181,7 +183,10 @@ def test_a_job_directory_that_cannot_be_made_is_bad_usage_and_leaves_nothing(tmp
 @pytest.mark.parametrize("output", ["file/export", "/proc/export", "n" * 300])
 def test_an_output_that_cannot_be_made_is_said_before_anything_starts(tmp_path: Path, output: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SpecError, match="cannot make") as caught, claimed(settle(job(job_name="a", output=output)), lambda: FOUND):
+    with (
+        pytest.raises(SpecError, match=r"cannot (make|be used)") as caught,
+        claimed(settle(job(job_name="a", output=output)), lambda: FOUND),
+    ):
         pass
     assert "another --output" in caught.value.hint
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -190,6 +195,42 @@ def test_an_output_that_cannot_be_made_is_said_before_anything_starts(tmp_path: 
 def test_the_place_of_an_output_is_tried_and_not_made(tmp_path: Path) -> None:
     with claimed(settle(job(job_name="a", output="some/where/export")), lambda: FOUND):
         assert not (tmp_path / "some").exists()
+
+
+def predicting(name: str) -> JobSpec:
+    checkpoint(Path("c")) if not Path("c").exists() else None
+    flags = {"model_zoo": "zoo", "model_def": "iris", "prediction_data": "a.csv", "checkpoint_dir_for_init": "c"}
+    return settle(JobSpec.from_flags(Action.PREDICT, {**flags, "output": "predictions/deep", "job_name": name}))
+
+
+def test_a_folder_of_predictions_is_for_one_job_at_a_time_and_not_left_behind_when_nothing_came_of_it(tmp_path: Path) -> None:
+    with claimed(predicting("a"), lambda: FOUND):
+        with (
+            pytest.raises(SpecError, match=r"another command writes its predictions to .*deep") as refused,
+            claimed(predicting("b"), lambda: FOUND),
+        ):
+            pass
+        assert refused.value.exit_code is ExitCode.USAGE and not (tmp_path / "jobs/b").exists()
+    assert not (tmp_path / "predictions").exists()
+
+
+def test_predictions_of_two_jobs_are_not_mixed(tmp_path: Path) -> None:
+    with claimed(predicting("a"), lambda: FOUND):
+        (tmp_path / "predictions/deep/predictions-000000-000000000-000000010.npz").touch()
+    with pytest.raises(SpecError, match="would be mixed"), claimed(predicting("b"), lambda: pytest.fail("looked at already")):
+        pass
+    assert not (tmp_path / "jobs/b").exists()
+
+
+def test_check_says_what_is_in_the_way_of_the_directories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with claimed(predicting("a"), lambda: FOUND):
+        (tmp_path / "predictions/deep/mine.npz").touch()
+    asked = ["check", "-f", "jobs/a/job.yaml", "--for", "predict", "-o", "json"]
+    for more, words in (([], "holds a job already"), (["--job-name", "b", "--job-dir", "jobs/b"], "mine.npz")):
+        assert run([*asked, *more]) == ExitCode.USAGE
+        (finding,) = json.loads(capsys.readouterr().out)["findings"]
+        assert (finding["about"], finding["result"]) == ("directories", "problem") and words in finding["text"]
+    assert not (tmp_path / "jobs/b").exists()
 
 
 def test_a_full_disk_is_no_bad_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,30 @@ def test_a_job_without_a_checkpoint_begins_afresh_beside_the_first(
     refuse_if_taken(settle(spec))
 
 
+def test_predictions_that_begin_afresh_are_not_mixed_with_those_that_were_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = made(Action.PREDICT, job_name="a")
+    for place in ("o", "o-2"):
+        Path(place).mkdir()
+        Path(place, "predictions-000000-000000000-000000010.npz").touch()
+    spec = pasted(way_on(told(directory), directory), capsys)
+    assert spec.checkpoint.output == str(tmp_path / "o-3")
+    refuse_if_taken(settle(spec))
+
+
+@pytest.mark.parametrize(
+    ("output", "then"), [("/data/out", "/data/out-2"), ("/data", "/data/ads-2"), ("s3://b/out", "s3://b/out-2")]
+)
+def test_predictions_on_a_cluster_begin_afresh_elsewhere(
+    output: str, then: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {"prediction_data": "/data/p", "checkpoint_dir_for_init": "/data/c", "output": output}
+    before = JobSpec.from_flags(Action.PREDICT, {**CLUSTER, **own})
+    assert pasted(way_on(before.model_dump(mode="json"), JobDirectory(tmp_path)), capsys).checkpoint.output == then
+
+
 def test_the_program_is_named_so_that_this_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     directory = made(kept=True, job_name="a")

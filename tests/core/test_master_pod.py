@@ -91,6 +91,18 @@ def test_evaluation_begins_afresh_whatever_lies_there(tmp_path: Path) -> None:
     assert not read(spec).checkpoint.resume and "begins afresh" in warning
 
 
+def test_predictions_are_not_mixed_with_those_of_another_job_and_the_next_master_finds_its_own(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    flags = {**job(tmp_path).flags(), "prediction_data": "p", "checkpoint_dir_for_init": "/c", "output": str(output)}
+    spec = JobSpec.from_flags(Action.PREDICT, flags)
+    open_directory(spec, OURS, replaces=False)
+    output.mkdir()
+    (output / "predictions-000000-000000000-000000010.npz").touch()
+    open_directory(spec, OURS, replaces=True)
+    with pytest.raises(SpecError, match="would be mixed"):
+        open_directory(spec, OURS, replaces=False)
+
+
 def test_a_directory_that_cannot_be_written_is_the_users_to_mend(tmp_path: Path) -> None:
     (tmp_path / "jobs").touch()
     with pytest.raises(SpecError, match="cannot be used in the master's pod") as refused:

@@ -1,0 +1,91 @@
+"""The folder of `--output`, looked at before anything starts: the predictions of two jobs are never mixed, and no export takes somebody's files away."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elasticdl.errors import SpecError
+
+if TYPE_CHECKING:
+    from elasticdl.job import JobSpec
+
+_OF_AN_EXPORT = frozenset(
+    ("saved_model.pb", "fingerprint.pb", "keras_metadata.pb", "model.weights.h5", "variables", "assets", "assets.extra")
+)
+_OF_A_VOLUME = "lost+found"
+_MOST_NAMED = 3
+
+
+def refuse_output(spec: JobSpec) -> None:
+    """What a job may not write to: raises SpecError for it. Makes nothing.
+
+    Predictions need a folder that is new or empty. An export takes the place of an earlier one, as a whole; a folder that has anything else
+    stays as it is. Not for a job that goes on: what is there may be its own.
+    """
+    place = spec.checkpoint.output
+    if not place or "://" in place or spec.action == "evaluate":
+        return
+    path = Path(place)
+    try:
+        _refuse(path, predictions=spec.action == "predict")
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        raise SpecError(f"--output {path} cannot be used: {error.strerror or error}", hint="name another --output") from error
+
+
+def _refuse(path: Path, *, predictions: bool) -> None:
+    if path.exists() and not path.is_dir():
+        raise SpecError(f"--output {path} is a file", hint="name a directory that is new or empty")
+    if predictions:
+        _refuse_mixed(path)
+    elif path.exists():
+        _refuse_to_replace(path)
+
+
+def _refuse_mixed(path: Path) -> None:
+    there = names_in(path)
+    if there:
+        raise SpecError(
+            f"--output {path} is not empty, there is {_listed(there)}: what this job predicts would be mixed with that",
+            hint="name a directory that is new or empty, or remove what is there",
+        )
+
+
+def _refuse_to_replace(path: Path) -> None:
+    if why := _why_fixed(path):
+        raise SpecError(
+            f"--output {path} cannot be replaced as a whole, as an export is: {why}",
+            hint=f"name a directory below it, such as {path / 'export'}",
+        )
+    foreign = [name for name in names_in(path) if name not in _OF_AN_EXPORT]
+    if foreign:
+        raise SpecError(
+            f"--output {path} has {_listed(foreign)}, which is of no export: the new one takes the place of the whole directory",
+            hint=f"name a directory that is new, or has nothing but an earlier export, such as {path / 'export'}",
+        )
+
+
+def _why_fixed(path: Path) -> str:
+    """Why a directory cannot be renamed, in words; '' if it can."""
+    if path.is_symlink():
+        return "it is a link"
+    if path.is_mount():
+        return "it is the root of a volume"
+    return "" if os.access(path.parent, os.W_OK | os.X_OK) else f"this user may not write to {path.parent}"
+
+
+def names_in(path: Path) -> list[str]:
+    """What is there; hidden files, which no reader of results takes for one, do not count. Raises OSError."""
+    try:
+        return sorted(name for name in os.listdir(path) if not name.startswith(".") and name != _OF_A_VOLUME)
+    except FileNotFoundError:
+        return []
+
+
+def _listed(names: Iterable[str]) -> str:
+    first, *others = [*names]
+    named = ", ".join((first, *others[: _MOST_NAMED - 1]))
+    more = len(others) + 1 - _MOST_NAMED
+    return f"{named} and {more:,} more" if more > 0 else named

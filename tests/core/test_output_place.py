@@ -1,0 +1,89 @@
+"""What is in the way of a job's --output."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from elasticdl.errors import SpecError
+from elasticdl.job import Action, JobSpec
+from elasticdl.master.output import refuse_output
+
+pytestmark = pytest.mark.core
+
+
+def job(action: Action, output: object) -> JobSpec:
+    flags = {"model_zoo": "zoo", "model_def": "iris", "training_data": "a", "validation_data": "a", "prediction_data": "a"}
+    return JobSpec.from_flags(action, {**flags, "checkpoint_dir_for_init": "c", "output": str(output)})
+
+
+def export(place: Path) -> Path:
+    (place / "variables").mkdir(parents=True)
+    for name in ("saved_model.pb", "fingerprint.pb", "model.weights.h5"):
+        (place / name).touch()
+    return place
+
+
+@pytest.mark.parametrize("action", [Action.TRAIN, Action.PREDICT])
+def test_a_folder_that_is_new_or_empty_will_do(tmp_path: Path, action: Action) -> None:
+    refuse_output(job(action, tmp_path / "new" / "deep"))
+    (tmp_path / ".keep").touch()
+    (tmp_path / "lost+found").mkdir()
+    refuse_output(job(action, tmp_path))
+    refuse_output(job(action, "gs://bucket/somewhere"))
+    assert sorted(os.listdir(tmp_path)) == [".keep", "lost+found"]
+
+
+def test_predictions_are_not_mixed_with_anything(tmp_path: Path) -> None:
+    for number in range(5):
+        (tmp_path / f"predictions-{number:06d}-000000000-000000010.npz").touch()
+    with pytest.raises(SpecError, match=r"predictions-000000-.* and 2 more: what this job predicts would be mixed") as refused:
+        refuse_output(job(Action.PREDICT, tmp_path))
+    assert str(tmp_path) in refused.value.message and "new or empty" in refused.value.hint
+    assert len(os.listdir(tmp_path)) == 5
+    with pytest.raises(SpecError, match=r"saved_model\.pb"):
+        refuse_output(job(Action.PREDICT, export(tmp_path / "export")))
+
+
+def test_an_export_takes_the_place_of_an_earlier_one_and_of_nothing_else(tmp_path: Path) -> None:
+    """It replaced the whole directory, whatever was in it: `--output .` removed the data."""
+    refuse_output(job(Action.TRAIN, export(tmp_path / "export")))
+    with pytest.raises(SpecError, match="has export, which is of no export") as refused:
+        refuse_output(job(Action.TRAIN, tmp_path))
+    assert str(tmp_path / "export") in refused.value.hint
+    (tmp_path / "export/notes.txt").write_text("by hand")
+    with pytest.raises(SpecError, match=r"has notes\.txt, which is of no export"):
+        refuse_output(job(Action.TRAIN, tmp_path / "export"))
+    assert (tmp_path / "export/notes.txt").read_text() == "by hand"
+
+
+@pytest.mark.parametrize("action", [Action.TRAIN, Action.PREDICT])
+def test_a_file_is_no_place(tmp_path: Path, action: Action) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecError, match="is a file"):
+        refuse_output(job(action, tmp_path / "file"))
+
+
+def test_what_cannot_be_replaced_at_the_end_is_refused_at_the_beginning(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(SpecError, match="it is a link"):
+        refuse_output(job(Action.TRAIN, tmp_path / "link"))
+    refuse_output(job(Action.PREDICT, tmp_path / "link"))
+    with pytest.raises(SpecError, match="it is the root of a volume") as refused:
+        refuse_output(job(Action.TRAIN, "/proc"))
+    assert "/proc/export" in refused.value.hint
+
+
+def test_an_export_is_made_beside_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ours").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) != tmp_path)  # root may write everywhere
+    with pytest.raises(SpecError, match=f"this user may not write to {tmp_path}"):
+        refuse_output(job(Action.TRAIN, tmp_path / "ours"))
+
+
+def test_an_evaluation_writes_nothing_there(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refuse_output(job(Action.EVALUATE, tmp_path))
