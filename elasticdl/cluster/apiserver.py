@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from elasticdl.cluster.plans import Json
 from elasticdl.errors import ExitCode, PermanentError, TransientError
 
 CONNECT_S, CALL_S = 10.0, 30.0
+SETTLE_S = 15.0
+"""An API server that starts answers before it knows accounts and roles again, and forbids for a moment what it will allow."""
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MAX_RETRY_AFTER_S = 120.0
 _CONNECTIONS = 64
@@ -67,9 +70,13 @@ class ApiAway(TransientError):
 class ApiServer:
     """Use it from one event loop, and close it there. Make it with `connect`."""
 
-    def __init__(self, configuration: Configuration, namespace: str) -> None:
-        """`namespace`: the one that the configuration names; 'default' where it names none."""
+    def __init__(self, configuration: Configuration, namespace: str, *, unsettled: bool = False) -> None:
+        """`namespace`: the one that the configuration names; 'default' where it names none.
+
+        `unsettled`: it may have been away just before, as it is taken to be for a while whenever it is not reached.
+        """
         self.namespace = namespace
+        self._settled_at_s = time.monotonic() + SETTLE_S if unsettled else 0.0
         configuration.connection_pool_maxsize = _CONNECTIONS
         self._client = ApiClient(configuration)
 
@@ -164,16 +171,26 @@ class ApiServer:
             answer = (await self._client.rest_client.request(method, url, headers, body, _request_timeout=limits)).response
             async with answer:
                 if answer.status >= 400:
-                    raise _error(answer.status, await answer.read(), answer.headers.get("Retry-After", ""))
+                    raise self._judged(_error(answer.status, await answer.read(), answer.headers.get("Retry-After", "")))
                 yield answer
         except aiohttp.ConnectionTimeoutError as error:
-            raise ApiAway(f"the API server is not reached within {CONNECT_S:g} s") from error
+            raise self._judged(ApiAway(f"the API server is not reached within {CONNECT_S:g} s")) from error
         except TimeoutError as error:
-            raise ApiAway(f"the API server said nothing for {limit_s:g} s") from error
+            raise self._judged(ApiAway(f"the API server said nothing for {limit_s:g} s")) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ApiAway(f"the API server is not reached: {error}") from error
+            raise self._judged(ApiAway(f"the API server is not reached: {error}")) from error
         except ValueError as error:
             raise ApiAway(f"the API server's answer makes no sense: {error}") from error
+
+    def _judged(self, said: ApiRefused | ApiAway) -> ApiRefused | ApiAway:
+        """Of a server that was away, what it has not heard of yet is no refusal."""
+        if isinstance(said, ApiRefused):
+            unknown = said.status.code == 401 or (said.status.code == 403 and " cannot " in said.message)
+            if unknown and time.monotonic() < self._settled_at_s:
+                return ApiAway(f"the API server has just come back: {said.message}", status=said.status)
+        elif said.status is None or said.status.code >= 500:
+            self._settled_at_s = time.monotonic() + SETTLE_S
+        return said
 
 
 def _object(body: bytes) -> Json:
@@ -210,7 +227,7 @@ async def connect(context: str = "", kubeconfig: str = "") -> ApiServer:
     try:
         if within:
             kubernetes_config.load_incluster_config(configuration)
-            return ApiServer(configuration, _own_namespace())
+            return ApiServer(configuration, _own_namespace(), unsettled=True)
         loader = await kubernetes_config.load_kube_config(
             kubeconfig or os.environ.get("KUBECONFIG") or None,
             context or None,

@@ -96,3 +96,21 @@ def test_a_refusal_that_will_stand_is_not_repeated() -> None:
     with pytest.raises(CreateRefused, match="out of the blue"):
         create(server)
     assert len(server.bodies) == 1
+
+
+LACKS = 'pods is forbidden: User "system:serviceaccount:ns:a" cannot create resource "pods" in API group "" in the namespace "ns"'
+
+
+def test_a_right_that_a_server_has_forgotten_since_it_was_away_is_asked_for_again() -> None:
+    """Seen: for 0.7 s and more after its start an API server knows no roles, and forbids what they allow."""
+    server = Server()
+    server.posts = [(503, status(503, "ServiceUnavailable"), {}), (403, status(403, "Forbidden", LACKS), {}), (201, MADE, {})]
+    assert create(server) == [MADE]
+
+
+def test_a_right_that_is_missing_is_so_at_once_where_the_server_was_there_all_the_time() -> None:
+    server = Server()
+    server.posts = [(403, status(403, "Forbidden", LACKS), {})]
+    with pytest.raises(CreateRefused, match="service account a of namespace ns may not create pods") as refused:
+        create(server)
+    assert not refused.value.retry and len(server.bodies) == 1
