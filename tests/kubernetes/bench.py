@@ -73,9 +73,9 @@ class KubernetesBench:
     def exec(self, name: ProcessName, program: str) -> str:
         return self.place.kubectl("-n", self.owner.namespace, "exec", self.pod(name), "--", "/bin/sh", "-c", program)
 
-    async def seen(self, name: ProcessName, *, running: bool = True) -> ProcessObserved | ProcessExited:
+    async def seen(self, name: ProcessName, *, running: bool = True, limit_s: float = LIMIT_S) -> ProcessObserved | ProcessExited:
         """The process runs (or waits for something that is said), or has ended."""
-        async with asyncio.timeout(LIMIT_S), aclosing(self.cluster.observe()) as events:
+        async with asyncio.timeout(limit_s), aclosing(self.cluster.observe()) as events:
             async for event in events:
                 if event.name == name and (isinstance(event, ProcessExited) or event.running == running):
                     return event

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,6 +68,21 @@ def filled(job: Job, cpu_m: int) -> Iterator[None]:
     finally:
         kubectl(job, "delete", "pod", "filler", "--wait=false")
         kubectl(job, "delete", "priorityclass", above)
+
+
+def until_all_have_gone(place: Place, limit_s: float = 120) -> None:
+    """Until no pod is on its way out: those of namespaces that tests before left have their grace, and their room, until then."""
+    deadline_s = time.monotonic() + limit_s
+    while leaving := _leaving(place):
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"not gone after {limit_s:g} s: {leaving}")
+        time.sleep(0.5)
+
+
+def _leaving(place: Place) -> list[str]:
+    gone = {one["metadata"]["name"] for one in place.read("namespaces")["items"] if "deletionTimestamp" in one["metadata"]}
+    pods = [pod["metadata"] for pod in place.read("pods", "-A")["items"]]
+    return [pod["name"] for pod in pods if "deletionTimestamp" in pod or pod["namespace"] in gone]
 
 
 def room_m(place: Place) -> int:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ from tests.kubernetes.place import Place
 
 ROOT = Path(__file__).parents[2]
 CLAIM, DATA = "data", "/data"
-CALL_LIMIT_S, STEP_LIMIT_S = 180.0, 240.0
+CALL_LIMIT_S, STEP_LIMIT_S, CAUSES_LIMIT_S = 180.0, 240.0, 60.0
 RBAC = (ROOT / "docker/rbac.yaml").read_text()
 
 
 def make(place: Place, kind: str, metadata: dict[str, str], spec: dict[str, Any]) -> None:
-    place.kubectl("create", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec}))
+    text = json.dumps({"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec})
+    # What it names (a priority class) may be so new that the API server's own checks have not heard of it.
+    place.insist("create", "-f", "-", text=text, limit_s=10)
 
 
 @contextlib.contextmanager
@@ -109,9 +111,14 @@ class Job:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    def causes(self) -> dict[str, str]:
-        """Why each process that has ended did, as the status says."""
-        return {process["name"]: process["cause"] for process in self.status()["processes"] if process["state"] == "ended"}
+    def causes(self, ended: Collection[str]) -> dict[str, str]:
+        """Why processes ended, as the status says once it knows of all of them: a master may not be reached for a moment."""
+        deadline_s = time.monotonic() + CAUSES_LIMIT_S
+        while True:
+            found = {one["name"]: one["cause"] for one in self.status()["processes"] if one["state"] == "ended"}
+            if all(found.get(name) for name in ended) or time.monotonic() > deadline_s:
+                return {name: found.get(name, "") for name in ended}
+            time.sleep(0.5)
 
     def receipt(self) -> dict[str, int]:
         return json.loads((self.directory / "receipt.json").read_text())["total"]

@@ -54,11 +54,24 @@ class Place:
 
     def wait_until_reachable(self, limit_s: float = 60) -> None:
         """Until the API server answers (again). Raises RuntimeError with what was last said instead."""
+        self.insist("get", "--raw", "/readyz", limit_s=limit_s)
+
+    def wait_until_node_is_back(self, limit_s: float = 90) -> None:
+        """Until the kubelet answers again, which logs and connections to pods go through, and pods are placed on its node again."""
+        self.insist("get", "--raw", f"/api/v1/nodes/{node.NODE}/proxy/healthz", limit_s=limit_s)
+        deadline_s = time.monotonic() + limit_s
+        # A controller takes away what it tainted the node with while that was silent.
+        while taints := self.read("node", node.NODE)["spec"].get("taints"):
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"after {limit_s:g} s the node still has the taints {taints}")
+            time.sleep(0.2)
+
+    def insist(self, *arguments: str, text: str | None = None, limit_s: float = 60) -> str:
+        """kubectl, again until it succeeds: what it needs may come a moment later. Raises RuntimeError with what was last said."""
         deadline_s = time.monotonic() + limit_s
         while True:
             try:
-                self.kubectl("get", "--raw", "/readyz")
-                return
+                return self.kubectl(*arguments, text=text)
             except RuntimeError:
                 if time.monotonic() > deadline_s:
                     raise

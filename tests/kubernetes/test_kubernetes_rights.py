@@ -32,6 +32,7 @@ GRANTED = [
     for verb in rule["verbs"]
 ]
 W0 = ProcessName(Role.WORKER, 0)
+HEARD_LIMIT_S = 30.0
 
 
 @pytest.fixture
@@ -43,6 +44,12 @@ def account(place: Place, namespace: str, tmp_path: Path) -> Path:
     config["users"][0]["user"] = {"token": token}
     path = tmp_path / "kubeconfig"
     path.write_text(json.dumps(config))
+
+    async def granted() -> None:
+        async with connected(place, path) as api:
+            assert await rights.lasting(lambda: rights.missing(api, namespace), HEARD_LIMIT_S) == ()
+
+    asyncio.run(granted())
     return path
 
 
@@ -53,6 +60,14 @@ async def connected(place: Place, kubeconfig: Path) -> AsyncIterator[ApiServer]:
         yield api
     finally:
         await api.close()
+
+
+async def taken_away(api: ApiServer, namespace: str) -> rights.Rights:
+    """The API server hears of a changed role a moment later."""
+    async with asyncio.timeout(HEARD_LIMIT_S):
+        while not (lacking := await rights.missing(api, namespace)):
+            await asyncio.sleep(0.05)
+        return lacking
 
 
 def take_away(place: Place, namespace: str, verb: str, resource: str) -> None:
@@ -90,11 +105,8 @@ def test_a_right_that_is_missing_is_named(place, namespace, account, verb: str, 
     take_away(place, namespace, verb, resource)
 
     async def ask() -> rights.Rights:
-        async with connected(place, account) as api, asyncio.timeout(30):
-            # The API server hears of a changed role a moment later.
-            while not (lacking := await rights.missing(api, namespace)):
-                await asyncio.sleep(0.05)
-            return lacking
+        async with connected(place, account) as api:
+            return await taken_away(api, namespace)
 
     (lacking,) = asyncio.run(ask())
     assert (lacking.verb, lacking.resource, lacking.group) == (verb, resource, group)
@@ -106,8 +118,7 @@ def test_a_pod_that_may_not_be_made_is_refused_for_good_and_names_the_right(plac
 
     async def create() -> None:
         async with connected(place, account) as api:
-            while not await rights.missing(api, owner.namespace):
-                await asyncio.sleep(0.05)
+            await taken_away(api, owner.namespace)
             cluster = KubernetesCluster(api, owner, lambda _: plan(place))
             try:
                 await cluster.create(ProcessSpec(W0, ("/bin/sh",)))

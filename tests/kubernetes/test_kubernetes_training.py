@@ -71,7 +71,8 @@ class Ground:
         found = self.place.read(
             "jobs,pods,services,secrets,networkpolicies", "-n", self.namespace, "-l", "app.kubernetes.io/name=elasticdl"
         )
-        return sorted(f"{item['kind']} {item['metadata']['name']}" for item in found["items"])
+        there = [item for item in found["items"] if "deletionTimestamp" not in item["metadata"]]
+        return sorted(f"{item['kind']} {item['metadata']['name']}" for item in there)
 
     def master(self, job: str) -> dict[str, Any]:
         found = self.place.read("pods", "-n", self.namespace, "-l", master_selector(job))["items"]
@@ -212,8 +213,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back_and_stop_ends_i
         _, errors = command.communicate(timeout=60)
     assert command.returncode == ExitCode.INTERRUPTED, errors
     assert f"come back: elasticdl wait calm --namespace {ground.namespace}" in errors
-    pod = ground.master("calm")
-    assert pod["status"]["phase"] == "Running"
+    pod = until("its pod runs", lambda: pod if (pod := ground.master("calm"))["status"]["phase"] == "Running" else None)
     code, _, errors = ground.run("stop", "calm", "--yes", limit_s=STEP_LIMIT_S)
     assert code == 0, errors
     code, _, errors = ground.run("wait", "calm")
