@@ -2,16 +2,19 @@
 
 A file holds the predictions of one attempt's part of a shard and is there only when it is whole; only then is that part
 reported. The next attempt begins where it ends, so each record is in exactly one file. What an earlier attempt wrote but
-could not report any more is replaced: a part removes those of its shard that begin where it does, or later.
+could not report any more is replaced: a part removes those of its shard that begin where it does, or later. A worker that
+was given up and leaves later than its successor wrote takes nothing of that away: attempts are numbered.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, final
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 from elasticdl.errors import PermanentError
 from elasticdl.model.usercode import user_code
 from elasticdl.rpc.parameters import Pulled
+from elasticdl.shard import Lease
 from elasticdl.worker.leases import Held
 from elasticdl.worker.outbox import Advance
 from elasticdl.worker.surroundings import Surroundings
@@ -108,8 +112,8 @@ class FileSink:
 
     A file has one array for each output of the model (`predictions`, or the outputs' own names; nested ones as `outer/inner`), its
     first axis the example, the rest as the model gave it; and of the records, without a unit axis: `source` (text), and with
-    `first_record`, `begin` and `end` (int64) that they are records [first_record + begin, first_record + end) of it. Examples are
-    fewer than records where `feed` left some out or some could not be read.
+    `first_record`, `begin` and `end` (int64) that they are records [first_record + begin, first_record + end) of it; `attempt`
+    (int64) is the number of the one that wrote them. Examples are fewer than records where `feed` left some out or some could not be read.
     """
 
     def __init__(self, directory: Path, around: Surroundings) -> None:
@@ -131,20 +135,25 @@ class FileSink:
 
     def leave(self) -> None:
         """See `Sink.leave`."""
-        if self._held is not None and self._batches:
+        if self._held is not None and self._batches and not self._is_replaced(self._held.lease):
             self._write(self._held)
+
+    def _is_replaced(self, lease: Lease) -> bool:
+        """A later attempt has written what this one was at, or more of it."""
+        return any(_attempt_of(path) > lease.attempt for path in _parts_from(self._directory, lease))
 
     def _write(self, held: Held) -> None:
         lease, last = held.lease, self._batches[-1]
         assert lease.shard is not None
         names = self._outputs[0] if self._outputs else {}
         arrays = {name: np.concatenate([outputs[name] for outputs in self._outputs]) for name in names}
-        about = {"source": lease.shard.source, "first_record": lease.shard.begin, "begin": lease.offset, "end": last.end}
+        of_records = {"first_record": lease.shard.begin, "begin": lease.offset, "end": last.end, "attempt": lease.attempt}
+        about = {"source": lease.shard.source, **of_records}
         path = self._directory / f"predictions-{lease.shard.id:06d}-{lease.offset:09d}-{last.end:09d}.npz"
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            _write_whole(path, {**arrays, **{name: np.asarray(value) for name, value in about.items()}})
-            _remove_replaced(path)
+            _write_whole(path, {**arrays, **{name: np.asarray(value) for name, value in about.items()}}, lease.attempt)
+            _remove_replaced(path, lease)
         except OSError as error:
             raise PermanentError(f"cannot write {path}: {error.strerror or error}", hint="see --output") from error
         bad = sum(batch.bad for batch in self._batches)
@@ -168,8 +177,8 @@ def named_arrays(outputs: Structure) -> dict[str, NDArray[Any]]:
     return named
 
 
-def _write_whole(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+def _write_whole(path: Path, arrays: Mapping[str, NDArray[Any]], attempt: int) -> None:
+    temporary = path.with_name(f".{path.name}.{attempt}")
     try:
         with temporary.open("wb") as file:
             np.savez(file, **dict(arrays))  # type: ignore[arg-type]
@@ -180,10 +189,31 @@ def _write_whole(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _remove_replaced(path: Path) -> None:
-    mine = _PART.fullmatch(path.name)
-    assert mine is not None
-    for other in path.parent.glob(f"predictions-{mine[1]}-*.npz"):
-        found = _PART.fullmatch(other.name)
-        if found is not None and other != path and int(found[2]) >= int(mine[2]):
+def _remove_replaced(path: Path, lease: Lease) -> None:
+    """Parts that `path` takes the place of, and what earlier attempts at the shard were writing when they were killed."""
+    for other in _parts_from(path.parent, lease):
+        if other != path:
             other.unlink(missing_ok=True)
+    for half in path.parent.glob(f".{_of_shard(lease)}*.npz.*"):
+        if half.suffix[1:].isdecimal() and int(half.suffix[1:]) < lease.attempt:
+            half.unlink(missing_ok=True)
+
+
+def _parts_from(directory: Path, lease: Lease) -> Iterator[Path]:
+    """Those of the lease's shard that begin where it does, or later."""
+    for path in directory.glob(f"{_of_shard(lease)}*.npz"):
+        found = _PART.fullmatch(path.name)
+        if found is not None and int(found[2]) >= lease.offset:
+            yield path
+
+
+def _of_shard(lease: Lease) -> str:
+    assert lease.shard is not None
+    return f"predictions-{lease.shard.id:06d}-"
+
+
+def _attempt_of(path: Path) -> int:
+    """Which attempt wrote a part; -1 if that cannot be read (any more)."""
+    with suppress(OSError, ValueError, KeyError, BadZipFile), np.load(path) as part:
+        return int(part["attempt"])
+    return -1

@@ -77,7 +77,7 @@ def test_files_sorted_by_name_have_the_examples_in_the_order_of_the_data_as_the_
     parts = [np.load(path) for path in sorted(tmp_path.glob("*.npz"))]
     firsts = [int(part["first_record"]) for part in parts]
     assert firsts == [0, 20, 100]
-    assert set(parts[0].files) == {"predictions", "source", "first_record", "begin", "end"}
+    assert set(parts[0].files) == {"predictions", "source", "first_record", "begin", "end", "attempt"}
     for part in parts:
         assert len(part["predictions"]) == part["end"] - part["begin"]
 
@@ -114,6 +114,40 @@ def test_what_a_killed_worker_wrote_but_did_not_report_is_replaced(tmp_path):
         "predictions-000003-000000003-000000010.npz",
     ]
     assert written(tmp_path) == list(range(10))
+
+
+def test_a_worker_that_was_given_up_and_drains_late_takes_nothing_of_the_next_one_away(tmp_path):
+    """It stood still, another did its shard, and then it was told to leave: its part took the place of the whole shard's."""
+    late, around = surroundings(), surroundings()
+    sink = FileSink(tmp_path, late)
+    predict(sink, late, LEASE, 6)
+    predict(FileSink(tmp_path, around), around, replace(LEASE, attempt=2), 10)
+    sink.leave()
+    assert late.outbox.take({}).progress == (), "what it has is not told, since it is not written"
+    assert written(tmp_path) == list(range(10))
+
+
+def test_a_worker_that_was_given_up_and_ends_its_shard_late_changes_nothing(tmp_path):
+    late, around = surroundings(), surroundings()
+    sink = FileSink(tmp_path, late)
+    predict(sink, late, LEASE, 6)
+    first = FileSink(tmp_path, around)
+    predict(first, around, replace(LEASE, attempt=2), 6)
+    first.leave()
+    predict(FileSink(tmp_path, around), around, replace(LEASE, attempt=3, offset=6), 10)
+    sink.take(Batch(sink._held, 10, 4, last=True, computes=True), np.arange(6, 10, dtype=np.float32).reshape(-1, 1))
+    assert written(tmp_path) == list(range(10))
+
+
+def test_what_a_worker_was_writing_when_it_was_killed_goes_when_the_next_has_written_it(tmp_path):
+    for name in (".predictions-000003-000000000-000000010.npz.1", ".predictions-000004-000000000-000000010.npz.1"):
+        (tmp_path / name).write_bytes(b"half")
+    around = surroundings()
+    predict(FileSink(tmp_path, around), around, replace(LEASE, attempt=2), 10)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        ".predictions-000004-000000000-000000010.npz.1",
+        "predictions-000003-000000000-000000010.npz",
+    ]
 
 
 def test_other_shards_are_left_alone(tmp_path):
