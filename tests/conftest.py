@@ -52,6 +52,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
 
 
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in a file of JSON lines that may be written to at this moment."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
 @dataclass
 class Job:
     """One `elasticdl` command on a job directory of its own."""
@@ -74,12 +80,10 @@ class Job:
         return json.loads((self.directory / "receipt.json").read_text())
 
     def events(self) -> list[dict[str, Any]]:
-        path = self.directory / "events.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return whole_lines(self.directory / "events.jsonl")
 
     def metrics(self) -> list[dict[str, Any]]:
-        path = self.directory / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return whole_lines(self.directory / "metrics.jsonl")
 
     def final(self, name: str) -> float:
         """The last value of an evaluation metric."""

@@ -356,7 +356,7 @@ def test_no_process_outlives_a_master_that_is_killed(start: Callable[..., Runnin
     job = start(num_workers="2")
     job.hold()
     job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
-    assert len(job.pids("")) == 4
+    job.wait_until("all are there", lambda: len(job.pids("")) == 4)
     job.process.kill()
     job.process.wait(20)
     job.wait_for_nobody()

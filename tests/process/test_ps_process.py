@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -220,13 +219,12 @@ def test_a_server_is_small_before_data_and_never_imports_tensorflow(job: Job) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_server_within_a_second(job: Job, number: signal.Signals) -> None:
+def test_a_signal_ends_a_server_at_once(job: Job, number: signal.Signals) -> None:
     job.start_all()
     worker = Worker(job, "worker-0")
-    begin = time.monotonic()
     job.processes["ps-0"].send_signal(number)
-    assert job.processes["ps-0"].wait(LIMIT_S) == ExitCode.DRAINED, "or it would look as if it had crashed"
-    assert time.monotonic() - begin < 1.0
+    # In milliseconds; what would keep it are connections that stay open, and those do so for good.
+    assert job.processes["ps-0"].wait(LIMIT_S / 4) == ExitCode.DRAINED, "or it would look as if it had crashed"
     worker.pool.close()
 
 

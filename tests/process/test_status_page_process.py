@@ -19,6 +19,8 @@ from tests.process.test_master_process_job import TOKEN, Running, start  # noqa:
 
 pytestmark = pytest.mark.process
 Start = Callable[..., Running]
+NAMED_WITHIN_S = 10.0
+"""Two on a machine that is not busy; how long the record itself takes is in test_job_troubles.py."""
 
 
 class Browser:
@@ -59,26 +61,35 @@ def test_the_page_shows_what_the_command_line_shows_and_steers_the_job(start: St
     hold = running.hold()
     running.wait_for_status("three workers", lambda status: status["scale"]["observed"] == 3)
     browser = Browser(running)
-    running.wait_until("the page is as fresh", lambda: browser.get("/api/v1/status")["scale"]["observed"] == 3)
-    shown, told = browser.get("/api/v1/status"), running.client().status()
-    for key in ("action", "phase", "epochs", "shards", "receipt", "scale"):
-        assert shown[key] == told[key], key
+    client = running.client()
+
+    def differing() -> list[str]:
+        shown, told = browser.get("/api/v1/status"), client.status()
+        return [key for key in ("action", "phase", "epochs", "shards", "receipt", "scale") if shown[key] != told[key]]
+
+    # The page's reading is up to half a second old, and what was under way at `hold` is still trained.
+    running.wait_until("page and command line tell the same", lambda: not differing())
     assert "m" in browser.get("/")
     assert {one["process"] for one in browser.get("/api/v1/logs")["logs"]} >= {"worker-0", "worker-1", "worker-2", "ps-0", "ps-1"}
     assert "=== worker-0 started" in browser.get("/api/v1/logs/worker-0?start=0")["text"]
-    owners = {row["owner"] for row in browser.get("/api/v1/shards?state=leased")["shards"]}
-    assert owners == {"worker-0", "worker-1", "worker-2"}
 
-    # One is killed: it is on the page within two seconds, with its cause.
+    def owners() -> set[str]:
+        return {row["owner"] for row in browser.get("/api/v1/shards?state=leased")["shards"]}
+
+    running.wait_until("each has a shard", lambda: owners() == {"worker-0", "worker-1", "worker-2"})
+
+    # One is killed: it is on the page in a moment, with its cause.
     os.kill(running.pids("worker-1")["worker-1"], signal.SIGKILL)
 
     def cause() -> str:
         rows = {row["name"]: row for row in browser.get("/api/v1/status")["processes"]}
         return str(rows["worker-1"]["cause"])
 
-    running.wait_until("the cause of the kill is on the page", lambda: cause() != "", 2.0 + 8.0 * bool(os.environ.get("CI")))
-    bars = {bar["process"]: bar for bar in browser.get("/api/v1/timeline")["bars"]}
-    assert bars["worker-1"]["ended_s"] is not None and bars["worker-1"]["cause"] == cause()
+    def bar() -> dict[str, Any]:
+        return {one["process"]: one for one in browser.get("/api/v1/timeline")["bars"]}["worker-1"]
+
+    running.wait_until("the cause of the kill is on the page", lambda: cause() != "", NAMED_WITHIN_S)
+    running.wait_until("the timeline has it too", lambda: bar()["ended_s"] is not None and bar()["cause"] == cause())
 
     status, said = browser.ask("replace", process="worker-0")
     assert status == 202 and "worker-0" in said["said"]
