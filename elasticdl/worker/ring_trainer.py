@@ -114,6 +114,8 @@ class RingTrainer:
         self._unsafe: Advance | None = None
         """What to tell the master of the steps since, once they are safe."""
         self._told: Lease | None = None
+        self._has_state = False
+        """Of some ring. Until then there is nothing that a ring that breaks could spoil."""
         self._tried = 0
         self._rank = 0
         self._pause: Pause | None = None
@@ -222,9 +224,11 @@ class RingTrainer:
         self._plan(form, position)
         same = all(rank in form.holders and (told[rank] == told[elected]).all() for rank in range(len(form.members)))
         if not same:
-            self._parts.exchange.hand_over(giving=self._rank == elected)
+            # One that lacks a step of the elected's is the next to be elected if this goes wrong, and must have what it says.
+            behind = self._has_state and self._position != position
+            self._parts.exchange.hand_over(giving=self._rank == elected, whole=behind)
             self._lap("handing over")
-        self._position = position
+        self._position, self._has_state = position, True
 
     def _train(self, form: RingForm) -> bool:
         self._plan(form, self._position)
