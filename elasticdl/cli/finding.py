@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +21,9 @@ import click
 
 from elasticdl.cli.directory_job import DirectoryJob, no_such_job
 from elasticdl.cli.found import FoundJob, Sought
+from elasticdl.cli.kubeconfig import no_cluster
+from elasticdl.cli.local_jobs import local_jobs, local_names
+from elasticdl.cli.offered import context_names, job_names, namespace_names
 from elasticdl.cli.place import JOBS, check_of
 from elasticdl.errors import ElasticDLError, SpecError
 from elasticdl.master.files import JobDirectory
@@ -37,8 +39,10 @@ RULE = "A name is looked for in ./jobs, then in the current kube context; --job-
 
 def cluster_options(command: F) -> F:
     """--namespace and --kube-context."""
-    command = click.option("--kube-context", default="", metavar="NAME", help="On the cluster of this kube context.")(command)
-    return click.option("--namespace", default="", metavar="NAME", help="On a cluster, in this namespace.")(command)
+    on = "On the cluster of this kube context."
+    command = click.option("--kube-context", default="", metavar="NAME", shell_complete=context_names, help=on)(command)
+    within = "On a cluster, in this namespace."
+    return click.option("--namespace", default="", metavar="NAME", shell_complete=namespace_names, help=within)(command)
 
 
 def directories(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem[str]]:
@@ -144,37 +148,12 @@ def _see(job: FoundJob, here: str, line: ClusterLine) -> None:
         ) from error
 
 
-def no_cluster() -> str:
-    """Why there is no cluster to look at, in words; '' if one is set up. Without a look at it."""
-    if os.environ.get("KUBERNETES_SERVICE_HOST"):
-        return ""
-    given = os.environ.get("KUBECONFIG", "")
-    files = [Path(part) for part in given.split(os.pathsep) if part] or [Path.home() / ".kube" / "config"]
-    if any(file.is_file() for file in files):
-        return ""
-    return f"no cluster is set up here (there is no {' and no '.join(map(str, files))})"
-
-
-def local_jobs() -> list[DirectoryJob]:
-    """Those in ./jobs, by name; and those to be, whose check goes on."""
-    there = {path.parent for name in ("job", "check") for path in JOBS.glob(f"*/{name}.json")}
-    directories = [JobDirectory(path.resolve()) for path in sorted(there)]
-    return [DirectoryJob(directory) for directory in directories if directory.spec.exists() or check_of(directory)]
-
-
-def local_names() -> list[str]:
-    """What may be typed for them."""
-    return [job.directory.path.name for job in local_jobs()]
-
-
 def _known() -> str:
     names = local_names()[-8:]
     return f"in ./{JOBS} there are {', '.join(names)}; `elasticdl list` shows all" if names else RULE
 
 
 def _complete(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-    from elasticdl.cli.completion import job_names
-
     if context.params.get("job_dir"):
         return []
     return job_names(begun, str(context.params.get("namespace") or ""), str(context.params.get("kube_context") or ""))

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
+from elasticdl.cli.kubeconfig import no_cluster
 from elasticdl.errors import ExitCode, PermanentError, SpecError, TransientError
 from elasticdl.kubernetes_section import namespace_name
 
@@ -96,8 +97,6 @@ class ClusterLine:
 
     def __init__(self, namespace: str = "", context: str = "") -> None:
         """Blocks. Raises SpecError, PermanentError if there is no cluster to talk to. `namespace`: default, the context's."""
-        from elasticdl.cli.finding import no_cluster
-
         if reason := no_cluster():
             raise _unreachable(reason)
         from elasticdl.cluster.apiserver import connect

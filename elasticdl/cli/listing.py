@@ -12,9 +12,11 @@ import click
 
 from elasticdl.cli import progress
 from elasticdl.cli.documents import Format, render
-from elasticdl.cli.finding import cluster_options, local_jobs, no_cluster
+from elasticdl.cli.finding import cluster_options
 from elasticdl.cli.found import Report
 from elasticdl.cli.jobs import FORMAT_OPTION, SETTINGS
+from elasticdl.cli.kubeconfig import no_cluster
+from elasticdl.cli.local_jobs import local_jobs
 from elasticdl.cli.place import JOBS
 from elasticdl.cli.telling import plain, tell
 from elasticdl.errors import ElasticDLError

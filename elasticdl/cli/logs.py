@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import replace
 
 import click
@@ -11,15 +12,20 @@ from elasticdl.cli.documents import Format, render
 from elasticdl.cli.finding import RULE, found, job_argument
 from elasticdl.cli.found import LogWish, Sought
 from elasticdl.cli.jobs import FORMAT_OPTION, SETTINGS
+from elasticdl.cli.kubeconfig import no_cluster
+from elasticdl.cli.local_jobs import local_names
 from elasticdl.cli.numbers import Lines
 from elasticdl.cli.telling import plain
+from elasticdl.errors import ElasticDLError
 
 
 def _processes(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-    from elasticdl.cli.completion import log_names
-
-    given = {key: str(context.params.get(key) or "") for key in ("job", "job_dir")}
-    return log_names(given["job"], given["job_dir"], begun)
+    """What a shell offers of a job of this machine. Never raises."""
+    job, job_dir = (str(context.params.get(key) or "") for key in ("job", "job_dir"))
+    if no_cluster() or job_dir or job in local_names():
+        with suppress(ElasticDLError, OSError, click.ClickException), found(Sought(job, job_dir)) as one:
+            return [entry.process for entry in one.logs() if entry.process.startswith(begun)]
+    return []
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)

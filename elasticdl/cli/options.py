@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 import click
 
 from elasticdl.cli.finding import directories
+from elasticdl.cli.offered import context_names, namespace_names
 from elasticdl.errors import SpecError
 from elasticdl.job import NEEDED, SECTIONS, UNHEEDED, Action, JobSpec, refuse_unknown
 
@@ -26,6 +27,7 @@ TITLES = {
     "kubernetes": "On a Kubernetes cluster",
 }
 _DIRECTORIES = {"model_zoo", "checkpoint_dir_for_init", "output", "job_dir", "tensorboard_log_dir"}
+_OFFERED = {"kube_context": context_names, "namespace": namespace_names}
 _PATHS = {"training_data", "validation_data", "prediction_data", *_DIRECTORIES}
 _PAIRS = {"model_params", "data_reader_params", "envs"}
 _LISTS = {"volume"}
@@ -138,7 +140,7 @@ def _option(name: str, field: FieldInfo, action: Action | None) -> Callable[[F],
     if name in _LISTS:
         return click.option(flag(name), name, multiple=True, metavar=_METAVARS[name], help=text)
     kind = click.Path(path_type=str) if name in _PATHS else None
-    offered = directories if name in _DIRECTORIES else None
+    offered = directories if name in _DIRECTORIES else _OFFERED.get(name)
     metavar = "PATH" if name in _PATHS else None
     required = " [required]" if field.is_required() or (action is not None and name in NEEDED[action]) else ""
     return click.option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Protocol, final
 
 from elasticdl.cluster.job_facts import HINTS, Standing
 from elasticdl.cluster.pod_book import PATIENCE_S
@@ -12,12 +12,27 @@ from elasticdl.cluster.pods import no_room
 from elasticdl.errors import ElasticDLError, PermanentError
 
 if TYPE_CHECKING:
-    from elasticdl.cli.cluster_job import ClusterJob
+    from elasticdl.cli.outcome import Outcome
     from elasticdl.cluster.job_facts import JobFacts
 
 LOOK_S = 5.0
 """For how long whoever does not wait for a job looks whether it starts."""
 _LOOK_EVERY_S = 0.5
+
+
+class Submitted(Protocol):
+    """What of a job on a cluster is asked here."""
+
+    name: str
+
+    def facts(self) -> JobFacts:
+        """What its Job and pods show. Raises ElasticDLError."""
+
+    def outcome(self) -> Outcome | None:
+        """How it ended, None if it has not. Raises CannotStart, ElasticDLError."""
+
+    def delete(self) -> None:
+        """Take the Job away. Raises ElasticDLError."""
 
 
 class CannotStart(PermanentError):
@@ -57,7 +72,7 @@ class Patience:
             raise CannotStart(message, HINTS[barred.lasting], way_out(facts.name))
 
 
-def first_look(job: ClusterJob) -> None:
+def first_look(job: Submitted) -> None:
     """Return when the job's master runs or waits for a place, at the latest after 5 s. Blocks; 40 s more while it cannot start.
 
     Raises CannotStart. That nothing can be learned of it, or not by us, is no news: the job is submitted.
@@ -83,7 +98,7 @@ def _waits_for_a_place(facts: JobFacts) -> bool:
     return suspended or (facts.master is not None and bool(no_room(facts.master)))
 
 
-def cleared_away(job: ClusterJob, error: CannotStart) -> CannotStart:
+def cleared_away(job: Submitted, error: CannotStart) -> CannotStart:
     """Delete a job that we submitted ourselves and that cannot start; what to tell of it."""
     try:
         job.delete()

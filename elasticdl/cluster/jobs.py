@@ -34,6 +34,10 @@ class Jobs:
         found = [job_facts(job, masters) for job in jobs]
         return tuple(sorted(found, key=lambda facts: -facts.created_wall_s))
 
+    async def namespaces(self) -> list[str]:
+        """The names of the cluster's namespaces, for those who may list them."""
+        return [str(one["metadata"]["name"]) for one in await self._list("/api/v1/namespaces", {}, "list namespaces")]
+
     async def one(self, name: str, *, whole: bool = False) -> JobFacts | None:
         """A job with its masters' pods, or with all that it has; None if there is none of that name that is ours."""
         if not JOB_NAME.fullmatch(name):

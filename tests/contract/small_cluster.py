@@ -97,7 +97,7 @@ class SmallCluster:
 
 def _is_collection(path: str) -> bool:
     parts = path.strip("/").split("/")
-    return len(parts) == (5 if parts[0] == "api" else 6)
+    return parts == ["api", "v1", "namespaces"] or len(parts) == (5 if parts[0] == "api" else 6)
 
 
 @asynccontextmanager

@@ -12,8 +12,10 @@ import pytest
 
 from elasticdl.cli import directory_job
 from elasticdl.cli.directory_job import DirectoryJob
-from elasticdl.cli.finding import found, local_jobs, no_cluster
+from elasticdl.cli.finding import found
 from elasticdl.cli.found import Kind, Sought
+from elasticdl.cli.kubeconfig import contexts, no_cluster
+from elasticdl.cli.local_jobs import local_jobs
 from elasticdl.cli.main import run
 from elasticdl.cli.progress import age, ends, table
 from elasticdl.errors import ExitCode, PermanentError, SpecError
@@ -69,6 +71,24 @@ def test_where_it_was_looked_for_is_told(here: Path) -> None:
     with pytest.raises(PermanentError, match=r"there is no job in x/iris$") as caught, found(Sought(job_dir="x/iris")):
         pass
     assert caught.value.exit_code is ExitCode.NO_SUCH_JOB
+
+
+def test_kube_contexts_are_read_from_all_files_and_what_cannot_be_read_has_none(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [
+        "contexts: [{name: a}, {name: b}, {name: 3}, 7]",
+        "nonsense: [",
+        "[]",
+        "contexts: {}",
+        "contexts: [{name: b}, {name: c}]",
+    ]
+    files = [here / str(number) for number in range(len(texts))]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    (here / "none").mkdir()
+    monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, [*files, here / "none", here / "missing"])))
+    assert contexts() == ["a", "b", "c"]
 
 
 def test_a_cluster_that_cannot_be_asked_is_told(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def test_a_directory_is_completed_by_the_shell_itself() -> None:
     assert completed("elasticdl", "status", "--job-dir", "") == ["-o", "dirnames"]
 
 
-def test_bash_completes_jobs_on_the_cluster_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bash_completes_jobs_namespaces_and_contexts_of_the_cluster_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with cluster_of_one() as cluster:
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(tmp_path)))
         cluster.add_job("ads-on-cluster")
@@ -103,7 +103,12 @@ def test_bash_completes_jobs_on_the_cluster_too(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setenv("ELASTICDL_COMPLETION_SECONDS", "30")
         assert completed("elasticdl", "stop", "ads") == ["ads", "ads-on-cluster"]
         assert completed("elasticdl", "stop", "--namespace", NAMESPACE, "ads") == ["ads-on-cluster"]
+        for name in ("team-a", "team-b", "default"):
+            cluster.objects.put("/api/v1/namespaces", {"metadata": {"name": name}})
+        assert completed("elasticdl", "stop", "--kube-context", "here", "--namespace", "team") == ["team-a", "team-b"]
         monkeypatch.setenv("ELASTICDL_COMPLETION_SECONDS", "0")
+        assert completed("elasticdl", "train", "--kube-context", "h") == ["here"], "that is in a file"
+        assert completed("elasticdl", "train", "--namespace", "team") == []
         assert completed("elasticdl", "stop", "ads") == ["ads"]
 
 

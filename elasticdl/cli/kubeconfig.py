@@ -1,0 +1,40 @@
+"""What is known of clusters without a look at one: whether any is set up here, and its kube contexts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def no_cluster() -> str:
+    """Why there is no cluster to look at, in words; '' if one is set up."""
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return ""
+    files = _files()
+    if any(file.is_file() for file in files):
+        return ""
+    return f"no cluster is set up here (there is no {' and no '.join(map(str, files))})"
+
+
+def contexts() -> list[str]:
+    """Names of the kube contexts, in the order of their files. What cannot be read has none."""
+    return list(dict.fromkeys(name for file in _files() for name in _contexts_of(file)))
+
+
+def _files() -> list[Path]:
+    given = os.environ.get("KUBECONFIG", "")
+    return [Path(part) for part in given.split(os.pathsep) if part] or [Path.home() / ".kube" / "config"]
+
+
+def _contexts_of(file: Path) -> Iterator[str]:
+    import yaml
+
+    try:
+        found = yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+    except (OSError, yaml.YAMLError):
+        return
+    listed = found.get("contexts") if isinstance(found, dict) else None
+    for one in listed if isinstance(listed, list) else ():
+        if isinstance(one, dict) and isinstance(one.get("name"), str):
+            yield one["name"]
