@@ -7,6 +7,7 @@ import os
 import runpy
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -54,12 +55,22 @@ class BuildPy(build_py):
 
 
 class BuildExt(build_ext):
-    """An editable install asks for the extension only."""
+    """An editable install asks for the extension only. Its sources are compiled side by side."""
 
     def run(self) -> None:
         generate_messages()
         bring_plots()
         super().run()
+
+    def build_extensions(self) -> None:
+        one_by_one = self.compiler.compile
+
+        def side_by_side(sources: list[str], **how: object) -> list[str]:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                return [made for objects in pool.map(lambda source: one_by_one([source], **how), sources) for made in objects]
+
+        self.compiler.compile = side_by_side
+        super().build_extensions()
 
 
 def native() -> Extension:
