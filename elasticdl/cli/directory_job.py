@@ -12,10 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, final
 
+from elasticdl.cli.alive import check_of, runs_master
 from elasticdl.cli.following import Tail
 from elasticdl.cli.found import Kind, LogEntry, LogWish, Place, Report, Told, blank_status
 from elasticdl.cli.outcome import Outcome, read_object, resume_hint
-from elasticdl.cli.place import check_of, runs_master
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 from elasticdl.history.lines import began_at
 from elasticdl.master.files import JobDirectory
@@ -55,14 +55,12 @@ class DirectoryJob:
 
     def report(self) -> Report:
         """See FoundJob."""
-        left = read_object(self.directory.status) if not self.directory.master.exists() else {}
         if check_of(self.directory):
             return self._report("waiting", blank_status(_CHECKED, action=self.action, waiting=[_CHECKED]))
-        outcome = self.outcome()
-        if outcome is not None:
-            known = left.get("status") or (last_known(self.directory, outcome.message) if not left else {})
-            status = blank_status(outcome.message) | dict(known)
-            return self._report(_state(outcome.exit_code), status, outcome)
+        end = self._end()
+        if end is not None:
+            outcome, known = end
+            return self._report(_state(outcome.exit_code), blank_status(outcome.message) | dict(known), outcome)
         if not self.directory.master.exists():
             return self._report("waiting", blank_status("its master is starting", waiting=["master-0 is starting"]))
         try:
@@ -76,6 +74,11 @@ class DirectoryJob:
 
     def outcome(self) -> Outcome | None:
         """See FoundJob. A job whose master was killed has ended, too: it took all processes with it."""
+        end = self._end()
+        return None if end is None else end[0]
+
+    def _end(self) -> tuple[Outcome, Mapping[str, Any]] | None:
+        """How the job ended, and its last status as far as there is one."""
         directory = self.directory
         if check_of(directory):
             return None
@@ -89,7 +92,8 @@ class DirectoryJob:
             )
         if self._is_young() and not directory.status.exists() and not self._has_receipt():
             return None
-        return self._left(left) if (left := self._last_word()) else self._killed()
+        left = self._last_word()
+        return (self._left(left), left.get("status") or {}) if left else self._killed()
 
     def stop(self, reason: str) -> str:
         """See FoundJob."""
@@ -229,11 +233,11 @@ class DirectoryJob:
             action=self.action,
         )
 
-    def _killed(self) -> Outcome:
+    def _killed(self) -> tuple[Outcome, Mapping[str, Any]]:
         directory = self.directory
         message = f"the master of job {self.name} in {directory.path} was killed, and every process of the job with it"
         known = last_known(directory, message)
-        return Outcome(
+        outcome = Outcome(
             ExitCode.JOB_FAILED,
             message,
             str(directory.path),
@@ -243,6 +247,7 @@ class DirectoryJob:
             loss=known.get("loss"),
             action=self.action,
         )
+        return outcome, known
 
     def _runs(self, where: Mapping[str, Any]) -> bool:
         """Of one in a pod the number says nothing here: the cluster looks after it."""
@@ -299,7 +304,7 @@ class DirectoryJob:
                 f"ask it there: `elasticdl status {name} --namespace {namespace}`",
             )
         if not self._runs(where):
-            killed = self._killed()
+            killed, _ = self._killed()
             raise no_such_job(killed.message, killed.hint)
         return where
 

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from elasticdl.cli.alive import check_of
 from elasticdl.cli.directory_job import DirectoryJob, no_such_job
 from elasticdl.cli.found import FoundJob, Sought
 from elasticdl.cli.kubeconfig import no_cluster
 from elasticdl.cli.local_jobs import local_jobs, local_names
 from elasticdl.cli.offered import context_names, job_names, namespace_names
-from elasticdl.cli.place import JOBS, check_of
+from elasticdl.cli.place import JOBS
 from elasticdl.errors import ElasticDLError, SpecError
 from elasticdl.master.files import JobDirectory
 

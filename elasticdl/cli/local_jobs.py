@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from elasticdl.cli.alive import check_of
 from elasticdl.cli.directory_job import DirectoryJob
-from elasticdl.cli.place import JOBS, check_of
+from elasticdl.cli.place import JOBS
 from elasticdl.master.files import JobDirectory
 
 

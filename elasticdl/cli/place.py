@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from glob import has_magic
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from elasticdl.cli.alive import check_file, tell_check
 from elasticdl.errors import ElasticDLError, PermanentError, SpecError
-from elasticdl.master.files import JobDirectory, write_json, write_whole
+from elasticdl.master.files import JobDirectory, write_whole
 from elasticdl.master.output import refuse_output
 from elasticdl.master.scaled import as_scaled, forget_scale_unless
 from elasticdl.master.way_on import has_checkpoint
@@ -144,7 +144,7 @@ def claimed(spec: JobSpec, check: Callable[[], Preflight]) -> Iterator[JobDirect
         _try_place(spec.checkpoint.output, "--output")
         _try_place(spec.checkpoint.tensorboard_log_dir, "--tensorboard-log-dir")
         with _ours_alone(spec):
-            _tell_check(directory, spec)
+            tell_check(directory, spec.cluster.job_name, str(spec.action))
             _write(directory, spec, check())
             written = True
             yield directory
@@ -154,7 +154,7 @@ def claimed(spec: JobSpec, check: Callable[[], Preflight]) -> Iterator[JobDirect
         raise _unusable(f"cannot write to {directory.path}", error) from error
     finally:
         if not written:
-            _check_file(directory).unlink(missing_ok=True)
+            check_file(directory).unlink(missing_ok=True)
             _unmake(made)
         os.close(lock)
 
@@ -180,48 +180,6 @@ def _ours_alone(spec: JobSpec) -> Iterator[None]:
                 one.rmdir()
 
 
-def _check_file(directory: JobDirectory) -> Path:
-    return directory.path / "check.json"
-
-
-def _tell_check(directory: JobDirectory, spec: JobSpec) -> None:
-    told = {"job_name": spec.cluster.job_name, "action": str(spec.action), "pid": os.getpid()}
-    write_json(_check_file(directory), told)
-
-
-def check_of(directory: JobDirectory) -> Mapping[str, Any]:
-    """The look at model and data that goes on in a directory before there is a job: `job_name`, `action`, `pid`. Empty if none does."""
-    try:
-        told = json.loads(_check_file(directory).read_text(encoding="utf-8"))
-        return told if lives(int(told["pid"])) else {}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
-def lives(pid: int) -> bool:
-    """Whether there is such a process."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return pid > 0
-
-
-def runs_master(directory: JobDirectory, pid: int) -> bool:
-    """Whether that process is the master of that job: after a restart of the machine another one may have its number."""
-    if not lives(pid):
-        return False
-    try:
-        told = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return True  # Another user's, or a system that does not show it.
-    name = b"ELASTICDL_JOB_DIR="
-    places = [os.fsdecode(one.removeprefix(name)) for one in told if one.startswith(name)]
-    return any(os.path.realpath(place) == os.path.realpath(directory.path) for place in places)
-
-
 def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None:
     from elasticdl.cli.yaml_documents import as_yaml
     from elasticdl.master.preflight import save_preflight
@@ -234,7 +192,7 @@ def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None
     write_whole(directory.path / "job.yaml", f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(told)}", mode=0o600)
     forget_scale_unless(spec, directory)
     write_whole(directory.spec, spec.model_dump_json(indent=2) + "\n", mode=0o600)
-    _check_file(directory).unlink(missing_ok=True)
+    check_file(directory).unlink(missing_ok=True)
 
 
 def _unusable(what: str, error: OSError, flag: str = "--job-dir") -> ElasticDLError:

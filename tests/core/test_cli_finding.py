@@ -132,6 +132,21 @@ def test_a_young_job_without_a_master_is_starting_and_an_old_one_was_killed(here
     assert outcome is not None and outcome.exit_code == 1 and "was killed" in outcome.message
 
 
+def test_what_was_known_of_a_killed_job_is_read_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two readings one might find the file gone: the status was then empty and the outcome was not."""
+    job, readings = DirectoryJob(JobDirectory(made(here / "j"))), []
+
+    def once(directory: JobDirectory, message: str) -> dict[str, object]:
+        readings.append(directory)
+        return {"version": 7, "receipt": {"total": {"trained": 3}}} if len(readings) == 1 else {}
+
+    monkeypatch.setattr(directory_job, "_STARTS_WITHIN_S", -1.0)
+    monkeypatch.setattr(directory_job, "_LAST_WORD_WITHIN_S", 0.0)
+    monkeypatch.setattr(directory_job, "last_known", once)
+    found = job.report()
+    assert (found.state, found.as_dict()["version"], len(readings)) == ("failed", 7, 1)
+
+
 def test_a_young_job_that_has_come_to_its_receipt_is_not_starting_any_more(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its master was killed between its last two files: whoever waits for the job would wait for ever."""
     monkeypatch.setattr(directory_job, "_LAST_WORD_WITHIN_S", 0.0)

@@ -7,12 +7,15 @@ import json
 import os
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from elasticdl.cli.alive import check_of
 from elasticdl.cli.main import run
-from elasticdl.cli.place import check_of, claimed, is_name_of_ours, placed, refuse_if_taken, settle
+from elasticdl.cli.place import claimed, is_name_of_ours, placed, refuse_if_taken, settle
 from elasticdl.errors import ExitCode, PermanentError, SpecError
 from elasticdl.job import JOB_NAME, Action, JobSpec
 from elasticdl.master.files import JobDirectory
@@ -109,7 +112,7 @@ def test_a_claimed_directory_holds_the_job_for_its_owner_only(tmp_path: Path) ->
 
 
 def test_while_the_check_goes_on_the_directory_is_taken_and_says_so_and_nothing_stays_if_it_fails(tmp_path: Path) -> None:
-    seen: list[object] = []
+    seen: list[Mapping[str, Any]] = []
 
     def check() -> Preflight:
         seen.append(check_of(JobDirectory(tmp_path / "jobs/a")))
@@ -119,7 +122,7 @@ def test_while_the_check_goes_on_the_directory_is_taken_and_says_so_and_nothing_
 
     with pytest.raises(SpecError, match="no loss"), claimed(settle(job(job_name="a")), check):
         pass
-    assert seen == [{"job_name": "a", "action": "train", "pid": os.getpid()}]
+    assert [{**one, "begun": ""} for one in seen] == [{"job_name": "a", "action": "train", "pid": os.getpid(), "begun": ""}]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -127,6 +130,10 @@ def test_a_check_that_was_killed_stands_in_nobodys_way(tmp_path: Path) -> None:
     (tmp_path / "jobs/a").mkdir(parents=True)
     (tmp_path / "jobs/a/check.json").write_text('{"job_name": "a", "action": "train", "pid": 999999999}')
     assert not check_of(JobDirectory(tmp_path / "jobs/a"))
+    for begun, goes_on in (("", True), ("another boot 17", False)):  # a number that another process has by now
+        told = {"job_name": "a", "action": "train", "pid": os.getpid(), "begun": begun}
+        (tmp_path / "jobs/a/check.json").write_text(json.dumps(told))
+        assert bool(check_of(JobDirectory(tmp_path / "jobs/a"))) == goes_on
     with claimed(settle(job(job_name="a")), lambda: FOUND) as directory:
         assert not (directory.path / "check.json").exists()
 

@@ -1,0 +1,66 @@
+"""Whether the process that a file of a job's directory names is still that one: numbers of processes are used again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from elasticdl.master.files import JobDirectory, write_json
+
+
+def check_file(directory: JobDirectory) -> Path:
+    """Says who looks at model and data before there is a job."""
+    return directory.path / "check.json"
+
+
+def tell_check(directory: JobDirectory, name: str, action: str) -> None:
+    """This process looks at model and data of a job to be. Raises OSError."""
+    pid = os.getpid()
+    write_json(check_file(directory), {"job_name": name, "action": action, "pid": pid, "begun": begun(pid)})
+
+
+def check_of(directory: JobDirectory) -> Mapping[str, Any]:
+    """The look at model and data that goes on in a directory before there is a job: `job_name`, `action`, `pid`. Empty if none does."""
+    try:
+        told = json.loads(check_file(directory).read_text(encoding="utf-8"))
+        pid = int(told["pid"])
+        return told if lives(pid) and str(told.get("begun") or begun(pid)) == begun(pid) else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return {}
+
+
+def lives(pid: int) -> bool:
+    """Whether there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid > 0
+
+
+def begun(pid: int) -> str:
+    """When a process began, as text that no other process with its number will ever have; '' where the system does not show it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        ticks = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+    return f"{boot} {ticks.decode()}"
+
+
+def runs_master(directory: JobDirectory, pid: int) -> bool:
+    """Whether that process is the master of that job: after a restart of the machine another one may have its number."""
+    if not lives(pid):
+        return False
+    try:
+        told = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return True  # Another user's, or a system that does not show it.
+    name = b"ELASTICDL_JOB_DIR="
+    places = [os.fsdecode(one.removeprefix(name)) for one in told if one.startswith(name)]
+    return any(os.path.realpath(place) == os.path.realpath(directory.path) for place in places)
