@@ -29,7 +29,7 @@ Point: TypeAlias = tuple[str, str, str, float, int, float | None]
 @final
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a job is, from its beginning to its end. `started_at` is unix time."""
+    """What a job is, from its beginning to its end. `started_at` is unix time; `way_on`: how it is gone on with once it was stopped."""
 
     name: str
     action: str
@@ -37,6 +37,7 @@ class About:
     started_at: float
     version_of_elasticdl: str
     namespace: str = ""
+    way_on: str = ""
 
 
 @final
@@ -51,10 +52,10 @@ class Record:
     started_at: float
 
 
-def about(spec: JobSpec, started_at: float, namespace: str = "") -> About:
+def about(spec: JobSpec, started_at: float, namespace: str = "", way_on: str = "") -> About:
     """Of the job of a spec."""
     strategy = str(spec.training.distribution_strategy)
-    return About(spec.cluster.job_name, str(spec.action), strategy, started_at, installed_version(), namespace)
+    return About(spec.cluster.job_name, str(spec.action), strategy, started_at, installed_version(), namespace, way_on)
 
 
 def installed_version() -> str:
@@ -142,10 +143,10 @@ def record_of(chronicle: Chronicle, status: Mapping[str, Any]) -> Record:
     return Record(tuple(chronicle), chronicle.dropped, timeline, story, chronicle.started_at)
 
 
-def record_in(directory: Path, now_s: float | None = None, killed: str = "") -> Record:
+def record_in(directory: Path, now_s: float | None = None, killed: str = "", heard_s: float = 0.0) -> Record:
     """Out of a job's directory, live or ended. Raises OSError if it cannot be read. `now_s`: default, the last occurrence's.
 
-    `killed`: whoever wrote it was, in these words, and all processes with it.
+    `killed`: whoever wrote it was, in these words, and all processes with it; it was heard of until then, and until `heard_s`.
     """
     occurrences, left_out = read_occurrences(directory / EVENTS)
     timeline, story = Timeline(), Story()
@@ -154,7 +155,8 @@ def record_in(directory: Path, now_s: float | None = None, killed: str = "") -> 
         story.add(one)
     if killed and occurrences and not (occurrences[-1].kind == "job" and occurrences[-1].step == Step.ENDED):
         last = occurrences[-1]
-        end = Occurrence(last.seq + 1, last.at, last.at_s, "job", killed, level="error", details=meaning(Step.ENDED))
+        since_s = max(0.0, heard_s - last.at_s)
+        end = Occurrence(last.seq + 1, last.at + since_s, last.at_s + since_s, "job", killed, level="error", details=meaning(Step.ENDED))
         occurrences.append(end)
         timeline.cut_off(end)
         story.cut_off(end)

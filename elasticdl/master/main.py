@@ -43,7 +43,7 @@ from elasticdl.master.front_desk import FrontDesk
 from elasticdl.master.hands import Hands, Means
 from elasticdl.master.inbox import Inbox
 from elasticdl.master.journal import JournalFile
-from elasticdl.master.last_known import cut_short
+from elasticdl.master.last_known import cut_short, heard_of_s
 from elasticdl.master.launching import Launcher
 from elasticdl.master.lobby import Lobby, lobby
 from elasticdl.master.outcome import Results, ended, leave_outcome, leave_report, tell_story
@@ -58,7 +58,7 @@ from elasticdl.master.status.collector import Collector, MetricsLog
 from elasticdl.master.status.guard import Guard
 from elasticdl.master.status.server import StatusServer
 from elasticdl.master.status.watched import Watched, end_in_words, job_status
-from elasticdl.master.way_on import with_way_on
+from elasticdl.master.way_on import after_a_stop, with_way_on
 from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Task
@@ -78,6 +78,8 @@ class Plan:
     preflight: Preflight
     beginning: Beginning
     epoch: int
+    heard_s: float = 0.0
+    """When the master before gave a sign of life beside its events, in seconds of the job."""
 
 
 def plan(environment: Environment) -> Plan:
@@ -91,7 +93,7 @@ def plan(environment: Environment) -> Plan:
     if preflight is None:
         preflight = run_preflight(spec, PREFLIGHT_S)
         save_preflight(directory.preflight, preflight)
-    return Plan(spec, preflight, Archive(spec, directory.checkpoints).beginning(), epoch)
+    return Plan(spec, preflight, Archive(spec, directory.checkpoints).beginning(), epoch, heard_of_s(directory))
 
 
 def read_spec(directory: JobDirectory) -> JobSpec:
@@ -141,7 +143,7 @@ class Master:
         welcome = Welcome(plan.epoch, spec.model_dump_json(), lambda: self._archive.restore_from, data)
         service = MasterService(self.inbox, self._desk, welcome, self.status_json, self.core)
         self._server = MasterServer(service, environment.token)
-        what = about(spec, self.chronicle.started_at, environment.page.namespace)
+        what = about(spec, self.chronicle.started_at, environment.page.namespace, after_a_stop(spec, directory))
         self._watched = Watched(what, self.core, self._desk, self.inbox, self.chronicle, self.collector)
         self._page = StatusServer(self._watched, Guard(environment.token, environment.page.names), plan.epoch)
         self._finish: FinishJob | None = None
@@ -232,7 +234,8 @@ class Master:
 
     def _begun(self) -> Announce:
         """A master takes the job on: the first, or one in the place of another."""
-        spec, epoch, away_s = self._plan.spec, self._plan.epoch, self.inbox.at_s() - self.chronicle.last_s
+        spec, epoch, at_s = self._plan.spec, self._plan.epoch, self.inbox.at_s()
+        away_s = max(0.0, at_s - max(self.chronicle.last_s, self._plan.heard_s))
         first = self.chronicle.next_seq == 0
         what = f"{spec.action} {spec.model.model_def}"
         since = "it ended" if self.chronicle.ended_before else "the one before was last heard of"

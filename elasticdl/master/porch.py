@@ -27,6 +27,7 @@ from elasticdl.master.status.collector import Collector
 from elasticdl.master.status.guard import Guard
 from elasticdl.master.status.server import StatusServer
 from elasticdl.master.status.watched import Watched
+from elasticdl.master.way_on import way_on
 from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Task
@@ -66,7 +67,8 @@ class Porch:
         clock, place = SystemClock(), self._environment.page
         chronicle = Chronicle(self._environment.directory.events, clock.wall_s())
         inbox, core = Inbox(clock, chronicle.began_s), JobState(self._spec)
-        what = about(self._spec, chronicle.started_at, place.namespace)
+        on = way_on(self._spec.model_dump(mode="json"), self._environment.directory)
+        what = about(self._spec, chronicle.started_at, place.namespace, on)
         watched = Watched(what, core, self._desk(inbox), inbox, chronicle, Collector(None, clock))
         server = StatusServer(watched, Guard(self._environment.token, place.names), _NO_MASTER)
         answering = asyncio.ensure_future(self._answer(inbox))

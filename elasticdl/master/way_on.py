@@ -39,8 +39,21 @@ def has_checkpoint(location: Path) -> bool:
 
 def way_on(told: Mapping[str, Any], directory: JobDirectory) -> str:
     """What to do next, with a command that can be pasted. `told` is the job's job.json; it may be empty where that is gone."""
-    action = str(told.get("action") or TRAIN)
-    resumes = action == TRAIN and has_checkpoint(directory.checkpoints)
+    return _words(told, directory, resumes=_action(told) == TRAIN and has_checkpoint(directory.checkpoints))
+
+
+def after_a_stop(spec: JobSpec, directory: JobDirectory) -> str:
+    """The same, while the job goes on, for whoever is about to stop it: it takes a checkpoint then, where it keeps any."""
+    kept = spec.keeps_checkpoints or has_checkpoint(directory.checkpoints)
+    return _words(spec.model_dump(mode="json"), directory, resumes=spec.action == TRAIN and kept)
+
+
+def _action(told: Mapping[str, Any]) -> str:
+    return str(told.get("action") or TRAIN)
+
+
+def _words(told: Mapping[str, Any], directory: JobDirectory, *, resumes: bool) -> str:
+    action = _action(told)
     words = "go on with: " if resumes else "begin afresh with: "
     if action == TRAIN and not resumes:
         words = f"no checkpoint was made: {words}"

@@ -33,7 +33,8 @@ def timeline(snapshot: Mapping[str, Any]) -> Html:
         scope="col",
         class_="when",
     )
-    crowd = el("tr", el("th", "Workers", scope="row"), el("td", presence(bars, span)), el("td", _peak(bars)), class_="crowd")
+    crowd = el("tr", el("th", "Workers", scope="row"), el("td", presence(bars, span)), el("td", _peak(bars, span)), class_="crowd")
+    rows = rows or [empty_row("no process has been ordered yet", 3)]
     return el(
         "div",
         el(
@@ -131,10 +132,15 @@ def presence(bars: Sequence[Mapping[str, Any]], span: float) -> Html:
     )
 
 
-def _peak(bars: Sequence[Mapping[str, Any]]) -> str:
+def empty_row(text: str, columns: int) -> Html:
+    """What a table says that has no rows."""
+    return el("tr", el("td", text, colspan=columns, class_="empty"), data_id=text)
+
+
+def _peak(bars: Sequence[Mapping[str, Any]], span: float) -> str:
     now = sum(1 for bar in bars if bar["role"] == "worker" and bar.get("ready_s") is not None and bar.get("ended_s") is None)
     all_of_them = sum(bar["role"] == "worker" for bar in bars)
-    return f"{now:,} ready now, {all_of_them:,} in all"
+    return f"{now:,} ready now, {max(_levels(bars, span)):,} at most, {all_of_them:,} in all"
 
 
 def _levels(bars: Sequence[Mapping[str, Any]], span: float) -> list[int]:

@@ -65,10 +65,18 @@ def timeline() -> Html:
 def legend() -> Html:
     """Colours with their marks and words."""
     tones = (("live", "● ready"), ("wait", "◌ waited for"), ("good", "✓ finished"), ("calm", "○ ended as asked"))
-    ends = (("moved", "△ sent away by the platform"), ("lost", "✕ lost"), ("memory", "▲ out of memory"), ("error", "! error"))
-    return el(
-        "ul", [el("li", word, class_=f"tag {tone}") for tone, word in (*tones, *ends)], class_="legend tones", aria_label="Colours"
+    ends = (
+        ("moved", "△ refused or sent away by the platform"),
+        ("lost", "✕ lost"),
+        ("memory", "▲ out of memory"),
+        ("error", "! error"),
     )
+    bars = [el("li", word, class_=f"tag {tone}") for tone, word in (*tones, *ends)]
+    ticks = [
+        el("li", el("i", class_=f"tick {kind}"), word)
+        for kind, word in (("saved", "checkpoint"), ("", "evaluation, scaling and the like"))
+    ]
+    return el("ul", bars, ticks, class_="legend tones", aria_label="Colours")
 
 
 def processes() -> Html:
@@ -157,15 +165,25 @@ def dialogs(snapshot: Mapping[str, Any]) -> Html:
         )
         for name, key, word in (("min", "low", "at least"), ("max", "high", "at most"))
     ]
+    reason = el(
+        "label", el("span", "Reason"), " ", el("input", name="reason", maxlength=200, placeholder="asked for on the status page")
+    )
     return el(
         "div",
-        _dialog("stop", "Stop this job?", "Workers give their work back, a last checkpoint is taken, and the job ends. It can be resumed with --resume.",
-                "Stop the job", el("label", el("span", "Reason"), " ", el("input", name="reason", maxlength=200, placeholder="asked for on the status page")), danger=True),
+        _dialog("stop", "Stop this job?", "Workers give their work back, and the job ends.",
+                "Stop the job", [_way_on(snapshot), reason], danger=True),
         _dialog("scale", "How many workers?", "The job keeps between these two numbers, as room allows.", "Scale", el("div", workers, class_="pair")),
         _dialog("checkpoint", "Take a checkpoint now?", "All servers hold one consistent view for a moment; training goes on.", "Take a checkpoint", None),
         _dialog("replace", "Replace this worker?", "It is ended, what it had is given to others, and another one is started.", "Replace", el("input", type="hidden", name="process")),
         el("div", id="said", class_="said", role="status"),
     )  # fmt: skip
+
+
+def _way_on(snapshot: Mapping[str, Any]) -> Html:
+    """How the job is gone on with after that: the words that the command line will say, with the whole command."""
+    lead, _, command = str(snapshot["job"].get("way_on") or "").rpartition("with: ")
+    kept = "A last checkpoint is taken: " if lead.startswith("go on") else ""
+    return el("div", el("p", f"{kept}{lead}with:", id="way-on-lead"), el("pre", command, id="way-on"), hidden=not command)
 
 
 def _dialog(verb: str, title: str, text: str, word: str, fields: Child, *, danger: bool = False) -> Html:

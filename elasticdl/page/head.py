@@ -70,7 +70,9 @@ def facts(snapshot: Mapping[str, Any]) -> Iterator[Fact]:
         yield Fact(f"metric-{name}", f"Validation {name}", words.number(value))
     stopped_s = ((snapshot.get("story") or {}).get("totals") or {}).get("stopped_s") or 0
     note = f"stopped for {words.duration(stopped_s)} of it" if stopped_s else ""
-    yield Fact("uptime", "Took" if over else "Uptime", words.duration(_uptime_s(status)), note)
+    # The time of the job begins when it does: before that its model and data are looked at.
+    label = "Took" if over else "Checking for" if status.get("phase") == "starting" else "Uptime"
+    yield Fact("uptime", label, words.duration(_uptime_s(status)), note)
     yield from _troubles(status, records)
 
 

@@ -12,6 +12,11 @@ _VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
 _FORBIDDEN = ("on", "style")
 """Beginnings of attributes that a Content-Security-Policy without exceptions ignores: handlers and inline styles."""
 
+_HIDDEN = ("Cc", "Cf", "Cs")
+"""Categories of characters that are not seen: controls, formats, halves of pairs."""
+_KEPT = "\n\t\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
+"""Without the joiners many emoji and scripts fall apart."""
+
 
 @dataclass(frozen=True, slots=True)
 class Html:
@@ -67,6 +72,6 @@ def visible(text: str) -> str:
 
 
 def _seen(char: str) -> str:
-    # As `dom.js` has it. Spaces of any width are no control characters.
-    hidden = unicodedata.category(char).startswith("C") or char in "\u2028\u2029"
-    return "\N{REPLACEMENT CHARACTER}" if hidden and char not in "\n\t" else char
+    # As `dom.js` has it. Spaces of any width are no control characters; letters that this Python does not know yet the browser may.
+    hidden = unicodedata.category(char) in _HIDDEN or char in "\u2028\u2029"
+    return "\N{REPLACEMENT CHARACTER}" if hidden and char not in _KEPT else char

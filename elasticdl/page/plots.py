@@ -58,12 +58,18 @@ def _figure(plot: Plot, snapshot: Mapping[str, Any]) -> Html:
     series = [one for one in snapshot.get("series") or () if one["name"] in plot.names and plot.label in (None, one["label"])]
     return el(
         "figure",
-        el("figcaption", el("h3", plot.title), " ", el("small", plot.unit)),
+        el("figcaption", el("h3", plot.title), " ", el("small", axes(plot))),
         el("div", lines(series, plot.axis), class_="canvas"),
         el("details", el("summary", "Table"), _table(series), class_="values"),
         id=f"plot-{plot.key}",
         data_key=plot.key,
     )
+
+
+def axes(plot: Plot) -> str:
+    """What is drawn upwards, if its name does not say so, and against what."""
+    against = "against records" if plot.axis == "records" else "over time"
+    return f"{plot.unit}, {against}" if plot.unit else against
 
 
 def _table(series: Sequence[Mapping[str, Any]]) -> Html:

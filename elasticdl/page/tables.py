@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from elasticdl.page import words
-from elasticdl.page.bars import ROWS, pager
+from elasticdl.page.bars import ROWS, empty_row, pager
 from elasticdl.page.markup import Child, Html, el
 from elasticdl.words import amount, done_word
 
@@ -19,12 +19,15 @@ PROCESS_COLUMNS = (
     ("rate", "Records/s", "n"),
     ("cpu", "CPU", "n wide"),
     ("memory", "Memory", "n wide"),
-    ("since", "For", "n"),
+    ("since", "Since", "n"),
 )
 _TITLES = {
-    "records": "Records of the receipt that this worker did, settled with the servers; evaluation beside a training is not in it"
+    "since": "How long it has been so; of a process that has ended, when that was",
+    "records": "Records of the receipt that this worker did, settled with the servers; evaluation beside a training is not in it",
 }
 _RECEIPT = ("expected", "trained", "repeated", "bad", "lost", "left")
+_DRAWN = ("done", "leased", "settling", "todo", "parked")
+"""States of shards in this order, from left to right and in words."""
 
 
 def shown_first(processes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -50,7 +53,8 @@ def processes(snapshot: Mapping[str, Any]) -> Html:
         el("th", done if key == "records" else word, scope="col", class_=kind, data_key=key, title=_TITLES.get(key))
         for key, word, kind in PROCESS_COLUMNS
     ]
-    table = el("table", el("thead", el("tr", heads)), el("tbody", rows, id="process-rows"), id="process-table")
+    body = rows or empty_row("no process has been ordered yet", len(heads))
+    table = el("table", el("thead", el("tr", heads)), el("tbody", body, id="process-rows"), id="process-table")
     return el("div", el("div", table, class_="scroll", tabindex=0), pager("processes", len(found)))
 
 
@@ -70,7 +74,7 @@ def _process(row: Mapping[str, Any], now_s: float) -> Html:
         el("td", "" if ended or server else words.number(row.get("records_per_s") or 0), class_="n"),
         el("td", "" if ended else _cpu(row.get("cpu_cores")), class_="n wide"),
         el("td", "" if ended else words.memory(row.get("rss_bytes")), class_="n wide"),
-        el("td", words.duration(since), class_="n"),
+        el("td", words.duration(since) + (" ago" if ended else ""), class_="n"),
     )
     return el("tr", el("th", el("a", row["name"], href=f"?process={row['name']}#processes"), scope="row"), cells)
 
@@ -91,18 +95,17 @@ def shards(snapshot: Mapping[str, Any]) -> Html:
 
 def task_bar(task: str, counts: Mapping[str, int]) -> Html:
     """One bar, its pieces as wide as they are many, and the numbers in words."""
-    total = sum(counts.values())
+    states = [state for state in _DRAWN if state in counts]
+    total = sum(counts[state] for state in states)
     pieces, at = [], 0.0
-    for state in (name for name in ("done", "leased", "settling", "todo", "parked") if counts.get(name)):
+    for state in (name for name in states if counts[name]):
         width = 100 * counts[state] / total
         pieces.append(el("rect", x=f"{at:.3f}%", width=f"{width:.3f}%", y=0, height=14, class_=f"shard-{state}"))
         at += width
-    said = [
-        el("li", el("i", class_=f"swatch shard-{state}"), f"{state} ", el("b", words.count(number)))
-        for state, number in counts.items()
-    ]
+    said = [el("li", el("i", class_=f"swatch shard-{state}"), f"{state} ", el("b", words.count(counts[state]))) for state in states]
+    note = el("small", f"{amount(total, 'shard')}; one is done when all of its records are")
     drawing = el("svg", pieces, width="100%", height=14, role="img", aria_label=f"{task} shards")
-    return el("div", el("h3", task), drawing, el("ul", said, class_="legend"), class_="task")
+    return el("div", el("div", el("h3", task), " ", note), drawing, el("ul", said, class_="legend"), class_="task")
 
 
 def receipt(snapshot: Mapping[str, Any]) -> Html:
@@ -149,7 +152,13 @@ def _receipt_notes(status: Mapping[str, Any]) -> Iterator[str]:
 def _receipt_row(name: str, row: Mapping[str, Any], class_: str = "") -> Html:
     bad = {"lost": "error", "bad": "moved", "repeated": "moved"}
     cells = [
-        el("td", words.count(row.get(key) or 0), class_=f"n {bad.get(key, '') if row.get(key) else ''}".strip()) for key in _RECEIPT
+        el(
+            "td",
+            words.count(row.get(key) or 0),
+            class_=f"n {bad.get(key, '') if row.get(key) else ''}".strip(),
+            data_label=key.capitalize(),
+        )
+        for key in _RECEIPT
     ]
     return el("tr", el("th", name, scope="row"), cells, class_=class_ or None)
 
@@ -168,10 +177,9 @@ def _problem_lists(status: Mapping[str, Any]) -> Iterator[Html]:
 
 def events(occurrences: Sequence[Mapping[str, Any]], limit: int, name: str = "event-rows") -> Html:
     """The newest first."""
-    rows = [event_row(one) for one in list(occurrences)[::-1][:limit]]
+    rows = [event_row(one) for one in list(occurrences)[::-1][:limit]] or [empty_row("nothing has happened yet", 2)]
     heads = [el("th", "At", scope="col", class_="n"), el("th", "What", scope="col")]
-    table = el("table", el("thead", el("tr", heads)), el("tbody", rows, id=name), class_="events", aria_label="What happened")
-    return table if rows else el("div", table, el("p", "nothing has happened yet", class_="empty"))
+    return el("table", el("thead", el("tr", heads)), el("tbody", rows, id=name), class_="events", aria_label="What happened")
 
 
 def event_row(one: Mapping[str, Any]) -> Html:

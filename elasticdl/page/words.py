@@ -83,6 +83,15 @@ def told(text: str, tone: Tone) -> str:
     return f" {first}" if first else ""
 
 
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+
+
+def readable(log: str) -> str:
+    """Without what is meant for a terminal: colours, titles, and what a progress bar wrote over itself."""
+    plain = _ESCAPES.sub("", log).replace("\x08", "").replace("\x00", "")
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in plain.split("\n")) if "\r" in plain else plain
+
+
 def by_name(name: str) -> tuple[str, tuple[int, ...]]:
     """A key that sorts `worker-9` before `worker-10`."""
     return re.sub(r"[-.\d]+$", "", name), tuple(int(part) for part in re.findall(r"\d+", name))

@@ -7,11 +7,13 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
+from elasticdl.page.words import readable
 from tests.browser.conftest import Shown, Window, shown, until
 from tests.browser.relay import Relay
 
@@ -38,20 +40,39 @@ def iris_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def both(window: Window) -> tuple[dict[str, object], dict[str, object]]:
-    """Numbers as they stand on the page, and as /api/v1/status has them at the same moment."""
-    window.page.evaluate("() => fetch('/api/v1/status').then((r) => r.json()).then((s) => { window.told = s; })")
-    words, facts, told = (
-        window.page.locator("#share-words").inner_text(),
-        window.numbers(),
-        window.page.evaluate("() => window.told"),
+# What the page is told, by when the master read it; what `/api/v1/status` says, asked at every frame; and processes' first causes.
+LISTENER = """() => {
+  let now = {};
+  Object.assign(window, { told: {}, asked: [], ends: {} });
+  const source = new EventSource("/api/v1/stream");
+  source.addEventListener("status", (event) => {
+    now = { ...now, ...JSON.parse(event.data) };
+    told[now.now] = now;
+    fetch("/api/v1/status").then((answer) => answer.json()).then((found) => asked.push(found));
+  });
+  source.addEventListener("processes", (event) => {
+    for (const row of JSON.parse(event.data).rows) if (row.cause) ends[row.name] ??= now.now;
+  });
+}"""
+
+
+def figures(status: dict[str, Any]) -> dict[str, object]:
+    """Those that stand on the page, as it writes them."""
+    records = status["records"]
+    return {
+        "records": f"{records['trained']:,} of {records['expected']:,} records",
+        "version": f"{status['version']:,}",
+        "epoch": f"{status['epoch'] + 1:,} of {status['epochs']:,}",
+    }
+
+
+def on_page(window: Window) -> dict[str, object]:
+    """The same of one moment: the page is painted as a whole."""
+    words, facts = window.page.evaluate(
+        "() => [document.querySelector('#share-words').innerText,"
+        " Object.fromEntries([...document.querySelectorAll('#facts > div')].map((one) => [one.children[0].innerText, one.children[1].innerText]))]"
     )
-    trained, expected = (int(part.replace(",", "")) for part in re.findall(r"[\d,]+", words))
-    assert "Version" in facts, facts
-    on_page = {"trained": trained, "expected": expected, "version": int(facts["Version"].replace(",", "")), "epoch": facts["Epoch"]}
-    records = told["records"]
-    status = {"trained": records["trained"], "expected": records["expected"], "version": told["version"]}
-    return on_page, {**status, "epoch": f"{told['epoch'] + 1:,} of {told['epochs']:,}"}
+    return {"records": words, "version": facts["Version"], "epoch": facts["Epoch"]}
 
 
 def test_the_way_in_is_clear_and_no_error_is_told_on_it(running: Shown, open_window: Callable[..., Window], axe: str) -> None:
@@ -71,16 +92,24 @@ def test_the_way_in_is_clear_and_no_error_is_told_on_it(running: Shown, open_win
 def test_numbers_on_the_page_are_those_of_the_status(running: Shown, open_window: Callable[..., Window]) -> None:
     window = open_window()
     running.enter(window)
-    seen = [both(window)]
+    window.page.evaluate(LISTENER)
+    seen: list[dict[str, object]] = []
 
-    def agree() -> bool:
-        seen.append(both(window))
-        return seen[-1][0] == seen[-1][1]
+    def as_told() -> bool:
+        found = on_page(window)
+        told = window.page.evaluate("() => Object.values(told)")
+        if found in [figures(one) for one in told] and found not in seen:
+            seen.append(found)
+        return len(seen) >= 2
 
-    until("page and status agree while the job runs", agree)
-    first = seen[-1][0]["trained"]
-    # The page is told once a second, the status is of now: they agree between two steps.
-    until("they agree on later numbers", lambda: agree() and seen[-1][0]["trained"] > first)
+    def as_asked() -> bool:
+        """A frame and an answer that the master made of one reading say the same."""
+        both = window.page.evaluate("() => asked.filter((one) => told[one.now]).map((one) => [one, told[one.now]])")
+        assert all(answer[key] == frame[key] for answer, frame in both for key in frame)
+        return bool(both)
+
+    until("the page shows what it was told, and goes on with it", as_told, 60.0)
+    until("the status was asked for when the page was told", as_asked, 60.0)
     assert window.foreign(running.address) == []
     assert window.problems == []
 
@@ -92,14 +121,21 @@ def test_a_killed_worker_is_on_the_timeline_with_its_cause_within_two_seconds(
     running.enter(window, "timeline")
     lost = window.page.locator("#bars tr", has=window.page.locator(".tag.lost"))
     bars = window.page.locator("#bars tr")
+    window.page.evaluate(LISTENER)
+    window.page.wait_for_function("() => Object.keys(told).length > 0")
     before, bars_before = lost.count(), bars.count()
     running.job.kill_one("worker", random.Random(1))
-    took_s = until("the end is shown", lambda: lost.count() > before)
+    until("the end is shown", lambda: lost.count() > before, 60.0)
     expect(lost.last).to_contain_text("killed by signal 9 (SIGKILL)")
     expect(lost.last).to_contain_text("infrastructure")
-    assert took_s < SEEN_WITHIN_S
+    name = lost.last.locator("th").inner_text()
+    # From when the master saw the end to the frame that tells of it; how long either waits for a core is the machine's.
+    (end,) = [
+        one for one in running.job.events() if one["process"] == name and one["cause"] and one["details"].get("step") == "ended"
+    ]
+    assert window.page.evaluate("(name) => ends[name]", name) - end["at"] < SEEN_WITHIN_S
     # It may be ready before anybody has seen it starting.
-    until("another one is shown in its place", lambda: bars.count() > bars_before)
+    until("another one is shown in its place", lambda: bars.count() > bars_before, 60.0)
 
 
 def test_the_page_comes_back_by_itself_after_a_break_and_says_that_there_is_one(
@@ -123,13 +159,60 @@ def test_the_page_comes_back_by_itself_after_a_break_and_says_that_there_is_one(
         relay.close()
 
 
+def test_a_page_whose_token_counts_no_more_asks_for_another(running: Shown, open_window: Callable[..., Window]) -> None:
+    relay = Relay(urlsplit(running.address).port or 0)
+    try:
+        window = open_window()
+        window.breaks = True
+        Shown(running.job, f"http://127.0.0.1:{relay.port}/", running.token).enter(window)
+        relay.cut()
+        expect(window.page.locator("#connection")).to_contain_text("connection lost")
+        window.page.context.clear_cookies()
+        relay.mend()
+        expect(window.page.locator("h1")).to_have_text("This job's page needs its token")
+    finally:
+        relay.close()
+
+
+def test_a_log_that_was_meant_for_a_terminal_is_read_in_pieces(running: Shown, open_window: Callable[..., Window]) -> None:
+    window = open_window()
+    running.enter(window)
+    whole = (
+        "\x1b[1;31mred\x1b[0m \U0001f469\u200d\U0001f4bb\r\n 1/9\r 2/9 \x08\x08\r 3/9 done\n\x1b]0;title\x07"
+        + "x" * 70_000
+        + "\nlast"
+    )
+    # Cut in the middle of a sequence, of a line, and of what writes over itself.
+    cuts = [0, 3, whole.index("2/9"), whole.index("x") + 66_000, len(whole)]
+    ends = [len(whole[:cut].encode()) for cut in cuts]
+
+    def answer(route: Route) -> None:
+        start = int(parse_qs(urlsplit(route.request.url).query)["start"][0])
+        at = ends.index(max(start, 0))
+        to = min(at + 1, len(cuts) - 1)
+        text = whole[cuts[at] : cuts[to]]
+        route.fulfill(
+            json={"process": "worker-9", "start": ends[at], "end": ends[to], "size": ends[-1] if at else ends[1], "text": text}
+        )
+
+    window.page.route(
+        "**/api/v1/logs", lambda route: route.fulfill(json={"logs": [{"process": "worker-9", "bytes": 9, "live": True}]})
+    )
+    window.page.route("**/api/v1/logs/worker-9?*", answer)
+    window.page.goto(f"{running.address}?log=worker-9#logs")
+    shown = window.page.locator("#log-text")
+    expect(shown).to_contain_text("last")
+    assert shown.text_content() == readable(whole) == f"red \U0001f469\u200d\U0001f4bb\n 3/9 done\n{'x' * 70_000}\nlast"
+    assert "all of" in window.page.locator("#log-place").inner_text()
+
+
 def test_a_worker_is_replaced_and_a_checkpoint_is_taken_by_pressing_a_button(
     running: Shown, open_window: Callable[..., Window]
 ) -> None:
     window = open_window()
     page = window.page
     running.enter(window, "processes")
-    before = window.numbers().get("Checkpoint", "")
+    before, marks = window.numbers().get("Checkpoint", ""), page.locator(".axis line.saved").count()
     page.click("#ask-checkpoint")
     page.click("#dialog-checkpoint [type=submit]")
     expect(page.locator("#said")).to_contain_text("a checkpoint is asked for")
@@ -146,6 +229,7 @@ def test_a_worker_is_replaced_and_a_checkpoint_is_taken_by_pressing_a_button(
     expect(page.locator("[data-replace]")).to_have_count(0)
     page.goto(f"{running.address}#timeline")
     expect(page.locator("#bars tr", has_text="replaced, as asked")).to_have_count(1)
+    assert page.locator(".axis line.saved").count() > marks
 
 
 def test_the_live_page_is_used_with_the_keyboard_alone(running: Shown, open_window: Callable[..., Window], axe: str) -> None:
@@ -231,11 +315,14 @@ def test_a_job_is_scaled_and_stopped_from_its_page_and_its_report_says_the_same(
     page.keyboard.press("Escape")
     expect(page.locator("#dialog-stop")).not_to_be_visible()
     page.click("#ask-stop")
+    expect(page.locator("#way-on-lead")).to_contain_text("go on with:")
+    way_on = page.locator("#way-on").inner_text()
     page.fill("#dialog-stop [name=reason]", "seen <b>enough</b>")
     page.click("#dialog-stop [type=submit]")
     expect(page.locator("#connection")).to_have_text("the job has ended", timeout=60_000)
     code, output = running.job.finish()
     assert code == 130, output
+    assert f"go on with: {way_on}" in output and "--resume" in way_on
     expect(page.locator("#state")).to_have_text("stopped")
     expect(page.locator("#notices")).to_contain_text("seen <b>enough</b>")
     page.goto(f"{running.address}#logs")

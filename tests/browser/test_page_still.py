@@ -16,12 +16,26 @@ from tests.core.test_page_rendering import ATTACK, ROWS, bar, process, snapshot
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 PAINTED_CPU_S = 1.0
 """Of the window's main thread, however busy the machine is: parsing, layout, script, paint."""
-WORDS = ("header", "#bars", "#process-rows", "#shard-counts", "#receipt", "#event-rows", "#problems")
+WORDS = ("header", "#bars", ".crowd", "figcaption", "#process-rows", "#shard-counts", "#receipt", "#event-rows", "#problems")
+
+
+CUT = """() => [...document.querySelectorAll(".scroll, #facts dd, #receipt td")]
+  .filter((one) => one.checkVisibility() && one.scrollWidth > one.clientWidth).map((one) => one.outerHTML.slice(0, 200))"""
+"""What has more than it shows, sideways."""
 
 
 def workers(number: int) -> list[dict[str, Any]]:
     rows = [process(f"worker-{index}", shard=f"training shard {index}", records=index) for index in range(number)]
     return [*rows, process(f"worker-{number}", "ended", cause="infrastructure", message="killed by signal 9 (SIGKILL)")]
+
+
+def just_begun() -> dict[str, Any]:
+    """Nothing is known of the job but its name."""
+    found = snapshot([])
+    found["status"] |= {"phase": "starting", "state": "starting", "shards": {}, "metrics": {}, "loss": None, "receipt": {}}
+    found["status"] |= {"records": {"expected": 0, "trained": 0}, "eta_s": None, "bad_examples": []}
+    found["timeline"] = {"now_s": 0.0, "bars": [], "generations": [], "marks": []}
+    return {**found, "occurrences": [], "series": []}
 
 
 def words_of(window: Window, place: str) -> str:
@@ -47,18 +61,22 @@ def test_without_script_the_page_says_the_same(report: Callable[..., str], open_
         process("worker-2", "pending", message="quota cpu: 8 of 8 used"),
         process("worker-3", "ended", cause="preempted"),
     ]
-    address, said = report(snapshot(rows)), []
-    for script in (False, True):
-        window = open_window(java_script_enabled=script)
-        window.page.goto(address)
-        texts = {}
-        for tab in ("overview", "timeline", "processes", "shards", "events"):
-            window.page.goto(f"{address}#{tab}")
-            expect(window.page.locator(f"#{tab}")).to_be_visible()
-            shown = [one for one in WORDS if window.page.locator(f"#{tab} {one}, {one}:is(header)").count()]
-            texts[tab] = {one: words_of(window, one) for one in shown}
-        said.append(texts)
-    assert said[0] == said[1]
+    for found in (snapshot(rows), just_begun()):
+        address, said = report(found), []
+        for script in (False, True):
+            window = open_window(java_script_enabled=script)
+            window.page.goto(address)
+            texts = {}
+            for tab in ("overview", "timeline", "processes", "shards", "events"):
+                window.page.goto(f"{address}#{tab}")
+                expect(window.page.locator(f"#{tab}")).to_be_visible()
+                shown = [one for one in WORDS if window.page.locator(f"#{tab} {one}, {one}:is(header)").count()]
+                texts[tab] = {one: words_of(window, one) for one in shown}
+            said.append(texts)
+        assert said[0] == said[1]
+    assert "no process has been ordered yet" in said[1]["timeline"]["#bars"]
+    assert "nothing has happened yet" in said[1]["events"]["#event-rows"]
+    assert "Checking for" in said[1]["overview"]["header"]
 
 
 def test_a_thousand_workers_are_painted_at_once_and_can_be_found(
@@ -79,7 +97,7 @@ def test_a_thousand_workers_are_painted_at_once_and_can_be_found(
     page.fill("#find", "worker-77")
     expect(page.locator("#process-rows tr")).to_have_count(11)
     page.select_option("#state-filter", "trouble")
-    expect(page.locator("#process-rows tr")).to_have_count(0)
+    expect(page.locator("#process-rows tr")).to_have_text(["none of the 1,001 processes is like that"])
     page.fill("#find", "")
     expect(page.locator("#process-rows tr")).to_contain_text(["infrastructure killed by signal 9 (SIGKILL)"])
     page.reload()
@@ -117,12 +135,31 @@ def test_all_of_it_can_be_reached_with_the_keyboard_and_is_in_the_address(
 
 
 def test_a_phone_shows_it_without_scrolling_sideways(report: Callable[..., str], open_window: Callable[..., Window]) -> None:
-    window = open_window(viewport={"width": 390, "height": 844}, has_touch=True)
-    address = report(snapshot(workers(20)))
+    rows = workers(20)
+    rows[3]["records"] = 9_876_543
+    found = snapshot(rows)
+    many = {
+        "expected": 98_765_432_100,
+        "trained": 9_876_543,
+        "repeated": 1_234_567,
+        "bad": 7_654_321,
+        "lost": 7_777_777,
+        "left": 98_765_432,
+    }
+    checkpoint = {"version": 1_234_567, "at_s": 360_000.0, "path": "", "bytes": 1}
+    found["status"] |= {"records": many, "receipt": {"epochs": [{"epoch": 0, **many}], "total": many}, "version": 1_234_567}
+    found["status"] |= {"metrics": {"perplexity": 1_234_567.8}, "loss": 7_654_321.0, "checkpoints": [checkpoint]}
+    values = {"at_s": [1e5, 2e5], "records": [1_234_567, 98_765_432_100], "values": [1_234_567.8, 7_654_321.0], "unit": ""}
+    found["series"] = [{"name": "loss", "label": "", **values}, {"name": "metric", "label": "perplexity", **values}]
+    window = open_window(viewport={"width": 360, "height": 780}, has_touch=True)
+    address = report(found)
     for tab in ("overview", "timeline", "processes", "shards", "events"):
         window.page.goto(f"{address}#{tab}")
         expect(window.page.locator(f"#{tab}")).to_be_visible()
-        assert window.page.evaluate("() => document.documentElement.scrollWidth") <= 390, tab
+        assert window.page.evaluate("() => document.documentElement.scrollWidth") <= 360, tab
+        if tab == "overview":
+            window.page.locator("#plot-loss summary").click()
+        assert window.page.evaluate(CUT) == [], tab
 
 
 def test_script_in_names_and_texts_is_shown_and_does_not_run(
@@ -173,6 +210,8 @@ def test_odd_names_and_numbers_are_shown_as_well_as_they_can_be(
             window.page.goto(f"{address}#{tab}")
             expect(window.page.locator(f"#{tab}")).to_be_visible()
             assert window.page.evaluate("() => document.documentElement.scrollWidth") <= width, tab
+        window.page.goto(f"{address}?sort=__proto__&state-filter=__proto__&shown=constructor#processes")
+        expect(window.page.locator("#process-rows tr")).to_have_count(2)
         window.page.goto(f"{address}?axis=time#overview")
         expect(window.page.locator("#plots figure")).to_have_count(6)
         expect(window.page.locator("figure h3", has_text="b")).to_have_text(["Validation a\ufffdb\ufffdc\u3000d"])
@@ -199,3 +238,20 @@ def test_an_installation_without_uplot_says_so_and_shows_the_rest(
     window.page.locator("#plot-loss summary").click()
     expect(window.page.locator("#plot-loss tbody tr").first).to_contain_text("0.25")
     assert window.problems == []
+
+
+def test_on_paper_stand_all_parts_dark_on_light(report: Callable[..., str], open_window: Callable[..., Window]) -> None:
+    window = open_window(color_scheme="dark")
+    page = window.page
+    page.goto(f"{report({**snapshot(workers(3)), 'logs': [{'process': 'worker-3', 'text': 'its last words'}]})}#overview")
+    expect(page.locator("#plot-loss canvas")).to_be_visible()
+    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    for tab in ("overview", "timeline", "processes", "shards", "logs", "events"):
+        expect(page.locator(f"#{tab} > h2")).to_be_visible()
+    expect(page.locator("nav").first).to_be_hidden()
+    expect(page.locator("#log-text")).to_contain_text("its last words")
+    assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate("() => getComputedStyle(document.body).color") == "rgb(27, 28, 30)"
+    page.evaluate("() => dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate("() => document.documentElement.dataset.theme") is None

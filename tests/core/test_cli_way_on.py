@@ -19,7 +19,7 @@ from elasticdl.job import Action, JobSpec
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.files import JobDirectory
 from elasticdl.master.preflight import Preflight
-from elasticdl.master.way_on import next_name, way_on, with_way_on
+from elasticdl.master.way_on import after_a_stop, next_name, way_on, with_way_on
 
 pytestmark = pytest.mark.core
 FOUND = Preflight((), (), (), {"ok": True})
@@ -208,3 +208,15 @@ def test_a_job_of_a_cluster_that_is_deleted_tells_what_it_kept(capsys: pytest.Ca
     for none in ({}, {"checkpoint_steps": 0, "job_dir": "/data/ads"}):
         assert way_on_of_deleted(job_object(JobSpec.from_flags(Action.TRAIN, {**CLUSTER, **none}), "team")) == ""
     assert way_on_of_deleted({"metadata": {"name": "x"}, "spec": {"template": {"spec": {"containers": []}}}}) == ""
+
+
+@pytest.mark.parametrize("action", [Action.TRAIN, Action.PREDICT])
+def test_who_is_about_to_stop_a_job_reads_what_its_end_will_say(
+    action: Action, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = made(action, job_name="a")
+    before = after_a_stop(JobSpec.model_validate_json(directory.spec.read_text()), directory)
+    if action is Action.TRAIN:
+        checkpoint(directory.checkpoints)
+    assert before == way_on(told(directory), directory)

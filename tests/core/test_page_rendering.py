@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from elasticdl.page import NoSuchFile, assets, render_page, render_report, render_sign_in, static, words
-from elasticdl.page.markup import Html, el
+from elasticdl.page.markup import Html, el, visible
 from elasticdl.page.sketch import lines
 
 pytestmark = pytest.mark.core
@@ -258,3 +258,42 @@ def test_a_curve_of_one_value_is_a_dot_and_words_and_one_of_none_says_so_without
 
 def words_of(found: Html) -> str:
     return re.sub("<[^>]*>", "", found.text)
+
+
+def test_script_and_first_paint_know_the_same_causes_and_states() -> None:
+    script = (Path(assets.__file__).parent / "static/words.js").read_text(encoding="utf-8")
+    for name, known in (("CAUSES", words.CAUSES), ("STATES", words.STATES)):
+        table = script.partition(f"const {name} = {{")[2].partition("};")[0]
+        found = {key: (tone, mark, word) for key, tone, mark, word in re.findall(r'(\w+): \["(\w+)", "(.)", "([^"]+)"\]', table)}
+        assert found == {key: (tone.name, tone.mark, tone.word) for key, tone in known.items()}
+
+
+def test_what_a_log_has_for_a_terminal_is_left_out_of_a_report() -> None:
+    log = "\x1b[1;31mred\x1b[0m\r\n 1/9\r 2/9 \x08\x08\r 3/9\r\n\x1b]0;title\x07\x1b[2Kend\r"
+    assert words.readable(log) == "red\n 3/9\nend"
+    assert words.readable("x" * 1_000_000 + "\ry") == "y"
+    found = render_report({**snapshot(ROWS), "logs": [{"process": "worker-1", "text": log}]})
+    assert "red\n 3/9\nend" in found and "\\u001b" not in found
+
+
+def test_joiners_stay_and_what_turns_the_order_of_letters_does_not() -> None:
+    told = "\U0001f469\u200d\U0001f4bb \u0646\u200c\u062e \U0001fae8 a\u202eb\u2066c\u200bd\ud800\x1b"
+    assert visible(told) == "\U0001f469\u200d\U0001f4bb \u0646\u200c\u062e \U0001fae8 a\ufffdb\ufffdc\ufffdd\ufffd\ufffd"
+
+
+def test_who_stops_a_job_reads_the_whole_command_that_goes_on() -> None:
+    found = snapshot(ROWS)
+    found["job"]["way_on"] = "go on with: elasticdl train -f '/jobs/a b/job.yaml' --resume"
+    page = render_page(found)
+    assert "A last checkpoint is taken: go on with:" in page
+    assert "elasticdl train -f &#x27;/jobs/a b/job.yaml&#x27; --resume</pre>" in page
+    found["job"]["way_on"] = "no checkpoint was made: begin afresh with: elasticdl evaluate -f x"
+    assert "checkpoint is taken: " not in render_page(found) and "begin afresh with:" in render_page(found)
+
+
+def test_shards_are_told_in_the_order_in_which_they_are_drawn_and_what_done_means() -> None:
+    found = snapshot(ROWS, shards=4)
+    found["status"]["shards"] = {"training": {"todo": 0, "leased": 1, "done": 0, "parked": 0}}
+    text = Reader(render_page(found)).text
+    assert "1 shard; one is done when all of its records are" in text
+    assert re.search(r"done\W*0\W*leased\W*1\W*todo\W*0\W*parked\W*0", text)

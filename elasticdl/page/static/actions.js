@@ -35,7 +35,17 @@ function show(verb, dialog) {
     dialog.querySelector("[name=min]").value = job.status.scale?.low ?? 1;
     dialog.querySelector("[name=max]").value = job.status.scale?.high ?? 1;
   }
+  if (verb === "stop") sayWayOn();
   dialog.showModal();
+}
+
+// Another one than at first, once the job has begun.
+function sayWayOn() {
+  const told = job.about.way_on ?? "", at = told.lastIndexOf("with: ") + 6, kept = told.startsWith("go on") ? "A last checkpoint is taken: " : "";
+  if (at < 6) return;
+  setText(byId("way-on-lead"), kept + told.slice(0, at).trim());
+  setText(byId("way-on"), told.slice(at));
+  byId("way-on").parentElement.hidden = false;
 }
 
 async function send(ask, verb, dialog, fields) {

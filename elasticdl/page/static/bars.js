@@ -2,7 +2,7 @@
 import { byId, h, patch, patchRows, setText, svg } from "./dom.js";
 import { chosen } from "./address.js";
 import { job } from "./job.js";
-import { page } from "./table.js";
+import { emptyRow, page } from "./table.js";
 import { byName, clock, count, firstLine, told, toneOf, troubled } from "./words.js";
 
 const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 432000];
@@ -37,7 +37,8 @@ export function paintBars() {
   const table = body.closest("table");
   patch(table.querySelector("th.when"), [h("span", { class: "unseen" }, "From its order to its end"), axis(span, marks, job.marks)]);
   paintCrowd(table, all, span);
-  patchRows(body, bars.slice(start, end).map((bar) => row(bar, span, marks)));
+  const rows = bars.slice(start, end).map((bar) => row(bar, span, marks));
+  patchRows(body, rows.length ? rows : [emptyRow(all.length ? "none of the processes is like that" : "no process has been ordered yet", 3)]);
   paintGenerations();
 }
 
@@ -77,7 +78,7 @@ function paintCrowd(table, all, span) {
   const drawing = svg("svg", { viewBox: `0 0 ${BUCKETS} 24`, preserveAspectRatio: "none", width: "100%", height: 24, role: "img",
     "aria-label": `workers ready over time, at most ${count(Math.max(...levels))}` }, svg("polygon", { points: `0,24 ${points.join(" ")} ${BUCKETS},24` }));
   patch(crowd.cells[1], [drawing]);
-  setText(crowd.cells[2], `${count(now)} ready now, ${count(workers.length)} in all`);
+  setText(crowd.cells[2], `${count(now)} ready now, ${count(Math.max(...levels))} at most, ${count(workers.length)} in all`);
 }
 
 function levelsOf(workers, span) {

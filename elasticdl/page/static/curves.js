@@ -6,6 +6,7 @@ const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 
 
 const WHOLE = [1, 2, 5].flatMap((one) => [0, 1, 2, 3, 4, 5].map((zeros) => one * 10 ** zeros)).sort((one, other) => one - other);
 const MOST_NAMED = 6;
+const MOST_POINTS = 24;
 const DASHES = [[], [7, 3], [2, 3], [10, 3, 2, 3], [4, 4], [1, 2]];
 
 // A token of the style sheet as a colour that a canvas takes.
@@ -76,7 +77,7 @@ export function options(lines, axis, place, palette, whole) {
   const series = lines.map((line) => {
     if (line.kind === "faint") return { label: line.label, stroke: palette.faint, width: 1, spanGaps: true, points: { show: false } };
     const index = next++ % MOST_NAMED;
-    return { label: line.label, stroke: palette.lines[index], dash: DASHES[index], width: 1.6, spanGaps: true, points: { show: false }, value: (_, value) => number(value) };
+    return { label: line.label, stroke: palette.lines[index], dash: DASHES[index], width: 1.6, spanGaps: true, points: { show: few, size: 5, fill: palette.lines[index] }, value: (_, value) => number(value) };
   });
   const say = axis === "records" ? (_, values) => values.map(short) : (_, values) => values.map(clock);
   const look = { stroke: palette.muted, grid: { stroke: palette.grid, width: 1 }, ticks: { show: false }, font: "11px system-ui" };
@@ -91,6 +92,13 @@ export function options(lines, axis, place, palette, whole) {
     axes: [{ ...look, values: say, size: 26, space: 70, gap: 4, ...(axis === "records" ? {} : { incrs: STEPS_S }) }, { ...look, size: 46, gap: 4, ...(whole ? { incrs: WHOLE } : {}), values: (_, values) => ticks(values) }],
     series: [{ label: axis === "records" ? "Records" : "At", value: (_, value) => (value === null ? "" : axis === "records" ? count(value) : clock(value)) }, ...series],
   };
+}
+
+// Of an evaluation now and then each is seen; of a value each second only the line.
+function few(chart, index) {
+  let known = 0;
+  for (const value of chart.data[index]) if (value !== null && value !== undefined && ++known > MOST_POINTS) return false;
+  return true;
 }
 
 // From zero, unless that would press the curve flat against the top.

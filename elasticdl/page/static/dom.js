@@ -21,10 +21,11 @@ function built(element, attributes, children) {
   return element;
 }
 
-// As `markup.visible`: without characters that no reader sees and that may turn the order of others.
+// As `markup.visible`: without characters that no reader sees and that may turn the order of others. The two joiners stay: emoji
+// and scripts are written with them.
 export function visible(child) {
   if (child instanceof Node) return child;
-  return String(child).replace(/[^\P{C}\n\t]|[\u2028\u2029]/gu, "\uFFFD");
+  return String(child).replace(/(?![\n\t\u200c\u200d])[\p{Cc}\p{Cf}\p{Cs}\u2028\u2029]/gu, "\uFFFD");
 }
 
 export function setText(element, text) {

@@ -2,7 +2,7 @@
 import { byId, h, patchRows, setText } from "./dom.js";
 import { chosen } from "./address.js";
 import { job } from "./job.js";
-import { fill, firstPage } from "./table.js";
+import { emptyRow, fill, firstPage } from "./table.js";
 import { CAUSES, clock, count } from "./words.js";
 
 const LATELY = 12;
@@ -12,14 +12,15 @@ export function bindEvents() {
 }
 
 export function paintLately() {
-  patchRows(byId("lately"), job.occurrences.slice(-LATELY).reverse().map(eventRow), true);
-  if (job.occurrences.length) document.querySelectorAll(".lately .empty, #events .scroll .empty").forEach((one) => one.remove());
+  const rows = job.occurrences.slice(-LATELY).reverse().map(eventRow);
+  patchRows(byId("lately"), rows.length ? rows : [emptyRow("nothing has happened yet", 2)], true);
 }
 
 export function paintEvents() {
   const find = chosen("event-find").toLowerCase(), severe = chosen("level") === "warning";
   const found = job.occurrences.filter((one) => (!severe || one.level !== "info") && (!find || `${one.text} ${one.process} ${one.kind} ${one.cause}`.toLowerCase().includes(find)));
-  fill("events", byId("event-rows"), found.reverse(), eventRow, true);
+  fill("events", byId("event-rows"), found.reverse(), eventRow,
+    job.occurrences.length ? "nothing of what happened is like that" : "nothing has happened yet", true);
   if (job.dropped) setText(byId("dropped"), `${count(job.dropped)} earlier ones are in events.jsonl; \`elasticdl why\` reads all`);
 }
 

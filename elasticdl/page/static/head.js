@@ -34,7 +34,8 @@ function facts(status, over) {
   if (status.loss !== null && status.loss !== undefined) add("Training loss", number(status.loss));
   for (const [name, value] of Object.entries(status.metrics ?? {}).slice(0, 3)) add(`Validation ${name}`, number(value));
   const stoppedS = job.snapshot.story?.totals?.stopped_s ?? 0;
-  add(over ? "Took" : "Uptime", duration(status.uptime_s ?? status.at_s ?? 0), stoppedS ? `stopped for ${duration(stoppedS)} of it` : "");
+  // The time of the job begins when it does: before that its model and data are looked at.
+  add(over ? "Took" : status.phase === "starting" ? "Checking for" : "Uptime", duration(status.uptime_s ?? status.at_s ?? 0), stoppedS ? `stopped for ${duration(stoppedS)} of it` : "");
   addTroubles(add, status, records);
   return found;
 }

@@ -4,6 +4,9 @@ import { byName } from "./words.js";
 const MOST_OCCURRENCES = 1000;
 const MOST_POINTS = 2048;
 const MOST_BARS = 4000;
+const MOST_MARKS = 500;
+// As timeline.py has it.
+const MARKED = ["checkpoint", "evaluation", "scale", "server", "memory", "export", "history"];
 
 export const job = {
   about: {}, status: {}, outcome: null, rows: new Map(), bars: [], last: new Map(), generations: [], marks: [], nowS: 0,
@@ -71,12 +74,18 @@ export function takeOccurrences(found) {
     if (one.seq <= last) continue;
     job.occurrences.push(one);
     if (one.kind === "ring" && one.details?.step === "published") takeGeneration(one);
+    else if (one.kind === "job" ? one.details?.step : MARKED.includes(one.kind) || (one.level === "error" && one.kind !== "process")) takeMark(one);
   }
   const over = job.occurrences.length - MOST_OCCURRENCES;
   if (over > 0) {
     job.occurrences.splice(0, over);
     job.dropped += over;
   }
+}
+
+function takeMark({ at_s, kind, text }) {
+  job.marks.push({ at_s, kind, text });
+  if (job.marks.length > MOST_MARKS) job.marks.shift();
 }
 
 function takeGeneration(one) {

@@ -6,7 +6,22 @@ import { byName, count, memory } from "./words.js";
 
 const PIECE = 64 << 10;
 const MOST_SHOWN = 1 << 20;
-const view = { process: "", start: 0, end: 0, size: 0, busy: false };
+const MOST_REST = 64 << 10;
+// What is meant for a terminal: colours and titles, and what a progress bar writes over itself.
+const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])/g;
+const lengthOf = (text) => new TextEncoder().encode(text).length;
+
+// As `words.readable` has it.
+function readable(text) {
+  const plain = text.replace(ESCAPES, "").replace(/[\x08\x00]/g, "");
+  return plain.includes("\r") ? plain.split("\n").map(lastWritten).join("\n") : plain;
+}
+
+function lastWritten(line) {
+  return line.replace(/\r+$/, "").split("\r").at(-1);
+}
+// `rest` is the last line as long as it may go on, in `tail`; `pieces` are what is shown before it, with the byte where each begins.
+const view = { process: "", start: 0, end: 0, size: 0, busy: false, rest: "", tail: null, pieces: [] };
 const LIST_MS = 5000;
 let logs = [], ask = null, listedMs = 0;
 
@@ -79,11 +94,11 @@ async function open(process, start = -PIECE) {
   choose("log", process);
   byId("log").value = process;
   if (process !== view.process) byId("matches").hidden = true;
-  Object.assign(view, { process, start: 0, end: 0 });
+  if (process !== view.process) byId("log-text").replaceChildren();
+  Object.assign(view, { process, start: 0, end: 0, rest: "", tail: null, pieces: [] });
   const part = await read(start);
   if (!part || view.process !== process) return;
-  view.start = part.start;
-  paint(part, part.text);
+  paint(part);
   byId("log-text").scrollTop = start < 0 ? byId("log-text").scrollHeight : 0;
   incarnations();
 }
@@ -92,17 +107,38 @@ async function read(start) {
   try {
     return await ask(`/api/v1/logs/${encodeURIComponent(view.process)}?start=${start}&limit=${PIECE}`);
   } catch (error) {
-    setText(byId("log-text"), error.message);
-    setText(byId("log-place"), "");
+    // Beside what is shown, which stays.
+    setText(byId("log-place"), error.message);
     return null;
   }
 }
 
-function paint(part, text) {
-  view.end = part.end;
-  view.size = part.size;
-  byId("log-text").replaceChildren(visible(text));
+function paint(part) {
+  Object.assign(view, { start: part.start, rest: "", tail: null, pieces: [] });
+  byId("log-text").replaceChildren();
+  append(part);
   place();
+}
+
+// What comes may go on with the last line, or with half of a sequence at its end.
+function append(part) {
+  const box = byId("log-text"), text = view.rest + part.text, cut = text.lastIndexOf("\n") + 1, start = part.end - lengthOf(text);
+  view.tail?.remove();
+  if (cut) push(text.slice(0, cut), start, box);
+  view.rest = text.slice(cut);
+  view.tail = document.createTextNode(visible(readable(view.rest)));
+  box.append(view.tail);
+  if (view.rest.length > MOST_REST) {
+    view.pieces.push({ node: view.tail, start: part.end - lengthOf(view.rest) });
+    Object.assign(view, { rest: "", tail: null });
+  }
+  Object.assign(view, { end: part.end, size: part.size });
+}
+
+function push(text, start, box) {
+  const node = document.createTextNode(visible(readable(text)));
+  view.pieces.push({ node, start });
+  box.append(node);
 }
 
 function place() {
@@ -119,10 +155,8 @@ async function follow() {
     if (!part) return;
     if (part.size < view.end) return open(view.process);
     if (!part.text) return place();
-    box.append(visible(part.text));
-    view.end = part.end;
-    view.size = part.size;
-    trim(box);
+    append(part);
+    trim();
     place();
     if (atEnd) box.scrollTop = box.scrollHeight;
     if (part.end >= part.size) return;
@@ -130,14 +164,14 @@ async function follow() {
   await open(view.process);
 }
 
-function trim(box) {
-  let length = [...box.childNodes].reduce((sum, node) => sum + node.textContent.length, 0);
-  while (length > MOST_SHOWN && box.childNodes.length > 1) {
-    length -= box.firstChild.textContent.length;
-    box.firstChild.remove();
-    view.start = -1;
+function trim() {
+  let length = view.pieces.reduce((sum, piece) => sum + piece.node.length, 0);
+  while (length > MOST_SHOWN && view.pieces.length > 1) {
+    const { node } = view.pieces.shift();
+    length -= node.length;
+    node.remove();
+    view.start = view.pieces[0].start;
   }
-  if (view.start < 0) view.start = Math.max(0, view.end - length);
 }
 
 async function earlier() {
@@ -146,7 +180,9 @@ async function earlier() {
   const box = byId("log-text"), height = box.scrollHeight, keep = view.start - part.start;
   byId("follow").checked = false;
   choose("follow", "no");
-  box.prepend(visible(new TextDecoder().decode(new TextEncoder().encode(part.text).slice(0, keep))));
+  const text = new TextDecoder().decode(new TextEncoder().encode(part.text).slice(0, keep)), node = document.createTextNode(visible(readable(text)));
+  box.prepend(node);
+  view.pieces.unshift({ node, start: part.start });
   view.start = part.start;
   box.scrollTop = box.scrollHeight - height;
   place();
@@ -164,15 +200,21 @@ async function search(start) {
   box.hidden = !query;
   if (!query) return;
   if (!start) box.replaceChildren();
-  const found = await ask(`/api/v1/logs/${encodeURIComponent(view.process)}/search?q=${encodeURIComponent(query)}&start=${start}`);
+  let found;
+  try {
+    found = await ask(`/api/v1/logs/${encodeURIComponent(view.process)}/search?q=${encodeURIComponent(query)}&start=${start}`);
+  } catch (error) {
+    return box.append(h("p", { class: "problem" }, error.message));
+  }
   box.querySelector(".more")?.remove();
-  box.append(...found.matches.map((match) => h("button", { type: "button", click: () => jump(match.offset) }, marked(match.line, query))));
+  box.append(...found.matches.map((match) => h("button", { type: "button", click: () => jump(match.offset) }, marked(readable(match.line), query))));
   if (found.more) box.append(h("button", { type: "button", class: "more", click: () => search(found.searched_to) }, `Searched to byte ${count(found.searched_to)}; go on…`));
   if (!box.childElementCount) box.append(`No line of ${view.process} has it.`);
 }
 
 function marked(line, query) {
-  const at = line.toLowerCase().indexOf(query.toLowerCase());
+  // As the master compares: upper and lower case of ASCII are the same, and no letter changes its length.
+  const lower = (text) => text.replace(/[A-Z]/g, (letter) => letter.toLowerCase()), at = lower(line).indexOf(lower(query));
   if (at < 0) return line;
   return h("span", {}, line.slice(0, at), h("mark", {}, line.slice(at, at + query.length)), line.slice(at + query.length));
 }

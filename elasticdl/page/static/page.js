@@ -1,6 +1,6 @@
 // Puts the parts together: paints what is looked at when something has changed, at most once a frame.
 import { byId } from "./dom.js";
-import { bindControls, bindTabs, bindTheme, markTab, onChoice, tab } from "./address.js";
+import { bindControls, bindTabs, bindTheme, chosen, markTab, onChoice, tab } from "./address.js";
 import { job, load, takeOccurrences, takeRows, takeSamples, takeStatus } from "./job.js";
 import { paintHead } from "./head.js";
 import { fitPlots, paintPlots, repaintPlots, sayPlotsMissing } from "./plots.js";
@@ -51,6 +51,23 @@ function live() {
   addEventListener("hashchange", look);
 }
 
+// On paper stand all parts one after the other, dark on light.
+function bindPrinting() {
+  const root = document.documentElement;
+  addEventListener("beforeprint", () => {
+    if (!job.about.name) return;
+    root.dataset.theme = "light";
+    for (const [name, painter] of Object.entries(painters)) if (name !== "overview") painter();
+    repaintPlots();
+  });
+  addEventListener("afterprint", () => {
+    const theme = chosen("theme");
+    if (theme) root.dataset.theme = theme;
+    else delete root.dataset.theme;
+    repaintPlots();
+  });
+}
+
 function start() {
   if (location.hash.startsWith("#token=")) history.replaceState(null, "", location.pathname + location.search);
   const data = byId("snapshot");
@@ -65,6 +82,7 @@ function start() {
   onChoice((name) => (paint(), name === "axis" ? repaintPlots() : null));
   addEventListener("hashchange", () => (markTab(), paint()));
   addEventListener("resize", fitPlots);
+  bindPrinting();
   markTab();
   if (data) paint();
   else live();

@@ -1,5 +1,5 @@
 // The plots: uPlot's canvases over the sketches of the first paint, and a table of every value beside each.
-import { byId, h, visible } from "./dom.js";
+import { byId, h, setText, visible } from "./dom.js";
 import { chosen, tab } from "./address.js";
 import { job } from "./job.js";
 import { colours, linesOf, options } from "./curves.js";
@@ -33,7 +33,7 @@ function figure(plot) {
   const id = visible(`plot-${plot.key}`), known = byId(id);
   if (known) return known;
   return h("figure", { id, "data-key": plot.key },
-    h("figcaption", {}, h("h3", {}, plot.title), " ", h("small", {}, plot.unit)),
+    h("figcaption", {}, h("h3", {}, plot.title), " ", h("small")),
     h("div", { class: "canvas" }),
     h("details", { class: "values" }, h("summary", {}, "Table")));
 }
@@ -49,6 +49,7 @@ export function paintPlots() {
 function paint(plot, place) {
   const axis = plot.chosen && chosen("axis") !== "time" ? "records" : "at_s";
   const found = seriesOf(plot), box = place.querySelector(".canvas"), details = place.querySelector("details");
+  setText(place.querySelector("small"), [plot.unit, axis === "records" ? "against records" : "over time"].filter(Boolean).join(", "));
   if (!details.dataset.bound) {
     details.dataset.bound = "yes";
     details.addEventListener("toggle", () => details.open && tabulate(details, seriesOf(plot)));

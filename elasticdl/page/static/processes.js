@@ -6,11 +6,13 @@ import { bindSorting, fill, firstPage, markSorting, sorted } from "./table.js";
 import { clock, count, duration, memory, number, told, toneOf, troubled } from "./words.js";
 
 const VALUES = {
+  __proto__: null,
   name: (row) => row.name, state: (row) => toneOf(row).word, where: (row) => row.where ?? "", shard: (row) => row.shard ?? "",
   records: (row) => row.records ?? 0, rate: (row) => row.records_per_s ?? 0, cpu: (row) => row.cpu_cores ?? 0,
   memory: (row) => row.rss_bytes ?? 0, since: (row) => -row.since_s,
 };
 const KEEPS = {
+  __proto__: null,
   live: (row) => row.state !== "ended", waiting: (row) => row.state !== "ended" && row.state !== "ready", ended: (row) => row.state === "ended", trouble: troubled,
 };
 
@@ -34,7 +36,8 @@ export function paintProcesses() {
   const find = chosen("find").toLowerCase(), keep = KEEPS[chosen("state-filter")] ?? (() => true);
   const found = processRows().filter((row) => keep(row) && (!find || searched(row).includes(find)));
   markSorting(byId("process-table").tHead, "sort");
-  fill("processes", byId("process-rows"), sorted(found, "sort", VALUES), tableRow);
+  fill("processes", byId("process-rows"), sorted(found, "sort", VALUES), tableRow,
+    job.rows.size ? `none of the ${count(job.rows.size)} processes is like that` : "no process has been ordered yet");
   paintOne();
 }
 
@@ -49,7 +52,7 @@ function tableRow(row) {
     h("td", {}, h("span", { class: `tag ${tone.name}` }, `${tone.mark} ${tone.word}`), h("span", { class: "text" }, told(row.message, tone))),
     cell("wide", row.where ?? ""), cell("wide", row.shard ?? ""), cell("n", row.role === "ps" ? "" : count(row.records ?? 0)),
     cell("n", ended || row.role === "ps" ? "" : number(row.records_per_s ?? 0)), cell("n wide", ended ? "" : row.cpu_cores === undefined ? "–" : row.cpu_cores.toFixed(2)),
-    cell("n wide", ended ? "" : memory(row.rss_bytes)), cell("n", duration(Math.max(0, nowS() - row.since_s))));
+    cell("n wide", ended ? "" : memory(row.rss_bytes)), cell("n", `${duration(Math.max(0, nowS() - row.since_s))}${ended ? " ago" : ""}`));
 }
 
 const PLAIN = new Set(["name", "role", "state", "cause", "message", "shard", "where", "since_s", "started_s", "records"]);

@@ -2,9 +2,10 @@
 import { byId, h, patch, patchRows, setText, svg } from "./dom.js";
 import { chosen, tab } from "./address.js";
 import { job } from "./job.js";
-import { PAGE, page } from "./table.js";
+import { PAGE, emptyRow, page } from "./table.js";
 import { amount, count, duration, firstLine } from "./words.js";
 
+// In this order, from left to right and in words.
 const DRAWN = ["done", "leased", "settling", "todo", "parked"];
 const RECEIPT = ["expected", "trained", "repeated", "bad", "lost", "left"];
 let total = 0, asking = false;
@@ -17,21 +18,22 @@ export function paintShards() {
 }
 
 function taskBar([task, counts]) {
-  const all = Object.values(counts).reduce((sum, one) => sum + one, 0), pieces = [];
+  const states = DRAWN.filter((name) => name in counts), all = states.reduce((sum, name) => sum + counts[name], 0), pieces = [];
   let at = 0;
-  for (const state of DRAWN.filter((name) => counts[name])) {
+  for (const state of states.filter((name) => counts[name])) {
     const width = (100 * counts[state]) / all;
     pieces.push(svg("rect", { x: `${at.toFixed(3)}%`, width: `${width.toFixed(3)}%`, y: 0, height: 14, class: `shard-${state}` }));
     at += width;
   }
-  const said = Object.entries(counts).map(([state, number]) => h("li", {}, h("i", { class: `swatch shard-${state}` }), `${state} `, h("b", {}, count(number))));
-  return h("div", { class: "task" }, h("h3", {}, task), svg("svg", { width: "100%", height: 14, role: "img", "aria-label": `${task} shards` }, pieces), h("ul", { class: "legend" }, said));
+  const said = states.map((state) => h("li", {}, h("i", { class: `swatch shard-${state}` }), `${state} `, h("b", {}, count(counts[state]))));
+  const note = h("small", {}, `${amount(all, "shard")}; one is done when all of its records are`);
+  return h("div", { class: "task" }, h("div", {}, h("h3", {}, task), " ", note), svg("svg", { width: "100%", height: 14, role: "img", "aria-label": `${task} shards` }, pieces), h("ul", { class: "legend" }, said));
 }
 
 function receiptRow(name, row, kind) {
   const tones = { lost: "error", bad: "moved", repeated: "moved" };
   return h("tr", { class: kind }, h("th", { scope: "row" }, name),
-    RECEIPT.map((key) => h("td", { class: row[key] && tones[key] ? `n ${tones[key]}` : "n" }, count(row[key] ?? 0))));
+    RECEIPT.map((key) => h("td", { class: row[key] && tones[key] ? `n ${tones[key]}` : "n", "data-label": key[0].toUpperCase() + key.slice(1) }, count(row[key] ?? 0))));
 }
 
 function paintReceipt({ epochs, total: sum, not_begun: waiting }) {
@@ -70,7 +72,7 @@ export async function listShards(ask) {
     total = found.total;
     page("shards", total);
     const rows = found.shards.map(shardRow);
-    patchRows(byId("shard-rows"), rows.length ? rows : [h("tr", { "data-id": "none" }, h("td", { colspan: 6, class: "empty" }, `no shard is ${state}`))]);
+    patchRows(byId("shard-rows"), rows.length ? rows : [emptyRow(`no shard is ${state}`, 6)]);
   } finally {
     asking = false;
   }

@@ -57,6 +57,8 @@ export function watch({ begin, take, ended }) {
     });
     // Not left to the browser: it gives up where a master was away for long, and asks for what it has.
     source.addEventListener("error", () => {
+      // Answered, but with no stream: what it says (the token is another one now, too many windows) only a request is told.
+      if (source.readyState === EventSource.CLOSED) state.load = true;
       source.close();
       if (source === state.source) broken();
     });
@@ -85,8 +87,9 @@ export function watch({ begin, take, ended }) {
     tell("", "the job has ended");
   }
 
+  // A clock that was put back counts as silence, too.
   setInterval(() => {
-    if (state.over || state.brokenMs || !state.source || Date.now() - state.heardMs < SILENT_MS) return;
+    if (state.over || state.brokenMs || !state.source || Math.abs(Date.now() - state.heardMs) < SILENT_MS) return;
     state.source.close();
     broken();
   }, 5000);

@@ -37,9 +37,14 @@ export function firstPage(name) {
   if (chosen(`${name}-page`)) choose(`${name}-page`, "");
 }
 
-export function fill(name, body, rows, make, fixed = false) {
+export function fill(name, body, rows, make, none, fixed = false) {
   const { start, end } = page(name, rows.length);
-  patchRows(body, rows.slice(start, end).map(make), fixed);
+  patchRows(body, rows.length ? rows.slice(start, end).map(make) : [emptyRow(none, body.closest("table").tHead.rows[0].cells.length)], fixed);
+}
+
+// What a table says that has no rows.
+export function emptyRow(text, columns) {
+  return h("tr", { "data-id": text }, h("td", { colspan: columns, class: "empty" }, text));
 }
 
 // Heads that sort: `?sort=cpu` upwards, `?sort=-cpu` downwards.

@@ -46,7 +46,9 @@ export function amount(value, noun) {
   return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 }
 
+// Without a prototype: what a job calls something is looked up in it.
 export const CAUSES = {
+  __proto__: null,
   finished: ["good", "✓", "finished"],
   drained: ["calm", "○", "ended as asked"],
   fenced: ["calm", "○", "shut out"],
@@ -56,6 +58,7 @@ export const CAUSES = {
   node_lost: ["lost", "✕", "node lost"],
   deleted: ["lost", "✕", "deleted"],
   infrastructure: ["lost", "✕", "infrastructure"],
+  stranded: ["lost", "✕", "stranded"],
   silent: ["lost", "✕", "silent"],
   straggler: ["lost", "✕", "straggler"],
   image_unavailable: ["error", "!", "image unavailable"],
@@ -64,6 +67,7 @@ export const CAUSES = {
   out_of_memory: ["memory", "▲", "out of memory"],
 };
 export const STATES = {
+  __proto__: null,
   ready: ["live", "●", "ready"],
   lost: ["lost", "✕", "lost"],
   stopping: ["calm", "◐", "stopping"],
