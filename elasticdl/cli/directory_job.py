@@ -19,7 +19,7 @@ from elasticdl.cli.outcome import Outcome, read_object, resume_hint
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 from elasticdl.history.lines import began_at
 from elasticdl.master.files import JobDirectory
-from elasticdl.master.last_known import last_known
+from elasticdl.master.last_known import heard_of_s, last_known
 
 if TYPE_CHECKING:
     from elasticdl.history.snapshot import About, Record
@@ -182,7 +182,7 @@ class DirectoryJob:
             return (
                 record
                 if outcome is None or self.directory.status.exists()
-                else record_in(self.directory.path, killed=outcome.message)
+                else record_in(self.directory.path, killed=outcome.message, heard_s=heard_of_s(self.directory))
             )
 
     def _about(self, started_at: float) -> About:

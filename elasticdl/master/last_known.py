@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from elasticdl.errors import ExitCode
@@ -26,6 +27,18 @@ def last_known(directory: JobDirectory, message: str) -> dict[str, Any]:
         receipt = {**status["receipt"], "why_left": message, "counted": "some seconds before its master was killed"}
         return {**cut_short(status, message, ExitCode.JOB_FAILED, _GONE), "receipt": receipt}
     return {}
+
+
+def heard_of_s(directory: JobDirectory) -> float:
+    """When a job whose master is gone last gave a sign of life beside its events, in seconds of the job; 0 if that is not known."""
+    from elasticdl.history.lines import read_lines  # not for every `--help`
+
+    signs = [0.0]
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        signs.append(float(json.loads(directory.newest.read_text(encoding="utf-8"))["status"]["at_s"]))
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        signs += [float(line.row["at_s"]) for line in read_lines(directory.metrics)[-1:]]
+    return max((sign for sign in signs if isfinite(sign)), default=0.0)
 
 
 def cut_short(status: Mapping[str, Any], message: str, exit_code: int, gone: str) -> dict[str, Any]:

@@ -466,6 +466,9 @@ def test_a_job_whose_master_was_killed_ends_with_the_last_that_is_written_of_it(
     assert {(bar["process"], bar["ended_s"], bar["state"]) for bar in found.timeline["bars"]} == {("ps-0", 20.0, "ended"), ("ps-0.1", 20.0, "ended"), ("worker-0", 20.0, "ended")}  # fmt: skip
     assert found.story["entries"][-1]["text"] == found.occurrences[-1].text == "its master was killed"
     assert record_in(record.directory).occurrences[-1].text != "its master was killed", "nothing is written by who only looks"
+    later = record_in(record.directory, killed="its master was killed", heard_s=95.0)
+    assert (later.occurrences[-1].at_s, later.occurrences[-1].at) == (95.0, found.occurrences[-1].at + 75.0)
+    assert {bar["ended_s"] for bar in later.timeline["bars"]} == {20.0, 95.0}
 
 
 def test_an_old_record_without_steps_still_has_its_words(tmp_path):

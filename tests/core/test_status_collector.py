@@ -16,7 +16,7 @@ from elasticdl.history.series import MOST_LABELS
 from elasticdl.history.snapshot import eta_s
 from elasticdl.master.core.resuming import RunBefore
 from elasticdl.master.files import JobDirectory
-from elasticdl.master.last_known import cut_short, last_known, run_before
+from elasticdl.master.last_known import cut_short, heard_of_s, last_known, run_before
 from elasticdl.master.status.collector import Collector, MetricsLog
 
 pytestmark = pytest.mark.core
@@ -180,6 +180,19 @@ def test_what_a_run_before_trained_is_known_from_the_status_it_wrote_down_or_fro
     assert run_before(directory).trained == 0, "it may be of a run before that one"
     directory.metrics.write_text(json.dumps({"at_s": 10.0, "records": 7}) + "\n")
     assert run_before(directory) == RunBefore({0: (5, 1)}, 7, killed=True)
+
+
+def test_a_master_that_announced_nothing_for_long_was_heard_of_all_the_same(tmp_path: Path) -> None:
+    """It was said to have been away since its last event: an hour of undisturbed training long."""
+    directory = JobDirectory(tmp_path)
+    assert heard_of_s(directory) == 0.0
+    directory.metrics.write_text(json.dumps({"at_s": 3_600.0, "records": 7}) + "\n")
+    assert heard_of_s(directory) == 3_600.0
+    directory.newest.write_text(json.dumps({"status": {"at_s": 3_602.5}}))
+    assert heard_of_s(directory) == 3_602.5
+    for broken in ("{", "[]", '{"status": {"at_s": null}}', '{"status": {"at_s": NaN}}'):
+        directory.newest.write_text(broken)
+        assert heard_of_s(directory) == 3_600.0
 
 
 def test_nothing_moves_in_the_status_of_a_job_that_was_ended_at_once() -> None:
