@@ -122,7 +122,8 @@ class _Window:
             quiet_s = self._clock() - self._heard_s
             if quiet_s >= _QUIET_S:
                 return
-            await asyncio.wait({self.task}, timeout=_QUIET_S - quiet_s)
+            # Before the first bytes, no longer either: what is looked at for the first time is mostly there at once.
+            await asyncio.wait({self.task}, timeout=min(_QUIET_S, _QUIET_S - quiet_s))
 
     async def _follow(self) -> None:
         query = {"container": CONTAINER, "follow": "true"}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -145,14 +146,18 @@ class Furnishing:
         not go even then keeps its name, and is told as lost when its process is to be started: the next incarnation has another name.
         """
         loop = asyncio.get_running_loop()
-        force_at_s = loop.time() + _FORCE_AFTER_S
+        force_at_s, stuck_at_s = loop.time() + _FORCE_AFTER_S, math.inf
         asked: set[tuple[str, int]] = set()
         while pods := (await self._api.get(self._pods, {"labelSelector": f"{JOB_UID_LABEL}={self._owner.uid}"}))["items"]:
-            if loop.time() > force_at_s + _STUCK_AFTER_S:
+            now_s = loop.time()
+            if now_s > stuck_at_s:
                 held = ", ".join(str(pod["metadata"]["name"]) for pod in pods)
                 _LOG.warning("somebody keeps %s of the master before from being deleted: going on without waiting", held)
                 return
-            grace_s = 1 if loop.time() < force_at_s else 0
+            grace_s = 1 if now_s < force_at_s else 0
+            if not grace_s:
+                # From when it is asked for, which may be late: this process may have stood still.
+                stuck_at_s = min(stuck_at_s, now_s + _STUCK_AFTER_S)
             for pod in pods:
                 if (key := (str(pod["metadata"]["uid"]), grace_s)) not in asked:
                     asked.add(key)

@@ -131,6 +131,9 @@ class BadNetwork:
             while True:
                 client, _ = self._listener.accept()
                 server = socket.create_connection(self._target)
+                for end in (client, server):
+                    # Or each small piece waits for the answer to the one before.
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._sockets += [client, server]
                 self._start(self._carry, client, server)
                 self._start(self._carry, server, client)

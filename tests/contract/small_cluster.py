@@ -32,6 +32,10 @@ class SmallCluster:
         self.bend: Bend = plain
         self.lose: Bend = plain
         self.deleted: list[tuple[str, int]] = []
+        self.denied: list[str] = []
+        """Rights that were asked for and are lacking."""
+        self.taken: list[str] = []
+        """Names that were asked for and are taken."""
         self.stubborn: set[str] = set()
         """Pods that go by force only."""
         self.held: set[str] = set()
@@ -57,7 +61,9 @@ class SmallCluster:
         match request.method:
             case "POST" if "accessreviews" in request.path:
                 asked = body["spec"]["resourceAttributes"]
-                return 201, {"status": {"allowed": f"{asked['verb']} {asked['resource']}" not in self.lacking}}
+                right = f"{asked['verb']} {asked['resource']}"
+                self.denied += [right] if right in self.lacking else []
+                return 201, {"status": {"allowed": right not in self.lacking}}
             case "POST":
                 return self._posted(request, body)
             case "DELETE":
@@ -72,6 +78,7 @@ class SmallCluster:
     def _posted(self, request: web.Request, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         name = body["metadata"]["name"]
         if f"{request.path}/{name}" in self.objects:
+            self.taken.append(name)
             return 409, status(409, "AlreadyExists", f'"{name}" already exists')
         return 201, body if request.query.get("dryRun") else self.put(request.path, body)
 

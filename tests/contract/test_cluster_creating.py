@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from elasticdl.clock import SystemClock
+from elasticdl.cluster import creating
 from elasticdl.cluster.base import CreateRefused
 from elasticdl.cluster.creating import Creator
 from elasticdl.cluster.labels import JOB_UID_LABEL
@@ -82,7 +83,8 @@ def test_a_server_that_is_too_busy_gets_the_pause_that_it_asks_for_from_everybod
     assert len(server.bodies) == 7
 
 
-def test_a_pause_longer_than_a_creation_may_take_is_a_refusal_for_now() -> None:
+def test_a_pause_longer_than_a_creation_may_take_is_a_refusal_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(creating, "_LAST_PAUSE_S", 0.05)
     server = Server()
     server.posts = [(429, status(429, "TooManyRequests", "slow down"), {"Retry-After": "100"})] * 20
     with pytest.raises(CreateRefused, match="too many requests") as refused:

@@ -31,11 +31,22 @@ def cluster() -> SmallCluster:
     return made
 
 
-def furnish(cluster: SmallCluster, folder: Path, beside: Callable[[], Any] = lambda: None) -> Furnished:
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(furnishing, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(furnishing, "_SECRET_AGAIN_S", 0.05)
+
+
+def furnish(
+    cluster: SmallCluster, folder: Path, beside: Callable[[], Any] = lambda: None, when: Callable[[], Any] = lambda: True
+) -> Furnished:
+    """`beside` happens as soon as `when` holds."""
+
     async def story() -> Furnished:
         async with serving(cluster) as api:
             work = asyncio.ensure_future(Furnishing(api, OWNER, "iris-abcde", folder).run())
-            await asyncio.sleep(0.3)
+            while not when():
+                await asyncio.sleep(0.01)
             beside()
             return await work
 
@@ -74,7 +85,7 @@ def test_the_next_master_ends_what_the_one_before_left_and_keeps_its_token(clust
 def test_a_pod_that_does_not_go_is_taken_off_the_books(
     cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(furnishing, "_FORCE_AFTER_S", 0.6)
+    monkeypatch.setattr(furnishing, "_FORCE_AFTER_S", 0.2)
     mount(tmp_path, "opensesame", OWNER.uid)
     pod(cluster, "iris-worker-0")
     cluster.stubborn = {"iris-worker-0"}
@@ -90,7 +101,7 @@ def test_what_a_job_of_the_same_name_left_is_waited_for_not_used(cluster: SmallC
     def cleared() -> None:
         del cluster.objects[f"{CORE}/secrets/iris-token"], cluster.objects[f"{CORE}/services/iris-master"]
 
-    found = furnish(cluster, tmp_path, cleared)
+    found = furnish(cluster, tmp_path, cleared, lambda: "iris-token" in cluster.taken)
     assert found.token != "stale" and not found.replaces
     assert cluster.objects[f"{CORE}/services/iris-master"]["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid
 
@@ -105,7 +116,8 @@ def test_a_secret_whose_making_was_not_confirmed_is_read_when_it_is_mounted(clus
     def mounted() -> None:
         mount(tmp_path, made[f"{CORE}/secrets/iris-token"]["stringData"][TOKEN_KEY], OWNER.uid)
 
-    assert furnish(cluster, tmp_path, mounted).token == made[f"{CORE}/secrets/iris-token"]["stringData"][TOKEN_KEY]
+    found = furnish(cluster, tmp_path, mounted, lambda: "iris-token" in cluster.taken)
+    assert found.token == made[f"{CORE}/secrets/iris-token"]["stringData"][TOKEN_KEY]
 
 
 def test_an_api_server_that_is_away_for_a_moment_is_waited_for(cluster: SmallCluster, tmp_path: Path) -> None:
@@ -139,7 +151,7 @@ def test_a_right_that_is_missing_is_named_and_nothing_is_made(
 
 def test_rights_that_are_as_new_as_the_job_are_waited_for(cluster: SmallCluster, tmp_path: Path) -> None:
     cluster.lacking = {"watch pods", "create secrets"}
-    furnish(cluster, tmp_path, cluster.lacking.clear)
+    furnish(cluster, tmp_path, cluster.lacking.clear, lambda: len(cluster.denied) == 2)
     assert cluster.names() == MADE
 
 
@@ -161,8 +173,10 @@ def test_what_the_cluster_does_not_allow_yet_is_asked_for_again(cluster: SmallCl
 def test_a_pod_that_somebody_holds_does_not_keep_the_next_master_waiting(
     cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(furnishing, "_FORCE_AFTER_S", 0.6)
-    monkeypatch.setattr(furnishing, "_STUCK_AFTER_S", 0.6)
+    # Both are over before it looks again, as after a time in which it stood still: it is asked for by force all the same.
+    monkeypatch.setattr(furnishing, "_FORCE_AFTER_S", 0.1)
+    monkeypatch.setattr(furnishing, "_STUCK_AFTER_S", 0.1)
+    monkeypatch.setattr(furnishing, "_LOOK_EVERY_S", 0.3)
     mount(tmp_path, "opensesame", OWNER.uid)
     pod(cluster, "iris-worker-0")
     pod(cluster, "iris-worker-1")

@@ -95,9 +95,19 @@ def played(scene: Callable[[Nodes, LogWindows], Coroutine[Any, Any, None]]) -> N
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_windows, "WINDOW_BYTES", 1000)
     monkeypatch.setattr(log_windows, "_QUIET_S", 0.1)
+    monkeypatch.setattr(log_windows, "_FIRST_S", 20.0)
 
 
-def test_a_live_log_is_read_by_offset_and_looked_at_on_one_connection() -> None:
+@pytest.fixture
+def heard_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that ends is not taken for a quiet one because the machine is busy."""
+    monkeypatch.setattr(log_windows, "_QUIET_S", 20.0)
+
+
+def test_a_live_log_is_read_by_offset_and_looked_at_on_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_windows, "_FIRST_S", 3600.0)
+    monkeypatch.setattr(log_windows, "_CATCH_UP_S", 3600.0)  # Nobody waits for first bytes that are there.
+
     async def scene(nodes: Nodes, windows: LogWindows) -> None:
         await nodes.say("w", b"first\nsecond\n")
         part = await windows.read(pod("w"), -7, 100)
@@ -113,6 +123,7 @@ def test_a_live_log_is_read_by_offset_and_looked_at_on_one_connection() -> None:
     played(scene)
 
 
+@pytest.mark.usefixtures("heard_to_the_end")
 def test_what_is_before_the_window_is_read_anew_up_to_there() -> None:
     async def scene(nodes: Nodes, windows: LogWindows) -> None:
         whole = b"".join(b"line %05d\n" % number for number in range(2000))
@@ -127,6 +138,7 @@ def test_what_is_before_the_window_is_read_anew_up_to_there() -> None:
     played(scene)
 
 
+@pytest.mark.usefixtures("heard_to_the_end")
 def test_a_log_that_is_longer_than_anybody_reads_shows_its_newest_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_windows, "LONGEST_LOG_BYTES", 10_000)
 
