@@ -156,7 +156,9 @@ def record_in(directory: Path, now_s: float | None = None, killed: str = "", hea
     if killed and occurrences and not (occurrences[-1].kind == "job" and occurrences[-1].step == Step.ENDED):
         last = occurrences[-1]
         since_s = max(0.0, heard_s - last.at_s)
-        end = Occurrence(last.seq + 1, last.at + since_s, last.at_s + since_s, "job", killed, level="error", details=meaning(Step.ENDED))
+        end = Occurrence(
+            last.seq + 1, last.at + since_s, last.at_s + since_s, "job", killed, level="error", details=meaning(Step.ENDED)
+        )
         occurrences.append(end)
         timeline.cut_off(end)
         story.cut_off(end)
