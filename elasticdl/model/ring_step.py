@@ -268,7 +268,9 @@ class RingStep:
                 variable.assign(value)
             return tf.constant(True)
 
-        tf.cond(tf.logical_and(examples > 0, tf.reduce_all(finite)), apply, lambda: tf.constant(False))
+        with tf.control_dependencies(changes):  # a ring that breaks in the last of its reductions leaves no half of a step
+            good = tf.logical_and(examples > 0, tf.reduce_all(finite))
+        tf.cond(good, apply, lambda: tf.constant(False))
         return [loss / divisor, examples, wishes, finite]
 
     def _rate(self) -> Any:  # noqa: ANN401 - a Keras variable

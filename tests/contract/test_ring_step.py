@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import keras
 import numpy as np
@@ -15,6 +15,7 @@ from elasticdl.model import ring_step
 from elasticdl.model.module import ModelModule
 from elasticdl.model.ring_model import RingModel
 from elasticdl.model.ring_step import RingStep
+from elasticdl.worker.ring import RingBroken
 from elasticdl.worker.ring_reading import slice_of
 
 pytestmark = pytest.mark.contract
@@ -212,6 +213,59 @@ def test_members_drop_out_differently_and_yet_stay_alike() -> None:
     for mine, theirs in zip(members[0].state(), members[1].state(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-12)
     assert not np.array_equal(members[0].model.averaged[0].numpy(), np.zeros(64))
+
+
+class Breaking:
+    """A ring of one that breaks in one of its reductions, as late as the others allow: when something is applied, or soon."""
+
+    def __init__(self, name: str) -> None:
+        self._breaks_in = name
+        self.broken = False
+        self.applied = lambda: False
+
+    def reduced(self, name, tensor):
+        def met(value):
+            if self.broken and name == self._breaks_in:
+                deadline = time.monotonic() + 1.0
+                while not self.applied() and time.monotonic() < deadline:
+                    threading.Event().wait(0.01)
+                raise ConnectionResetError("a peer is gone")
+            return value
+
+        # As Horovod's operations: in no order, except that each waits for what it is given.
+        made = tf.numpy_function(met, [tensor], tensor.dtype, stateful=False)
+        made.set_shape(tensor.shape)
+        return made
+
+    def gathered(self, name, tensor):
+        return self.reduced(name, tensor)
+
+    @contextmanager
+    def guarded(self):
+        try:
+            yield
+        except tf.errors.OpError as error:
+            raise RingBroken("a peer is gone") from error
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_ring_that_breaks_in_the_last_of_its_reductions_leaves_no_half_of_a_step(monkeypatch, number) -> None:
+    """Those of the moving averages: what is done with gradients waits for them, too."""
+    monkeypatch.setattr(ring_step, "BUCKET_BYTES", 1)
+    ring = Breaking(f"float64.{number}")
+    built = RingModel.build(module_of(mean_loss, build=noisy), {}, seed=5)
+    step, variables = RingStep(built, ring), list(built.state().values())
+    whole = (np.ones((4, 2)), np.zeros(4))
+    step.train(whole, rank=0, iteration=0)
+    before = [one.numpy() for one in variables]
+    ring.applied = lambda: any(not np.array_equal(one.numpy(), value) for one, value in zip(variables, before, strict=True))
+    ring.broken = True
+    with pytest.raises(RingBroken):
+        step.train(whole, rank=0, iteration=1)
+    assert not ring.applied()
+    ring.broken = False
+    step.train(whole, rank=0, iteration=1)
+    assert ring.applied()
 
 
 class Member2(Member):
