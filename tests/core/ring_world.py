@@ -51,6 +51,10 @@ class Weights:
         return Counter((epoch, source, i) for epoch, source, begin, end in self.windows for i in range(begin, end))
 
 
+TORN = Weights(windows=((-1, "half of another's", 0, 0),) * 10_000)
+"""Nobody may go on from these."""
+
+
 @dataclass(eq=False)
 class Worker:
     name: ProcessName
@@ -340,6 +344,7 @@ class RingWorld:
         ):
             return
         holders = [members[rank].weights for rank in self.ring.holders]
+        assert TORN not in holders
         if holders:
             elected = max(holders, key=lambda weights: weights.version)
         else:
@@ -356,6 +361,8 @@ class RingWorld:
                 one.entered = one.inside = self.ring.generation
                 self.held_by = self.ring.members if torn >= len(members) else self.held_by
             else:
+                # One that had none before takes them bit by bit; the others keep what they have until all is there.
+                one.weights = one.weights if one.entered else TORN
                 one.broken = self.ring.generation
         if torn >= len(members) and holders:
             self.tell(members[0], handed)
