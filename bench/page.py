@@ -1,7 +1,8 @@
 """What the status page costs a master: 1,000 workers, 100,000 shards, and browsers that watch. CPU time, of seconds that the bench makes.
 
 The decisions, the page's server and its streams are the real ones; workers are simulated by what they would say: each tells of
-progress and gauges every two seconds. Browsers are streams of another process. `python -m bench.page [PROFILE]`.
+progress and gauges every two seconds. Browsers are streams of another process. `python -m bench.page [PROFILE]`;
+`python -m bench.page paint [ROUNDS]` measures only what a person waits for, which means something on a machine that is idle.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,7 @@ REPORT_EVERY_S = 2.0
 SECONDS = 20
 TOKEN = "token"
 BROWSERS = (0, 1, 10)
+PAINT = "paint"
 
 
 class Master:
@@ -213,9 +217,9 @@ async def requests(master: Master, port: int) -> dict[str, float]:
     return found
 
 
-async def painted(master: Master, port: int) -> dict[str, Any]:
+async def painted(master: Master, port: int, *rounds: int) -> dict[str, Any]:
     """What it costs a browser, while the job goes on."""
-    command = (sys.executable, "-m", "bench.paint", f"http://127.0.0.1:{port}/#token={TOKEN}")
+    command = (sys.executable, "-m", "bench.paint", f"http://127.0.0.1:{port}/#token={TOKEN}", *map(str, rounds))
     child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     reading = asyncio.ensure_future(child.communicate())
     while not reading.done():
@@ -225,7 +229,9 @@ async def painted(master: Master, port: int) -> dict[str, Any]:
     return dict(json.loads(reading.result()[0]))
 
 
-async def story(profile: str) -> dict[str, Any]:
+@asynccontextmanager
+async def staged() -> AsyncIterator[tuple[Master, int]]:
+    """The master and the port of its page."""
     with tempfile.TemporaryDirectory() as folder:
         master = Master(Path(folder))
         master.begin()
@@ -233,6 +239,22 @@ async def story(profile: str) -> dict[str, Any]:
         task = master.page._live._task
         assert task is not None
         task.cancel()  # time is the test's
+        try:
+            yield master, port
+        finally:
+            await master.page.close(None)
+
+
+async def paint_story(rounds: int) -> dict[str, Any]:
+    """A minute of the job, then its page as often as that."""
+    async with staged() as (master, port):
+        for _ in range(60):
+            await master.second()
+        return await painted(master, port, rounds)
+
+
+async def story(profile: str) -> dict[str, Any]:
+    async with staged() as (master, port):
         figures: dict[str, Any] = {"workers": WORKERS, "shards": SHARDS}
         profiler = cProfile.Profile()
         for number in (10,) if profile else BROWSERS:
@@ -249,13 +271,12 @@ async def story(profile: str) -> dict[str, Any]:
         if not profile:
             figures["a browser"] = await painted(master, port) if paint.chromium() else "left out: there is no Chromium"
         figures["peak memory MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-        await master.page.close(None)
         return figures
 
 
-def measure(profile: str = "") -> dict[str, Any]:
+def measure(profile: str = "", rounds: str = "5") -> dict[str, Any]:
     """See the module; prints the figures."""
-    figures = asyncio.run(story(profile))
+    figures = asyncio.run(paint_story(int(rounds)) if profile == PAINT else story(profile))
     for name, value in figures.items():
         print(f"{name}: {value}", flush=True)
     return figures
@@ -265,4 +286,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--watch"]:
         asyncio.run(watch(int(sys.argv[2]), int(sys.argv[3])))
     else:
-        measure(*sys.argv[1:2])
+        measure(*sys.argv[1:3])
