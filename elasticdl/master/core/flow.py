@@ -103,7 +103,8 @@ class Flow:
         for process in list(self._facts.processes.workers()):
             if process.live or (hurry and process.life is Life.STOPPING):
                 self._scaling.stop(process, grace_s, why)
-        if hurry and phase is Phase.CHECKPOINTING:
+        if hurry and (phase is Phase.CHECKPOINTING or self._facts.on_ring):
+            # The weights of a ring go with its workers: no ring of those who end a moment later is of use.
             self._facts.enter(Phase.ENDING, "stopped twice: the job ends without a last checkpoint")
 
     def decide(self) -> None:
