@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from elasticdl.model import serving
 from elasticdl.model.served import ServedModel
 from elasticdl.model.serving import Tensor
 from elasticdl.model.structure import Structure
+from elasticdl.model.usercode import user_code
 from elasticdl.rpc.parameters import Float32s, Int64s
 
 WEIGHTS = "model.weights.h5"
@@ -25,14 +27,16 @@ WEIGHTS = "model.weights.h5"
 _ROWS_AT_ONCE = 1 << 16
 
 
-def export(served: ServedModel, dense: Float32s, tables: Sequence[tuple[Int64s, Float32s]], directory: str | Path) -> None:
+def export(
+    served: ServedModel, dense: Float32s, tables: Sequence[tuple[Int64s, Float32s]], directory: str | Path, *, zoo: str = ""
+) -> None:
     """Write `directory/`: a SavedModel with the signature `serving_default`, and `model.weights.h5`.
 
     `tables[t]` are all rows that were ever made: ids int64[n] and weights float32[n, dim]. Rows of a bounded vocabulary
     that were never touched get their initial values; the weights file then fits the model that the user's unchanged
     `custom_model` makes without this package. Of an unbounded vocabulary, ids that were never seen read as zeros.
     Inputs and outputs of the signature have the model's names. Written beside and renamed: never half an export.
-    Leaves the model's Keras variables at `dense`.
+    Leaves the model's Keras variables at `dense`. Raises UserError, with the frames below `zoo`, for what the model raises.
     """
     target = Path(directory)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +49,7 @@ def export(served: ServedModel, dense: Float32s, tables: Sequence[tuple[Int64s, 
         if (size := serving.vocabulary(layer)) is not None
     }
     try:
-        _save(served, bounded, tables, temporary)
+        _save(served, bounded, tables, temporary, zoo)
         with serving.matrices(bounded):
             served.model.save_weights(temporary / WEIGHTS)
         _replace(temporary, target)
@@ -73,7 +77,13 @@ def _replace(temporary: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _save(served: ServedModel, bounded: Mapping[int, Float32s], tables: Sequence[tuple[Int64s, Float32s]], directory: Path) -> None:
+def _save(
+    served: ServedModel,
+    bounded: Mapping[int, Float32s],
+    tables: Sequence[tuple[Int64s, Float32s]],
+    directory: Path,
+    zoo: str,
+) -> None:
     """The SavedModel. Everything it needs is tracked by one module: variables, lookup tables of preprocessing, rows."""
     module = tf.Module()
     module.model = served.model
@@ -88,15 +98,49 @@ def _save(served: ServedModel, bounded: Mapping[int, Float32s], tables: Sequence
     def look_up(table: int, ids: Tensor) -> Tensor:
         return lookups[table].call(ids)
 
-    names, structure = _named_inputs(served)
+    module.serve = _serving(served, look_up, zoo)
+    with _no_signature_of_keras():
+        tf.saved_model.save(module, str(directory), signatures={"serving_default": module.serve})
 
-    def serve(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        features = tf.nest.pack_sequence_as(structure, [inputs[name] for name in names], expand_composites=True)
+
+def _serving(served: ServedModel, look_up: Callable[[int, Tensor], Tensor], zoo: str) -> Any:  # noqa: ANN401 - TensorFlow's
+    """The traced function; of any length where `feed` leaves lengths open and the model can do with that."""
+    if served.open_inputs is not None:
+        try:
+            return _traced(served, served.open_inputs, look_up)
+        except (ValueError, TypeError):  # a layer that has to know the length, which then is that of the first batch
+            pass
+    with user_code("exporting the model", zoo):
+        return _traced(served, served.inputs, look_up)
+
+
+def _traced(served: ServedModel, inputs: Structure, look_up: Callable[[int, Tensor], Tensor]) -> Any:  # noqa: ANN401
+    names, structure = _named_inputs(served.model, inputs)
+
+    def serve(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        features = tf.nest.pack_sequence_as(structure, [given[name] for name in names], expand_composites=True)
         with serving.lookups(look_up):
             return _named_outputs(served.model, served.model(features, training=False))
 
-    module.serve = tf.function(serve, input_signature=[dict(names)], autograph=False)
-    tf.saved_model.save(module, str(directory), signatures={"serving_default": module.serve})
+    function = tf.function(serve, input_signature=[dict(names)], autograph=False)
+    function.get_concrete_function()
+    return function
+
+
+@contextmanager
+def _no_signature_of_keras() -> Iterator[None]:
+    """Without it Keras traces each model once more, for a signature of its own: subclassed ones with float32 inputs, whatever they take."""
+    name = "_default_save_signature"
+    owner = next((one for one in keras.Model.__mro__ if name in vars(one)), None)
+    if owner is None:
+        yield
+        return
+    own = vars(owner)[name]
+    setattr(owner, name, None)
+    try:
+        yield
+    finally:
+        setattr(owner, name, own)
 
 
 class _Rows:
@@ -135,16 +179,16 @@ def _search(ids: Int64s, rows: Float32s, name: str) -> _Rows:
     return _Rows(call, [keys, values])
 
 
-def _named_inputs(served: ServedModel) -> tuple[dict[str, tf.TensorSpec], Structure]:
+def _named_inputs(model: keras.Model, inputs: Structure) -> tuple[dict[str, tf.TensorSpec], Structure]:
     """Names for the leaves of the model's inputs, in order: keys of a dict, names of Keras inputs, else `inputs`."""
-    specs = tf.nest.flatten(served.inputs, expand_composites=True)
-    if isinstance(served.inputs, Mapping) and len(served.inputs) == len(specs):
-        names = [str(name) for name in sorted(served.inputs)]
-    elif getattr(served.model, "inputs", None) and len(served.model.inputs) == len(specs):
-        names = [str(one.name) for one in served.model.inputs]
+    specs = tf.nest.flatten(inputs, expand_composites=True)
+    if isinstance(inputs, Mapping) and len(inputs) == len(specs):
+        names = [str(name) for name in sorted(inputs)]
+    elif getattr(model, "inputs", None) and len(model.inputs) == len(specs):
+        names = [str(one.name) for one in model.inputs]
     else:
         names = ["inputs"] if len(specs) == 1 else [f"inputs_{number}" for number in range(len(specs))]
-    return {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in zip(names, specs, strict=True)}, served.inputs
+    return {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in zip(names, specs, strict=True)}, inputs
 
 
 def _named_outputs(model: keras.Model, outputs: Structure) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from elasticdl.errors import UserError
 from elasticdl.model.mode import Mode
 from elasticdl.model.module import ModelModule
 from elasticdl.model.sifting import RecordsRefused
-from elasticdl.model.structure import Structure
+from elasticdl.model.structure import Structure, input_specs
 from elasticdl.model.usercode import described, innermost, place, told, user_code
 from elasticdl.shard import Task
 
@@ -63,6 +63,13 @@ class Feeder:
                     return None
                 raise self._refused(error) from error
         return self._split(made)
+
+    def open_features(self) -> Structure | None:
+        """Specs of the features of any window, lengths that `feed` leaves open unknown; None before the first window."""
+        if not self._traced:
+            return None
+        made = next(iter(self._traced.values())).structured_outputs  # type: ignore[attr-defined]
+        return input_specs(made[0] if isinstance(made, tuple) and len(made) == 2 else made)
 
     def _refused(self, error: Exception) -> RecordsRefused:
         whole = described(error, self._name(), self._module.zoo)

@@ -39,6 +39,8 @@ class ServedModel:
     tables: tuple[Any, ...]
     variables: tuple[Variable, ...]
     inputs: Structure
+    open_inputs: Structure = None
+    """The same with lengths unknown where `feed` leaves them open; None where the model says what its inputs are."""
 
     @classmethod
     def build(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import final
@@ -140,7 +140,9 @@ def put_together(pieces: Pieces, parameters: Parameters, around: Surroundings) -
         Task.EVALUATION: EvaluationTask(step, around),
         Task.SUMMARY: SummaryTask(step, callbacks, around.outbox),
         Task.PREDICTION: PredictionTask(step, _sink(assignment, module, around), around),
-        Task.EXPORT: ExportTask(trainer, served.parameters, partial(export, served), assignment.output, around.outbox),
+        Task.EXPORT: ExportTask(
+            trainer, served.parameters, partial(export, served, zoo=module.zoo), assignment.output, around.outbox
+        ),
     }
     reading = ShardReading(sources, around)
     feeding = Feeding(reading, sources, around)
@@ -169,7 +171,7 @@ def sources_of(assignment: Assignment, module: ModelModule) -> Sources:
     def feed(task: Task) -> Feeder:
         return Feeder(module, task, reader(task).metadata)
 
-    return Sources(reader, feed, data.minibatch_size, data.max_bad_records)
+    return Sources(reader, feed, data.minibatch_size, data.max_bad_records, open_features=lambda task: feed(task).open_features())
 
 
 def _model(assignment: Assignment, module: ModelModule, sources: Sources) -> tuple[ServedModel, CompiledStep]:
@@ -186,7 +188,7 @@ def _model(assignment: Assignment, module: ModelModule, sources: Sources) -> tup
         served = build()
     except NeedsFeatures:
         features = first_features(sources, assignment.main_task)
-        served = build(features=features)
+        served = replace(build(features=features), open_inputs=sources.open_features(assignment.main_task))
         step = CompiledStep(served, module)
         step.prepare(features)
         return served, step

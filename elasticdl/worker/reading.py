@@ -34,6 +34,8 @@ class Sources:
     max_bad_records: int = 0
     reading: AbstractContextManager[Any] = field(default_factory=threading.Lock)
     """Held by whoever uses a reader: readers are for one thread at a time."""
+    open_features: Callable[[Task], Any] = lambda task: None
+    """What features look like whatever the batch, lengths that `feed` leaves open unknown; None before a first batch."""
 
     def sieve(self, task: Task) -> Sieve:
         """`feed` of a task that leaves out, and tells, the records that it cannot take."""

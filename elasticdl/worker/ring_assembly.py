@@ -89,7 +89,9 @@ def assemble_ring(assignment: Assignment, host: str, source: ItemSource, forms: 
     tasks: Mapping[Task, TaskRunner] = {
         Task.EVALUATION: EvaluationTask(step, around),
         Task.SUMMARY: SummaryTask(step, RingRounds(callbacks, model), around.outbox),
-        Task.EXPORT: ExportTask(_Whole(), served.parameters, partial(export, served), assignment.output, around.outbox),
+        Task.EXPORT: ExportTask(
+            _Whole(), served.parameters, partial(export, served, zoo=module.zoo), assignment.output, around.outbox
+        ),
     }
     copies = Copies(exchange, list(model.state()), around)
     marks = RingMarks(source, sources, tasks, step, around)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -11,13 +12,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from elasticdl.data.base import Metadata
 from elasticdl.embedding.initializers import initial_weights
+from elasticdl.errors import UserError
 from elasticdl.job import ModelSection
 from elasticdl.model.export import export
+from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.model.served import ServedModel
 from elasticdl.model.step import CompiledStep
 from elasticdl.rpc.parameters import Pulled
+from elasticdl.shard import Task
 
 pytestmark = [
     pytest.mark.contract,
@@ -161,6 +166,50 @@ def test_a_subclassed_model_is_exported_with_the_inputs_it_was_built_with(tmp_pa
     np.testing.assert_allclose(
         signature(inputs=tf.constant(ids))["predictions"], matrix[ids].reshape(1, 12) @ dense[:12, None] + dense[12], rtol=1e-5
     )
+
+
+TEXT = """
+class custom_model(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hashing = layers.Hashing(50, mask_value="")
+        self.embedding = layers.Embedding(50, 4)
+        self.out = layers.Dense(1)
+    def call(self, words):
+        return self.out(keras.ops.mean(self.embedding(self.hashing(words)), axis=1))
+def feed(dataset, mode, metadata): return dataset.map(tf.strings.split)
+"""
+
+
+def test_a_subclassed_model_of_texts_is_exported_for_texts_of_any_length(tmp_path: Path) -> None:
+    module = module_with(tmp_path, TEXT)
+    feeder = Feeder(module, Task.PREDICTION, Metadata(()))
+    features, _ = feeder(np.array(["a b c", "d"], object)) or (None, None)
+    made = ServedModel.build(module, {}, threshold_bytes=0, seed=1, features=features)
+    served = replace(made, open_inputs=feeder.open_features())
+    dense, tables = trained(served, 50)
+    export(served, dense, tables, tmp_path / "export")
+    signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    long = signature(inputs=tf.constant([["d", "", "", "", ""], ["a", "b", "c", "d", "e"]]))["predictions"]
+    short = signature(inputs=tf.constant([["d"]]))["predictions"]
+    assert (long.shape, short.shape) == ((2, 1), (1, 1))
+    model = module.custom_model()
+    model(features)
+    model.load_weights(tmp_path / "export" / "model.weights.h5")
+    np.testing.assert_allclose(model(tf.constant([["d", "", "", "", ""], ["a", "b", "c", "d", "e"]])), long, rtol=1e-5)
+
+
+def test_an_export_that_the_model_raises_in_is_told_with_the_users_line(tmp_path: Path) -> None:
+    body = SUBCLASSED.replace("        return self.out", "        assert self.may, 'not now'\n        return self.out").replace(
+        "        self.out =", "        self.may = True\n        self.out ="
+    )
+    module = module_with(tmp_path, body)
+    served = ServedModel.build(module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64))
+    dense, tables = trained(served, 50)
+    served.model.may = False
+    with pytest.raises(UserError, match=r"made.py:\d+: exporting the model raised AssertionError: .*not now"):
+        export(served, dense, tables, tmp_path / "export", zoo=module.zoo)
+    assert not (tmp_path / "export").exists()
 
 
 def test_an_export_replaces_an_earlier_one_whole(tmp_path: Path) -> None:
