@@ -6,9 +6,11 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from elasticdl.master.files import JobDirectory, write_json
+
+_MOST = 2**31
 
 
 def check_file(directory: JobDirectory) -> Path:
@@ -25,22 +27,26 @@ def tell_check(directory: JobDirectory, name: str, action: str) -> None:
 def check_of(directory: JobDirectory) -> Mapping[str, Any]:
     """The look at model and data that goes on in a directory before there is a job: `job_name`, `action`, `pid`. Empty if none does."""
     try:
+        if not check_file(directory).is_file():
+            return {}
         told = json.loads(check_file(directory).read_text(encoding="utf-8"))
-        pid = int(told["pid"])
+        pid = told["pid"]
         return told if lives(pid) and str(told.get("begun") or begun(pid)) == begun(pid) else {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 
-def lives(pid: int) -> bool:
-    """Whether there is such a process."""
+def lives(pid: object) -> TypeGuard[int]:
+    """Whether there is such a process; what is no number is none."""
+    if not isinstance(pid, int) or not 0 < pid < _MOST:
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
-    return pid > 0
+    return True
 
 
 def begun(pid: int) -> str:
@@ -53,7 +59,7 @@ def begun(pid: int) -> str:
     return f"{boot} {ticks.decode()}"
 
 
-def runs_master(directory: JobDirectory, pid: int) -> bool:
+def runs_master(directory: JobDirectory, pid: object) -> bool:
     """Whether that process is the master of that job: after a restart of the machine another one may have its number."""
     if not lives(pid):
         return False

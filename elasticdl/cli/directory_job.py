@@ -14,8 +14,8 @@ from typing import IO, TYPE_CHECKING, Any, final
 
 from elasticdl.cli.alive import check_of, runs_master
 from elasticdl.cli.following import Tail
-from elasticdl.cli.found import Kind, LogEntry, LogWish, Place, Report, Told, blank_status
-from elasticdl.cli.outcome import Outcome, read_object, resume_hint
+from elasticdl.cli.found import Kind, LogEntry, LogWish, Place, Report, Told, blank_status, status_as_read
+from elasticdl.cli.outcome import Outcome, part_of, read_object, resume_hint
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 from elasticdl.history.lines import began_at
 from elasticdl.master.files import JobDirectory
@@ -30,7 +30,7 @@ _LOOK_EVERY_S = 0.25
 _BLOCK_BYTES = 1 << 16
 _STARTS_WITHIN_S = 60.0
 """A job whose master was not heard of for so long after it was made has none."""
-_LAST_WORD_WITHIN_S = 2.0
+_LAST_WORD_WITHIN_S, _CHANGES_WITHIN_S = 2.0, 10.0
 _CHECKED = "the model and the data are being checked"
 _BETWEEN_SIGNALS_S = 0.3
 """Two at once would be one."""
@@ -50,7 +50,7 @@ class DirectoryJob:
     def __init__(self, directory: JobDirectory) -> None:
         self.directory = directory
         self.name = _name(directory)
-        self.action = str(check_of(directory).get("action") or read_object(directory.spec).get("action", ""))
+        self.action = str(check_of(directory).get("action") or read_object(directory.spec).get("action") or "")
         self.place = Place(Kind.LOCAL, job_dir=str(directory.path))
 
     def report(self) -> Report:
@@ -60,7 +60,7 @@ class DirectoryJob:
         end = self._end()
         if end is not None:
             outcome, known = end
-            return self._report(_state(outcome.exit_code), blank_status(outcome.message) | dict(known), outcome)
+            return self._report(_state(outcome.exit_code), status_as_read(outcome.message, known), outcome)
         if not self.directory.master.exists():
             return self._report("waiting", blank_status("its master is starting", waiting=["master-0 is starting"]))
         try:
@@ -84,8 +84,9 @@ class DirectoryJob:
             return None
         if directory.master.exists():
             where = read_object(directory.master)
-            # A file that is being written is none yet.
-            return self._killed() if where and not self._runs(where) else None
+            # One that cannot be read may be just written on a file system that shows halves.
+            goes_on = self._runs(where) if where else self._has_just_changed()
+            return None if goes_on else self._killed()
         if not directory.spec.exists():
             raise no_such_job(
                 f"there is no job in {directory.path} any more", "the check of its model and data found something wrong"
@@ -93,7 +94,7 @@ class DirectoryJob:
         if self._is_young() and not directory.status.exists() and not self._has_receipt():
             return None
         left = self._last_word()
-        return (self._left(left), left.get("status") or {}) if left else self._killed()
+        return (self._left(left), part_of(left, "status")) if left else self._killed()
 
     def stop(self, reason: str) -> str:
         """See FoundJob."""
@@ -104,7 +105,7 @@ class DirectoryJob:
     def end(self, reason: str) -> str:
         """See FoundJob. A master ends everything at the second signal."""
         where = self._where()
-        pid = int(where["pid"])
+        pid: int = where["pid"]
         with suppress(ElasticDLError):  # only so that it can say who ended it
             self.stop(reason)
         for pause_s in (_BETWEEN_SIGNALS_S, 0.0):
@@ -189,7 +190,7 @@ class DirectoryJob:
         from elasticdl.history.snapshot import About, installed_version
 
         spec = read_object(self.directory.spec)
-        strategy = str((spec.get("training") or {}).get("distribution_strategy", ""))
+        strategy = str(part_of(spec, "training").get("distribution_strategy", ""))
         return About(self.name, str(spec.get("action", "")), strategy, started_at, installed_version())
 
     def close(self) -> None:
@@ -218,24 +219,26 @@ class DirectoryJob:
         return Report(self.name, self.place, state, age_s, status, outcome.exit_code, outcome.message, outcome.hint)
 
     def _left(self, left: Mapping[str, Any]) -> Outcome:
-        status: Mapping[str, Any] = left.get("status") or {}
+        status = status_as_read("", left.get("status"))
         spec = read_object(self.directory.spec)
-        code = int(left.get("exit_code", ExitCode.JOB_FAILED))
+        code = left["exit_code"] if isinstance(left.get("exit_code"), int) else int(ExitCode.JOB_FAILED)
         return Outcome(
             exit_code=code,
-            message=str(left.get("message", "")),
-            hint=resume_hint(self.directory) if code == ExitCode.INTERRUPTED else str(left.get("hint", "")),
+            message=str(left.get("message") or ""),
+            hint=resume_hint(self.directory) if code == ExitCode.INTERRUPTED else str(left.get("hint") or ""),
             job_dir=str(self.directory.path),
             receipt=read_object(self.directory.receipt),
-            metrics=dict(status.get("metrics") or {}),
-            loss=status.get("loss"),
-            output=str((spec.get("checkpoint") or {}).get("output", "")) if code == ExitCode.DONE else "",
+            metrics=status["metrics"],
+            loss=status["loss"],
+            output=str(part_of(spec, "checkpoint").get("output", "")) if code == ExitCode.DONE else "",
             action=self.action,
         )
 
     def _killed(self) -> tuple[Outcome, Mapping[str, Any]]:
         directory = self.directory
         message = f"the master of job {self.name} in {directory.path} was killed, and every process of the job with it"
+        if directory.status.exists():
+            message = f"how job {self.name} ended cannot be read: {directory.status} is damaged, or not for this user"
         known = last_known(directory, message)
         outcome = Outcome(
             ExitCode.JOB_FAILED,
@@ -251,14 +254,19 @@ class DirectoryJob:
 
     def _runs(self, where: Mapping[str, Any]) -> bool:
         """Of one in a pod the number says nothing here: the cluster looks after it."""
-        return "token" not in where or runs_master(self.directory, int(where.get("pid", 0)))
+        return "token" not in where or runs_master(self.directory, where.get("pid"))
 
     def _last_word(self) -> Mapping[str, Any]:
-        """What was left in status.json. A master takes its address away a moment before it leaves that."""
-        end_s = time.monotonic() + _LAST_WORD_WITHIN_S
+        """What was left in status.json. A master takes its address away a moment before it leaves that: then the directory has just changed."""
+        end_s = time.monotonic() + (_LAST_WORD_WITHIN_S if self._has_just_changed() else 0.0)
         while not (left := read_object(self.directory.status)) and time.monotonic() < end_s:
             time.sleep(0.05)
         return left
+
+    def _has_just_changed(self) -> bool:
+        with suppress(OSError):
+            return time.time() - self.directory.path.stat().st_mtime < _CHANGES_WITHIN_S
+        return False
 
     def _made_wall_s(self) -> float:
         try:
@@ -339,7 +347,7 @@ def _with_code(error: ElasticDLError) -> ElasticDLError:
 
 def _name(directory: JobDirectory) -> str:
     spec = read_object(directory.spec)
-    return str((spec.get("cluster") or {}).get("job_name") or check_of(directory).get("job_name") or directory.path.name)
+    return str(part_of(spec, "cluster").get("job_name") or check_of(directory).get("job_name") or directory.path.name)
 
 
 def _state(exit_code: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -159,6 +159,39 @@ def blank_status(message: str, **known: Any) -> dict[str, Any]:  # noqa: ANN401 
         receipt={"epochs": [], "total": {}},
     )
     return {**asdict(blank), "gauges": {}, "records_per_s": 0.0, **known}
+
+
+_OF_A_PROCESS = ("name", "role", "state", "where", "cause", "message", "shard")
+_OF_A_CHECKPOINT = ("version", "path")
+
+
+def status_as_read(message: str, read: object) -> dict[str, Any]:
+    """A status out of a file, which may be broken or of another version: what is not as it should be is as in `blank_status`."""
+    found: dict[str, Any] = _fitting(blank_status(message), read)
+    found["processes"] = _rows(found["processes"], _OF_A_PROCESS)
+    found["checkpoints"] = _rows(found["checkpoints"], _OF_A_CHECKPOINT)
+    found["metrics"] = {str(name): value for name, value in found["metrics"].items() if isinstance(value, int | float)}
+    found["loss"] = found["loss"] if isinstance(found["loss"], int | float) else None
+    return found
+
+
+def _rows(found: Sequence[object], keys: tuple[str, ...]) -> tuple[Mapping[str, Any], ...]:
+    return tuple(row for row in found if isinstance(row, Mapping) and all(key in row for key in keys))
+
+
+def _fitting(blank: Any, read: Any) -> Any:  # noqa: ANN401 - any JSON value
+    match blank:
+        case Mapping():
+            given = read if isinstance(read, Mapping) else {}
+            return {**given, **{key: _fitting(value, given[key]) if key in given else value for key, value in blank.items()}}
+        case list() | tuple():
+            return read if isinstance(read, list | tuple) else blank
+        case str():
+            return read if isinstance(read, str) else blank
+        case int() | float():
+            return read if isinstance(read, int | float) else blank
+        case _:
+            return read
 
 
 @final

@@ -12,7 +12,7 @@ def local_jobs() -> list[DirectoryJob]:
     """Those in ./jobs, by name; and those to be, whose check goes on."""
     there = {path.parent for name in ("job", "check") for path in JOBS.glob(f"*/{name}.json")}
     directories = [JobDirectory(path.resolve()) for path in sorted(there)]
-    return [DirectoryJob(directory) for directory in directories if directory.spec.exists() or check_of(directory)]
+    return [DirectoryJob(directory) for directory in directories if directory.spec.is_file() or check_of(directory)]
 
 
 def local_names() -> list[str]:

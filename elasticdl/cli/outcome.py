@@ -66,11 +66,17 @@ class Outcome:
 
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object of a file; empty if there is none or it is not whole."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         found = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(found, dict):
             return found
     return {}
+
+
+def part_of(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object within one that was read; empty if there is none."""
+    part = found.get(name)
+    return part if isinstance(part, Mapping) else {}
 
 
 def outcome_of(directory: JobDirectory, spec: JobSpec, facts: ExitFacts, *, interrupted: bool) -> Outcome:

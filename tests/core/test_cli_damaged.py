@@ -1,0 +1,94 @@
+"""Directories of jobs with files that are broken, of another version or not ours to read: told, never a traceback, nor in the way of others."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.cli.main import run
+from elasticdl.errors import ExitCode
+
+pytestmark = pytest.mark.core
+
+JOB = '{"cluster": {"job_name": "a"}, "action": "train"}'
+DONE = {"exit_code": 0, "message": "done", "hint": "", "status": {"records": {"trained": 5, "expected": 5}, "version": 7}}
+DAMAGED: dict[str, tuple[str, str]] = {
+    "cut": ("job.json", JOB[:20]),
+    "no object": ("job.json", "[]"),
+    "wrong parts": ("job.json", '{"cluster": 3, "training": [], "checkpoint": "x", "action": []}'),
+    "no text": ("job.json", "\xff\xfe"),
+    "deep": ("job.json", "[" * 100_000),
+    "cut status": ("status.json", '{"exit_code": 0, "message": "do'),
+    "status of nothing": ("status.json", '{"exit_code": null}'),
+    "status of wrong sorts": (
+        "status.json",
+        '{"exit_code": "x", "status": {"records": null, "receipt": 3, "loss": "x"}, "message": 3}',
+    ),
+    "odd rows": (
+        "status.json",
+        '{"status": {"processes": [3, {"name": 3}], "metrics": {"a": "b"}, "checkpoints": [{}]}, "exit_code": 1}',
+    ),
+    "status of an older version": ("status.json", '{"status": {"records": {"trained": 1}}, "exit_code": 0, "message": "done"}'),
+    "cut address": ("master.json", '{"pid": 1'),
+    "wrong address": ("master.json", '{"pid": "x", "token": "t", "address": 7}'),
+    "number of no process": ("master.json", '{"pid": 99999999999999999999, "token": "t", "address": "127.0.0.1:1"}'),
+    "odd check": ("check.json", '{"pid": [], "begun": 3}'),
+    "odd newest": ("newest.json", '{"status": {"receipt": 3}}'),
+    "odd events": ("events.jsonl", '[]\n3\n{"at": "x"}\n'),
+}
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    return tmp_path / "jobs"
+
+
+def made(directory: Path, name: str, text: str) -> None:
+    directory.mkdir(parents=True)
+    (directory / "job.json").write_text(JOB)
+    if name not in ("master.json", "newest.json"):
+        (directory / "status.json").write_text(json.dumps(DONE))
+    (directory / name).write_text(text, encoding="latin-1")
+    old = time.time() - 3_600.0
+    for path in (*directory.iterdir(), directory):
+        os.utime(path, (old, old))
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+@pytest.mark.parametrize("verb", [["status"], ["wait"], ["why"], ["logs"], ["stop", "--yes"], ["scale", "--num-workers", "2"]])
+def test_a_verb_has_a_word_for_whatever_is_in_a_directory(
+    jobs: Path, case: str, verb: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(jobs / "a", *DAMAGED[case])
+    code = run([verb[0], "a", *verb[1:]])
+    output, errors = capsys.readouterr()
+    assert code in (ExitCode.DONE, ExitCode.JOB_FAILED, ExitCode.NO_SUCH_JOB), errors
+    assert (output + errors).strip() or verb == ["logs"]
+    if verb == ["status"] and "status of an older version" in case:
+        assert "1/" not in output and "ended with exit code 0: done" in output
+
+
+def test_one_that_is_broken_stands_in_the_way_of_no_other_in_a_list(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, damage in enumerate(DAMAGED.values()):
+        made(jobs / f"a{number}", *damage)
+    made(jobs / "whole", "status.json", json.dumps(DONE))
+    (jobs / "file").touch()
+    (jobs / "no/job.json").mkdir(parents=True)
+    (jobs / "link").symlink_to("nowhere")
+    os.mkfifo(jobs / "no/check.json")
+    began_s = time.monotonic()
+    assert run(["list", "-o", "json"]) == 0
+    listed: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    assert len(listed) == len(DAMAGED) + 1
+    assert {row["state"] for row in listed} == {"done", "failed"}, "none of them runs"
+    assert time.monotonic() - began_s < 10, "nobody's last word is waited for after an hour"
+    broken = [row["outcome"] for row in listed if "cannot be read" in row["outcome"]]
+    assert len(broken) == 1 and "status.json is damaged" in broken[0]
