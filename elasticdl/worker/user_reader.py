@@ -26,7 +26,8 @@ class UserReader:
         self._inner = inner
         self._zoo = zoo
         cheap = isinstance(inner, AdaptedReader) or any(source.fingerprint for source in counted)
-        self._counted = {source.name: source for source in counted} if cheap else {}
+        # Training and validation data may both have a table of that name, in two databases.
+        self._counted = tuple(counted) if cheap else ()
 
     @property
     def metadata(self) -> Metadata:
@@ -56,12 +57,13 @@ class UserReader:
             self._inner.close()
 
     def _compare(self) -> None:
-        counted, self._counted = self._counted, {}
+        counted, self._counted = self._counted, ()
         for now in self.sources() if counted else ():
-            then = counted.get(now.name, now)
-            if not same_data(now, then):
+            then = [source for source in counted if source.name == now.name]
+            if then and not any(same_data(now, one) for one in then):
                 raise DataChanged(
-                    f"the data changed since its records were counted: {now.name} had {_facts(then)}, now {_facts(now)}",
+                    f"the data changed since its records were counted: {now.name} had {' or '.join(map(_facts, then))},"
+                    f" now {_facts(now)}",
                     hint="leave the data as it is while a job runs",
                 )
 

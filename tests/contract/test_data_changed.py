@@ -194,3 +194,26 @@ def test_a_table_of_ones_own_that_grew_is_told() -> None:
     reader = UserReader(open_custom_reader(lambda origin, records_per_task: Theirs(), "x", {}), "/zoo", [Source("table", 4)])
     with pytest.raises(DataChanged, match="table had 4 records, now 5 records"):
         read_all(reader, Source("table", 4))
+
+
+class OfDatabase:
+    """A table of a name that training and validation data both have, each in a database of its own."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def create_shards(self):
+        return {"table": (0, self.count)}
+
+    def read_records(self, task):
+        yield from range(task.start, task.end)
+
+
+def test_training_and_validation_tables_of_one_name_are_not_taken_for_one_that_changed() -> None:
+    counted = [Source("table", 5), Source("table", 3)]
+    for count in (5, 3):
+        inner = open_custom_reader(lambda origin, records_per_task, count=count: OfDatabase(count), "x", {})
+        assert read_all(UserReader(inner, "/zoo", counted), Source("table", count)) == count
+    inner = open_custom_reader(lambda origin, records_per_task: OfDatabase(4), "x", {})
+    with pytest.raises(DataChanged, match="table had 5 records or 3 records, now 4 records"):
+        read_all(UserReader(inner, "/zoo", counted), Source("table", 3))
