@@ -317,18 +317,6 @@ def test_a_job_that_is_stopped_keeps_a_checkpoint_of_the_step_that_it_was_at():
     assert world.state.receipt()["total"]["trained"] == sum(weights.records().values())
 
 
-def test_a_job_that_is_ended_at_once_forms_no_rings_of_those_that_are_about_to_end():
-    world = started(num_workers=3, num_epochs=9)
-    world.run_until(lambda: world.newest.version == 6)
-    world.put(e.StopRequested(0, "enough"))
-    formed = list(world.generations)
-    world.put(e.StopRequested(0, "signal 15"))
-    world.run_out()
-    assert world.finish.exit_code is ExitCode.INTERRUPTED and not world.saved
-    assert world.generations == formed
-    assert world.t < 30
-
-
 def test_a_callback_that_ends_training_ends_it_at_the_next_steps():
     world = started(num_workers=2)
     while world.newest.version < 6:

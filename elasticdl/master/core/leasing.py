@@ -226,11 +226,16 @@ class Leasing:
         )
         if event.fatal:
             self._facts.fail(event.error)
-        elif event.task is None or (event.shard is None and event.task not in (Task.SUMMARY, Task.EXPORT)):
+        elif self._of_no_shard(event):
             if reason := self._facts.budgets.user_error(event.error):
                 self._facts.fail(reason, hint="mend the model module; `elasticdl logs` has the whole traceback")
         elif not self._evaluation.failed_task(event):
             self._failed_lease(process, event)
+
+    def _of_no_shard(self, event: TaskFailed) -> bool:
+        """Nothing can be given up for it. No member holds what a ring trains on: whoever comes next is at the same records."""
+        in_common = self._facts.on_ring and event.task is Task.TRAINING
+        return in_common or event.task is None or (event.shard is None and event.task not in (Task.SUMMARY, Task.EXPORT))
 
     def _failed_lease(self, process: Process, event: TaskFailed) -> None:
         export, work = self._facts.export, self._facts.work

@@ -1,0 +1,54 @@
+"""How jobs on a ring end before all is trained: by a person in a hurry, by the module's own code."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticdl.cluster.base import ExitFacts
+from elasticdl.errors import ExitCode
+from elasticdl.master.core import events as e
+from elasticdl.shard import Task
+from tests.core.ring_world import TRAIN, VALIDATION, RingWorld, make_spec
+
+pytestmark = pytest.mark.core
+
+
+def started(**flags) -> RingWorld:
+    world = RingWorld(make_spec(**flags))
+    world.put(e.JobStarted(0.0, TRAIN, VALIDATION))
+    return world
+
+
+def test_a_job_that_is_ended_at_once_forms_no_rings_of_those_that_are_about_to_end():
+    world = started(num_workers=3, num_epochs=9)
+    world.run_until(lambda: world.newest.version == 6)
+    world.put(e.StopRequested(0, "enough"))
+    formed = list(world.generations)
+    world.put(e.StopRequested(0, "signal 15"))
+    world.run_out()
+    assert world.finish.exit_code is ExitCode.INTERRUPTED and not world.saved
+    assert world.generations == formed
+    assert world.t < 30
+
+
+def test_records_that_the_modules_code_fails_at_on_every_member_end_the_job_after_the_relaunches_that_it_may_cost():
+    """No member holds a shard that could be blamed, and whoever comes gets the same minibatch: it went on for ever."""
+    world = started(num_workers=2, max_relaunches=2)
+    failed = []
+    train = world.step
+
+    def step(only: int = 99) -> None:
+        for worker in list(world.workers.values()):
+            item = worker.items.get(worker.weights.number) if worker.weights and worker.inside else None
+            if item is not None and item.lease is not None and item.lease.shard.source == "b" and not world.finish:
+                failed.append(worker.name)
+                shard = item.lease.shard.id
+                world.put(e.TaskFailed(0, worker.name, Task.TRAINING, shard, item.lease.attempt, "m.py:3: boom"))
+                world.kill_quietly(worker.name)
+                world.put(e.ProcessEnded(0, worker.name, ExitFacts(exit_code=int(ExitCode.USER_ERROR))))
+        train(only)
+
+    world.step = step
+    world.run_out()
+    assert world.finish.exit_code is ExitCode.JOB_FAILED and "m.py:3: boom" in world.finish.message
+    assert 3 <= len(failed) <= 4, "two more tries, and who failed at the same moment"
