@@ -72,10 +72,15 @@ class Throughput:
         self._offsets[key] = max(before, applied.offset)
         if progress.done or progress.returned:
             del self._offsets[key]
+        # Over which time the first of them were done nobody knows: they begin the window, and are no part of its rate.
         if self._total is None:
             self._total = _Window(at_s)
-        self._total.add(at_s, records)
-        self._workers.setdefault(worker, _Window(at_s)).add(at_s, records)
+        else:
+            self._total.add(at_s, records)
+        if worker in self._workers:
+            self._workers[worker].add(at_s, records)
+        else:
+            self._workers[worker] = _Window(at_s)
 
     def leave(self, worker: ProcessName) -> None:
         """The worker is gone."""

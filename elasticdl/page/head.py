@@ -158,7 +158,7 @@ def notices(snapshot: Mapping[str, Any]) -> Iterator[Html]:
         failed = outcome["exit_code"] != ExitCode.DONE
         first, _, rest = str(outcome.get("message") or "").partition("\n")
         tone = state_of(snapshot)[0]
-        more: Child = el("details", el("summary", "All of it"), el("pre", rest), open=tone == "error") if rest else None
+        more: Child = el("details", el("summary", "All of it"), el("pre", rest, tabindex=0), open=tone == "error") if rest else None
         hint: Child = el("p", "What to do: ", outcome["hint"], class_="hint") if outcome.get("hint") else None
         if failed or more or hint:
             yield el("div", el("strong", first or "failed"), more, hint, class_=f"notice {tone}")

@@ -326,7 +326,8 @@ def test_a_job_is_scaled_and_stopped_from_its_page_and_its_report_says_the_same(
     expect(page.locator("#state")).to_have_text("stopped")
     expect(page.locator("#notices")).to_contain_text("seen <b>enough</b>")
     page.goto(f"{running.address}#logs")
-    expect(page.locator("#log-text")).to_contain_text("The job has ended")
+    expect(page.locator("#log-place")).to_contain_text("The job has ended. Its logs are in logs/")
+    expect(page.locator("#log-search")).to_be_hidden()
     page.goto(f"{running.address}#shards")
     total = running.job.receipt()["total"]
     told = [f"{total[key]:,}" for key in ("expected", "trained", "repeated", "bad", "lost", "left")]

@@ -263,8 +263,9 @@ def test_gauges_and_records_per_second_are_shown(stage: Stage) -> None:
     stage.core.answers[happened.LeaseRequested] = lambda event: (do.GrantLease(event.worker, LEASE),)
     client = stage.worker()
     client.request_lease(5)
-    client.report(Report(progress=(Progress(Task.TRAINING, Applied(ShardId(4), 0, 40)),), gauges={"step_ms": 3.5}))
+    client.report(Report(progress=(Progress(Task.TRAINING, Applied(ShardId(4), 0, 20)),)))
     stage.clock.advance(4)
+    client.report(Report(progress=(Progress(Task.TRAINING, Applied(ShardId(4), 0, 60)),), gauges={"step_ms": 3.5}))
     status = stage.client("cli").status()
     assert status["records_per_s"] == 10.0
     assert status["gauges"]["worker-1"] == {"step_ms": 3.5, "records_per_s": 10.0}

@@ -121,6 +121,16 @@ def test_records_per_second_are_those_of_the_last_while() -> None:
     assert speed.total(130.0) == 0.0
 
 
+def test_a_rate_does_not_begin_with_a_peak() -> None:
+    speed = Throughput(Task.TRAINING)
+    speed.granted(lease())
+    speed.reported(WORKER, progress(160), 10.0)
+    assert speed.total(10.1) == 0.0
+    speed.reported(WORKER, progress(320), 12.0)
+    assert speed.total(12.0) == 80.0
+    assert speed.by_worker(12.0) == {WORKER: 80.0}
+
+
 def test_records_skipped_by_a_later_attempt_and_repeats_are_not_counted() -> None:
     speed = Throughput(Task.TRAINING)
     speed.granted(lease(attempt=1, offset=600))

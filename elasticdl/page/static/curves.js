@@ -36,7 +36,9 @@ export function linesOf(found, axis, plot) {
   const joined = window.uPlot.join(all.map((one) => monotonic(one[axis], one.values, scale)));
   const column = new Map(all.map((one, index) => [one, joined[index + 1]]));
   const lines = [], data = [joined[0]];
-  const add = (label, kind, values) => (lines.push({ label, kind }), data.push(values));
+  // Values of evaluations come now and then.
+  const sparse = plot.label !== undefined;
+  const add = (label, kind, values) => (lines.push({ label, kind, sparse }), data.push(values));
   for (const one of few ? all : totals) add(labelOf(one, groups.length), "named", column.get(one));
   if (few) return { lines, data };
   for (const group of totals.length ? [] : groups) {
@@ -77,7 +79,7 @@ export function options(lines, axis, place, palette, whole) {
   const series = lines.map((line) => {
     if (line.kind === "faint") return { label: line.label, stroke: palette.faint, width: 1, spanGaps: true, points: { show: false } };
     const index = next++ % MOST_NAMED;
-    return { label: line.label, stroke: palette.lines[index], dash: DASHES[index], width: 1.6, spanGaps: true, points: { show: few, size: 5, fill: palette.lines[index] }, value: (_, value) => number(value) };
+    return { label: line.label, stroke: palette.lines[index], dash: DASHES[index], width: 1.6, spanGaps: true, points: { show: line.sparse ? few : false, size: 5, fill: palette.lines[index] }, value: (_, value) => number(value) };
   });
   const say = axis === "records" ? (_, values) => values.map(short) : (_, values) => values.map(clock);
   const look = { stroke: palette.muted, grid: { stroke: palette.grid, width: 1 }, ticks: { show: false }, font: "11px system-ui" };

@@ -68,7 +68,7 @@ function notices(status, outcome) {
   if (outcome) {
     const [first, ...rest] = String(outcome.message ?? "").split("\n"), failed = outcome.exit_code !== 0;
     const tone = stateOf(status, outcome)[0];
-    const more = rest.length ? h("details", { open: tone === "error" }, h("summary", {}, "All of it"), h("pre", {}, rest.join("\n"))) : null;
+    const more = rest.length ? h("details", { open: tone === "error" }, h("summary", {}, "All of it"), h("pre", { tabindex: 0 }, rest.join("\n"))) : null;
     const hint = outcome.hint ? h("p", { class: "hint" }, "What to do: ", outcome.hint) : null;
     return failed || more || hint ? [h("div", { class: `notice ${tone}` }, h("strong", {}, first || "failed"), more, hint)] : [];
   }

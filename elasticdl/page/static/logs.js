@@ -9,6 +9,7 @@ const MOST_SHOWN = 1 << 20;
 const MOST_REST = 64 << 10;
 // What is meant for a terminal: colours and titles, and what a progress bar writes over itself.
 const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])/g;
+const ENDED = "The job has ended. Its logs are in logs/ of its directory, and `elasticdl logs` shows them.";
 const lengthOf = (text) => new TextEncoder().encode(text).length;
 
 // As `words.readable` has it.
@@ -73,8 +74,10 @@ export async function refreshLogs() {
 
 // After the end nobody is there to ask.
 export function paintLogs() {
-  if (!job.outcome || !byId("log-search") || byId("log-text").textContent) return;
-  setText(byId("log-text"), "The job has ended. Its logs are in logs/ of its directory, and `elasticdl logs` shows them.");
+  if (!job.outcome || !byId("log-search")) return;
+  byId("log-search").hidden = true;
+  for (const id of ["log", "follow", "log-earlier"]) byId(id).disabled = true;
+  setText(byId("log-place"), ENDED);
 }
 
 async function list() {
@@ -108,7 +111,7 @@ async function read(start) {
     return await ask(`/api/v1/logs/${encodeURIComponent(view.process)}?start=${start}&limit=${PIECE}`);
   } catch (error) {
     // Beside what is shown, which stays.
-    setText(byId("log-place"), error.message);
+    setText(byId("log-place"), job.outcome ? ENDED : error.message);
     return null;
   }
 }
@@ -144,7 +147,7 @@ function push(text, start, box) {
 function place() {
   const all = view.start === 0 && view.end >= view.size;
   setText(byId("log-place"), all ? `all of ${memory(view.size)}` : `bytes ${count(view.start)} to ${count(view.end)} of ${count(view.size)}`);
-  byId("log-earlier").disabled = view.start === 0;
+  byId("log-earlier").disabled = view.start === 0 || job.outcome !== null;
 }
 
 // What was added since. Whoever scrolled up to read is not pulled down again.

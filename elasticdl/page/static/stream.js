@@ -13,7 +13,7 @@ export async function ask(path, body) {
   try {
     response = await fetch(path, { ...options, signal: AbortSignal.timeout(15000) });
   } catch {
-    throw new Error("The master does not answer; nothing is known to have been done.");
+    throw new Error(body === undefined ? "The master does not answer." : "The master does not answer; nothing is known to have been done.");
   }
   if (response.ok) return response.status === 204 ? {} : response.json();
   const said = await response.json().catch(() => ({}));
