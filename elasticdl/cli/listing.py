@@ -68,7 +68,7 @@ def _where(report: Report) -> str:
 
 
 def _local() -> list[Report]:
-    jobs = local_jobs()
+    jobs = local_jobs(lambda path: tell(f"not listed, {path}: this user may not look into it"))
     if not jobs:
         return []
     with ThreadPoolExecutor(_AT_ONCE) as pool:

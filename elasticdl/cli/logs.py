@@ -22,9 +22,10 @@ from elasticdl.errors import ElasticDLError
 def _processes(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
     """What a shell offers of a job of this machine. Never raises."""
     job, job_dir = (str(context.params.get(key) or "") for key in ("job", "job_dir"))
-    if no_cluster() or job_dir or job in local_names():
-        with suppress(ElasticDLError, OSError, click.ClickException), found(Sought(job, job_dir)) as one:
-            return [entry.process for entry in one.logs() if entry.process.startswith(begun)]
+    with suppress(ElasticDLError, OSError, click.ClickException):
+        if no_cluster() or job_dir or job in local_names():
+            with found(Sought(job, job_dir)) as one:
+                return [entry.process for entry in one.logs() if entry.process.startswith(begun)]
     return []
 
 

@@ -27,7 +27,9 @@ _WITHIN_VARIABLE = "ELASTICDL_COMPLETION_SECONDS"
 def job_names(begun: str, namespace: str, context: str) -> list[str]:
     """Of the jobs in ./jobs and on the cluster that begin so; with a namespace or context only the latter. Never raises."""
     on_cluster_only = bool(namespace or context)
-    names: Iterable[str] = () if on_cluster_only else local_names()
+    names: Iterable[str] = ()
+    with suppress(OSError):
+        names = () if on_cluster_only else local_names()
     if on_cluster_only or not no_cluster():
         names = [*names, *_asked(namespace, context, _jobs)]
     return sorted({name for name in names if name.startswith(begun)})

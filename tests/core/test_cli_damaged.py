@@ -92,3 +92,21 @@ def test_one_that_is_broken_stands_in_the_way_of_no_other_in_a_list(jobs: Path, 
     assert time.monotonic() - began_s < 10, "nobody's last word is waited for after an hour"
     broken = [row["outcome"] for row in listed if "cannot be read" in row["outcome"]]
     assert len(broken) == 1 and "status.json is damaged" in broken[0]
+
+
+def test_what_this_user_may_not_look_into_is_told_beside_the_list(
+    jobs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        made(jobs / name, "status.json", json.dumps(DONE))
+    is_file = Path.is_file
+
+    def closed(path: Path) -> bool:  # root may look everywhere
+        if path.parent.name == "b":
+            raise PermissionError(13, os.strerror(13), str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", closed)
+    assert run(["list"]) == 0
+    output, errors = capsys.readouterr()
+    assert "jobs/a" in output and "jobs/b" not in output and "not listed, jobs/b" in errors
