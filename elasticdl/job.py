@@ -344,16 +344,31 @@ class JobSpec(_Section):
                 f"--lr-scaling {training.lr_scaling} with --global-batch {training.global_batch}",
                 hint="a step has the same number of records whatever the number of workers; add --global-batch scaled",
             )
-        for name in ("max_staleness", "max_nonfinite_steps") if ring and self.action is Action.TRAIN else ():
-            if getattr(training, name) != TrainingSection.model_fields[name].default:
-                raise SpecError(
-                    f"--{name.replace('_', '-')} with --distribution-strategy {Strategy.ALLREDUCE}",
-                    hint="leave it out: a ring's steps are in common, none is stale, and the first one that gives NaN or Inf ends the job",
-                )
+        if ring and self.action is Action.TRAIN:
+            self._check_heeded()
         if not ring and training.global_batch is not GlobalBatch.FIXED:
             raise SpecError("--global-batch scaled is of a ring", hint=f"add --distribution-strategy {Strategy.ALLREDUCE}")
 
+    def _check_heeded(self) -> None:
+        """What a ring would leave unheeded."""
+        for section, name, why in _NOT_OF_RINGS:
+            given = getattr(self, section)
+            if getattr(given, name) != type(given).model_fields[name].get_default(call_default_factory=True):
+                raise SpecError(
+                    f"--{name.replace('_', '-')} with --distribution-strategy {Strategy.ALLREDUCE}", hint=f"leave it out: {why}"
+                )
 
+
+_NO_SERVERS = "there are no parameter servers"
+_NOT_OF_RINGS = (
+    ("training", "max_staleness", "a ring's steps are in common, none is stale"),
+    ("training", "max_nonfinite_steps", "a ring's steps are in common, and the first one that gives NaN or Inf ends the job"),
+    ("training", "embedding_threshold_bytes", f"{_NO_SERVERS}, and embeddings are ordinary variables of every worker"),
+    ("kubernetes", "ps_resource_request", _NO_SERVERS),
+    ("kubernetes", "ps_resource_limit", _NO_SERVERS),
+    ("kubernetes", "ps_pod_priority", _NO_SERVERS),
+)
+"""Section, field, and why it makes no difference to training on a ring."""
 _VOLUME = "for example --volume claim_name=CLAIM,mount_path=/data --job-dir /data/NAME --output /data/NAME/export"
 SECTIONS: Mapping[str, type[BaseModel]] = {
     "model": ModelSection,

@@ -391,7 +391,12 @@ def test_a_verb_has_no_flag_that_it_does_not_heed(action: Action, tmp_path: Path
     assert run([action, "-f", str(tmp_path / "job.yaml"), "--dry-run"]) == 0, "a file may be for all verbs"
 
 
-@pytest.mark.parametrize("name", ["max_staleness", "max_nonfinite_steps"])
+NOT_OF_RINGS = ("max_staleness", "max_nonfinite_steps", "embedding_threshold_bytes")
+NOT_OF_RINGS += ("ps_resource_request", "ps_resource_limit", "ps_pod_priority")
+
+
+@pytest.mark.parametrize("name", NOT_OF_RINGS)
 def test_what_a_ring_does_not_heed_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["train", *NEEDED, "--distribution-strategy", "AllreduceStrategy", flag(name), "4", "--dry-run"]) == 2
+    value = {"ps_resource_request": "cpu=1", "ps_resource_limit": "memory=1Gi"}.get(name, "4")
+    assert run(["train", *NEEDED, "--distribution-strategy", "AllreduceStrategy", flag(name), value, "--dry-run"]) == 2
     assert f"{flag(name)} with --distribution-strategy AllreduceStrategy" in capsys.readouterr().err
