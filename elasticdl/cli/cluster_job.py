@@ -246,8 +246,11 @@ class ClusterJob:
     def _seen(self, query: str = "") -> dict[str, Any]:
         from elasticdl.cli.master_page import MasterPage
 
-        with self.page() as address:
-            return MasterPage.at(address).get(f"/api/v1/snapshot{query}")
+        try:
+            with self.page() as address:
+                return MasterPage.at(address).get(f"/api/v1/snapshot{query}")
+        except TransientError as error:
+            raise self._explained(error) from error
 
     def close(self) -> None:
         """See FoundJob. It may be used again."""
@@ -273,10 +276,15 @@ class ClusterJob:
         while True:
             try:
                 return self._asked(what)
-            except TransientError:
+            except TransientError as error:
                 if time.monotonic() + _AGAIN_S > end_s:
-                    raise
+                    raise self._explained(error) from error
             time.sleep(_AGAIN_S)
+
+    def _explained(self, error: TransientError) -> TransientError:
+        """With what the cluster knows of a master that does not answer, if it does."""
+        lost = self.facts().lost_master(time.time())
+        return TransientError(f"the master of job {self.name} is not reached: {lost}") if lost else error
 
     def _asked(self, what: Callable[[MasterClient], T]) -> T:
         way = self._connected()

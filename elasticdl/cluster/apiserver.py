@@ -33,6 +33,8 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MAX_RETRY_AFTER_S = 120.0
 _CONNECTIONS = 64
 _GOODBYE_S = 0.1
+_NO_WAY = b"it does not reach the pod's node"
+"""What a failure on the way to a pod mostly is; the answer's own words are not to be had."""
 _GARBLED = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError)
 """What the client raises on a kubeconfig that is none."""
 _PING_S, _CLOSE_S = 10.0, 1.0
@@ -139,7 +141,7 @@ class ApiServer:
             async with asyncio.timeout(CONNECT_S):
                 opened = await rest.pool_manager.ws_connect(url, protocols=(protocol,), headers=headers, max_msg_size=0, **options)
         except aiohttp.WSServerHandshakeError as error:
-            raise _error(error.status, b"", "") from error
+            raise _error(error.status, _NO_WAY if error.status >= 500 else b"", "") from error
         except TimeoutError as error:
             raise ApiAway(f"the API server is not reached within {CONNECT_S:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:

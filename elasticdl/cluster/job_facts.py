@@ -20,6 +20,7 @@ from elasticdl.cluster.pods import (
     never_started,
     observed,
     process_name,
+    silent_since,
     trouble,
     uid,
 )
@@ -97,15 +98,21 @@ class JobFacts:
         return Standing.RUNNING if self.running_master else Standing.WAITING
 
     def lost_master(self, now_wall_s: float) -> str:
-        """That its pod was to go long ago and does not, in words: its node is not there. '' if it is not so."""
+        """That its node is not there, in words: it is silent, or the pod was to go long ago and does not. '' if it is not so."""
         pod = self.master
-        due_s = wall_s(pod["metadata"].get("deletionTimestamp")) if pod is not None else 0.0
-        if pod is None or not due_s or has_ended(pod) or now_wall_s < due_s + _OVERDUE_S:
+        if pod is None or has_ended(pod):
+            return ""
+        due_s, since = wall_s(pod["metadata"].get("deletionTimestamp")), silent_since(pod)
+        if not since and (not due_s or now_wall_s < due_s + _OVERDUE_S):
             return ""
         node, name = (pod.get("spec") or {}).get("nodeName", ""), pod["metadata"]["name"]
+        # By force alone a Job's pod does not go: the Job holds it until it has been told of its end.
+        force = (
+            f'kubectl delete pod {name} --force --wait=false; kubectl patch pod {name} -p \'{{"metadata":{{"finalizers":null}}}}\''
+        )
         return (
-            f"node {node} of its master does not answer; there are never two masters, so the next one starts when the node is back, is"
-            f" deleted (kubectl delete node {node}), or gives its pod up (kubectl delete pod {name} --force)"
+            f"node {node} of its master does not answer{f' since {since}' if since else ''}; there are never two masters, so the job goes on"
+            f" when the node is back, is deleted (kubectl delete node {node}), or its pod is given up ({force})"
         )
 
     @property

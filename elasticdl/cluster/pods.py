@@ -101,6 +101,17 @@ def _unplaced(pod: Pod) -> str:
     return "" if (pod.get("spec") or {}).get("nodeName") else "waiting to be placed on a node"
 
 
+def silent_since(pod: Pod) -> str:
+    """When its node was given up for now, as Kubernetes writes times; '' where that is not so.
+
+    A node tells both conditions together. Only the controller that hears nothing of a node takes back the one, without a reason.
+    """
+    told = {one.get("type"): one for one in _status(pod).get("conditions") or ()}
+    ready, containers = told.get("Ready", {}), told.get("ContainersReady", {})
+    silent = ready.get("status") == "False" and not ready.get("reason") and containers.get("status") == "True"
+    return str(ready.get("lastTransitionTime") or "some time") if silent else ""
+
+
 def exit_facts(pod: Pod, *, asked: bool) -> ExitFacts:
     """How the process of a pod ended; also of one that is gone, from what was last known of it."""
     ended = _terminated(pod) or {}

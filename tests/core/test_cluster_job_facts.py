@@ -229,11 +229,27 @@ def test_a_master_whose_node_is_lost_is_told_with_what_helps() -> None:
     assert told.lost_master(due_s + 30) == "", "nodes take their time"
     words = told.lost_master(due_s + 61)
     assert "node node0 of its master does not answer" in words and "kubectl delete pod digits-master-0-1 --force" in words
+    assert """kubectl patch pod digits-master-0-1 -p '{"metadata":{"finalizers":null}}')""" in words
     assert job_facts(job(), [running()]).lost_master(due_s + 61) == ""
     assert job_facts(job()).lost_master(due_s + 61) == ""
     gone = ended(66)
     gone["metadata"]["deletionTimestamp"] = "2026-11-21T10:05:00Z"
     assert job_facts(job(), [gone]).lost_master(due_s + 61) == ""
+
+
+def test_a_master_whose_node_is_silent_is_told_as_such_before_its_pod_is_given_up() -> None:
+    """Seen: the control plane takes back that the pod is ready, without a reason; a node tells both together."""
+    silent, since = running(), "2026-11-21T20:39:09Z"
+    containers = {"type": "ContainersReady", "status": "True"}
+    silent["status"]["conditions"] = [{"type": "Ready", "status": "False", "lastTransitionTime": since}, containers]
+    words = job_facts(job(), [silent]).lost_master(0.0)
+    assert words.startswith(
+        f"node node0 of its master does not answer since {since}; there are never two masters, so the job goes on"
+    )
+    for ready in ({"status": "True"}, {"status": "False", "reason": "ReadinessGatesNotReady"}):
+        fine = running()
+        fine["status"]["conditions"] = [{"type": "Ready", **ready}, containers]
+        assert job_facts(job(), [fine]).lost_master(0.0) == ""
 
 
 def no_image(*, at_s: int = 1) -> dict[str, Any]:
