@@ -7,14 +7,16 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elasticdl.cluster.apiserver import ApiServer
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
 from elasticdl.cluster.creating import IN_FLIGHT
 from elasticdl.cluster.manifests import pod
@@ -84,18 +86,12 @@ def _bare_loop(place: Place, owner: Owner) -> float:
     pods = [pod(owner, replace(plan(place), placement=where), spec) for spec in specs]
 
     async def create() -> float:
-        api = await place.connect()
-        turns = asyncio.Semaphore(IN_FLIGHT)
-
-        async def one(body: dict[str, Any]) -> None:
-            async with turns:
-                await api.create(f"/api/v1/namespaces/{owner.namespace}/pods", body)
+        async def one(api: ApiServer, body: dict[str, Any]) -> None:
+            await api.create(f"/api/v1/namespaces/{owner.namespace}/pods", body)
 
         began_s = time.monotonic()
-        await asyncio.gather(*map(one, pods))
-        took_s = time.monotonic() - began_s
-        await api.close()
-        return took_s
+        await _all(place, [partial(one, body=body) for body in pods])
+        return time.monotonic() - began_s
 
     return asyncio.run(create())
 
@@ -127,14 +123,29 @@ def _until_placed(place: Place, job: Job, started: int) -> list[float]:
 
 
 def _delete(place: Place, namespace: str, pods: list[str]) -> None:
-    """All at once, as fast as the API server goes."""
+    """As fast as the API server goes."""
 
-    async def delete() -> None:
-        api = await place.connect()
-        await asyncio.gather(*(api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}") for name in pods))
+    async def one(api: ApiServer, name: str) -> None:
+        await api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
+
+    asyncio.run(_all(place, [partial(one, name=name) for name in pods]))
+
+
+async def _all(place: Place, calls: Sequence[Callable[[ApiServer], Coroutine[Any, Any, None]]]) -> None:
+    """As many at once as a master's. One that fails ends the others, so that nothing is left over for the tests that follow."""
+    api, turns = await place.connect(), asyncio.Semaphore(IN_FLIGHT)
+
+    async def in_turn(call: Callable[[ApiServer], Coroutine[Any, Any, None]]) -> None:
+        # The time that a call may take has its wait for a connection in it.
+        async with turns:
+            await call(api)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for call in calls:
+                group.create_task(in_turn(call))
+    finally:
         await api.close()
-
-    asyncio.run(delete())
 
 
 def _cpu_of_programs() -> dict[str, float]:

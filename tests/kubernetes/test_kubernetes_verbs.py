@@ -309,8 +309,8 @@ def test_train_and_wait_have_ended_soon_where_the_image_is_not_there(elasticdl: 
     ghosts.end()
     for code, errors, took_s in ghosts.ended.values():
         assert code == 1 and "ErrImageNeverPull" in errors and "--image-pull-secrets" in errors, errors
-        # 40 s of patience; on a machine that is busy with other clusters, commands and pods take their time to start.
-        assert took_s < 90, ghosts.ended
+        # 40 s of patience; the rest is for commands and pods on a machine that is busy with other clusters. Kubernetes tries for ever.
+        assert took_s < LIMIT_S, ghosts.ended
     assert "`elasticdl stop ghost` clears the job away" in ghosts.ended["wait"][1]
     assert "The job is deleted again." in ghosts.ended["train"][1]
     there = ("--namespace", ghosts.commands.namespace)
