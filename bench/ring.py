@@ -30,9 +30,10 @@ STATED = {"torchrun": {"kill": 1.95, "lost": 46.7}, "torchft": {"kill": 1.05, "l
 """s, from earlier measurements on such a machine, each at its best: PyTorch is no dependency of this project."""
 
 
-def measure(rounds: int = 2) -> dict:
-    """Figures of all parts."""
-    figures = {"throughput": throughput(rounds), "ours": recovery(KILLS), "horovod_elastic": horovod_elastic(), "stated": STATED}
+def measure(rounds: int = 3) -> dict:
+    """Figures of all parts: some ten minutes."""
+    peer = horovod_elastic(rounds)
+    figures = {"throughput": throughput(rounds), "ours": recovery(KILLS), "horovod_elastic": peer, "stated": STATED}
     print_recovery(figures)
     return figures
 
@@ -134,7 +135,7 @@ def cpu_s(pid: int) -> float:
 def print_recovery(figures: dict) -> None:
     for name in ("ours", "horovod_elastic"):
         parts = [
-            f"{what} {', '.join(f'{value:.3f}' for value in figures[name][what])} s"
+            f"{what} median {statistics.median(figures[name][what]):.3f} of {', '.join(f'{value:.3f}' for value in figures[name][what])} s"
             for what in ("kill", "join", "lost")
             if figures[name].get(what)
         ]

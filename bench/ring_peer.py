@@ -24,8 +24,13 @@ def horovodrun() -> list[str]:
     return [sys.executable, "-m", "horovod.runner.launch"]
 
 
-def horovod_elastic() -> dict:
-    """Times in s: from SIGKILL to the survivor's next step, the survivor's pause at the join; steps that were lost."""
+def horovod_elastic(rounds: int) -> dict:
+    """Times in s of each round: from SIGKILL to the survivor's next step, the survivor's pause at the join; steps that were lost."""
+    found = [_kill_and_join() for _ in range(rounds)]
+    return {name: [value for one in found for value in one[name]] for name in ("kill", "join", "lost_steps", "typical_step")}
+
+
+def _kill_and_join() -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         hosts = Path(folder) / "hosts"
         # Two "hosts", so that a failure keeps the driver off one of them only.
@@ -51,7 +56,9 @@ def horovod_elastic() -> dict:
                 driver.wait()
 
 
-def _killed_and_joined(log: Path) -> dict:
+def _killed_and_joined(log: Path) -> dict[str, list[float]]:
+    """One value of each, none where no replacement joined."""
+
     def together(after_s: float) -> list[str] | None:
         return next((line for line in _lines(log) if line[1] == "STEP" and line[4] == "2" and float(line[0]) > after_s), None)
 
@@ -64,10 +71,13 @@ def _killed_and_joined(log: Path) -> dict:
     typical_s = statistics.median(b[0] - a[0] for a, b in itertools.pairwise(before[-100:]))
     gaps = [(b[0] - a[0], b[0], a[1] - b[1] + 1) for a, b in zip([before[-1], *after], after, strict=False)]
     _, step_s, lost = max(gaps)
-    figures = {"kill": [round(step_s - at_s, 4)], "lost_steps": lost, "typical_step": round(typical_s, 4)}
+    figures: dict[str, list[float]] = {
+        "kill": [round(step_s - at_s, 4)], "join": [], "lost_steps": [lost], "typical_step": [round(typical_s, 4)]
+    }  # fmt: skip
     joined = _until(lambda: together(at_s + 1.0), limit_s=40.0)
     if joined is None:
-        return {**figures, "join": [], "note": "no replacement joined within 40 s"}
+        print("Horovod's elastic driver: no replacement joined within 40 s", flush=True)
+        return figures
     time.sleep(0.5)
     _, after = _steps_of_survivor(log, victim, at_s)
     later = [one for one in after if one[0] > step_s]

@@ -49,7 +49,7 @@ class Recovery:
     after_join: list[float] = field(default_factory=list)
     """The slowest step of the second after each join."""
     step: list[float] = field(default_factory=list)
-    """Medians of both members' steps before each signal."""
+    """Medians of the survivor's steps before each signal."""
     repeated_records: int = 0
     words: list[str] = field(default_factory=list)
     """What members say of each change of the ring: ms from step to step, and with what."""
