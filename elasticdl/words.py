@@ -38,13 +38,13 @@ def done_word(action: str) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits that say something: `1,235`, `12.3`, `0.0123`, `1.23e-6`."""
+    """Three digits that say something: `1,235`, `12.3`, `0.0123`, `1.23e-6`, `1.23e15`."""
     if value is None or not math.isfinite(value):
         return NOTHING
     size = abs(value)
-    if size >= 100 or value == int(value):
+    if size < 1e12 and (size >= 100 or value == int(value)):
         return f"{value:,.0f}"
-    if size < 1e-4:
+    if size < 1e-4 or size >= 1e12:
         mantissa, exponent = f"{value:.2e}".split("e")
         return f"{mantissa}e{int(exponent)}"
     return f"{value:.{2 - math.floor(math.log10(size))}f}"

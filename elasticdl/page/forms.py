@@ -183,7 +183,12 @@ def _way_on(snapshot: Mapping[str, Any]) -> Html:
     """How the job is gone on with after that: the words that the command line will say, with the whole command."""
     lead, _, command = str(snapshot["job"].get("way_on") or "").rpartition("with: ")
     kept = "A last checkpoint is taken: " if lead.startswith("go on") else ""
-    return el("div", el("p", f"{kept}{lead}with:", id="way-on-lead"), el("pre", command, id="way-on"), hidden=not command)
+    return el(
+        "div",
+        el("p", f"{kept}{lead}with:", id="way-on-lead"),
+        el("pre", [[el("span", word), " "] for word in command.split(" ")], id="way-on"),
+        hidden=not command,
+    )
 
 
 def _dialog(verb: str, title: str, text: str, word: str, fields: Child, *, danger: bool = False) -> Html:

@@ -316,7 +316,7 @@ def test_a_job_is_scaled_and_stopped_from_its_page_and_its_report_says_the_same(
     expect(page.locator("#dialog-stop")).not_to_be_visible()
     page.click("#ask-stop")
     expect(page.locator("#way-on-lead")).to_contain_text("go on with:")
-    way_on = page.locator("#way-on").inner_text()
+    way_on = page.locator("#way-on").inner_text().strip()
     page.fill("#dialog-stop [name=reason]", "seen <b>enough</b>")
     page.click("#dialog-stop [type=submit]")
     expect(page.locator("#connection")).to_have_text("the job has ended", timeout=60_000)

@@ -214,6 +214,7 @@ def test_odd_names_and_numbers_are_shown_as_well_as_they_can_be(
         expect(window.page.locator("#process-rows tr")).to_have_count(2)
         window.page.goto(f"{address}?axis=time#overview")
         expect(window.page.locator("#plots figure")).to_have_count(6)
+        assert max(map(len, window.page.locator("#facts dd, .u-value").all_inner_texts())) < 28
         expect(window.page.locator("figure h3", has_text="b")).to_have_text(["Validation a\ufffdb\ufffdc\u3000d"])
         expect(window.page.locator("#share-words")).to_contain_text("999,999,999,999 of 1,000,000,000,000")
         assert "NaN" not in window.page.locator("body").inner_text() and "Infinity" not in window.page.locator("body").inner_text()

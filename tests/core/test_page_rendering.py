@@ -286,7 +286,7 @@ def test_who_stops_a_job_reads_the_whole_command_that_goes_on() -> None:
     found["job"]["way_on"] = "go on with: elasticdl train -f '/jobs/a b/job.yaml' --resume"
     page = render_page(found)
     assert "A last checkpoint is taken: go on with:" in page
-    assert "elasticdl train -f &#x27;/jobs/a b/job.yaml&#x27; --resume</pre>" in page
+    assert "elasticdl train -f '/jobs/a b/job.yaml' --resume " in Reader(page).text
     found["job"]["way_on"] = "no checkpoint was made: begin afresh with: elasticdl evaluate -f x"
     assert "checkpoint is taken: " not in render_page(found) and "begin afresh with:" in render_page(found)
 

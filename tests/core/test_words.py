@@ -23,7 +23,7 @@ def test_a_plural_of_its_own_is_said():
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(None, "–"), (0, "0"), (5.0, "5"), (1234.56, "1,235"), (12.34, "12.3"), (0.01234, "0.0123"), (0.00000123, "1.23e-6"), (float("nan"), "–")],
+    [(None, "–"), (0, "0"), (5.0, "5"), (1234.56, "1,235"), (12.34, "12.3"), (0.01234, "0.0123"), (0.00000123, "1.23e-6"), (123_456_789_012.0, "123,456,789,012"), (-1e300, "-1.00e300"), (10**12, "1.00e12"), (float("nan"), "–")],
 )  # fmt: skip
 def test_numbers_have_three_digits_that_say_something(value, said):
     assert number(value) == said

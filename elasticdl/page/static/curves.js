@@ -4,7 +4,7 @@ import { byName, clock, count, number } from "./words.js";
 
 const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 43200, 86400, 172800, 432000];
 
-const WHOLE = [1, 2, 5].flatMap((one) => [0, 1, 2, 3, 4, 5].map((zeros) => one * 10 ** zeros)).sort((one, other) => one - other);
+const WHOLE = [1, 2, 5].flatMap((one) => [...Array(15).keys()].map((zeros) => one * 10 ** zeros)).sort((one, other) => one - other);
 const MOST_NAMED = 6;
 const MOST_POINTS = 24;
 const DASHES = [[], [7, 3], [2, 3], [10, 3, 2, 3], [4, 4], [1, 2]];
@@ -79,7 +79,7 @@ export function options(lines, axis, place, palette, whole) {
   const series = lines.map((line) => {
     if (line.kind === "faint") return { label: line.label, stroke: palette.faint, width: 1, spanGaps: true, points: { show: false } };
     const index = next++ % MOST_NAMED;
-    return { label: line.label, stroke: palette.lines[index], dash: DASHES[index], width: 1.6, spanGaps: true, points: { show: line.sparse ? few : false, size: 5, fill: palette.lines[index] }, value: (_, value) => number(value) };
+    return { label: line.label, stroke: palette.lines[index], dash: DASHES[index], width: 1.6, spanGaps: true, points: { show: few(line.sparse ? MOST_POINTS : 1), size: 5, fill: palette.lines[index] }, value: (_, value) => number(value) };
   });
   const say = axis === "records" ? (_, values) => values.map(short) : (_, values) => values.map(clock);
   const look = { stroke: palette.muted, grid: { stroke: palette.grid, width: 1 }, ticks: { show: false }, font: "11px system-ui" };
@@ -91,16 +91,18 @@ export function options(lines, axis, place, palette, whole) {
     cursor: { points: { size: 6 }, drag: { x: true, y: false } },
     legend: { live: true },
     scales: { x: { time: false }, y: { range: (_, low, high) => span(low, high) } },
-    axes: [{ ...look, values: say, size: 26, space: 70, gap: 4, ...(axis === "records" ? {} : { incrs: STEPS_S }) }, { ...look, size: 46, gap: 4, ...(whole ? { incrs: WHOLE } : {}), values: (_, values) => ticks(values) }],
+    axes: [{ ...look, values: say, size: 26, space: 70, gap: 4, incrs: axis === "records" ? WHOLE : STEPS_S }, { ...look, size: 46, gap: 4, ...(whole ? { incrs: WHOLE } : {}), values: (_, values) => ticks(values) }],
     series: [{ label: axis === "records" ? "Records" : "At", value: (_, value) => (value === null ? "" : axis === "records" ? count(value) : clock(value)) }, ...series],
   };
 }
 
-// Of an evaluation now and then each is seen; of a value each second only the line.
-function few(chart, index) {
-  let known = 0;
-  for (const value of chart.data[index]) if (value !== null && value !== undefined && ++known > MOST_POINTS) return false;
-  return true;
+// Of an evaluation now and then each is seen; of a value each second only the line, or the one that makes none.
+function few(most) {
+  return (chart, index) => {
+    let known = 0;
+    for (const value of chart.data[index]) if (value !== null && value !== undefined && ++known > most) return false;
+    return true;
+  };
 }
 
 // From zero, unless that would press the curve flat against the top.

@@ -9,8 +9,8 @@ export function count(value) {
 export function number(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return NOTHING;
   const size = Math.abs(value);
-  if (size >= 100 || Number.isInteger(value)) return grouped.format(value);
-  if (size < 1e-4) return value.toExponential(2).replace("e+", "e");
+  if (size < 1e12 && (size >= 100 || Number.isInteger(value))) return grouped.format(value);
+  if (size < 1e-4 || size >= 1e12) return value.toExponential(2).replace("e+", "e");
   return value.toFixed(2 - Math.floor(Math.log10(size)));
 }
 
