@@ -95,7 +95,9 @@ class ClusterJob:
         if ended is not None:
             message = ended.message
         elif facts.waits_for:
-            said = "" if facts.prepared is None else self._line.run(self._jobs.complaint(facts.prepared))
+            # What goes wrong with a pod, or with making one, is in events only.
+            stuck = facts.job if facts.master is None else facts.prepared
+            said = "" if stuck is None else self._line.run(self._jobs.complaint(stuck))
             message = f"{'waiting' if facts.barred is None else 'cannot start'}: {facts.waits_for}{': ' if said else ''}{said}"
         return self._report(facts, _status_of_pods(facts, message, ended), ended)
 

@@ -67,9 +67,9 @@ class Jobs:
         owners = {owner.get("uid") for owner in secret["metadata"].get("ownerReferences") or ()}
         return _text(secret, "ELASTICDL_TOKEN") if facts.uid in owners else ""
 
-    async def complaint(self, pod: Mapping[str, Any]) -> str:
-        """What the cluster said last that goes wrong with a pod; '' if nothing does, or we may not know."""
-        query = {"fieldSelector": f"involvedObject.uid={uid(pod)},type=Warning", "limit": _PAGE}
+    async def complaint(self, about: Mapping[str, Any]) -> str:
+        """What the cluster said last that goes wrong with a pod or a Job; '' if nothing does, or we may not know."""
+        query = {"fieldSelector": f"involvedObject.uid={uid(about)},type=Warning", "limit": _PAGE}
         try:
             found = (await self._api.get(f"/api/v1/namespaces/{self._namespace}/events", query)).get("items") or []
         except ApiRefused:

@@ -14,6 +14,7 @@ import pytest
 
 from elasticdl.cli import starting
 from elasticdl.cli.cluster_job import ClusterJob
+from elasticdl.cli.documents import Format
 from elasticdl.cli.line import ClusterLine, LoopThread
 from elasticdl.cli.starting import CannotStart
 from elasticdl.cli.submit import submit_job
@@ -118,9 +119,9 @@ async def _future() -> asyncio.Future[str]:
     return asyncio.get_running_loop().create_future()
 
 
-def train(*, detach: bool) -> int:
+def train(*, detach: bool, form: Format | None = None) -> int:
     flags = {"model_def": "m", "training_data": "t", "image_name": "r/zoo:1", "job_name": "ads"}
-    return submit_job(JobSpec.from_flags(Action.TRAIN, flags), None, dry_run=False, detach=detach)
+    return submit_job(JobSpec.from_flags(Action.TRAIN, flags), form, dry_run=False, detach=detach)
 
 
 @pytest.mark.parametrize("detach", [False, True], ids=["waiting", "detached"])
@@ -149,8 +150,10 @@ def test_a_job_that_starts_or_still_may_is_left_alone(
 ) -> None:
     monkeypatch.setattr(starting, "LOOK_S", 0.2)
     cluster = serve(Cluster(PREPARED, state))
-    assert train(detach=True) == 0
-    assert capsys.readouterr().out == "ads\n" and cluster.names() == ["ads", "ads-abcde"]
+    assert train(detach=True, form=None if state is RUNS else Format.JSON) == 0
+    output = capsys.readouterr().out
+    assert output == "ads\n" if state is RUNS else json.loads(output)["job"] == "ads"
+    assert cluster.names() == ["ads", "ads-abcde"]
 
 
 def test_who_may_submit_and_nothing_else_is_told_that_the_job_is_still_there_or_nothing(serve: Any) -> None:
@@ -202,6 +205,17 @@ def test_what_a_node_says_while_it_prepares_the_masters_pod_is_told(serve: Any) 
         # Who may not read events is told the rest.
         cluster.bend = lambda _method, path, _body: status(403, "Forbidden") if path.endswith("/events") else None
         assert job.report().status["message"] == "waiting: its master: node node0 is preparing it"
+
+
+def test_why_the_cluster_has_not_made_the_masters_pod_is_told(serve: Any) -> None:
+    cluster = serve(SmallCluster())
+    template = {"template": {"spec": {"containers": []}}}
+    cluster.put(JOBS, {"metadata": {"name": "ads", "namespace": "ns", "labels": labels("ads", MASTER)}, "spec": template})
+    said = 'Error creating: pods "ads-x" is forbidden: exceeded quota: team, requested: pods=1, used: pods=0, limited: pods=0'
+    cluster.put(f"{CORE}/events", {"metadata": {"name": "e"}, "lastTimestamp": "2026-11-21T10:00:00Z", "message": said})
+    with ClusterLine() as line:
+        report = ClusterJob(line, "ads").report()
+    assert report.status["message"] == f"waiting: the cluster has not made its master's pod yet: {said}"
 
 
 def test_a_job_that_ran_is_waited_for_although_its_next_master_has_no_image_now(serve: Any) -> None:
