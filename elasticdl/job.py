@@ -15,7 +15,7 @@ from typing import Annotated, Any, Self, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from elasticdl.errors import SpecError
-from elasticdl.job_problems import missing, problem_of
+from elasticdl.job_problems import flag_of, missing, problem_of
 from elasticdl.kubernetes_section import ZOO_OF_IMAGES, KubernetesSection
 
 
@@ -389,7 +389,7 @@ _OF_TRAINING = frozenset(
 UNHEEDED: Mapping[Action, frozenset[str]] = {
     Action.TRAIN: frozenset({"prediction_data"}),
     Action.EVALUATE: _OF_TRAINING | {"prediction_data", "output"},
-    Action.PREDICT: _OF_TRAINING | {"validation_data"},
+    Action.PREDICT: _OF_TRAINING | {"validation_data", "tensorboard_log_dir"},
 }
 """Fields that make no difference to an action: no flags of its verb. In a file, which may be for several verbs, they are no error."""
 NEEDED: Mapping[Action, tuple[str, ...]] = {
@@ -398,6 +398,15 @@ NEEDED: Mapping[Action, tuple[str, ...]] = {
     Action.PREDICT: ("prediction_data", "checkpoint_dir_for_init", "output"),
 }
 """Fields that an action cannot do without, beside those that none can."""
+
+
+def refuse_unheeded(action: Action, keys: Iterable[str]) -> None:
+    """Raises SpecError for the first key, in kebab or snake case, that was given for an action and makes no difference to it."""
+    for key in keys:
+        name = key.replace("-", "_")
+        if name in UNHEEDED[action]:
+            takers = "`, `".join(f"elasticdl {one}" for one, unheeded in UNHEEDED.items() if name not in unheeded)
+            raise SpecError(f"`elasticdl {action}` does not heed {flag_of(name)}", hint=f"leave it out: it is for `{takers}`")
 
 
 def _needed(action: Action, given: Mapping[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from elasticdl.cli.preflight import checked
 from elasticdl.cli.telling import tell
 from elasticdl.cli.view import view_of_script
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import Action, JobSpec, refuse_unheeded
 from elasticdl.master.files import JobDirectory
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHan
     Nothing was made or started then.
     """
     workers_anew = not {"num_workers", "num-workers"}.isdisjoint(flags)
+    refuse_unheeded(action, flags)
     spec = JobSpec.from_flags(action, flags, workers_anew=workers_anew)
     if spec.on_kubernetes:
         return _submitted(spec, show=show)

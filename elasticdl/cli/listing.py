@@ -34,6 +34,8 @@ _CALL_S = 4.0
 @FORMAT_OPTION
 def list_(namespace: str, kube_context: str, everywhere: bool, form: str) -> None:
     """List the jobs in ./jobs and those of the current kube context; with --namespace, --kube-context or -A only the latter."""
+    if everywhere and namespace:
+        raise click.UsageError(f"-A is of all namespaces, --namespace of {namespace}: say one of them.")
     looked = [] if namespace or kube_context or everywhere else [f"./{JOBS}"]
     only_cluster = bool(namespace or kube_context or everywhere)
     reports = [] if only_cluster else _local()

@@ -12,7 +12,7 @@ import click
 from elasticdl.cli.finding import directories
 from elasticdl.cli.offered import context_names, namespace_names
 from elasticdl.errors import SpecError
-from elasticdl.job import NEEDED, SECTIONS, UNHEEDED, Action, JobSpec, refuse_unknown
+from elasticdl.job import NEEDED, SECTIONS, UNHEEDED, Action, JobSpec, refuse_unheeded, refuse_unknown
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -71,13 +71,9 @@ def job_options(action: Action | None = None) -> Callable[[F], F]:
 
 
 def _refusal(name: str, action: Action) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    takers = [str(one) for one, unheeded in UNHEEDED.items() if name not in unheeded]
-
     def refuse(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:  # noqa: ANN401 - click's own
         if value is not None:
-            raise click.UsageError(
-                f"`elasticdl {action}` does not heed {flag(name)}: it is for `{'`, `'.join(takers)}`. Leave it out."
-            )
+            refuse_unheeded(action, (name,))
         return value
 
     return refuse
@@ -93,6 +89,7 @@ def spec_from(action: Action, file: Path | None, parameters: Mapping[str, Any]) 
     """The job of a YAML file and of flags, which win. Raises SpecError."""
     keys = _from_file(file) if file is not None else {}
     given = given_flags(parameters)
+    refuse_unheeded(action, given)
     return JobSpec.from_flags(action, {**keys, **given}, workers_anew="num_workers" in given)
 
 

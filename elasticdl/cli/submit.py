@@ -77,7 +77,10 @@ def submit_job(spec: JobSpec, form: Format | None, *, dry_run: bool, detach: boo
             return _watched(line, name, spec, form or Format.TABLE)
         _look(line, name)
         tell(way_back(spec, name, line.namespace))
-        click.echo(name)
+        if form in (None, Format.TABLE):
+            click.echo(name)
+        else:
+            click.echo(render({"job": name, "place": "kubernetes", "namespace": line.namespace}, form), nl=False)
         return ExitCode.DONE
 
 

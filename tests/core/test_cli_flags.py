@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticdl.cli.api import start
 from elasticdl.cli.main import exit_code_of, run
 from elasticdl.cli.options import flag
 from elasticdl.cli.yaml_documents import as_yaml, read_yaml
@@ -384,11 +385,21 @@ def test_a_verb_has_no_flag_that_it_does_not_heed(action: Action, tmp_path: Path
         assert f"{flag(name)} " not in text
         value = [] if name == "resume" else [OTHERS.get(name, ("9", 9))[0]]
         assert run([action, flag(name), *value]) == 2
-        assert f"`elasticdl {action}` does not heed {flag(name)}: it is for `" in capsys.readouterr().err
+        errors = capsys.readouterr().err
+        assert f"`elasticdl {action}` does not heed {flag(name)}\nHint: leave it out: it is for `elasticdl " in errors
+        assert run(["check", "--for", str(action), flag(name), *value]) == 2
+        assert capsys.readouterr().err == errors, "check says the same"
+        with pytest.raises(SpecError, match=f"does not heed {flag(name)}"):
+            start(action, {name: OTHERS.get(name, ("9", 9))[1]})
     of_file = {"model_zoo": "z", "model_def": "m", "training_data": "t", "validation_data": "v", "prediction_data": "p"}
     of_file |= {"checkpoint_dir_for_init": "c", "output": "o", "num_epochs": 3, "checkpoint_steps": 5}
     (tmp_path / "job.yaml").write_text(as_yaml(of_file))
     assert run([action, "-f", str(tmp_path / "job.yaml"), "--dry-run"]) == 0, "a file may be for all verbs"
+
+
+def test_all_namespaces_and_one_of_them_is_no_question(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["list", "-A", "--namespace", "team"]) == 2
+    assert "say one of them" in capsys.readouterr().err
 
 
 NOT_OF_RINGS = ("max_staleness", "max_nonfinite_steps", "embedding_threshold_bytes")
