@@ -119,7 +119,7 @@ class ClusterJob:
     def stop(self, reason: str) -> str:
         """See FoundJob. A job whose master does not run is deleted: there is nobody to drain it."""
         facts = self.facts()
-        if facts.ended is not None:
+        if facts.ended is not None or facts.has_verdict:
             return f"job {self.name} has ended already"
         if facts.waits_for:
             self.delete(facts)

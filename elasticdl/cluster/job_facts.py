@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, final
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.outcome import Ended, read_outcome
+from elasticdl.cluster.plans import FINAL_EXIT_CODES
 from elasticdl.cluster.pods import (
     IMAGE_FAILED,
     START_FAILED,
@@ -21,6 +22,7 @@ from elasticdl.cluster.pods import (
     observed,
     process_name,
     silent_since,
+    told_code,
     trouble,
     uid,
 )
@@ -151,9 +153,19 @@ class JobFacts:
             return f"its master: {barred.text}"
         if pod is None:
             return _creation_problem(self.job) or "the cluster has not made its master's pod yet"
+        if self.has_verdict:
+            return f"its master has ended (exit code {told_code(pod)}), of which the cluster is just taking note"
         if has_ended(pod):
             return f"its master ended ({_how(pod)}) and is being started again"
         return f"its master: {trouble(pod).text}"
+
+    @property
+    def has_verdict(self) -> bool:
+        """Its master has ended for good. That the job has, too, a controller finds a moment later."""
+        code = None if self.master is None else told_code(self.master)
+        if self.master is None or code is None:
+            return False
+        return code == ExitCode.DONE or (code in FINAL_EXIT_CODES and not exit_facts(self.master, asked=False).conditions)
 
     @property
     def ended(self) -> Ended | None:

@@ -113,6 +113,9 @@ class Owner:
     uid: str
 
 
+FINAL_EXIT_CODES = (1, 2, 3, 4, 124, 130)
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class JobPlan:
@@ -127,7 +130,7 @@ class JobPlan:
     name: str
     master: PodPlan
     relaunches: int = 20
-    final_exit_codes: tuple[int, ...] = (1, 2, 3, 4, 124, 130)
+    final_exit_codes: tuple[int, ...] = FINAL_EXIT_CODES
     left_exit_code: int = int(ExitCode.DRAINED)
     ttl_s: int = 24 * 3600
     suspended: bool = False

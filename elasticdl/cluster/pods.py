@@ -112,6 +112,12 @@ def silent_since(pod: Pod) -> str:
     return str(ready.get("lastTransitionTime") or "some time") if silent else ""
 
 
+def told_code(pod: Pod) -> int | None:
+    """The code of a container that has ended, as the Job's rules go by it: 130 is one of ours, and not only a signal."""
+    code = (_terminated(pod) or {}).get("exitCode")
+    return None if code is None else int(code)
+
+
 def exit_facts(pod: Pod, *, asked: bool) -> ExitFacts:
     """How the process of a pod ended; also of one that is gone, from what was last known of it."""
     ended = _terminated(pod) or {}

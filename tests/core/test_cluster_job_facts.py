@@ -65,6 +65,9 @@ def ended(code: int, said: str = "", *, at_s: int = 1, reason: str = "Error") ->
         (job_facts(job(suspend=True)), Standing.WAITING, "it is suspended; it starts when whoever suspended it"),
         (job_facts(job(), [pod(Role.MASTER)]), Standing.WAITING, "its master: node node0 is preparing it"),
         (job_facts(job(), [ended(137, at_s=1)]), Standing.WAITING, "its master ended (signal 9) and is being started again"),
+        (job_facts(job(), [ended(66)]), Standing.WAITING, "its master ended (exit code 66) and is being started again"),
+        (job_facts(job(), [ended(130)]), Standing.WAITING, "its master has ended (exit code 130), of which the cluster is just"),
+        (job_facts(job(), [ended(0)]), Standing.WAITING, "its master has ended (exit code 0), of which the cluster is just"),
         (job_facts(job(), [ended(1, at_s=1), running(at_s=2)]), Standing.RUNNING, ""),
         (
             job_facts({**job(), "metadata": {**job()["metadata"], "deletionTimestamp": "2026-11-21T10:01:00Z"}}, [running()]),
