@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from elasticdl.cluster import pod_book
 from elasticdl.cluster.base import CreateRefused, ProcessName, ProcessObserved, ProcessSpec, Role
 from elasticdl.cluster.manifests import pod
 from elasticdl.cluster.plans import Identity, Image, Owner, Placement, Resources
@@ -250,10 +251,12 @@ def test_an_image_that_cannot_be_pulled_is_told_while_waiting_and_given_up_withi
 
 
 @pytest.mark.usefixtures("fake_nodes")
-def test_a_node_that_falls_silent_is_told_as_lost_and_comes_back(run, place) -> None:
+def test_a_node_that_falls_silent_is_told_as_lost_and_comes_back(run, place, monkeypatch: pytest.MonkeyPatch) -> None:
     """With other nodes beside it: where all are silent, Kubernetes takes itself for the one that is cut off and evicts nobody."""
     if place.own is None:
         pytest.skip("only the tests' own cluster may lose its node")
+    # Beyond the pod's grace; that it is 30 s is seen without a cluster.
+    monkeypatch.setattr(pod_book, "OVERDUE_S", 8.0)
 
     async def scenario(b: KubernetesBench) -> None:
         # As a user may say it; by default a pod stays with a node that is gone for 30 s.
