@@ -51,7 +51,7 @@ class Examination:
         for task, origin in self._origins().items():
             if origin:
                 self.found[task] = self._data(task, origin)
-        self.warnings += check_callbacks(self.module)
+        self.warnings += check_callbacks(self.module, on_ring=self.spec.training.distribution_strategy is Strategy.ALLREDUCE)
         trial = self._trial()
         tried = self._try(trial)
         check_processor(self.module)

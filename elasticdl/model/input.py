@@ -26,6 +26,8 @@ _ALL = 1 << 30
 
 _PADDED_PER_RECORD = 64
 
+_ENDLESS = "feed returned a dataset without an end"
+
 _OF_RECORDS = (
     tf.errors.InvalidArgumentError,
     tf.errors.NotFoundError,
@@ -61,6 +63,10 @@ class Feeder:
             except _OF_RECORDS as error:
                 if "Dataset was empty" in str(error):
                     return None
+                if _ENDLESS in str(error):
+                    raise UserError(
+                        f"{place(feed_of(self._module))}: {_ENDLESS}", hint="leave repeat() out: see --num-epochs"
+                    ) from error
                 raise self._refused(error) from error
         return self._split(made)
 
@@ -73,9 +79,7 @@ class Feeder:
 
     def _refused(self, error: Exception) -> RecordsRefused:
         whole = described(error, self._name(), self._module.zoo)
-        feed = self._module.feed_batch or self._module.feed
-        assert feed is not None
-        where = innermost(error, self._module.zoo) or place(feed)
+        where = innermost(error, self._module.zoo) or place(feed_of(self._module))
         return RecordsRefused(whole.message, hint=whole.hint, reason=told(error, self._name()), where=where)
 
     def _name(self) -> str:
@@ -96,7 +100,11 @@ class Feeder:
         if not isinstance(dataset, tf.data.Dataset):
             raise UserError(f"{place(feed)}: feed returned {type(dataset).__name__}, expected a tf.data.Dataset")
         count = tf.shape(tf.nest.flatten(records)[0], tf.int64)[0]
-        return _batched(dataset, count).get_single_element()
+        ends = tf.debugging.assert_none_equal(
+            dataset.cardinality(), tf.constant(tf.data.INFINITE_CARDINALITY, tf.int64), message=_ENDLESS
+        )
+        with tf.control_dependencies([ends]):
+            return _batched(dataset, count).get_single_element()
 
     def _records_at_once(self, records: Any) -> Structure:  # noqa: ANN401
         assert self._module.feed_batch is not None
@@ -105,15 +113,22 @@ class Feeder:
     def _split(self, made: Structure) -> tuple[Structure, Structure] | None:
         pair = isinstance(made, tuple) and len(made) == 2
         if self._mode is not Mode.PREDICTION and not pair:
-            function = self._module.feed_batch or self._module.feed
             shown = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
             raise UserError(
-                f"{place(function)}: {self._name()} gave {shown} in mode {self._mode}, expected (features, labels)"  # type: ignore[arg-type]
+                f"{place(feed_of(self._module))}: {self._name()} gave {shown} in mode {self._mode}, expected (features, labels)",
+                hint="weights of examples go into the labels, as a dict say: loss and metrics get them from there",
             )
         features, labels = made if pair else (made, None)
         if _length(features) == 0:
             return None
         return features, None if self._mode is Mode.PREDICTION else labels
+
+
+def feed_of(module: ModelModule) -> Callable[..., Any]:
+    """The one of `feed_batch` and `feed` that the module has."""
+    feed = module.feed_batch or module.feed
+    assert feed is not None
+    return feed
 
 
 def _batched(dataset: Any, records: Any) -> Any:  # noqa: ANN401 - TensorFlow has no types

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
@@ -41,6 +41,7 @@ class Metrics:
         with user_code("eval_metrics_fn", module.zoo):
             made = module.eval_metrics_fn() if module.eval_metrics_fn else {}
         self._named = tuple(_named(made, module))
+        _refuse_twice(self._named, module)
 
     def update(self, labels: Structure, predictions: Structure, loss: Any, examples: Any) -> None:  # noqa: ANN401 - tensors
         """Add a batch; called while a function is traced."""
@@ -113,6 +114,16 @@ def _named(made: object, module: ModelModule) -> Iterator[NamedMetric]:
                 yield NamedMetric(f"{name}_{inner}", str(name), _metric(f"{name}_{inner}", metric, where))
         else:
             yield NamedMetric(str(name), None, _metric(str(name), value, where))
+
+
+def _refuse_twice(named: Sequence[NamedMetric], module: ModelModule) -> None:
+    """One object under two names would count each example twice."""
+    names: dict[int, str] = {}
+    for one in named:
+        first = names.setdefault(id(one.metric), one.name)
+        if first != one.name:
+            where = place(module.eval_metrics_fn) if module.eval_metrics_fn else module.path
+            raise UserError(f"{where}: metrics {first!r} and {one.name!r} are one object", hint="make one for each name")
 
 
 def _metric(name: str, value: Any, where: str) -> Any:  # noqa: ANN401 - Keras has no types

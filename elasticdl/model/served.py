@@ -107,6 +107,11 @@ def _dense_specs(variables: Sequence[Variable], additive: int) -> tuple[DenseSpe
             raise UserError(
                 f"variable {one.path!r} is {one.dtype}, expected float32", hint="mixed precision keeps variables in float32"
             )
+        if one.constraint is not None:
+            raise UserError(
+                f"variable {one.path!r} has the constraint {type(one.constraint).__name__}, which parameter servers cannot honour",
+                hint="leave it out, or put it into call(): say, relu of the weights",
+            )
     names = _unique([one.path for one in variables])
     first_additive = len(variables) - additive
     return tuple(

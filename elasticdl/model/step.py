@@ -244,7 +244,9 @@ def _flat(structure: Structure) -> list[Tensor]:
 
 
 def _array(tensor: Tensor) -> Float32s:
-    """A view of the tensor's memory, which it keeps alive; read-only."""
+    """A view of the tensor's memory, which it keeps alive; read-only. NumPy has no bfloat16: that comes as float32."""
+    if tensor.dtype == tf.bfloat16:
+        tensor = tf.cast(tensor, tf.float32)
     return np.asarray(memoryview(tensor)) if tensor.dtype != tf.string else tensor.numpy()
 
 

@@ -24,6 +24,7 @@ from elasticdl.model.optimizers import clipped, clips
 from elasticdl.model.served import ServedModel
 from elasticdl.model.serving import Tensor
 from elasticdl.model.structure import Structure
+from elasticdl.model.usercode import place
 from elasticdl.words import amount
 
 Function: TypeAlias = Callable[..., Any]
@@ -98,7 +99,7 @@ class Tracer:
             trainable = given.pieces[: self._trainable]
             regularised = [given.rows[table] for table in self._regularised]
             sources = [*trainable, *given.looked_up, *regularised]
-            made = tape.gradient(loss, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            made = _connected(tape.gradient(loss, sources), sources, self._module)
             gradients, rows = self._whole(given, made)
             differences = [self._new_value(scope, index) - piece for index, piece in self._additive(given)]
             self._keep_local_state(scope)
@@ -268,3 +269,13 @@ class Tracer:
             value = None if id(variable) in theirs else scope.get_current_value(variable)
             if value is not None:
                 variable.assign(value)
+
+
+def _connected(made: Sequence[Tensor | None], sources: Sequence[Tensor], module: ModelModule) -> list[Tensor]:
+    """Zeros for what the loss does not depend on. Raises UserError where that is all there is to train."""
+    if sources and all(one is None for one in made):
+        raise UserError(
+            f"{place(module.loss)}: the loss depends on nothing that can be trained: no weight has a gradient",
+            hint="rounding, argmax, casts to whole numbers and NumPy between weights and loss stop gradients",
+        )
+    return [tf.zeros_like(source) if one is None else one for one, source in zip(made, sources, strict=True)]

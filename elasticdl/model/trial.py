@@ -103,7 +103,10 @@ class Trial:
         return self.step.metric_states()
 
 
-def check_callbacks(module: ModelModule) -> list[str]:
+_OF_OPTIMIZERS = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
+
+
+def check_callbacks(module: ModelModule, *, on_ring: bool = False) -> list[str]:
     """What `callbacks()` returns; warnings of what a job leaves out of it. Raises UserError."""
     if module.callbacks is None:
         return []
@@ -114,6 +117,12 @@ def check_callbacks(module: ModelModule) -> list[str]:
     for one in made or ():
         if not isinstance(one, keras.callbacks.Callback):
             raise UserError(f"{place(module.callbacks)}: callbacks returned {one!r}, expected Keras callbacks")
+        if isinstance(one, _OF_OPTIMIZERS) and not on_ring:
+            raise UserError(
+                f"{place(module.callbacks)}: keras.callbacks.{type(one).__name__} sets the learning rate of an optimizer,"
+                " but parameter servers apply it",
+                hint="use LearningRateScheduler(schedule) of elasticdl.model.callbacks, with schedule(version), or a Keras schedule",
+            )
     left_out = [text for one in made or () if isinstance(one, keras.callbacks.TensorBoard) for text in _left_out(one)]
     return [f"{place(module.callbacks)}: of TensorBoard a job writes the curves of epochs: {text} is left out" for text in left_out]
 

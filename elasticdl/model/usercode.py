@@ -35,7 +35,17 @@ def user_code(doing: str, zoo: str) -> Iterator[None]:
     except ElasticDLError:
         raise
     except (Exception, SystemExit) as error:  # user code may raise anything; it ends here, visibly
+        if (own := _wrapped(error)) is not None:
+            raise own from error
         raise described(error, doing, zoo) from error
+
+
+def _wrapped(error: BaseException) -> ElasticDLError | None:
+    """An error of this product's own that TensorFlow put into one of its own while it translated a function."""
+    if type(error).__name__ != "StagingError":
+        return None
+    inner = error.__cause__ or error.__context__
+    return inner if isinstance(inner, ElasticDLError) else None
 
 
 def described(error: BaseException, doing: str, zoo: str) -> UserError:

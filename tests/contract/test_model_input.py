@@ -149,3 +149,16 @@ def test_a_feed_without_labels_is_refused_in_training(tmp_path: Path) -> None:
     module = module_with(tmp_path, "def feed(dataset, mode, metadata):\n    return dataset\n")
     with pytest.raises(UserError, match=r"made\.py:7: feed gave .* expected \(features, labels\)"):
         list(batches([np.array([1.0])], module, Task.TRAINING, Metadata()))
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ("None", r"made\.py:7: feed returned NoneType, expected a tf.data.Dataset"),
+        ("dataset.map(lambda x: (x, x)).repeat()", r"made\.py:7: feed returned a dataset without an end"),
+    ],
+)
+def test_a_feed_that_returns_no_dataset_or_one_without_an_end_is_refused(tmp_path: Path, made: str, words: str) -> None:
+    module = module_with(tmp_path, f"def feed(dataset, mode, metadata):\n    return {made}\n")
+    with pytest.raises(UserError, match=rf"^/\S+/{words}$"):
+        list(batches([np.array([1.0])], module, Task.TRAINING, Metadata()))

@@ -165,6 +165,13 @@ def test_metrics_that_are_none_are_refused(tmp_path: Path, body: str, words: str
         trial(module_with(tmp_path, body))
 
 
+def test_one_metric_under_two_names_is_refused(tmp_path: Path) -> None:
+    """It would count each example twice."""
+    body = "def eval_metrics_fn():\n    one = keras.metrics.TruePositives()\n    return {'a': one, 'b': {'c': one}}"
+    with pytest.raises(UserError, match=r"made\.py:\d+: metrics 'a' and 'b_c' are one object"):
+        trial(module_with(tmp_path, body))
+
+
 def test_metrics_that_wait_for_a_batch_can_be_loaded_after_one_step(tmp_path: Path) -> None:
     """The worker that sums a round up may have seen no evaluation batch of it."""
     module = module_with(tmp_path, METRICS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from elasticdl.model.building import NeedsFeatures
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.model.served import ServedModel
 from elasticdl.model.step import CompiledStep, Lookups
+from elasticdl.model.trial import check_callbacks
 from elasticdl.rpc.parameters import Pulled
 
 pytestmark = [
@@ -129,6 +131,45 @@ def test_mixed_precision_computes_in_half_and_keeps_weights_whole(tmp_path: Path
     lookups = step.prepare(features, training=True)
     outcome = step.train(features, tf.ones((1, 1), policy.split("_")[1]), lookups, pulled(served, lookups))
     assert outcome.dense.dtype == np.float32 and outcome.gradients[0].any() and np.isfinite(outcome.loss)
+
+
+def test_outputs_in_bfloat16_come_as_float32(tmp_path: Path) -> None:
+    """NumPy has no such type."""
+    module = module_with(
+        tmp_path, functional("layers.Embedding(5, 2)", out="layers.Dense(1, dtype='mixed_bfloat16')(layers.Flatten()(e))")
+    )
+    served = build(module)
+    step = CompiledStep(served, module)
+    features = tf.constant([[1, 2]], tf.int64)
+    lookups = step.prepare(features)
+    outputs = step.predict(features, lookups, pulled(served, lookups))
+    assert outputs.dtype == np.float32
+
+
+def test_a_loss_that_no_weight_has_a_part_in_is_refused(tmp_path: Path) -> None:
+    module = module_with(tmp_path, functional("layers.Embedding(5, 2)"))
+    wrong = replace(module, loss=lambda labels, predictions: tf.square(labels - tf.round(predictions)))
+    served = build(wrong)
+    step = CompiledStep(served, wrong)
+    features = tf.constant([[1, 2]], tf.int64)
+    lookups = step.prepare(features, training=True)
+    with pytest.raises(UserError, match="the loss depends on nothing that can be trained"):
+        step.train(features, tf.constant([[1.0]]), lookups, pulled(served, lookups))
+
+
+def test_a_constraint_of_a_dense_weight_is_refused_by_name(tmp_path: Path) -> None:
+    body = "def custom_model(): return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_constraint='non_neg')])"
+    with pytest.raises(UserError, match="dense/kernel' has the constraint NonNeg, which parameter servers cannot honour"):
+        build(module_with(tmp_path, body))
+
+
+@pytest.mark.parametrize("callback", ["LearningRateScheduler(lambda epoch: 0.1)", "ReduceLROnPlateau()"])
+def test_callbacks_that_set_the_rate_of_an_optimizer_are_refused_where_servers_apply_it(tmp_path: Path, callback: str) -> None:
+    body = f"def callbacks(): return [keras.callbacks.{callback}]"
+    module = module_with(tmp_path, functional("layers.Embedding(5, 2)") + body)
+    with pytest.raises(UserError, match=rf"made\.py:\d+: keras\.callbacks\.{callback.partition('(')[0]} sets the learning rate"):
+        check_callbacks(module)
+    assert check_callbacks(module, on_ring=True) == []
 
 
 def test_keras_embeddings_outside_of_a_build_are_keras_own() -> None:
