@@ -19,9 +19,10 @@ from elasticdl.cluster import rights
 from elasticdl.cluster.apiserver import ApiAway, ApiRefused, ApiServer
 from elasticdl.cluster.base import CreateRefused
 from elasticdl.cluster.kubernetes import KubernetesCluster
-from elasticdl.cluster.labels import JOB_UID_LABEL
+from elasticdl.cluster.labels import JOB_UID_LABEL, master_selector
 from elasticdl.cluster.manifests import TOKEN_KEY, UID_KEY, network_policy, services, token_secret
 from elasticdl.cluster.plans import Json, Owner, PodPlan
+from elasticdl.cluster.pods import has_ended
 from elasticdl.cluster.refusals import refusal
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 
@@ -31,6 +32,8 @@ LIMIT_S = 180.0
 """For all of it, with an API server that is away for a while. Then the pod is started again."""
 RIGHTS_PATIENCE_S = 10.0
 """A role may be as new as the job."""
+NAMESAKE_S = 90.0
+"""A master's grace, and some time until whoever clears deleted jobs away comes to it."""
 _FORCE_AFTER_S = 5.0
 _STUCK_AFTER_S = 10.0
 """After force: a pod that is still there is held by somebody (a finalizer), and its process has ended or is refused."""
@@ -65,6 +68,7 @@ class Furnishing:
                 lacking = await self._heard(lambda: rights.lasting(self._missing, RIGHTS_PATIENCE_S))
                 if lacking:
                     raise _refused(rights.in_words(lacking, self._owner.namespace))
+                await self._namesake_has_gone()
                 epoch = await self._heard(self._created_s)
                 token = self._mounted()
                 replaces = bool(token)
@@ -98,6 +102,24 @@ class Furnishing:
         """Of our own pod, by the API server's clock: masters of a job come one after the other, whatever their nodes' clocks say."""
         own = await self._api.get(f"{self._pods}/{self._pod_name}")
         return int(datetime.fromisoformat(own["metadata"]["creationTimestamp"]).timestamp())
+
+    async def _namesake_has_gone(self) -> None:
+        """Wait for the master of a deleted job that had our name: it may have the same directory, and leaves when it is cleared away."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + NAMESAKE_S
+        while names := await self._heard(self._namesakes):
+            if loop.time() > end_s:
+                _LOG.warning("%s of a job that had this one's name is still there: going on without waiting", ", ".join(names))
+                return
+            _LOG.info("waiting for %s of a job that had this one's name", ", ".join(names))
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _namesakes(self) -> list[str]:
+        masters = (await self._api.get(self._pods, {"labelSelector": master_selector(self._owner.job)}))["items"]
+        return [str(pod["metadata"]["name"]) for pod in masters if not has_ended(pod) and not self._owns(pod)]
+
+    def _owns(self, pod: Json) -> bool:
+        return any(owner.get("uid") == self._owner.uid for owner in pod["metadata"].get("ownerReferences") or ())
 
     # -- the token ----------------------------------------------------------------------------------------------------
 

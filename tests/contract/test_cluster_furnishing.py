@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.labels import JOB_UID_LABEL
+from elasticdl.cluster.labels import JOB_UID_LABEL, MASTER, labels
 from elasticdl.cluster.manifests import TOKEN_KEY, UID_KEY, services, token_secret
 from elasticdl.cluster.plans import Owner
 from elasticdl.errors import ElasticDLError, ExitCode
@@ -91,6 +91,39 @@ def test_a_pod_that_does_not_go_is_taken_off_the_books(
     cluster.stubborn = {"iris-worker-0"}
     assert furnish(cluster, tmp_path).replaces
     assert cluster.deleted == [("iris-worker-0", 1), ("iris-worker-0", 0)]
+
+
+def test_the_master_of_a_deleted_job_of_the_same_name_is_waited_for(cluster: SmallCluster, tmp_path: Path) -> None:
+    def master(name: str, uid: str, phase: str) -> None:
+        metadata = {
+            "name": name,
+            "labels": labels("iris", MASTER),
+            "ownerReferences": [{"kind": "Job", "name": "iris", "uid": uid}],
+        }
+        cluster.put(f"{CORE}/pods", {"metadata": metadata, "status": {"phase": phase}})
+
+    for name, uid, phase in (
+        ("iris-mine", OWNER.uid, "Running"),
+        ("iris-done", BEFORE.uid, "Failed"),
+        ("iris-old", BEFORE.uid, "Running"),
+    ):
+        master(name, uid, phase)
+
+    def gone() -> None:
+        assert f"{CORE}/secrets/iris-token" not in cluster.objects, "two masters may have one directory"
+        del cluster.objects[f"{CORE}/pods/iris-old"]
+
+    assert furnish(cluster, tmp_path, gone).token
+
+
+def test_the_master_of_a_deleted_job_that_does_not_go_is_not_waited_for_for_ever(
+    cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(furnishing, "NAMESAKE_S", 0.1)
+    cluster.put(
+        f"{CORE}/pods", {"metadata": {"name": "iris-old", "labels": labels("iris", MASTER)}, "status": {"phase": "Running"}}
+    )
+    assert furnish(cluster, tmp_path).token
 
 
 def test_what_a_job_of_the_same_name_left_is_waited_for_not_used(cluster: SmallCluster, tmp_path: Path) -> None:
