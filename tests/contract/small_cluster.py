@@ -108,7 +108,8 @@ def _is_collection(path: str) -> bool:
 
 
 @asynccontextmanager
-async def serving(cluster: SmallCluster) -> AsyncIterator[ApiServer]:
+async def serving(cluster: SmallCluster, limit_s: float = 60.0) -> AsyncIterator[ApiServer]:
+    """`limit_s`: for what goes on meanwhile; more where that is the start of processes on a machine that is busy."""
     application = web.Application()
     application.router.add_route("*", "/{rest:.*}", cluster.answer)
     runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
@@ -118,7 +119,7 @@ async def serving(cluster: SmallCluster) -> AsyncIterator[ApiServer]:
     host, port = runner.addresses[0][:2]
     api = ApiServer(Configuration(host=f"http://{host}:{port}"), "ns")
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(limit_s):
             yield api
     finally:
         await api.close()

@@ -129,7 +129,7 @@ model.load_weights({str(tmp_path / "export" / "model.weights.h5")!r})
 np.testing.assert_allclose(model(features)["logit"], ours, rtol=1e-5)
 assert not [name for name in sys.modules if name.startswith("elasticdl")]
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -28,6 +28,8 @@ from tests.contract.small_cluster import SmallCluster, serving
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 PODS = "/api/v1/namespaces/ns/pods"
+LIMIT_S = 240.0
+"""Against a hang: on a machine that is busy, two masters one after the other take more than a minute."""
 MASTER = """
 import socket, sys
 from elasticdl.master import furnishing, main, pod, preflight
@@ -65,7 +67,7 @@ def cluster() -> Iterator[tuple[SmallCluster, str]]:
     address: list[str] = []
 
     async def serve() -> None:
-        async with serving(made) as api:
+        async with serving(made, LIMIT_S) as api:
             address.append(str(api._client.configuration.host))
             told.set()
             while not over.is_set():
@@ -103,7 +105,7 @@ class Pod:
             self.process = subprocess.Popen(command, cwd=folder, env={**os.environ, **told}, stdout=log, stderr=log)
 
     def finish(self) -> int:
-        return self.process.wait(60)
+        return self.process.wait(LIMIT_S / 2)
 
     def log(self) -> str:
         return (self.folder / "log").read_text()
@@ -115,7 +117,7 @@ class Pod:
         return read_outcome({"status": {"containerStatuses": [{"name": "process", "state": state}]}})
 
     def until(self, what: str, look: Callable[[], object]) -> None:
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + LIMIT_S / 2
         while not look():
             assert time.monotonic() < deadline_s and self.process.poll() is None, f"{what}\n{self.log()}"
             time.sleep(0.05)

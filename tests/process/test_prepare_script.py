@@ -59,7 +59,7 @@ class Machine:
             env={**clean, "PATH": str(self.bin), **environment},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,  # Against a hang: seconds where the machine is not busy.
         )
 
     @property
