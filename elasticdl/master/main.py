@@ -181,7 +181,7 @@ class Master:
                 self._finish = await self._drive(journal, cluster, Launcher(cluster, placing), problem)
                 return self._finish
         finally:
-            await self._page.close(self._finish)
+            await self._page.close(self._finish and self.with_way_on(self._finish))
             if self._desk.ring is not None:
                 await self._desk.ring.close()
             await self._roster.close()
@@ -243,6 +243,10 @@ class Master:
         prepared_s = time.monotonic() - _LOADED_S
         details = meaning(Step.BEGUN, epoch=epoch, prepared_s=prepared_s, away_s=0.0 if first else away_s)
         return Announce("job", text, details=details)
+
+    def with_way_on(self, finish: FinishJob) -> FinishJob:
+        """With what to do next."""
+        return with_way_on(finish, self._plan.spec.model_dump(mode="json"), self._environment.directory)
 
     def close_record(self, finish: FinishJob) -> None:
         """The last line: how the job ended."""
@@ -325,7 +329,7 @@ async def serve(environment: Environment, plan: Plan, site: Site) -> FinishJob:
     for task in departing:
         task.cancel()
     if not master.has_left:
-        finish = with_way_on(finish, plan.spec.model_dump(mode="json"), environment.directory)
+        finish = master.with_way_on(finish)
         master.close_record(finish)
         results = master.results(finish)
         leave_outcome(environment.directory, finish, results)

@@ -11,6 +11,8 @@ from elasticdl.rpc.conversation import Progress
 from elasticdl.shard import Lease, RingItem, ShardId, Task
 
 _WINDOW_S = 20.0
+_LEAST_S = 2.0
+"""Of less than that no rate is told: one step more or less would be a peak."""
 _FINEST_S = 0.5
 
 
@@ -34,8 +36,7 @@ class _Window:
     def rate(self, at_s: float) -> float:
         while self.parts and self.parts[0][0] < at_s - _WINDOW_S:
             self.records -= self.parts.popleft()[1]
-        seconds = min(_WINDOW_S, at_s - self.began_s)
-        return self.records / seconds if seconds > 0 else 0.0
+        return self.records / max(_LEAST_S, min(_WINDOW_S, at_s - self.began_s))
 
 
 @final

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from elasticdl.page import head
 from elasticdl.page.markup import Child, Html, el
 from elasticdl.words import amount
 
@@ -186,7 +187,7 @@ def _way_on(snapshot: Mapping[str, Any]) -> Html:
     return el(
         "div",
         el("p", f"{kept}{lead}with:", id="way-on-lead"),
-        el("pre", [[el("span", word), " "] for word in command.split(" ")], id="way-on"),
+        head.command(command, "way-on"),
         hidden=not command,
     )
 

@@ -159,13 +159,24 @@ def notices(snapshot: Mapping[str, Any]) -> Iterator[Html]:
         first, _, rest = str(outcome.get("message") or "").partition("\n")
         tone = state_of(snapshot)[0]
         more: Child = el("details", el("summary", "All of it"), el("pre", rest, tabindex=0), open=tone == "error") if rest else None
-        hint: Child = el("p", "What to do: ", outcome["hint"], class_="hint") if outcome.get("hint") else None
+        hint: Child = _what_to_do(str(outcome["hint"])) if outcome.get("hint") else None
         if failed or more or hint:
             yield el("div", el("strong", first or "failed"), more, hint, class_=f"notice {tone}")
     waits = list(status.get("waiting") or ()) if outcome is None and not _routine(snapshot) else []
     if waits:
         shown = [*waits[:_WAITS], *([f"and {len(waits) - _WAITS:,} more"] if len(waits) > _WAITS else [])]
         yield el("div", el("strong", "Waiting"), el("ul", [el("li", reason) for reason in shown]), class_="notice moved")
+
+
+def _what_to_do(hint: str) -> Child:
+    """A command stands by itself: it is to be copied."""
+    lead, told, line = hint.rpartition("with: ")
+    return [el("p", "What to do: ", lead + told or line, class_="hint"), command(line) if told else None]
+
+
+def command(line: str, identity: str | None = None) -> Html:
+    """One click takes all of it; a word breaks only where it is longer than the line, not at the hyphens of a flag."""
+    return el("pre", [[el("span", word), " "] for word in line.split(" ")], class_="command", id=identity)
 
 
 def head(snapshot: Mapping[str, Any]) -> Html:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.conftest import Job
 
@@ -24,6 +24,8 @@ FLAGS = ["--disable-background-networking", "--disable-component-update", "--dis
 LIMIT_MS = 60_000
 """For what takes a moment; longer than one on a busy machine."""
 START_S = 240.0
+# Its own are five seconds, which a page that is told once a second may need on a busy machine.
+expect.set_options(timeout=LIMIT_MS)
 
 
 # By module: Playwright has its event loop run in this thread as long as it is open, so that nobody else's `asyncio.run` works.

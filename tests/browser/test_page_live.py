@@ -325,6 +325,7 @@ def test_a_job_is_scaled_and_stopped_from_its_page_and_its_report_says_the_same(
     assert f"go on with: {way_on}" in output and "--resume" in way_on
     expect(page.locator("#state")).to_have_text("stopped")
     expect(page.locator("#notices")).to_contain_text("seen <b>enough</b>")
+    expect(page.locator("#notices .command")).to_have_text(way_on)
     page.goto(f"{running.address}#logs")
     expect(page.locator("#log-place")).to_contain_text("The job has ended. Its logs are in logs/")
     expect(page.locator("#log-search")).to_be_hidden()

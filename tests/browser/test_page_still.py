@@ -24,6 +24,13 @@ CUT = """() => [...document.querySelectorAll(".scroll, #facts dd, #receipt td")]
 """What has more than it shows, sideways."""
 
 
+FAILED = {
+    "exit_code": 1,
+    "message": "a shard failed:\nattempt 1",
+    "hint": "see to it; then go on with: elasticdl train -f 'a b' --resume",
+}
+
+
 def workers(number: int) -> list[dict[str, Any]]:
     rows = [process(f"worker-{index}", shard=f"training shard {index}", records=index) for index in range(number)]
     return [*rows, process(f"worker-{number}", "ended", cause="infrastructure", message="killed by signal 9 (SIGKILL)")]
@@ -61,13 +68,15 @@ def test_without_script_the_page_says_the_same(report: Callable[..., str], open_
         process("worker-2", "pending", message="quota cpu: 8 of 8 used"),
         process("worker-3", "ended", cause="preempted"),
     ]
-    for found in (snapshot(rows), just_begun()):
+    failed = {**snapshot(rows), "outcome": FAILED}
+    tabs = ("overview", "timeline", "processes", "shards", "events")
+    for found, looked_at in ((failed, tabs[:1]), (snapshot(rows), tabs), (just_begun(), tabs)):
         address, said = report(found), []
         for script in (False, True):
             window = open_window(java_script_enabled=script)
             window.page.goto(address)
             texts = {}
-            for tab in ("overview", "timeline", "processes", "shards", "events"):
+            for tab in looked_at:
                 window.page.goto(f"{address}#{tab}")
                 expect(window.page.locator(f"#{tab}")).to_be_visible()
                 shown = [one for one in WORDS if window.page.locator(f"#{tab} {one}, {one}:is(header)").count()]

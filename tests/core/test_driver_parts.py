@@ -129,6 +129,9 @@ def test_a_rate_does_not_begin_with_a_peak() -> None:
     speed.reported(WORKER, progress(320), 12.0)
     assert speed.total(12.0) == 80.0
     assert speed.by_worker(12.0) == {WORKER: 80.0}
+    speed.reported(OTHER, progress(330), 12.0)
+    speed.reported(OTHER, progress(360), 12.01)
+    assert speed.by_worker(12.1)[OTHER] == 15.0
 
 
 def test_records_skipped_by_a_later_attempt_and_repeats_are_not_counted() -> None:

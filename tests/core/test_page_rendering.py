@@ -297,3 +297,14 @@ def test_shards_are_told_in_the_order_in_which_they_are_drawn_and_what_done_mean
     text = Reader(render_page(found)).text
     assert "1 shard; one is done when all of its records are" in text
     assert re.search(r"done\W*0\W*leased\W*1\W*todo\W*0\W*parked\W*0", text)
+
+
+def test_a_command_of_what_to_do_stands_by_itself() -> None:
+    found = {
+        **snapshot(ROWS),
+        "outcome": {"exit_code": 1, "message": "gone", "hint": "see to it; then go on with: elasticdl train --resume"},
+    }
+    assert "What to do: see to it; then go on with: </p>" in render_report(found)
+    assert '<pre class="command"><span>elasticdl</span> <span>train</span> <span>--resume</span> </pre>' in render_report(found)
+    found["outcome"]["hint"] = "a bug"
+    assert "What to do: a bug</p>" in render_report(found) and 'class="command"' not in render_report(found)

@@ -1,5 +1,5 @@
 // What is asked of the job: a question first, then one request, then what the master said.
-import { byId, h, setText } from "./dom.js";
+import { byId, commandOf, setText } from "./dom.js";
 import { job } from "./job.js";
 
 const bodies = {
@@ -44,7 +44,7 @@ function sayWayOn() {
   const told = job.about.way_on ?? "", at = told.lastIndexOf("with: ") + 6, kept = told.startsWith("go on") ? "A last checkpoint is taken: " : "";
   if (at < 6) return;
   setText(byId("way-on-lead"), kept + told.slice(0, at).trim());
-  byId("way-on").replaceChildren(...told.slice(at).split(" ").flatMap((word) => [h("span", {}, word), " "]));
+  byId("way-on").replaceChildren(...commandOf(told.slice(at)));
   byId("way-on").parentElement.hidden = false;
 }
 

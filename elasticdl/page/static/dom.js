@@ -28,6 +28,11 @@ export function visible(child) {
   return String(child).replace(/(?![\n\t\u200c\u200d])[\p{Cc}\p{Cf}\p{Cs}\u2028\u2029]/gu, "\uFFFD");
 }
 
+// One click takes all of it; a word breaks only where it is longer than the line, not at the hyphens of a flag.
+export function commandOf(line) {
+  return line.split(" ").flatMap((word) => [h("span", {}, word), " "]);
+}
+
 export function setText(element, text) {
   const seen = visible(text);
   if (element && element.textContent !== seen) element.textContent = seen;

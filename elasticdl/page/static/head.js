@@ -1,5 +1,5 @@
 // The head, as `head.py` paints it first.
-import { byId, h, patch, setText } from "./dom.js";
+import { byId, commandOf, h, patch, setText } from "./dom.js";
 import { job } from "./job.js";
 import { amount, clock, count, duration, firstLine, number, percent } from "./words.js";
 
@@ -64,12 +64,19 @@ function addTroubles(add, status, records) {
   if (age !== null && age !== undefined) add("Cluster view", duration(age), "old", age > 30 ? "moved" : "");
 }
 
+// A command stands by itself: it is to be copied.
+function whatToDo(hint) {
+  const at = hint.lastIndexOf("with: ") + 6;
+  if (at < 6) return [h("p", { class: "hint" }, "What to do: ", hint)];
+  return [h("p", { class: "hint" }, "What to do: ", hint.slice(0, at)), h("pre", { class: "command" }, commandOf(hint.slice(at)))];
+}
+
 function notices(status, outcome) {
   if (outcome) {
     const [first, ...rest] = String(outcome.message ?? "").split("\n"), failed = outcome.exit_code !== 0;
     const tone = stateOf(status, outcome)[0];
     const more = rest.length ? h("details", { open: tone === "error" }, h("summary", {}, "All of it"), h("pre", { tabindex: 0 }, rest.join("\n"))) : null;
-    const hint = outcome.hint ? h("p", { class: "hint" }, "What to do: ", outcome.hint) : null;
+    const hint = outcome.hint ? whatToDo(outcome.hint) : null;
     return failed || more || hint ? [h("div", { class: `notice ${tone}` }, h("strong", {}, first || "failed"), more, hint)] : [];
   }
   const waits = routine(status) ? [] : status.waiting ?? [];
