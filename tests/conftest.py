@@ -32,7 +32,11 @@ LONG = (
     "test_job_input.py",
     "test_job_scaling.py",
     "test_job_runs.py",
+    "test_fates_in_a_job.py",
     "test_master_process_job.py",
+    "test_cluster_furnishing.py",
+    "test_ring_step.py",
+    "test_cluster_reflector.py",
     "test_worker_in_job.py",
     "test_notebook_example.py",
     "test_page_live.py",
@@ -42,7 +46,10 @@ LONG = (
     "test_ring_checkpoints.py",
     "test_ring_callbacks.py",
 )
-"""Files of whole jobs, the longest first: what begins last should be short, so that all processes of a run end together."""
+"""The longest files first: what begins last should be short, so that all processes of a run end together.
+
+Among them some that mostly wait, so that they do so beside files that compute, and not beside one another.
+"""
 
 
 @pytest.hookimpl(trylast=True)
