@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Any, final
 
 from elasticdl.cli.local import LocalJob
 from elasticdl.cli.notebook import picture
+from elasticdl.cli.numbers import worker_range
 from elasticdl.cli.outcome import Outcome, read_object
 from elasticdl.cli.place import placed
 from elasticdl.cli.preflight import checked
 from elasticdl.cli.telling import tell
 from elasticdl.cli.view import view_of_script
+from elasticdl.cli.watching import timed_out
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 from elasticdl.job import Action, JobSpec, refuse_unheeded
 from elasticdl.master.files import JobDirectory
@@ -39,14 +42,16 @@ class JobHandle:
         self.job_dir = Path(spec.cluster.job_dir)
         self.job_name = spec.cluster.job_name
         self._job = job
+        self._pid = os.getpid()
         self._claim = claim
         self._outcome: Outcome | None = None
         self._problem: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"job {self.job_name}", daemon=False)
-        self._thread.start()
+        # Not the thread itself is waited for: a `join` that Ctrl-C interrupts takes the thread for ended, in Python 3.11.
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name=f"job {self.job_name}", daemon=False).start()
 
     def __repr__(self) -> str:
-        state = "runs" if self.running else "has ended"
+        state = f"of process {self._pid}" if os.getpid() != self._pid else "runs" if self.running else "has ended"
         return f"<job {self.job_name} {state}, in {self.job_dir}>"
 
     def _repr_html_(self) -> str:
@@ -60,10 +65,10 @@ class JobHandle:
     @property
     def running(self) -> bool:
         """Whether the job has not ended yet."""
-        return self._thread.is_alive()
+        return not self._over.is_set()
 
     def status(self) -> dict[str, Any]:
-        """What the master tells, or told last. Raises TransientError if it cannot be asked and left nothing."""
+        """What the master tells, or told last. Raises TransientError if it cannot be asked now, PermanentError if it has ended and left nothing."""
         self._wait_for_master()
         try:
             return self._job.status()
@@ -71,17 +76,23 @@ class JobHandle:
             left = read_object(JobDirectory(self.job_dir).status).get("status")
             if isinstance(left, dict):
                 return left
+            self._must_run()
             raise
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
         """Block until the job has ended.
 
         Raises TransientError if it has not after `timeout_s`, and the job's own error (UserError, PermanentError) if
-        it failed. A job that was stopped by `stop` is no error: see `Outcome.exit_code` and `hint`.
+        it failed. A job that was stopped by `stop` is no error: see `Outcome.exit_code` and `hint`. Ctrl-C ends the wait, not the job.
         """
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            raise TransientError(f"job {self.job_name} has not ended after {timeout_s:g} s", hint="wait longer, or stop() it")
+        self._must_be_ours()
+        try:
+            self._over.wait(timeout_s)
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(f"job {self.job_name} goes on: stop() ends it in order; a script that ends waits for it")
+            raise
+        if self.running:
+            raise timed_out(self.job_name, timeout_s or 0.0)
         if self._problem is not None:
             raise self._problem
         assert self._outcome is not None
@@ -92,16 +103,16 @@ class JobHandle:
 
     def stop(self, reason: str = "stop() was called") -> None:
         """Have the job end in order: workers drain and a last checkpoint is taken. Returns at once; `wait` for the end."""
+        self._must_be_ours()
         if self.running:
             self._job.stop_from_any_thread(reason)
 
     def scale(self, low: int, high: int | None = None) -> None:
-        """Ask for between `low` and `high` workers (default: exactly `low`). Raises ElasticDLError."""
-        if not 1 <= low <= (high or low):
-            raise ValueError(f"expected 1 <= low <= high, got {low} and {high}")
+        """Ask for between `low` and `high` workers (default: exactly `low`). Raises SpecError, ElasticDLError."""
+        wanted = worker_range(low, high)
         self._wait_for_master()
         self._must_run()
-        self._job.scale(low, high or low)
+        self._job.scale(*wanted)
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint now. Raises ElasticDLError."""
@@ -113,7 +124,16 @@ class JobHandle:
         if not self.running:
             raise PermanentError(f"job {self.job_name} has ended", hint="wait() says how")
 
+    def _must_be_ours(self) -> None:
+        """A process that was forked from ours has neither the thread nor the connections."""
+        if os.getpid() != self._pid:
+            raise PermanentError(
+                f"job {self.job_name} is process {self._pid}'s, from which this one was forked",
+                hint=f"look after it there, or by `elasticdl status {self.job_dir}`",
+            )
+
     def _wait_for_master(self) -> None:
+        self._must_be_ours()
         self._job.answers.wait(START_S)
 
     def _run(self) -> None:
@@ -124,6 +144,7 @@ class JobHandle:
         except BaseException as error:  # noqa: BLE001 - the top of the thread
             self._problem = error if isinstance(error, ElasticDLError) else _unexpected(error)
         finally:
+            self._over.set()
             self._job.answers.set()
 
 

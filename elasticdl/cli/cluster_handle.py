@@ -10,6 +10,7 @@ from elasticdl.cli import watching
 from elasticdl.cli.cluster_job import ClusterJob
 from elasticdl.cli.line import ClusterLine
 from elasticdl.cli.notebook import picture
+from elasticdl.cli.numbers import worker_range
 from elasticdl.cli.outcome import Outcome
 from elasticdl.cli.starting import CannotStart
 from elasticdl.cli.view import NoView, View, view_of_script
@@ -67,10 +68,8 @@ class ClusterJobHandle:
         self._job.stop(reason)
 
     def scale(self, low: int, high: int | None = None) -> None:
-        """Ask for between `low` and `high` workers (default: exactly `low`). Raises ElasticDLError."""
-        if not 1 <= low <= (high or low):
-            raise ValueError(f"expected 1 <= low <= high, got {low} and {high}")
-        self._job.scale(low, high or low)
+        """Ask for between `low` and `high` workers (default: exactly `low`). Raises SpecError, ElasticDLError."""
+        self._job.scale(*worker_range(low, high))
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint now. Raises ElasticDLError."""

@@ -32,8 +32,8 @@ _STARTS_WITHIN_S = 60.0
 """A job whose master was not heard of for so long after it was made has none."""
 _LAST_WORD_WITHIN_S, _CHANGES_WITHIN_S = 2.0, 10.0
 _CHECKED = "the model and the data are being checked"
-_BETWEEN_SIGNALS_S = 0.3
-"""Two at once would be one."""
+_BETWEEN_SIGNALS_S, _ENDS_WITHIN_S = 0.3, 15.0
+"""Two at once would be one; a master takes its processes and its record along."""
 
 
 def no_such_job(message: str, hint: str) -> PermanentError:
@@ -67,7 +67,7 @@ class DirectoryJob:
             with self._master() as master:
                 status = blank_status("") | master.status()
         except TransientError as error:
-            return self._report("running", blank_status(f"its master does not answer: {error.message}"))
+            return self._report("running", blank_status(error.message))
         except PermanentError as error:
             return self._report("running", blank_status(f"{error.message}; {error.hint}"))
         return self._report("running", status)
@@ -103,16 +103,33 @@ class DirectoryJob:
         return "asked to stop; it ends when its workers have drained"
 
     def end(self, reason: str) -> str:
-        """See FoundJob. A master ends everything at the second signal."""
-        where = self._where()
-        pid: int = where["pid"]
+        """See FoundJob. A master ends everything at the second signal; one that stands still (SIGSTOP) or hangs is killed."""
+        pid: int = self._where()["pid"]
+        self._signal(pid, signal.SIGCONT)
         with suppress(ElasticDLError):  # only so that it can say who ended it
             self.stop(reason)
-        for pause_s in (_BETWEEN_SIGNALS_S, 0.0):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-            time.sleep(pause_s)
-        return "ending at once, without a last checkpoint"
+        self._signal(pid, signal.SIGTERM)
+        time.sleep(_BETWEEN_SIGNALS_S)
+        self._signal(pid, signal.SIGTERM)
+        end_s = time.monotonic() + _ENDS_WITHIN_S
+        while runs_master(self.directory, pid):
+            if time.monotonic() > end_s:
+                self._signal(pid, signal.SIGKILL)
+                return f"its master did not end within {_ENDS_WITHIN_S:g} s and was killed, and every process of the job with it"
+            time.sleep(_LOOK_EVERY_S)
+        return "ended at once, without a last checkpoint"
+
+    def _signal(self, pid: int, number: signal.Signals) -> None:
+        """To the job's master, unless it has ended."""
+        try:
+            if runs_master(self.directory, pid):
+                os.kill(pid, number)
+        except ProcessLookupError:
+            return
+        except PermissionError as error:
+            raise PermanentError(
+                f"this user may not end the master of job {self.name} (pid {pid})", hint="whoever started the job may"
+            ) from error
 
     def scale(self, low: int, high: int) -> None:
         """See FoundJob."""
@@ -318,7 +335,7 @@ class DirectoryJob:
 
     @contextmanager
     def _master(self) -> Iterator[MasterClient]:
-        """A connection to the job's master. Raises an error with exit code 4 if the job does not run, TransientError."""
+        """A connection to the job's master. Raises an error with exit code 4 if the job does not run, TransientError if it does not answer."""
         from elasticdl.rpc.master_client import MasterClient  # gRPC: not for `--help`
 
         where = self._where()
@@ -327,7 +344,8 @@ class DirectoryJob:
             yield client
         except TransientError as error:
             words = f"the master of job {self.name} in {self.place} does not answer: {error.message}"
-            raise _with_code(TransientError(words, hint=f"it may be busy or stopped; its log is {self._log}")) from error
+            hint = f"it may be busy or stand still; its log is {self._log}; `elasticdl stop {self.name} --now` ends it in any case"
+            raise TransientError(words, hint=hint) from error
         finally:
             client.close()
 

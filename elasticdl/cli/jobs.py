@@ -12,10 +12,10 @@ from elasticdl.cli import progress
 from elasticdl.cli.documents import Format, as_json, render
 from elasticdl.cli.finding import RULE, found, job_argument
 from elasticdl.cli.found import FoundJob, Report, Sought
-from elasticdl.cli.numbers import Seconds
+from elasticdl.cli.numbers import Seconds, typed_range
 from elasticdl.cli.telling import plain, tell
 from elasticdl.cli.watching import ENDS
-from elasticdl.errors import ExitCode, SpecError
+from elasticdl.errors import ExitCode
 from elasticdl.words import amount
 
 SETTINGS: dict[str, Any] = {
@@ -72,17 +72,10 @@ def wait(sought: Sought, timeout_s: float | None, form: str) -> int:
 @click.option("--num-workers", required=True, metavar="N|MIN:MAX", help="Workers from now on.")
 def scale(sought: Sought, num_workers: str) -> None:
     """Ask for another range of workers."""
-    from elasticdl.job import WorkerRange
-
-    try:
-        wanted = WorkerRange.model_validate(WorkerRange.parse(num_workers))
-    except ValueError as error:
-        raise SpecError(
-            f"--num-workers {num_workers!r} is no range of workers", hint="expected N or MIN:MAX, such as 1:3"
-        ) from error
+    low, high = typed_range(num_workers)
     with found(sought) as job:
-        job.scale(wanted.low, wanted.high)
-    click.echo(f"asked for {amount(wanted.low, 'worker') if wanted.low == wanted.high else f'{wanted} workers'}", err=True)
+        job.scale(low, high)
+    click.echo(f"asked for {amount(low, 'worker') if low == high else f'{low}:{high} workers'}", err=True)
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from elasticdl.cli.kubeconfig import no_cluster
-from elasticdl.errors import ExitCode, PermanentError, SpecError, TransientError
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError, TransientError
 from elasticdl.kubernetes_section import namespace_name
 
 if TYPE_CHECKING:
@@ -32,7 +32,13 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], limit_s: float | None = CALL_S) -> T:
-        """The result of `work`; blocks. Raises what it raises, TransientError after `limit_s`."""
+        """The result of `work`; blocks. Raises what it raises, TransientError after `limit_s`, PermanentError if there is no such thread any more."""
+        if not self._thread.is_alive():
+            work.close()
+            raise PermanentError(
+                "the connection to the cluster is not there any more",
+                hint="it was closed, or is another process': make another one here",
+            )
         future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(limit_s)
@@ -51,8 +57,8 @@ class LoopThread:
             self.run(_closed(work))
 
     def close(self) -> None:
-        """End what is under way, then the thread."""
-        if self._loop.is_closed():
+        """End what is under way, then the thread. In a process that was forked from ours there is none."""
+        if self._loop.is_closed() or not self._thread.is_alive():
             return
         with suppress(TransientError):
             self.run(_end_all())
@@ -129,6 +135,6 @@ class ClusterLine:
 
     def close(self) -> None:
         """Drop all connections."""
-        with suppress(TransientError, RuntimeError):
+        with suppress(ElasticDLError, RuntimeError):
             self._thread.run(self.api.close())
         self._thread.close()

@@ -45,6 +45,7 @@ class LocalJob:
         self._view = view
         self._token = secrets.token_urlsafe(32)
         self._client: MasterClient | None = None
+        self._connecting = threading.Lock()
         self._cluster: LocalCluster | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_asked = ""
@@ -83,7 +84,8 @@ class LocalJob:
         """Have the job end in order, whether its master is up already or not."""
         self._stop_asked = why  # before the loop is looked at: `run` looks in the other order, so one of the two sees it
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stop_once, why)
+            with suppress(RuntimeError):  # it is closed: the job has just ended
+                self._loop.call_soon_threadsafe(self._stop_once, why)
 
     def interrupt(self, why: str) -> None:
         """Once: the job is stopped in order. Twice: it ends at once. On the loop's thread."""
@@ -159,12 +161,13 @@ class LocalJob:
             await self._cluster.delete(MASTER, grace_s=STOP_GRACE_S)
 
     def _connected(self) -> MasterClient:
-        if self._client is None:
-            found = read_object(self._directory.master)
-            if found.get("token") != self._token:
-                raise TransientError("the master is not up yet")
-            self._client = MasterClient(found["address"], self._token, "cli", away_s=CALL_S)
-        return self._client
+        with self._connecting:
+            if self._client is None:
+                found = read_object(self._directory.master)
+                if found.get("token") != self._token:
+                    raise TransientError("the master is not up yet")
+                self._client = MasterClient(found["address"], self._token, "cli", away_s=CALL_S)
+            return self._client
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, final
 
 import click
 
+from elasticdl.errors import SpecError
+
 if TYPE_CHECKING:
     _Typed = click.ParamType[Any]
 else:
@@ -43,3 +45,29 @@ class Lines(_Typed):
         if not (text.isascii() and text.isdigit()):
             self.fail(f"expected a whole number of lines, or 0 for all, got {value!r}.", param, ctx)
         return int(text)
+
+
+def worker_range(low: object, high: object = None) -> tuple[int, int]:
+    """`low` to `high` workers (default: exactly `low`). Raises SpecError."""
+    most = low if high is None else high
+    for one in (low, most):
+        if not isinstance(one, int) or isinstance(one, bool):
+            raise _no_range(f"{one!r}")
+    assert isinstance(low, int) and isinstance(most, int)
+    if not 1 <= low <= most:
+        raise _no_range(f"{low}" if high is None else f"{low}:{most}")
+    return low, most
+
+
+def typed_range(text: str) -> tuple[int, int]:
+    """The same for `N` or `MIN:MAX`. Raises SpecError."""
+    low, colon, high = text.strip().partition(":")
+    numbers = (low, high) if colon else (low,)
+    if not all(one.isascii() and one.isdigit() for one in numbers):
+        raise _no_range(repr(text))
+    return worker_range(*map(int, numbers))
+
+
+def _no_range(got: str) -> SpecError:
+    hint = "expected N, or MIN:MAX with MIN not above MAX: whole numbers of at least 1, such as 1:3"
+    return SpecError(f"{got} is no range of workers", hint=hint)

@@ -62,12 +62,12 @@ def follow(
             said = True
         left_s = float("inf") if timeout_s is None else begin_s + timeout_s - time.monotonic()
         if left_s <= 0:
-            raise timed_out(job, timeout_s or 0.0)
+            raise timed_out(job.name, timeout_s or 0.0)
         time.sleep(min(LOOK_EVERY_S, left_s))
 
 
-def timed_out(job: FoundJob, timeout_s: float) -> TransientError:
+def timed_out(name: str, timeout_s: float) -> TransientError:
     """The error of a wait that was too short."""
-    error = TransientError(f"job {job.name} has not ended after {timeout_s:g} s", hint="it goes on; wait longer, or stop it")
+    error = TransientError(f"job {name} has not ended after {timeout_s:g} s", hint="it goes on; wait longer, or stop it")
     error.exit_code = ExitCode.TIMED_OUT
     return error

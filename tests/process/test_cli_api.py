@@ -72,8 +72,12 @@ def test_a_running_job_can_be_looked_at_scaled_and_stopped_and_outlives_the_thre
     assert job.status()["version"] == 7
     job.scale(1, 4)
     job.checkpoint()
-    with pytest.raises(TransientError, match="has not ended after 0 s"):
+    with pytest.raises(TransientError, match="has not ended after 0 s") as late:
         job.wait(0)
+    assert (late.value.exit_code, late.value.hint) == (124, "it goes on; wait longer, or stop it"), "as `elasticdl wait` has it"
+    for wrong in ((0,), (3, 2), (2, 0), ("2",), (2.5,), (True,)):
+        with pytest.raises(SpecError, match="is no range of workers"):
+            job.scale(*wrong)
     job.stop("enough")
     job.stop("twice is not at once")
     outcome = job.wait(LIMIT_S)
@@ -141,6 +145,48 @@ elasticdl.train(model_zoo="zoo", model_def="iris", training_data="a.csv", job_na
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "worker-0 ended by SIGKILL [infrastructure]" in done.stderr
     assert Path("jobs/finishes/receipt.json").exists()
+
+
+def test_a_handle_in_a_loop_in_a_forked_process_and_after_ctrl_c() -> None:
+    program = f"""
+import asyncio, os, signal, sys, threading, elasticdl
+from elasticdl.cli import local
+from elasticdl.master import preflight
+local.MASTER_COMMAND = (sys.executable, {str(HERE / "scripted_master.py")!r})
+preflight.COMMAND = (sys.executable, "-c", {FINE!r})
+
+async def begin():
+    job = elasticdl.train(show=False, model_zoo="zoo", model_def="iris", training_data="a.csv", job_name="drains")
+    assert job.status()["version"] == 7
+    return job
+
+job = asyncio.run(begin())
+if os.fork() == 0:
+    for ask in (job.wait, job.stop, job.status, job.checkpoint, lambda: job.scale(2)):
+        try:
+            ask()
+            os._exit(1)
+        except elasticdl.errors.PermanentError as error:
+            assert "from which this one was forked" in error.message
+    assert "of process" in repr(job)
+    os._exit(7)
+print("forked", os.waitstatus_to_exitcode(os.wait()[1]))
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    job.wait()
+except KeyboardInterrupt as interrupt:
+    print(*interrupt.__notes__)
+assert job.running
+stopping = [threading.Thread(target=job.stop) for _ in range(3)]
+for one in stopping:
+    one.start()
+print(int(job.wait().exit_code))
+job.stop()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    forked, interrupted, code = done.stdout.splitlines()
+    assert (forked, code) == ("forked 7", "130") and "job drains goes on: stop() ends it in order" in interrupted
 
 
 def test_the_package_imports_nothing_until_it_is_used() -> None:
