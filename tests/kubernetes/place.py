@@ -50,7 +50,7 @@ class Place:
         """One that enforces the restricted Pod Security standard, ready for pods: it has its service account."""
         self.kubectl("create", "namespace", name)
         self.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
-        self.kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "--timeout=30s")
+        self.kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "--timeout=50s")
 
     def wait_until_reachable(self, limit_s: float = 60) -> None:
         """Until the API server answers (again). Raises RuntimeError with what was last said instead."""

@@ -156,7 +156,7 @@ def test_a_pod_without_room_says_what_is_lacking_and_is_deleted_without_ever_run
 
 def test_quota_refuses_in_words_and_there_is_room_again_when_a_process_has_ended(run, place, namespace) -> None:
     apply(place, namespace, apiVersion="v1", kind="ResourceQuota", spec={"hard": {"pods": "1"}})
-    place.kubectl("-n", namespace, "wait", "--for=jsonpath={.status.used.pods}=0", "resourcequota/test", "--timeout=60s")
+    place.kubectl("-n", namespace, "wait", "--for=jsonpath={.status.used.pods}=0", "resourcequota/test", "--timeout=50s")
 
     async def scenario(b: KubernetesBench) -> None:
         await b.start(W0)

@@ -115,12 +115,14 @@ class Commands:
     def kubectl(self, *arguments: str, **more: Any) -> str:
         return self.place.kubectl("-n", self.namespace, *arguments, **more)
 
-    def until(self, holds: Callable[[], object], what: str) -> None:
+    def until(self, look: Callable[[], Any], what: str) -> Any:
+        """The first true value of it. A master may not be reached for a moment, and then only its pods tell of a job."""
         deadline_s = time.monotonic() + LIMIT_S
-        while not holds():
+        while not (found := look()):
             if time.monotonic() > deadline_s:
                 raise AssertionError(f"not within {LIMIT_S:g} s: {what}\n{self.kubectl('describe', 'jobs,pods')[-6000:]}")
             time.sleep(0.5)
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -252,8 +254,13 @@ def test_a_running_job_is_listed_and_its_status_has_the_schema_of_a_local_one(el
     elasticdl.until(lambda: elasticdl.json("status", JOB)["records"]["trained"] > 0, "records are trained")
     row = only(elasticdl)
     assert (row["job"], row["state"], row["namespace"], row["job_dir"]) == (JOB, "running", elasticdl.namespace, "")
-    status = elasticdl.json("status", JOB, "--namespace", elasticdl.namespace)
-    assert status["state"] == "running" and {p["role"] for p in status["processes"]} == {"worker", "ps"}
+
+    def told() -> dict[str, Any] | None:
+        status = elasticdl.json("status", JOB, "--namespace", elasticdl.namespace)
+        return status if {p["role"] for p in status["processes"]} == {"worker", "ps"} else None
+
+    status = elasticdl.until(told, "its master tells of its processes")
+    assert status["state"] == "running"
     from elasticdl.cli.directory_job import DirectoryJob
     from elasticdl.master.files import JobDirectory
 
@@ -324,11 +331,14 @@ def test_train_and_wait_have_ended_soon_where_the_image_is_not_there(elasticdl: 
 
 def test_a_handle_in_python_does_the_same(elasticdl: Commands) -> None:
     program = f"""
+import time
 from elasticdl.cli.cluster_handle import ClusterJobHandle
 from elasticdl.cli.line import ClusterLine
 from elasticdl.errors import TransientError
 handle = ClusterJobHandle(ClusterLine(), {JOB!r}, show=True)
-assert handle.running and handle.status()["records"]["trained"] > 0
+assert handle.running
+while not handle.status()["records"]["trained"]:
+    time.sleep(0.2)
 handle.scale(1)
 try:
     handle.wait(timeout_s=0.1)
