@@ -9,6 +9,8 @@ from pathlib import Path
 
 RECORDS = 1437
 """Of the digits to train on."""
+EPOCHS = 10
+"""Of paced jobs: at their pace they train for longer than a test waits for anything, and what is left takes seconds in a hurry."""
 LIMIT_S = 240.0
 """On a busy machine processes take long to import, to compile and to warm up."""
 
@@ -55,7 +57,7 @@ class Paced:
 
 def start_paced(start_job, digits: Path, zoo: Path, folder: Path, **flags) -> Paced:
     folder.mkdir(exist_ok=True)
-    given = {"model_zoo": zoo, "model_def": "paced", "envs": f"PACED_FOLDER={folder};PACED_S=0.4", "num_epochs": 20, **flags}
+    given = {"model_zoo": zoo, "model_def": "paced", "envs": f"PACED_FOLDER={folder};PACED_S=0.8", "num_epochs": EPOCHS, **flags}
     return Paced(start(start_job, digits, **given), folder)
 
 

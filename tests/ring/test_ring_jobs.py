@@ -6,11 +6,9 @@ import signal
 
 import pytest
 
-from tests.ring.ring_jobs import LIMIT_S, finished, start_paced
+from tests.ring.ring_jobs import EPOCHS, LIMIT_S, finished, start_paced
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
-
-EPOCHS = 20
 
 
 def test_an_abort_in_native_code_of_one_member_in_the_middle_of_a_step_ends_that_member_only(start_job, digits, zoo, tmp_path):
