@@ -89,7 +89,7 @@ class Flow:
         hurry = self._facts.outcome is not None
         self._stopped_for = self._stopped_for or event.reason  # the first reason stands: signals may follow
         why = f"the job is stopped: {self._stopped_for}"
-        if self._facts.outcome is None or self._facts.outcome.exit_code is not ExitCode.INTERRUPTED:
+        if self._facts.outcome is None:  # else it is being stopped already: any other outcome comes with the end
             self._facts.outcome = Outcome(ExitCode.INTERRUPTED, f"stopped: {self._stopped_for}", "")
         self._evaluation.abandon()
         if self._facts.on_ring and not hurry and self._facts.work is not None:

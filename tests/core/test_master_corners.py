@@ -1,0 +1,125 @@
+"""Corners of leases, checkpoints and the end that nothing else comes to: each was found by a change that no test noticed."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticdl.cluster.base import ExitFacts
+from elasticdl.errors import ExitCode
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.shard import Applied
+
+pytestmark = pytest.mark.core
+
+
+def at_the_end_without_its_server(bench):
+    """A job whose server went while its last shard was reported: its last checkpoint has to wait."""
+    job = bench(checkpoint_steps=100)
+    job.up()
+    for _ in range(3):
+        job.finish(0, job.lease())
+    last = job.lease()
+    job.die(job.ps(0))
+    job.finish(0, last)
+    assert job.state.status().phase == "checkpointing"
+    return job
+
+
+def test_a_job_that_is_done_waits_for_servers_and_ends_with_its_last_checkpoint(bench):
+    """Only one that was stopped gives that up after a while."""
+    job = at_the_end_without_its_server(bench)
+    for _ in range(4):
+        job.tick(20)
+    assert job.state.status().phase == "checkpointing"
+    job.attach(job.ps(0, 1))
+    job.tick(1)
+    snapshot = job.of(c.TakeSnapshot)[-1].snapshot
+    job.put(e.SnapshotCut(0, snapshot, 5, {}))
+    job.put(e.SnapshotSaved(0, snapshot, 5, "version-5", 1000))
+    assert job.of(c.WorkFinished)
+
+
+def test_why_a_job_was_stopped_stands_beside_the_checkpoint_that_could_not_be_taken(bench):
+    job = at_the_end_without_its_server(bench)
+    job.put(e.StopRequested(0, "Ctrl-C"))
+    job.die(job.worker(0), ExitFacts(exit_code=66, asked=True))
+    for _ in range(6):
+        job.tick(20)
+    assert job.finished.exit_code == ExitCode.INTERRUPTED
+    assert job.finished.message.startswith("stopped: Ctrl-C; the last checkpoint could not be taken: ")
+
+
+def test_tries_for_checkpoints_on_the_way_do_not_count_for_the_last_one(bench):
+    job = bench(checkpoint_steps=10)
+    job.up()
+    job.put(e.VersionAdvanced(0, 10))
+    for _ in range(4):
+        job.put(e.SnapshotFailed(0, job.of(c.TakeSnapshot)[-1].snapshot, "no room"))
+        job.tick(100)
+    job.train_all()
+    for _ in range(4):
+        job.tick(100)
+        job.put(e.SnapshotFailed(0, job.of(c.TakeSnapshot)[-1].snapshot, "no room"))
+        assert job.state.status().phase == "checkpointing"
+
+
+def test_a_worker_that_is_still_draining_when_the_job_is_over_is_given_less_time(bench):
+    job = bench(num_workers="1:2")
+    job.up(2)
+    (leaving,) = job.of(c.StopProcess, job.put(e.ScaleRequested(0, 1, 1)))
+    assert leaving.grace_s > 5
+    stays = 1 - leaving.name.index
+    job.train_all(stays)
+    again = [stop for stop in job.of(c.StopProcess) if stop.name == leaving.name and stop.reason == "the job is over"]
+    assert [stop.grace_s for stop in again] == [5.0]
+
+
+def test_updates_lost_are_counted_from_the_newest_version_that_any_worker_told(bench):
+    """Reports of two workers may come in another order than their pushes, and while the server is away."""
+    job = bench(num_workers=2)
+    job.up(2)
+    first, second = job.lease(0), job.lease(1)
+    job.die(job.ps(0))
+    job.progress(0, first, 8, version=10)
+    job.progress(1, second, 8, version=7)
+    job.attach(job.ps(0, 1), restored=4)
+    assert job.said("came back with version 4: 6 updates of its part lost")
+
+
+def revoked(bench):
+    """A worker whose view for an evaluation went with a server, while it trained on a shard, too."""
+    job = bench(validation_data="v", evaluation_steps=10, num_workers=1, num_epochs=2)
+    job.up()
+    trained = job.lease()
+    job.put(e.VersionAdvanced(0, 10))
+    job.put(e.SnapshotCut(0, job.of(c.TakeSnapshot)[-1].snapshot, 10, {}))
+    job.lease()
+    assert job.of(c.RevokeLeases, job.die(job.ps(0)))
+    job.attach(job.ps(0, 1))
+    return job, trained
+
+
+def test_leases_that_were_revoked_keep_no_new_ones_away(bench):
+    job, _ = revoked(bench)
+    assert [job.lease().shard.id for _ in range(2)]
+    assert "2 leases already" in job.refused()
+
+
+def test_a_worker_whose_leases_were_revoked_once_may_drain_later(bench):
+    job, _ = revoked(bench)
+    again = job.lease()
+    job.put(e.LeaseReturned(0, job.worker(0), Applied(again.shard.id, again.attempt, 8)))
+    assert job.said("worker-0 is draining: it gives its work back")
+
+
+def test_an_export_that_makes_no_progress_goes_to_another_worker(bench):
+    job = bench(output="out", num_workers=2)
+    job.up(2)
+    job.train_all()
+    job.lease()
+    for _ in range(18):
+        job.tick(100)
+    assert not [stop for stop in job.of(c.StopProcess) if stop.name == job.worker(0)]
+    job.tick(100)
+    assert "no progress for 1900 s" in next(stop.reason for stop in job.of(c.StopProcess) if stop.name == job.worker(0))
