@@ -3,8 +3,3 @@
 The only layer below the roles that knows TensorFlow. It talks to nobody: parameters come in and gradients go out as
 NumPy arrays.
 """
-
-from elasticdl.model.lean import import_keras_leanly
-
-# Here, because it counts before the first import of Keras only.
-import_keras_leanly()

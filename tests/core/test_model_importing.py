@@ -11,7 +11,8 @@ import pytest
 pytestmark = pytest.mark.core
 PROGRAM = """
 import sys
-import elasticdl.model
+from elasticdl.model.importing import load_tensorflow
+load_tensorflow()
 import keras
 before = "sklearn" in sys.modules
 found = keras.wrappers.SKLearnClassifier, sys.modules["keras._tf_keras"].keras.wrappers.SKLearnRegressor
