@@ -123,3 +123,15 @@ def test_an_export_that_makes_no_progress_goes_to_another_worker(bench):
     assert not [stop for stop in job.of(c.StopProcess) if stop.name == job.worker(0)]
     job.tick(100)
     assert "no progress for 1900 s" in next(stop.reason for stop in job.of(c.StopProcess) if stop.name == job.worker(0))
+
+
+def test_a_heartbeat_that_comes_after_the_end_does_not_take_the_last_version_back(bench):
+    job = bench()
+    job.up()
+    while job.state.status().phase == "working":
+        job.finish(0, job.lease(), version=156)
+    job.die(job.worker(0), ExitFacts(exit_code=0))
+    job.put(e.VersionAdvanced(0, 69))
+    job.die(job.ps(0), ExitFacts(exit_code=0, asked=True))
+    assert job.finished.exit_code == ExitCode.DONE
+    assert job.state.status().version == 156

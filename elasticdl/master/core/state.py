@@ -332,7 +332,9 @@ class JobState:
 
     def _at_version(self, version: int) -> None:
         # A server that has just come up is counted with version 0 until its first report: it cannot be below its start.
-        self._facts.version = max(version, self._membership.least_version())
+        # What a server that leaves told before its workers' last reports says nothing of how the job ended.
+        over = self._facts.phase in (Phase.ENDING, Phase.ENDED)
+        self._facts.version = max(version, self._facts.version if over else self._membership.least_version())
         self._checkpointing.version_changed()
         self._evaluation.version_changed()
 
