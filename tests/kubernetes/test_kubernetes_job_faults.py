@@ -13,7 +13,7 @@ from tests.kubernetes.jobs import DATA, ROOT, Job, Jobs
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 JOB_LIMIT_S = 400.0
-AWAY_S = float(os.environ.get("ELASTICDL_TEST_AWAY_S", "40"))
+AWAY_S = float(os.environ.get("ELASTICDL_TEST_AWAY_S", "60"))
 """How long the API server is away: longer than any deadline of a call (30 s), shorter than workers wait for their master."""
 PRIORITIES = (ROOT / "docker/priorities.yaml").read_text()
 CRITEO = "format=csv;delimiter=tab;header=false"
