@@ -46,17 +46,8 @@ def fake_nodes(place: Place) -> Iterator[None]:
         pytest.skip("simulated nodes need the tests' own cluster")
     stages = [flag for stage in STAGES for flag in ("--config", place.own.programs / "stage" / f"{stage}.yaml")]
     # It ends with us, however that is: it is not in the namespaces that end with the cluster.
-    command = [
-        "setpriv",
-        "--pdeathsig",
-        "KILL",
-        place.own.programs / "kwok",
-        "--kubeconfig",
-        place.kubeconfig,
-        *stages,
-        "--manage-all-nodes=false",
-    ]
-    command += [f"--manage-nodes-with-annotation-selector={SELECTOR}=fake"]
+    command = ["setpriv", "--pdeathsig", "KILL", place.own.programs / "kwok", "--kubeconfig", place.kubeconfig, *stages]
+    command += ["--manage-all-nodes=false", f"--manage-nodes-with-annotation-selector={SELECTOR}=fake"]
     kwok = subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     names = [f"fake-{index}" for index in range(NODES)]
     try:
