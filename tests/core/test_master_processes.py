@@ -118,6 +118,19 @@ def test_a_job_that_lost_updates_says_so_at_its_end_and_what_bounds_it(bench):
     assert "--checkpoint-steps" in finish.hint
 
 
+def test_updates_that_are_missing_from_a_checkpoint_are_missing_from_the_job_that_goes_on_with_it(bench):
+    job = bench(num_ps_pods=1, checkpoint_steps=1000)
+    job.up()
+    job.put(e.VersionAdvanced(0, 120))
+    before = job.state.ledger_json()
+    job.die(job.ps(0))
+    job.attach(job.ps(0, 1), restored=100)
+    for ledger, lost in ((before, 0), (job.state.ledger_json(), 20)):
+        again = bench(num_ps_pods=1)
+        again.up(ledger=ledger, version=100)
+        assert again.state.status().updates_lost == lost
+
+
 def test_updates_that_no_heartbeat_told_of_count_as_lost_too_and_only_once(bench):
     job = bench(num_ps_pods=2)
     job.up()

@@ -18,11 +18,15 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What a checkpoint's ledger brings back. `workers_used`: the first worker index that was never used."""
+    """What a checkpoint's ledger brings back. `workers_used`: the first worker index that was never used.
+
+    `updates_lost`: those that the checkpoint lacks, since they went with parameter servers before it.
+    """
 
     ledger: Ledger
     workers_used: int
     rounds_used: int
+    updates_lost: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ def ledger_json(
     ring_at: Mapping[ShardId, int] | None = None,
     workers_used: int = 0,
     rounds_used: int = 0,
+    updates_lost: int = 0,
 ) -> str:
     """The ledger with every holding at where `applied` (worker's name -> its last push within the cut) says.
 
@@ -72,6 +77,7 @@ def ledger_json(
             "done_shards": ledger.done_shards + sum(not piece.rest for piece in pieces),
             "workers_used": workers_used,
             "rounds_used": rounds_used,
+            "updates_lost": updates_lost,
             "repeated_at_least": ledger.repeated_at_least,
             "repeated_before": {str(epoch): count for epoch, count in ledger.repeated_before.items()},
         }
@@ -166,7 +172,7 @@ def _rebuild(plain: dict[str, Any], training: tuple[Source, ...], epochs: int, i
     ledger.stopped = plain["stopped"]
     ledger.repeated_at_least = bool(plain.get("repeated_at_least", False))
     ledger.repeated_before = {int(epoch): count for epoch, count in plain.get("repeated_before", {}).items()}
-    return Resumed(ledger, plain["workers_used"], plain["rounds_used"])
+    return Resumed(ledger, plain["workers_used"], plain["rounds_used"], plain.get("updates_lost", 0))
 
 
 def _piece(plan: Plan, entry: dict[str, Any]) -> Piece:

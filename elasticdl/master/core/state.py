@@ -134,6 +134,7 @@ class JobState:
             ring_at=self._cut_at if self._facts.on_ring else None,
             workers_used=self._facts.processes.next_worker,
             rounds_used=self._evaluation.rounds,
+            updates_lost=self._facts.updates_lost,
         )
 
     # -- events -------------------------------------------------------------------------------------------------------
@@ -284,6 +285,7 @@ class JobState:
                 resumed = resume(event.ledger, event.training, data.num_epochs, ids)
                 self._facts.processes.next_worker = max(self._facts.processes.next_worker, resumed.workers_used)
                 self._evaluation.rounds = resumed.rounds_used
+                self._facts.updates_lost = resumed.updates_lost
                 return resumed.ledger
             case Action.TRAIN:
                 return Ledger(self._plan(event.training, data.num_epochs, data.shuffle), ids, task=Task.TRAINING)
