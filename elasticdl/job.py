@@ -199,7 +199,10 @@ class CheckpointSection(_Section):
     keep_checkpoint_max: int = Field(default=3, ge=0, description="Newest checkpoints to keep; 0 keeps all.")
     checkpoint_dir_for_init: str = Field(default="", description="Checkpoint directory to take the parameters from.")
     resume: bool = Field(default=False, description="Go on with the job in --job-dir from its newest checkpoint.")
-    output: str = Field(default="", description="Directory for the exported model, or for predictions.")
+    output: str = Field(
+        default="",
+        description="Directory for the exported model, or for predictions, unless a PredictionOutputsProcessor takes them.",
+    )
     tensorboard_log_dir: str = Field(default="", description="Directory for TensorBoard: loss and metrics by model version.")
 
 
@@ -395,7 +398,7 @@ UNHEEDED: Mapping[Action, frozenset[str]] = {
 NEEDED: Mapping[Action, tuple[str, ...]] = {
     Action.TRAIN: ("training_data",),
     Action.EVALUATE: ("validation_data", "checkpoint_dir_for_init"),
-    Action.PREDICT: ("prediction_data", "checkpoint_dir_for_init", "output"),
+    Action.PREDICT: ("prediction_data", "checkpoint_dir_for_init"),
 }
 """Fields that an action cannot do without, beside those that none can."""
 

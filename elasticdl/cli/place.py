@@ -162,8 +162,9 @@ def claimed(spec: JobSpec, check: Callable[[], Preflight]) -> Iterator[JobDirect
 @contextmanager
 def _ours_alone(spec: JobSpec) -> Iterator[None]:
     """The folder of predictions stays ours while they are made: it is empty, so another command would take it, too. Raises SpecError."""
-    path = Path(spec.checkpoint.output)
-    if spec.action != "predict" or "://" in spec.checkpoint.output or path == Path(spec.cluster.job_dir):
+    output = spec.checkpoint.output
+    path = Path(output)
+    if spec.action != "predict" or not output or "://" in output or path == Path(spec.cluster.job_dir):
         yield
         return
     made = _make(path, "--output")

@@ -87,7 +87,7 @@ def submitting(told: Mapping[str, Any], *, resumes: bool) -> str:
         flags["job_dir"] = next_name(spec.cluster.job_dir)
     else:
         flags.pop("job_dir", None)
-    if spec.action is Action.PREDICT:
+    if spec.action is Action.PREDICT and spec.checkpoint.output:
         flags["output"] = _beside(spec, flags["job_name"])
     command = shlex.join(["elasticdl", str(spec.action), *_typed(flags)])
     if len(command) > _LONGEST_COMMAND or not _means(command, spec, flags):

@@ -17,7 +17,7 @@ from elasticdl.model.served import ServedModel
 from elasticdl.model.sifting import Fed, Sieve
 from elasticdl.model.step import CompiledStep
 from elasticdl.model.structure import Structure
-from elasticdl.model.trial import Trial, check_callbacks, check_processor
+from elasticdl.model.trial import Trial, check_callbacks, check_destination, check_processor
 from elasticdl.model.usercode import place, user_code
 from elasticdl.shard import Shard, ShardId, Source, Task
 from elasticdl.words import amount
@@ -48,6 +48,8 @@ class Examination:
 
     def run(self) -> dict[str, Any]:
         """Look at everything. Raises UserError for the first thing that is wrong."""
+        if self.spec.action is Action.PREDICT:
+            check_destination(self.module, self.spec.checkpoint.output)
         for task, origin in self._origins().items():
             if origin:
                 self.found[task] = self._data(task, origin)

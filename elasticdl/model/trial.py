@@ -146,6 +146,21 @@ def check_processor(module: ModelModule) -> None:
         )
 
 
+def check_destination(module: ModelModule, output: str) -> None:
+    """That predictions go to one place, which is a folder or the module's own processor. Raises UserError."""
+    if module.prediction_outputs_processor is None and not output:
+        raise UserError(
+            "there is nowhere to put predictions",
+            hint="name a directory by --output, or add a PredictionOutputsProcessor to the module",
+        )
+    if module.prediction_outputs_processor is not None and output:
+        raise UserError(
+            f"{place(module.prediction_outputs_processor)}: PredictionOutputsProcessor takes the predictions,"
+            f" so nothing would come to --output {output}",
+            hint="leave --output out",
+        )
+
+
 def _check_loss(value: Any, outputs: Structure, module: ModelModule) -> None:  # noqa: ANN401 - what the user returns
     where = place(module.loss)
     if not tf.is_tensor(value):

@@ -184,10 +184,7 @@ def test_a_wrong_value_names_the_flag_and_what_is_expected(
         (["train"], "--model-zoo, --model-def and --training-data are missing\nHint: `elasticdl train` needs them"),
         (["evaluate", "--model-zoo", "z", "--model-def", "m"], "--validation-data and --checkpoint-dir-for-init are missing"),
         (["evaluate", "--model-zoo", "z", "--model-def", "m", "--validation-data", "v"], "--checkpoint-dir-for-init is missing"),
-        (
-            ["predict", "--model-zoo", "z", "--model-def", "m", "--prediction-data", "p", "--checkpoint-dir-for-init", "c"],
-            "--output is missing",
-        ),
+        (["predict", "--model-zoo", "z", "--model-def", "m"], "--prediction-data and --checkpoint-dir-for-init are missing"),
     ],
 )
 def test_what_a_verb_needs_is_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

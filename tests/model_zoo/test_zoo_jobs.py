@@ -93,7 +93,6 @@ def test_own_reader_and_own_processor_as_jobs(start_job, data, tmp_path):
         prediction_data=database,
         data_reader_params="table=test",
         checkpoint_dir_for_init=training.directory / "checkpoints",
-        output=tmp_path / "out",
         envs=f"PREDICTIONS_DIR={tmp_path / 'out'}",
     )
     code, output = prediction.finish()

@@ -51,7 +51,7 @@ def spec_for(tmp_path: Path, text: str, rows: str, action: Action, flags: dict[s
         "prediction_data": data,
         "embedding_threshold_bytes": 0,
         "checkpoint_dir_for_init": "x",
-        "output": "y",
+        "output": "" if action is Action.PREDICT else "y",
     }
     return JobSpec.from_flags(action, {**common, **flags})
 
@@ -93,6 +93,19 @@ def test_a_good_module_tells_what_is_there_at_once_even_if_it_leaves_a_thread_ru
 def test_prediction_looks_at_prediction_data_only(tmp_path: Path) -> None:
     found = check(spec_for(tmp_path, GOOD, ROWS, Action.PREDICT, {}))
     assert found["ok"] and found["training"] == [] and found["prediction"][0]["records"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "output", "words"),
+    [
+        (GOOD, "y", "made.py:19: PredictionOutputsProcessor takes the predictions, so nothing would come to --output y"),
+        (GOOD.partition("class Pred")[0], "", "there is nowhere to put predictions"),
+        (GOOD.partition("class Pred")[0], "y", ""),
+    ],
+)
+def test_predictions_go_to_one_place(tmp_path: Path, text: str, output: str, words: str) -> None:
+    found = check(spec_for(tmp_path, text, ROWS, Action.PREDICT, {"output": output}))
+    assert found["ok"] is (not words) and words in found.get("error", "")
 
 
 def test_a_module_that_is_wrong_gives_one_object_too(tmp_path: Path) -> None:

@@ -139,11 +139,9 @@ def test_a_processor_gets_every_prediction_of_a_subclassed_model_once(stopped: J
         num_workers=2,
         prediction_data=iris_csv(8),
         checkpoint_dir_for_init=stopped.directory / "checkpoints",
-        output=tmp_path / "unused",
         envs=f"PREDICTED={tmp_path}",
     )
     code, output = job.finish()
     assert code == 0, output
     predicted = [line for path in tmp_path.glob("predicted-*") for line in path.read_text().splitlines()]
     assert len(predicted) == 1200
-    assert not (tmp_path / "unused").exists()
