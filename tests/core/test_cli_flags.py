@@ -260,6 +260,7 @@ affinity:
         ("num-worker: 3\n", "unknown key 'num-worker'\nHint: did you mean num-workers?"),
         ("colour: blue\n", "unknown key 'colour'"),
         ("seed: 1\nseed: 2\n", "job.yaml:2: the key 'seed' is there twice"),
+        ("? [a, b]\n: 1\n", "job.yaml:1: found unhashable key"),
         ("num-epochs: 1\nnum_epochs: 2\n", "the key 'num_epochs' is there twice"),
         ("- a\n- b\n", "expected keys and values, got a list"),
         ("seed: [1\nx: 2\n", "job.yaml:2: "),
