@@ -10,7 +10,7 @@ from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Block, Reader
 from elasticdl.errors import UserError
 from elasticdl.job import Action, JobSpec, Strategy
-from elasticdl.model.input import Feeder
+from elasticdl.model.input import Feeder, grouping
 from elasticdl.model.module import ModelModule
 from elasticdl.model.ring_model import RingModel
 from elasticdl.model.served import ServedModel
@@ -45,6 +45,8 @@ class Examination:
     module: ModelModule
     found: dict[Task, Found] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    grouping: str = ""
+    """What most likely is wrong with `feed` if the model cannot take what it gives."""
 
     def run(self) -> dict[str, Any]:
         """Look at everything. Raises UserError for the first thing that is wrong."""
@@ -54,8 +56,11 @@ class Examination:
             if origin:
                 self.found[task] = self._data(task, origin)
         self.warnings += check_callbacks(self.module, on_ring=self.spec.training.distribution_strategy is Strategy.ALLREDUCE)
-        trial = self._trial()
-        tried = self._try(trial)
+        try:
+            trial = self._trial()
+            tried = self._try(trial)
+        except UserError as error:
+            raise UserError(error.message, hint=self.grouping or error.hint) from error
         check_processor(self.module)
         return {"ok": True, **self._sources(), "model": {**trial.told(), **tried}, "warnings": self.warnings}
 
@@ -126,6 +131,7 @@ class Examination:
             fed = sieve(block.records, shard, range(seen, seen + good)) if good else Fed(None)
             self.warnings += [text for text in fed.bad_examples if text not in self.warnings]
             if fed.made is not None:
+                self.grouping = self.grouping or grouping(fed.made, good)
                 return fed.made
             seen += good
         return None

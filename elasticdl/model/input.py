@@ -151,6 +151,20 @@ def _tensors(window: Records) -> Any:  # noqa: ANN401
     return tf.constant(window)
 
 
+def grouping(batch: tuple[Structure, Structure], records: int) -> str:
+    """A hint where the examples that `feed` made of so many records look like batches of them; '' where they do not."""
+    shapes = [leaf.shape.as_list() for leaf in tf.nest.flatten(batch) if leaf is not None]
+    if not all(len(shape) > 1 and shape[:2] == shapes[0][:2] for shape in shapes):
+        return ""
+    examples, size = shapes[0][:2]
+    batched = examples < records and (examples - 1) * size < records <= examples * size
+    return (
+        f"feed made {examples} x {size} of {records} records: leave batch() out, minibatches are made of what it gives"
+        if batched
+        else ""
+    )
+
+
 def _length(features: Structure) -> int | None:
     """Examples in a batch; None where there is no first axis."""
     leaves = tf.nest.flatten(features)

@@ -140,6 +140,11 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, old: str, new: str
     assert not found["ok"] and found["exit_code"] == 2 and words in found["error"], found
 
 
+def test_a_feed_that_makes_batches_is_told_to_leave_that_out(tmp_path: Path) -> None:
+    found = look(tmp_path, GOOD.replace("return dataset.map(parse)", "return dataset.map(parse).batch(2)"))
+    assert not found["ok"] and found["hint"].startswith("feed made 2 x 2 of 3 records: leave batch() out"), found
+
+
 def test_labels_that_broadcast_against_predictions_are_found(tmp_path: Path) -> None:
     text = GOOD.replace("tf.strings.to_number(record[2:])", "tf.strings.to_number(record[2])").replace(
         "keras.losses.binary_crossentropy(labels, predictions, from_logits=True)", "tf.square(labels - predictions)"
