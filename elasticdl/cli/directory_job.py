@@ -343,6 +343,7 @@ class DirectoryJob:
         try:
             yield client
         except TransientError as error:
+            self._where()  # which raises what is told of one that has ended meanwhile
             words = f"the master of job {self.name} in {self.place} does not answer: {error.message}"
             hint = f"it may be busy or stand still; its log is {self._log}; `elasticdl stop {self.name} --now` ends it in any case"
             raise TransientError(words, hint=hint) from error
