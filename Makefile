@@ -1,7 +1,9 @@
 .PHONY: horovod demo test test-ring test-browser test-kubernetes churn churn-ring check bench fix lock prepare clean cluster
 BIN := .venv/bin
 WORKERS ?= 2
-CLUSTERS ?= 3
+CLUSTERS ?= 4
+# Tests start a thousand processes: what Python compiles once is kept, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
 # Tests of a file share jobs; tests/conftest.py has the longest files go first.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 
