@@ -12,7 +12,7 @@ from elasticdl.shard import Lease, RingItem, ShardId, Task
 
 _WINDOW_S = 20.0
 _LEAST_S = 2.0
-"""Of less than that no rate is told: one step more or less would be a peak."""
+"""A rate is over this time at least: in less, one step more or less would be a peak."""
 _FINEST_S = 0.5
 
 
