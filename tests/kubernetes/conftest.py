@@ -16,7 +16,19 @@ from tests.kubernetes.cluster import leftovers
 from tests.kubernetes.jobs import RBAC, Jobs, volume
 from tests.kubernetes.place import Place
 
-LONGEST_FIRST = ("training", "faults", "job_faults", "verbs", "ring", "scale", "contract", "image", "rights", "leftovers")
+LONGEST_FIRST = (
+    "job_faults",
+    "training",
+    "verbs",
+    "faults",
+    "ring",
+    "scale",
+    "learning",
+    "contract",
+    "image",
+    "rights",
+    "leftovers",
+)
 """Files that take minutes, so that none of them is begun when the other processes have ended."""
 
 

@@ -18,6 +18,7 @@ from tests.kubernetes.place import Place
 
 ROOT = Path(__file__).parents[2]
 CLAIM, DATA = "data", "/data"
+JOB_LIMIT_S = 400.0
 CALL_LIMIT_S, STEP_LIMIT_S, CAUSES_LIMIT_S = 180.0, 240.0, 60.0
 RBAC = (ROOT / "docker/rbac.yaml").read_text()
 
@@ -104,6 +105,13 @@ class Job:
         """Its exit code, and what `elasticdl wait` said."""
         done = self.jobs.elasticdl("wait", self.name, "--timeout", limit_s, limit_s=limit_s + 60)
         return done.returncode, done.stdout + done.stderr
+
+    def done(self) -> None:
+        """Wait until it ends, well and with all records trained."""
+        code, said = self.wait(JOB_LIMIT_S)
+        assert code == 0, f"{said}\n{self.story()}"
+        total = self.receipt()
+        assert total["lost"] == 0 and total["trained"] == total["expected"] > 0, total
 
     def status(self) -> dict[str, Any]:
         """As `elasticdl status -o json` tells it."""
