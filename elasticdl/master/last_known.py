@@ -22,8 +22,7 @@ _GONE = "its master was killed, and it with it"
 def last_known(directory: JobDirectory, message: str) -> dict[str, Any]:
     """The status of a job that has ended like that, with `message` for the end; {} if nothing was written down."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        found = json.loads(directory.newest.read_text(encoding="utf-8"))["status"]
-        status = {key: value for key, value in found.items() if key not in _OF_ITS_TIME}
+        status = {key: value for key, value in _newest_status(directory).items() if key not in _OF_ITS_TIME}
         receipt = {**status["receipt"], "why_left": message, "counted": "some seconds before its master was killed"}
         return {**cut_short(status, message, ExitCode.JOB_FAILED, _GONE), "receipt": receipt}
     return {}
@@ -31,13 +30,11 @@ def last_known(directory: JobDirectory, message: str) -> dict[str, Any]:
 
 def heard_of_s(directory: JobDirectory) -> float:
     """When a job whose master is gone last gave a sign of life beside its events, in seconds of the job; 0 if that is not known."""
-    from elasticdl.history.lines import read_lines  # not for every `--help`
-
     signs = [0.0]
     with suppress(OSError, ValueError, KeyError, TypeError):
-        signs.append(float(json.loads(directory.newest.read_text(encoding="utf-8"))["status"]["at_s"]))
+        signs.append(float(_newest_status(directory)["at_s"]))
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        signs += [float(line.row["at_s"]) for line in read_lines(directory.metrics)[-1:]]
+        signs += [float(row["at_s"]) for row in _last_measured(directory)]
     return max((sign for sign in signs if isfinite(sign)), default=0.0)
 
 
@@ -52,18 +49,29 @@ def cut_short(status: Mapping[str, Any], message: str, exit_code: int, gone: str
 
 def run_before(directory: JobDirectory) -> RunBefore:
     """Of a training that was killed in that directory, or ended there; of none if nothing is known."""
-    from elasticdl.history.lines import read_lines  # not for every `--help`
     from elasticdl.master.core.resuming import RunBefore
 
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        status = json.loads(directory.newest.read_text(encoding="utf-8"))["status"]
+        status = _newest_status(directory)
         since_s, counts = float(status["at_s"]), _counts(status["receipt"])
         # The row of a loss is written within a second: the status is older, and all rows before it may be of other runs.
-        rows = [line.row for line in read_lines(directory.metrics)[-1:] if float(line.row["at_s"]) >= since_s]
+        rows = [row for row in _last_measured(directory) if float(row["at_s"]) >= since_s]
         return RunBefore(counts, max((int(row["records"]) for row in rows), default=0), killed=True)
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         return RunBefore(_counts(json.loads(directory.receipt.read_text(encoding="utf-8"))))
     return RunBefore({})
+
+
+def _newest_status(directory: JobDirectory) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(directory.newest.read_text(encoding="utf-8"))["status"]
+    return found
+
+
+def _last_measured(directory: JobDirectory) -> list[Mapping[str, Any]]:
+    """The last row of metrics.jsonl, if there is any."""
+    from elasticdl.history.lines import read_lines  # not for every `--help`
+
+    return [line.row for line in read_lines(directory.metrics)[-1:]]
 
 
 def _counts(receipt: Mapping[str, Any]) -> dict[int, tuple[int, int]]:

@@ -60,7 +60,8 @@ class Examination:
             trial = self._trial()
             tried = self._try(trial)
         except UserError as error:
-            raise UserError(error.message, hint=self.grouping or error.hint) from error
+            error.hint = self.grouping or error.hint
+            raise
         check_processor(self.module)
         return {"ok": True, **self._sources(), "model": {**trial.told(), **tried}, "warnings": self.warnings}
 

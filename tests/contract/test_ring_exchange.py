@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from elasticdl.worker.ring import RingBroken
 from elasticdl.worker.ring_state import Exchange
+from tests.contract.played_ring import PlayedRing
 
 pytestmark = pytest.mark.contract
 
@@ -19,7 +16,7 @@ CHUNK_BYTES = 32
 DTYPES = ("float32", "float64", "int64", "bool", "float16", "bfloat16", "uint32")
 
 
-class Wire:
+class Wire(PlayedRing):
     """A ring of two: what the one that gives sent is there when the other asks for it, as long as the ring holds."""
 
     def __init__(self) -> None:
@@ -28,33 +25,14 @@ class Wire:
         self.breaks_at: int | None = None
         """Of the exchanges of one that takes, the one in which the ring breaks."""
 
-    def gathered(self, name, tensor):
-        def met(mine):
-            if len(mine):
-                self.sent[name] = mine.numpy()
-                return mine
-            if len(self.asked) == self.breaks_at:
-                raise ConnectionResetError("the peer is gone")
-            self.asked.append(name)
-            return self.sent[name]
-
-        made = tf.py_function(met, [tensor], tensor.dtype)
-        made.set_shape([None, *tensor.shape[1:]])
-        return made
-
-    def reduced(self, name, tensor):
-        raise AssertionError("nothing is summed")
-
-    def enter(self, place) -> None: ...
-
-    def leave(self) -> None: ...
-
-    @contextmanager
-    def guarded(self) -> Iterator[None]:
-        try:
-            yield
-        except tf.errors.OpError as error:
-            raise RingBroken("the peer is gone") from error
+    def met(self, name, mine):
+        if len(mine):
+            self.sent[name] = mine.numpy()
+            return mine
+        if len(self.asked) == self.breaks_at:
+            raise ConnectionResetError("the peer is gone")
+        self.asked.append(name)
+        return self.sent[name]
 
 
 def variables(first: int) -> list[keras.Variable]:

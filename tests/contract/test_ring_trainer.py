@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from elasticdl.clock import SystemClock
 from elasticdl.model.ring_step import RingOutcome
@@ -20,13 +17,13 @@ from elasticdl.worker.gauges import Gauges
 from elasticdl.worker.leases import LeaseKeeper
 from elasticdl.worker.outbox import Outbox
 from elasticdl.worker.patience import Patience
-from elasticdl.worker.ring import RingBroken
 from elasticdl.worker.ring_forms import Forms
 from elasticdl.worker.ring_reading import End, Part
 from elasticdl.worker.ring_state import Exchange
 from elasticdl.worker.ring_trainer import Parts, Position, RingTrainer
 from elasticdl.worker.surroundings import Surroundings
 from elasticdl.worker.watch import Watch
+from tests.contract.played_ring import PlayedRing
 
 pytestmark = pytest.mark.contract
 
@@ -36,7 +33,7 @@ SHAPES = ((3,), (2, 2), (5,))
 OTHERS_VALUE = 1000.0
 
 
-class Peer:
+class Peer(PlayedRing):
     """A ring of two: the other has `numbers` and, of its state, sends as many chunks as it says before its end."""
 
     def __init__(self) -> None:
@@ -47,33 +44,16 @@ class Peer:
     def enter(self, place) -> None:
         self.size = place.size
 
-    def leave(self) -> None: ...
-
-    def reduced(self, name, tensor):
-        raise AssertionError("the step is played")
-
-    def gathered(self, name, tensor):
-        def met(mine):
-            if self.size == 1:
-                return mine
-            if name.startswith("numbers"):
-                return np.concatenate([[self.numbers], mine])
-            if self.chunks == 0:
-                raise ConnectionResetError("the peer is gone")
-            self.chunks -= 1
-            shape = SHAPES[int(name.partition(".")[2])]
-            return np.frombuffer(np.full(shape, OTHERS_VALUE, np.float32).tobytes(), np.uint8)
-
-        made = tf.py_function(met, [tensor], tensor.dtype)
-        made.set_shape([None, *tensor.shape[1:]])
-        return made
-
-    @contextmanager
-    def guarded(self) -> Iterator[None]:
-        try:
-            yield
-        except tf.errors.OpError as error:
-            raise RingBroken("the peer is gone") from error
+    def met(self, name, mine):
+        if self.size == 1:
+            return mine
+        if name.startswith("numbers"):
+            return np.concatenate([[self.numbers], mine])
+        if self.chunks == 0:
+            raise ConnectionResetError("the peer is gone")
+        self.chunks -= 1
+        shape = SHAPES[int(name.partition(".")[2])]
+        return np.frombuffer(np.full(shape, OTHERS_VALUE, np.float32).tobytes(), np.uint8)
 
 
 class Job:

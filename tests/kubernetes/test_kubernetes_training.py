@@ -20,11 +20,11 @@ import pytest
 from elasticdl.cluster.labels import master_selector
 from elasticdl.errors import ExitCode
 from model_zoo import make_data
+from tests.kubernetes.jobs import JOB_LIMIT_S
 from tests.kubernetes.place import Place
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
-JOB_LIMIT_S = 400.0
 STEP_LIMIT_S = 180.0
 
 
