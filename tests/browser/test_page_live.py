@@ -133,6 +133,8 @@ def test_a_killed_worker_is_on_the_timeline_with_its_cause_within_two_seconds(
     (end,) = [
         one for one in running.job.events() if one["process"] == name and one["cause"] and one["details"].get("step") == "ended"
     ]
+    # The page and the listener hear of it one after the other.
+    window.page.wait_for_function("(name) => name in ends", arg=name)
     assert window.page.evaluate("(name) => ends[name]", name) - end["at"] < SEEN_WITHIN_S
     # It may be ready before anybody has seen it starting.
     until("another one is shown in its place", lambda: bars.count() > bars_before, 60.0)
