@@ -97,7 +97,7 @@ def native() -> Extension:
     includes = [nanobind.include_dir(), str(binding.parent / "ext/robin_map/include"), "."]
     headers = sorted(glob.glob("elasticdl/*/native/*.h"))
     return Extension(
-        "elasticdl._native",
+        "elasticdl.native._native",
         sources,
         include_dirs=includes,
         depends=headers,

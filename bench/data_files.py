@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from elasticdl._native import crc32c
 from elasticdl.data import open_reader
+from elasticdl.native._native import crc32c
 from elasticdl.shard import Shard, ShardId
 
 SIZE_BYTES = 100 << 20

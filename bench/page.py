@@ -26,20 +26,20 @@ from bench import paint
 from elasticdl.clock import ManualClock
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.fake import FakeCluster
-from elasticdl.history.chronicle import Chronicle
+from elasticdl.history.event_log import EventLog
 from elasticdl.history.snapshot import about
 from elasticdl.job import Action, JobSpec
 from elasticdl.master.core import events as e
 from elasticdl.master.core.commands import Announce, GrantLease
 from elasticdl.master.core.state import JobState
-from elasticdl.master.fencing import Fences
-from elasticdl.master.front_desk import FrontDesk
-from elasticdl.master.inbox import Inbox
-from elasticdl.master.server_roster import ServerRoster
+from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.executor.fencing import Fences
+from elasticdl.master.gateway.process_gateway import ProcessGateway
+from elasticdl.master.gateway.ps_registry import PsRegistry
+from elasticdl.master.status.access import AccessGuard
 from elasticdl.master.status.collector import Collector
-from elasticdl.master.status.guard import Guard
+from elasticdl.master.status.job_view import JobView
 from elasticdl.master.status.server import StatusServer
-from elasticdl.master.status.watched import Watched
 from elasticdl.page import render_page
 from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.conversation import Progress
@@ -61,15 +61,15 @@ class Master:
         flags = {"model_zoo": "z", "model_def": "m", "training_data": "t", "num_workers": f"1:{WORKERS}", "job_name": "large"}
         spec = JobSpec.from_flags(Action.TRAIN, {**flags, "records_per_task": SHARD_RECORDS, "num_epochs": 2})
         self.clock = clock = ManualClock(wall_s=time.time())
-        self.inbox = Inbox(clock)
+        self.inbox = EventQueue(clock)
         self.core = JobState(spec)
-        roster = ServerRoster(1, lambda name, address: GrpcServerControl(str(name), address, Credentials(TOKEN, "m"), 1))
-        self.desk = FrontDesk(self.inbox, roster, Fences(roster), Task.TRAINING, self.core.may_attach)
-        self.chronicle = Chronicle(directory / "events.jsonl", clock.wall_s())
+        roster = PsRegistry(1, lambda name, address: GrpcServerControl(str(name), address, Credentials(TOKEN, "m"), 1))
+        self.desk = ProcessGateway(self.inbox, roster, Fences(roster), Task.TRAINING, self.core.may_attach)
+        self.chronicle = EventLog(directory / "events.jsonl", clock.wall_s())
         collector = Collector(directory / "series.json", clock)
-        self.watched = Watched(about(spec, clock.wall_s()), self.core, self.desk, self.inbox, self.chronicle, collector)
+        self.watched = JobView(about(spec, clock.wall_s()), self.core, self.desk, self.inbox, self.chronicle, collector)
         self.watched.cluster = FakeCluster()
-        self.page = StatusServer(self.watched, Guard(TOKEN), 1)
+        self.page = StatusServer(self.watched, AccessGuard(TOKEN), 1)
         self.leases: dict[ProcessName, list[Lease]] = {}
         self.offsets: dict[ProcessName, int] = {}
         self.reports = 0
@@ -100,7 +100,7 @@ class Master:
             name = ProcessName(Role.WORKER, index)
             self.put(e.ProcessSeen(self.inbox.at_s(), name, True, f"node-{index % 50}"))
             self.put(e.ProcessAttached(self.inbox.at_s(), name))
-            self.desk.attendance.claim(name, "i").announced = True
+            self.desk.sessions.claim(name, "i").announced = True
             for _ in range(2):
                 self.put(e.LeaseRequested(self.inbox.at_s(), name))
 
@@ -111,7 +111,7 @@ class Master:
         assert lease.shard is not None
         offset = min(lease.shard.records, self.offsets.get(name, lease.offset) + 10 * BATCH)
         done, at_s = offset == lease.shard.records, self.inbox.at_s()
-        presence = self.desk.attendance.heard(name)
+        presence = self.desk.sessions.heard(name)
         assert presence is not None
         gauges = {
             "rss_bytes": 4e8 + offset,

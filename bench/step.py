@@ -20,13 +20,13 @@ import numpy as np
 import tensorflow as tf
 
 from bench.deepfm_data import arrays
-from elasticdl import _native
 from elasticdl.embedding.rules import initial_slot
 from elasticdl.embedding.table import native_optimizer, native_table
 from elasticdl.job import ModelSection
 from elasticdl.model.module import load_module
-from elasticdl.model.served import ServedModel
+from elasticdl.model.ps_model import PsModel
 from elasticdl.model.step import CompiledStep
+from elasticdl.native import _native
 from elasticdl.rpc.parameters import Pulled
 
 PARTS = ("prepare", "pull", "step", "push")
@@ -34,7 +34,7 @@ PARTS = ("prepare", "pull", "step", "push")
 
 def main(kind: str, batch: int, seconds: float) -> None:
     module = load_module(ModelSection(model_zoo=str(Path(__file__).parent / "zoo"), model_def="deepfm"))
-    served = ServedModel.build(module, {"optimizer": kind}, threshold_bytes=1 << 20, seed=0)
+    served = PsModel.build(module, {"optimizer": kind}, threshold_bytes=1 << 20, seed=0)
     step = CompiledStep(served, module)
     spec = served.parameters
     tables = [native_table(table, spec.optimizer) for table in spec.tables]

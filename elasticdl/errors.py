@@ -24,6 +24,8 @@ class ExitCode(IntEnum):
     USAGE = 2
     CLUSTER_REFUSED = 3
     NO_SUCH_JOB = 4
+    STALLED = 5
+    """Nothing in the job moved any more, and nothing that could be done about it helped."""
     # Of worker and ps processes only; the master reads them as facts.
     USER_ERROR = 64
     FENCED = 65

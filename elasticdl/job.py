@@ -1,8 +1,8 @@
-"""The job as one frozen, validated value. Flags, `job.yaml` and `elasticdl.train()` all become one, and it travels to
-the master whole, as JSON.
+"""The job as one frozen, validated value. It travels to the master and the workers whole, as JSON.
 
-Every field of a section is one flag (`--kebab-case`) and one YAML key; names are unique over all sections. Nothing
-here reads files or knows TensorFlow.
+Every field of a section is one flag (`--kebab-case`) and one YAML key: this file and `kubernetes_section.py` declare
+its name, type, default, limits and help. Names are unique over all sections. `elasticdl.cli.request` settles what a
+person asks for into a job. Nothing here reads files or knows TensorFlow.
 """
 
 from __future__ import annotations
@@ -12,11 +12,22 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Self, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 
 from elasticdl.errors import SpecError
+from elasticdl.flag import DATA, DIRECTORY, NeededBy, UnusedOnRing, UsedBy, Value, mark
+from elasticdl.job_name import LONGEST, is_valid
 from elasticdl.job_problems import flag_of, missing, problem_of
-from elasticdl.kubernetes_section import ZOO_OF_IMAGES, KubernetesSection
+from elasticdl.kubernetes_section import ZOO_OF_IMAGES, KubernetesSection, is_json, parse_json
 
 
 class Action(StrEnum):
@@ -66,7 +77,7 @@ class _Section(BaseModel):
 
 
 class WorkerRange(_Section):
-    """How many workers: between `low` and `high`. Written `N` or `MIN:MAX`."""
+    """How many workers: between `low` and `high`. Written `N` or `MIN:MAX`, in JSON too."""
 
     low: int = Field(ge=1)
     high: int = Field(ge=1)
@@ -77,6 +88,7 @@ class WorkerRange(_Section):
             raise ValueError(f"MIN {self.low} is above MAX {self.high}")
         return self
 
+    @model_serializer
     def __str__(self) -> str:
         return str(self.low) if self.low == self.high else f"{self.low}:{self.high}"
 
@@ -97,20 +109,42 @@ Scalar: TypeAlias = bool | int | float | str
 
 
 def parse_params(value: object) -> object:
-    """`"a=1;b=x"`, a list of `key=value`, or a mapping, to typed scalars. Values are never evaluated."""
+    """`"a=1;b=x"`, JSON, a list of `key=value`, or a mapping, to typed scalars. Values are never evaluated."""
+    pairs = _pairs(value)
+    return {key: _scalar(text) for key, text in pairs.items()} if isinstance(pairs, _Texts) else pairs
+
+
+def parse_envs(value: object) -> object:
+    """The same to strings, as they are typed."""
+    pairs = _pairs(value)
+    if isinstance(pairs, _Texts):
+        return {key: _unquoted(text) for key, text in pairs.items()}
+    return {key: str(item) for key, item in pairs.items()} if isinstance(pairs, Mapping) else pairs
+
+
+class _Texts(dict[str, str]):
+    """Values as they are typed, by key."""
+
+
+def _pairs(value: object) -> object:
+    """Texts where they are typed as `key=value`; anything else as it is, JSON read."""
+    if isinstance(value, tuple):  # of a flag that was given several times
+        value = ";".join(map(str, value))
+    if is_json(value):
+        return parse_json(value)
     if isinstance(value, str):
         value = [part for part in value.split(";") if part.strip()]
-    if isinstance(value, (list, tuple)):
-        pairs: dict[str, Scalar] = {}
-        for part in value:
-            key, sign, text = str(part).partition("=")
-            if not sign or not key.strip().isidentifier():
-                raise ValueError(f"expected key=value, got {part!r}")
-            if key.strip() in pairs:
-                raise ValueError(f"{key.strip()} is there twice")
-            pairs[key.strip()] = _scalar(text.strip())
-        return pairs
-    return value
+    if not isinstance(value, list):
+        return value
+    pairs = _Texts()
+    for part in value:
+        key, sign, text = str(part).partition("=")
+        if not sign or not key.strip().isidentifier():
+            raise ValueError(f"expected key=value, got {part!r}")
+        if key.strip() in pairs:
+            raise ValueError(f"{key.strip()} is there twice")
+        pairs[key.strip()] = text.strip()
+    return pairs
 
 
 def _scalar(text: str) -> Scalar:
@@ -121,45 +155,51 @@ def _scalar(text: str) -> Scalar:
             return kind(text)
         except ValueError:
             continue
-    if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
-        return text[1:-1]
-    return text
+    return _unquoted(text)
 
 
-def parse_envs(value: object) -> object:
-    """`"A=1;B=x"` or a mapping to strings."""
-    parsed = parse_params(value) if isinstance(value, (str, list, tuple)) else value
-    return {key: str(item) for key, item in parsed.items()} if isinstance(parsed, Mapping) else parsed
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
-Params: TypeAlias = Annotated[Mapping[str, Scalar], BeforeValidator(parse_params)]
+_PAIRS = Value("KEY=VALUE", repeats=True)
+Params: TypeAlias = Annotated[Mapping[str, Scalar], BeforeValidator(parse_params), _PAIRS]
+Envs: TypeAlias = Annotated[Mapping[str, str], BeforeValidator(parse_envs), _PAIRS]
+Directory: TypeAlias = Annotated[str, DIRECTORY]
+Data: TypeAlias = Annotated[str, DATA]
+_TRAIN, _EVALUATE, _PREDICT = (Action.TRAIN,), (Action.EVALUATE,), (Action.PREDICT,)
+_NO_SERVERS = "there are no parameter servers"
 
 
 class ModelSection(_Section):
     """Which model."""
 
-    model_zoo: str = Field(description="Directory of model modules; on a cluster by default /model_zoo of the image.")
-    model_def: str = Field(description="Module, or module.function, that makes the model: `iris` or `mnist.cnn.Model`.")
+    model_zoo: Directory = Field(description="Directory of model modules; on a cluster by default /model_zoo of the image.")
+    model_def: Annotated[str, Value("MODULE")] = Field(
+        description="Module, or module.function, that makes the model: `iris` or `mnist.cnn.Model`."
+    )
     model_params: Params = Field(default_factory=dict, description="`key=value;…` for custom_model; typed, not evaluated.")
 
 
 class DataSection(_Section):
     """Which records, and how they are cut and ordered."""
 
-    training_data: str = Field(
+    training_data: Annotated[Data, UsedBy(_TRAIN), NeededBy(_TRAIN)] = Field(
         default="", description="Data to train on: file, directory, glob, or what the module's own reader takes."
     )
-    validation_data: str = Field(
+    validation_data: Annotated[Data, UsedBy(_TRAIN + _EVALUATE), NeededBy(_EVALUATE)] = Field(
         default="", description="Data to evaluate on: file, directory, glob, or what the module's own reader takes."
     )
-    prediction_data: str = Field(
+    prediction_data: Annotated[Data, UsedBy(_PREDICT), NeededBy(_PREDICT)] = Field(
         default="", description="Data to predict for: file, directory, glob, or what the module's own reader takes."
     )
     data_reader_params: Params = Field(default_factory=dict, description="`key=value;…` for the data reader.")
     minibatch_size: int = Field(default=64, ge=1, description="Records a worker trains on in one step.")
     records_per_task: int = Field(default=0, ge=0, description="Records in a shard; 0: 64 minibatches, fewer if the data is small.")
-    num_epochs: int = Field(default=1, ge=1, description="Passes over the training data.")
-    shuffle: Shuffle = Field(default=Shuffle.RECORDS, description="Order of training data: none, shards, or records too.")
+    num_epochs: Annotated[int, UsedBy(_TRAIN)] = Field(default=1, ge=1, description="Passes over the training data.")
+    shuffle: Annotated[Shuffle, UsedBy(_TRAIN)] = Field(
+        default=Shuffle.RECORDS, description="Order of training data: none, shards, or records too."
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of shuffling and of initial weights.")
     max_bad_records: int = Field(default=0, ge=0, description="Unreadable records to leave out before the job fails.")
 
@@ -168,65 +208,92 @@ class TrainingSection(_Section):
     """How to train."""
 
     distribution_strategy: Strategy = Field(default=Strategy.PARAMETER_SERVER, description="How workers keep one model.")
-    evaluation_steps: int = Field(
-        default=0, ge=0, description="Evaluate each time the model's version grew by this, one a step; 0: at the end only."
+    evaluation_steps: Annotated[int, UsedBy(_TRAIN)] = Field(
+        default=0, ge=0, description="Evaluate every N steps; 0: at the end only."
     )
-    evaluation_seconds: float = Field(
-        default=0, ge=0, allow_inf_nan=False, description="Evaluate each time so many seconds passed; 0: never for that."
+    evaluation_seconds: Annotated[float, UsedBy(_TRAIN)] = Field(
+        default=0, ge=0, allow_inf_nan=False, description="Evaluate at this interval; 0 disables."
     )
-    max_staleness: int = Field(default=1, ge=0, le=8, description="A worker's own updates that a step may be computed without.")
-    embedding_threshold_bytes: int = Field(
+    max_staleness: Annotated[int, UsedBy(_TRAIN), UnusedOnRing("a ring's steps are in common, none is stale")] = Field(
+        default=1,
+        ge=0,
+        le=8,
+        description="Maximum number of a worker's own unacknowledged updates per step.",
+    )
+    embedding_threshold_bytes: Annotated[
+        int, UnusedOnRing(f"{_NO_SERVERS}, and embeddings are ordinary variables of every worker")
+    ] = Field(
         default=2 << 20,
         ge=0,
         description="keras.layers.Embedding layers of at least this size live on the parameter servers by row.",
     )
-    global_batch: GlobalBatch = Field(
-        default=GlobalBatch.FIXED, description="AllReduce: --minibatch-size is that of the whole ring, or of each member (scaled)."
+    global_batch: Annotated[GlobalBatch, UsedBy(_TRAIN)] = Field(
+        default=GlobalBatch.FIXED,
+        description="AllReduce: --minibatch-size is that of the whole ring, or of each member (scaled).",
     )
-    lr_scaling: RateScaling = Field(
-        default=RateScaling.NONE, description="AllReduce, scaled: how the learning rate grows with the members: none, linear, sqrt."
+    lr_scaling: Annotated[RateScaling, UsedBy(_TRAIN)] = Field(
+        default=RateScaling.NONE,
+        description="AllReduce, scaled: how the learning rate grows with the members: none, linear, sqrt.",
     )
-    max_nonfinite_steps: int = Field(default=3, ge=1, description="Steps in a row with NaN or Inf before the job fails.")
+    max_nonfinite_steps: Annotated[
+        int,
+        UsedBy(_TRAIN),
+        UnusedOnRing("a ring's steps are in common, and the first one that gives NaN or Inf ends the job"),
+    ] = Field(default=3, ge=1, description="Steps in a row with NaN or Inf before the job fails.")
     max_failed_shards: int = Field(default=0, ge=0, description="Shards that may be given up after three failures each.")
 
 
 class CheckpointSection(_Section):
     """What is kept."""
 
-    checkpoint_steps: int = Field(
-        default=0, ge=0, description="Checkpoint each time the model's version grew by this, one a step; 0: never."
+    checkpoint_steps: Annotated[int, UsedBy(_TRAIN)] = Field(
+        default=0, ge=0, description="Make a checkpoint every N steps; 0: never."
     )
-    keep_checkpoint_max: int = Field(default=3, ge=0, description="Newest checkpoints to keep; 0 keeps all.")
-    checkpoint_dir_for_init: str = Field(default="", description="Checkpoint directory to take the parameters from.")
-    resume: bool = Field(default=False, description="Go on with the job in --job-dir from its newest checkpoint.")
-    output: str = Field(
+    keep_checkpoint_max: Annotated[int, UsedBy(_TRAIN)] = Field(
+        default=3, ge=0, description="Newest checkpoints to keep; 0 keeps all."
+    )
+    checkpoint_dir_for_init: Annotated[Directory, NeededBy(_EVALUATE + _PREDICT)] = Field(
+        default="", description="Checkpoint directory to take the parameters from."
+    )
+    resume: Annotated[bool, UsedBy(_TRAIN)] = Field(
+        default=False, description="Go on with the job in --job-dir from its newest checkpoint."
+    )
+    output: Annotated[Directory, UsedBy(_TRAIN + _PREDICT)] = Field(
         default="",
         description="Directory for the exported model, or for predictions, unless a PredictionOutputsProcessor takes them.",
     )
-    tensorboard_log_dir: str = Field(default="", description="Directory for TensorBoard: loss and metrics by model version.")
+    tensorboard_log_dir: Annotated[Directory, UsedBy(_TRAIN + _EVALUATE)] = Field(
+        default="", description="Directory for TensorBoard: loss and metrics by model version."
+    )
 
 
 class ClusterSection(_Section):
     """Where and with how many processes."""
 
-    job_name: str = Field(default="", description="Name of the job; default: from the model and the time.")
-    job_dir: str = Field(default="", description="Directory for all that the job leaves; default: jobs/NAME.")
-    num_workers: Annotated[WorkerRange, BeforeValidator(WorkerRange.parse)] = Field(
+    job_name: Annotated[str, Value("NAME")] = Field(
+        default="", description="Name of the job; default: from the model and the time."
+    )
+    job_dir: Directory = Field(default="", description="Directory for all that the job leaves; default: jobs/NAME.")
+    num_workers: Annotated[WorkerRange, BeforeValidator(WorkerRange.parse), Value("N|MIN:MAX")] = Field(
         default=WorkerRange(low=1, high=1), description="Workers, as N or MIN:MAX."
     )
     num_ps_pods: int = Field(default=1, ge=0, description="Parameter servers; none with AllreduceStrategy.")
     max_relaunches: int = Field(default=3, ge=0, description="Failures by the user's own code to retry before the job fails.")
-    status_port: int = Field(default=0, ge=0, le=65535, description="Port of the status page on this machine; 0: any that is free.")
-    envs: Annotated[Mapping[str, str], BeforeValidator(parse_envs)] = Field(
-        default_factory=dict, description="`KEY=value;…` for the environment of all processes."
+    stall_seconds: float = Field(
+        default=60,
+        ge=0,
+        allow_inf_nan=False,
+        description="Act on a job in which nothing has moved for this long; 0: only report it.",
     )
-
-
-JOB_NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
+    status_port: int = Field(default=0, ge=0, le=65535, description="Port of the status page on this machine; 0: any that is free.")
+    envs: Envs = Field(default_factory=dict, description="`KEY=value;…` for the environment of all processes.")
 
 
 class JobSpec(_Section):
-    """Everything a job is. Build it with `from_flags`; `model_dump_json` and `model_validate_json` carry it."""
+    """Everything a job is. Build it with `from_flags`; `model_dump_json` and `model_validate_json` carry it.
+
+    The fields that are no sections are no flags: the command that made the job sets them.
+    """
 
     action: Action
     model: ModelSection
@@ -236,10 +303,17 @@ class JobSpec(_Section):
     cluster: ClusterSection
     kubernetes: KubernetesSection = KubernetesSection()
     workers_anew: bool = False
-    """`--num-workers` was given to the command that made this job: a --resume begins with it, whatever the job was scaled to before."""
+    """`--num-workers` was given to the command that made this job: a --resume begins with it, whatever
+    the job was scaled to before."""
+    generated_name: bool = False
+    """Nobody chose the job's name, so it gives way to a job that has it already."""
+    resume_command: str = ""
+    """Of a job on a cluster: what a person types to go on from its newest checkpoint."""
+    restart_command: str = ""
+    """Of a job on a cluster: what a person types to begin it afresh."""
 
     @classmethod
-    def from_flags(cls, action: Action, flags: Mapping[str, Any], *, workers_anew: bool = False) -> JobSpec:
+    def from_flags(cls, action: Action, flags: Mapping[str, Any]) -> JobSpec:
         """From flat names, kebab or snake case. Raises SpecError that names the flag, the value and what is expected."""
         refuse_unknown(flags)
         given = {key.replace("-", "_"): value for key, value in flags.items()}
@@ -251,28 +325,27 @@ class JobSpec(_Section):
             section: {name: given[name] for name in model.model_fields if name in given} for section, model in SECTIONS.items()
         }
         try:
-            spec = cls(action=action, workers_anew=workers_anew, **nested)  # type: ignore[arg-type]
+            spec = cls(action=action, **nested)  # type: ignore[arg-type]
         except ValidationError as error:
-            raise problem_of(error, SECTIONS, action, _needed(action, given)) from error
-        spec.check()
+            raise problem_of(error, SECTIONS, action, _lacking(action, given)) from error
+        spec._check(given)
         return spec
 
-    def flags(self) -> dict[str, Any]:
-        """Every field under its flat name, as plain values: `from_flags` makes the same job of it."""
-        found = {name: value for section in SECTIONS for name, value in getattr(self, section).model_dump(mode="json").items()}
-        return {**found, "num_workers": str(self.cluster.num_workers)}
+    def flags(self, *, defaults: bool = True) -> dict[str, Any]:
+        """Plain values by flat name, as `from_flags` takes them; without `defaults` only what differs from these."""
+        sections = (getattr(self, section) for section in SECTIONS)
+        dumps = (one.model_dump(mode="json", exclude_defaults=not defaults) for one in sections)
+        return {name: value for dump in dumps for name, value in dump.items()}
 
-    def told(self) -> dict[str, Any]:
-        """Those of `flags` that are not what they are by default."""
-        fields = {name: field for model in SECTIONS.values() for name, field in model.model_fields.items()}
-        plain = {section: getattr(self, section) for section in SECTIONS}
-        values = {name: getattr(section, name) for section in plain.values() for name in type(section).model_fields}
-        flags = self.flags()
-        return {
-            name: flags[name]
-            for name, field in fields.items()
-            if field.is_required() or values[name] != field.get_default(call_default_factory=True)
+    def replace(self, **values: object) -> JobSpec:
+        """The same job with other values of these fields, by their flat names. They are not checked."""
+        parts = {
+            section: {name: values.pop(name) for name in model.model_fields if name in values}
+            for section, model in SECTIONS.items()
         }
+        changed = {section: getattr(self, section).model_copy(update=part) for section, part in parts.items() if part}
+        assert values.keys() <= type(self).model_fields.keys(), values
+        return self.model_copy(update=changed | values)
 
     @property
     def on_kubernetes(self) -> bool:
@@ -287,18 +360,17 @@ class JobSpec(_Section):
     def made_by(self, strategy: Strategy) -> JobSpec:
         """The same job as one of that strategy: with servers, or without."""
         servers = 0 if strategy is Strategy.ALLREDUCE else max(1, self.cluster.num_ps_pods)
-        training = self.training.model_copy(update={"distribution_strategy": strategy})
-        return self.model_copy(update={"training": training, "cluster": self.cluster.model_copy(update={"num_ps_pods": servers})})
+        return self.replace(distribution_strategy=strategy, num_ps_pods=servers)
 
-    def check(self) -> None:
+    def _check(self, given: Mapping[str, Any]) -> None:
         """What one field alone cannot show. Raises SpecError."""
-        if lacking := _needed(self.action, self.flags()):
+        if lacking := _lacking(self.action, given):
             raise missing(lacking, self.action)
         self._check_strategy()
-        if self.cluster.job_name and not JOB_NAME.fullmatch(self.cluster.job_name):
+        if self.cluster.job_name and not is_valid(self.cluster.job_name):
             raise SpecError(
-                f"--job-name {self.cluster.job_name!r} is not usable",
-                hint="at most 52 characters of a-z, 0-9 and '-', beginning with a letter, not ending with '-'",
+                f"invalid --job-name {self.cluster.job_name!r}",
+                hint=f"at most {LONGEST} characters of a-z, 0-9 and '-', beginning with a letter, not ending with '-'",
             )
         if (self.training.evaluation_steps or self.training.evaluation_seconds) and not self.data.validation_data:
             raise SpecError(
@@ -348,30 +420,20 @@ class JobSpec(_Section):
                 hint="a step has the same number of records whatever the number of workers; add --global-batch scaled",
             )
         if ring and self.action is Action.TRAIN:
-            self._check_heeded()
+            self._refuse_unused_on_ring()
         if not ring and training.global_batch is not GlobalBatch.FIXED:
             raise SpecError("--global-batch scaled is of a ring", hint=f"add --distribution-strategy {Strategy.ALLREDUCE}")
 
-    def _check_heeded(self) -> None:
-        """What a ring would leave unheeded."""
-        for section, name, why in _NOT_OF_RINGS:
-            given = getattr(self, section)
-            if getattr(given, name) != type(given).model_fields[name].get_default(call_default_factory=True):
+    def _refuse_unused_on_ring(self) -> None:
+        used = self.flags(defaults=False)
+        for name, field in FIELDS.items():
+            if name in used and (unused := mark(field, UnusedOnRing)):
                 raise SpecError(
-                    f"--{name.replace('_', '-')} with --distribution-strategy {Strategy.ALLREDUCE}", hint=f"leave it out: {why}"
+                    f"{flag_of(name)} with --distribution-strategy {Strategy.ALLREDUCE}",
+                    hint=f"leave it out: {unused.why}",
                 )
 
 
-_NO_SERVERS = "there are no parameter servers"
-_NOT_OF_RINGS = (
-    ("training", "max_staleness", "a ring's steps are in common, none is stale"),
-    ("training", "max_nonfinite_steps", "a ring's steps are in common, and the first one that gives NaN or Inf ends the job"),
-    ("training", "embedding_threshold_bytes", f"{_NO_SERVERS}, and embeddings are ordinary variables of every worker"),
-    ("kubernetes", "ps_resource_request", _NO_SERVERS),
-    ("kubernetes", "ps_resource_limit", _NO_SERVERS),
-    ("kubernetes", "ps_pod_priority", _NO_SERVERS),
-)
-"""Section, field, and why it makes no difference to training on a ring."""
 _VOLUME = "for example --volume claim_name=CLAIM,mount_path=/data --job-dir /data/NAME --output /data/NAME/export"
 SECTIONS: Mapping[str, type[BaseModel]] = {
     "model": ModelSection,
@@ -383,48 +445,45 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
 }
 
 
-_OF_TRAINING = frozenset(
-    (
-        *("training_data", "num_epochs", "shuffle", "evaluation_steps", "evaluation_seconds", "max_staleness", "global_batch"),
-        *("lr_scaling", "max_nonfinite_steps", "checkpoint_steps", "keep_checkpoint_max", "resume"),
-    )
-)
-UNHEEDED: Mapping[Action, frozenset[str]] = {
-    Action.TRAIN: frozenset({"prediction_data"}),
-    Action.EVALUATE: _OF_TRAINING | {"prediction_data", "output"},
-    Action.PREDICT: _OF_TRAINING | {"validation_data", "tensorboard_log_dir"},
-}
-"""Fields that make no difference to an action: no flags of its verb. In a file, which may be for several verbs, they are no error."""
-NEEDED: Mapping[Action, tuple[str, ...]] = {
-    Action.TRAIN: ("training_data",),
-    Action.EVALUATE: ("validation_data", "checkpoint_dir_for_init"),
-    Action.PREDICT: ("prediction_data", "checkpoint_dir_for_init"),
-}
-"""Fields that an action cannot do without, beside those that none can."""
+FIELDS: Mapping[str, FieldInfo] = {name: field for section in SECTIONS.values() for name, field in section.model_fields.items()}
+"""Every flag by its flat name, as it is declared above and in `kubernetes_section.py`."""
 
 
-def refuse_unheeded(action: Action, keys: Iterable[str]) -> None:
-    """Raises SpecError for the first key, in kebab or snake case, that was given for an action and makes no difference to it."""
-    for key in keys:
-        name = key.replace("-", "_")
-        if name in UNHEEDED[action]:
-            takers = "`, `".join(f"elasticdl {one}" for one, unheeded in UNHEEDED.items() if name not in unheeded)
-            raise SpecError(f"`elasticdl {action}` does not heed {flag_of(name)}", hint=f"leave it out: it is for `{takers}`")
+def is_used(name: str, action: str) -> bool:
+    """Whether a flag makes a difference to an action. In a file, which may be for several, any flag is no error."""
+    used_by = mark(FIELDS[name], UsedBy)
+    return used_by is None or action in used_by.actions
 
 
-def _needed(action: Action, given: Mapping[str, Any]) -> list[str]:
-    """Fields that an action cannot do without and that are not there."""
-    return [name for name in NEEDED[action] if not given.get(name)]
+def is_needed(name: str, action: str) -> bool:
+    """Whether an action cannot do without a flag."""
+    needed_by = mark(FIELDS[name], NeededBy)
+    return FIELDS[name].is_required() or (needed_by is not None and action in needed_by.actions)
+
+
+def refuse_unused(action: Action, names: Iterable[str]) -> None:
+    """Raises SpecError for the first of these flags, in snake case, that makes no difference to an action."""
+    for name in names:
+        if name in FIELDS and not is_used(name, action):
+            takers = "`, `".join(f"elasticdl {one}" for one in Action if is_used(name, one))
+            raise SpecError(
+                f"`elasticdl {action}` does not accept {flag_of(name)}",
+                hint=f"leave it out: it is for `{takers}`",
+            )
 
 
 def refuse_unknown(keys: Iterable[str]) -> None:
     """Raises SpecError for the first key, in kebab or snake case, that is no field of a job."""
-    known = [name for model in SECTIONS.values() for name in model.model_fields]
     for key in keys:
         name = key.replace("-", "_")
-        if name not in known:
+        if name not in FIELDS:
             import difflib
 
-            near = difflib.get_close_matches(name, known, n=1)
+            near = difflib.get_close_matches(name, FIELDS, n=1)
             hint = f"did you mean {near[0].replace('_', '-')}?" if near else "see `elasticdl train --help`"
             raise SpecError(f"unknown key {key!r}", hint=hint)
+
+
+def _lacking(action: Action, given: Mapping[str, Any]) -> list[str]:
+    """Flags with a default that the action cannot do without and that are not there."""
+    return [name for name, field in FIELDS.items() if not field.is_required() and is_needed(name, action) and not given.get(name)]

@@ -1,4 +1,4 @@
-"""The flags of a job that mean something on a Kubernetes cluster only. Plain values; `cluster/planning.py` makes objects of them.
+"""The flags of a job that mean something on a Kubernetes cluster only. Plain values; `cluster/kubernetes/planning.py` makes objects of them.
 
 Quantities, tolerations, affinity and volume sources are Kubernetes' own words and travel unchanged.
 """
@@ -16,6 +16,7 @@ from typing import Annotated, Any, Self, TypeAlias
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from elasticdl.errors import SpecError
+from elasticdl.flag import Offer, UnusedOnRing, Value
 
 ZOO_OF_IMAGES = "/model_zoo"
 """Where `elasticdl zoo build` puts the modules."""
@@ -60,7 +61,9 @@ def quantity_bytes(text: str) -> int:
 
 
 def parse_pairs(value: object) -> object:
-    """`"cpu=1,memory=2Gi"` or a mapping, to strings."""
+    """`"cpu=1,memory=2Gi"`, JSON or a mapping, to strings."""
+    if is_json(value):
+        value = parse_json(value)
     if isinstance(value, str):
         pairs: dict[str, str] = {}
         for part in filter(None, (part.strip() for part in value.split(","))):
@@ -75,8 +78,15 @@ def parse_pairs(value: object) -> object:
 
 
 def parse_names(value: object) -> object:
-    """`"a,b"` or a list."""
+    """`"a,b"`, JSON or a list."""
+    if is_json(value):
+        return parse_json(value)
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+def is_json(value: object) -> bool:
+    """Whether it is text with a JSON object or list, as any flag takes it whose value has parts."""
+    return isinstance(value, str) and value.lstrip()[:1] in ("{", "[")
 
 
 def parse_json(value: object) -> object:
@@ -91,10 +101,10 @@ def parse_json(value: object) -> object:
 
 def parse_volumes(value: object) -> object:
     """`"claim_name=c1,mount_path=/data;host_path=/x,mount_path=/y"`, JSON, or a list of such and of mappings."""
+    if is_json(value):
+        found = parse_json(value)
+        return found if isinstance(found, list) else [found]
     if isinstance(value, str):
-        if value.lstrip()[:1] in ("[", "{"):
-            found = parse_json(value)
-            return found if isinstance(found, list) else [found]
         return [parse_pairs(part) for part in value.split(";") if part.strip()]
     if isinstance(value, (list, tuple)):
         found = [parse_volumes(part) if isinstance(part, str) else [part] for part in value]
@@ -199,10 +209,11 @@ def _apart(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
     return mounts
 
 
-Resource: TypeAlias = Annotated[Mapping[str, str], BeforeValidator(parse_pairs), AfterValidator(_all_quantities)]
-ObjectName: TypeAlias = Annotated[str, AfterValidator(object_name)]
-ClassName: TypeAlias = Annotated[str, AfterValidator(_class_name)]
-Pairs: TypeAlias = Annotated[Mapping[str, str], BeforeValidator(parse_pairs)]
+Pairs: TypeAlias = Annotated[Mapping[str, str], BeforeValidator(parse_pairs), Value("KEY=VALUE,…")]
+Resource: TypeAlias = Annotated[Pairs, AfterValidator(_all_quantities)]
+ObjectName: TypeAlias = Annotated[str, AfterValidator(object_name), Value("NAME")]
+ClassName: TypeAlias = Annotated[str, AfterValidator(_class_name), Value("NAME")]
+_NO_SERVERS = UnusedOnRing("there are no parameter servers")
 
 
 class KubernetesSection(BaseModel):
@@ -210,21 +221,28 @@ class KubernetesSection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    image_name: Annotated[str, AfterValidator(_image)] = Field(
+    image_name: Annotated[str, AfterValidator(_image), Value("IMAGE")] = Field(
         default="", description="Image of all processes. Given: the job runs on a Kubernetes cluster."
     )
-    image_pull_policy: PullPolicy = Field(default=PullPolicy.IF_NOT_PRESENT, description="When nodes ask the registry for it.")
-    image_pull_secrets: Annotated[tuple[str, ...], BeforeValidator(parse_names), AfterValidator(_object_names)] = Field(
-        default=(), description="`a,b`: Secrets of the namespace with the registry's passwords."
+    image_pull_policy: PullPolicy = Field(default=PullPolicy.IF_NOT_PRESENT, description="When to pull the image.")
+    image_pull_secrets: Annotated[tuple[str, ...], BeforeValidator(parse_names), AfterValidator(_object_names), Value("NAME,…")] = (
+        Field(default=(), description="`a,b`: Secrets of the namespace with the registry's passwords.")
     )
-    kube_context: str = Field(default="", description="Context of the kubeconfig; default: the current one.")
-    namespace: Annotated[str, AfterValidator(namespace_name)] = Field(
+    kube_context: Annotated[str, Value("NAME", Offer.CONTEXTS)] = Field(
+        default="", description="Context of the kubeconfig; default: the current one."
+    )
+    namespace: Annotated[str, AfterValidator(namespace_name), Value("NAME", Offer.NAMESPACES)] = Field(
         default="", description="Namespace of the job; default: the context's."
     )
     service_account: ObjectName = Field(
         default="elasticdl", description="The master's; docker/rbac.yaml makes one with the rights needed."
     )
-    volume: Annotated[tuple[Mount, ...], BeforeValidator(parse_volumes), AfterValidator(_apart)] = Field(
+    volume: Annotated[
+        tuple[Mount, ...],
+        BeforeValidator(parse_volumes),
+        AfterValidator(_apart),
+        Value("VOLUME", repeats=True),
+    ] = Field(
         default=(),
         description="`claim_name=C,mount_path=/data;host_path=P,mount_path=/x`, also with sub_path and read_only; "
         "JSON or YAML with `source` for other kinds.",
@@ -232,23 +250,29 @@ class KubernetesSection(BaseModel):
     fs_group: int = Field(default=1000, ge=0, description="Group that owns the files of volumes; 0: as the volume has it.")
     run_as_user: int = Field(default=0, ge=0, description="User that processes run as; 0: the image's.")
     master_resource_request: Resource = Field(default_factory=dict, description="`cpu=1,memory=2Gi,…` that the master asks for.")
-    master_resource_limit: Resource = Field(default_factory=dict, description="What the master may not go beyond.")
+    master_resource_limit: Resource = Field(default_factory=dict, description="Resource limits of the master.")
     worker_resource_request: Resource = Field(default_factory=dict, description="The same for each worker.")
     worker_resource_limit: Resource = Field(default_factory=dict, description="`…,nvidia.com/gpu=1` for each worker.")
-    ps_resource_request: Resource = Field(default_factory=dict, description="The same for each parameter server.")
-    ps_resource_limit: Resource = Field(default_factory=dict, description="The same for each parameter server.")
+    ps_resource_request: Annotated[Resource, _NO_SERVERS] = Field(
+        default_factory=dict, description="The same for each parameter server."
+    )
+    ps_resource_limit: Annotated[Resource, _NO_SERVERS] = Field(
+        default_factory=dict, description="The same for each parameter server."
+    )
     master_pod_priority: ClassName = Field(default="", description="Priority class of the master.")
     worker_pod_priority: ClassName = Field(default="", description="Priority class of workers; `{rung}` in it: their rung, from 1.")
-    ps_pod_priority: ClassName = Field(default="", description="Priority class of parameter servers.")
+    ps_pod_priority: Annotated[ClassName, _NO_SERVERS] = Field(default="", description="Priority class of parameter servers.")
     node_selector: Pairs = Field(default_factory=dict, description="`key=value,…` that nodes must have.")
-    tolerations: Annotated[tuple[Mapping[str, Any], ...], BeforeValidator(lambda v: _no_nothing(parse_json(v)))] = Field(
-        default=(), description="JSON (or YAML): Kubernetes' list of tolerations."
-    )
-    affinity: Annotated[Mapping[str, Any] | None, BeforeValidator(parse_json)] = Field(
+    tolerations: Annotated[
+        tuple[Mapping[str, Any], ...],
+        BeforeValidator(lambda v: _no_nothing(parse_json(v))),
+        Value("JSON"),
+    ] = Field(default=(), description="JSON (or YAML): Kubernetes' list of tolerations.")
+    affinity: Annotated[Mapping[str, Any] | None, BeforeValidator(parse_json), Value("JSON")] = Field(
         default=None, description="JSON (or YAML): Kubernetes' affinity, in place of workers near servers, servers apart."
     )
     ttl_seconds: int = Field(default=24 * 3600, ge=0, description="Seconds for which an ended job's objects stay.")
-    oom_memory_limit: Annotated[str, AfterValidator(_memory)] = Field(
+    oom_memory_limit: Annotated[str, AfterValidator(_memory), Value("QUANTITY")] = Field(
         default="",
         description="Most memory, such as 8Gi, for a process that comes back from out of memory; default: twice its first limit.",
     )

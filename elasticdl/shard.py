@@ -84,8 +84,8 @@ class Lease:
     `offset` records of the shard (in the lease's order) were done by earlier attempts and are skipped.
     `shard` is None for SUMMARY and EXPORT. `round` is the evaluation round of EVALUATION and SUMMARY leases and
     `snapshot` the frozen view of the parameters to read (None: the live ones).
-    `payload` is JSON: for SUMMARY the merged metric states, see `master/core/evaluation.py`.
-    `era` is how often this worker's leases had been voided before: a revocation voids those of earlier eras, in whatever
+    `payload` is JSON: for SUMMARY the merged metric states, see `master/core/evaluation/rounds.py`.
+    `revocation` is how often this worker's leases had been voided before: a revocation voids those of earlier revocations, in whatever
     order lease and revocation reach the worker.
     `limit` is the offset up to which to work (0: to the shard's end): leases of a ring end where a checkpoint is due.
     """
@@ -100,7 +100,7 @@ class Lease:
     snapshot: SnapshotId | None = None
     version: int = 0
     payload: str = ""
-    era: int = 0
+    revocation: int = 0
     limit: int = 0
 
     @property
@@ -118,7 +118,7 @@ class Applied:
     offset: int
 
 
-class Mark(StrEnum):
+class Barrier(StrEnum):
     """What an item of the ring is, other than training."""
 
     NONE = ""
@@ -130,7 +130,7 @@ class Mark(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RingItem:
+class WorkItem:
     """One of the ring's sequence, numbered from 1: the same for every member, whenever it asks.
 
     `batch`: records of one step of the whole ring. `rate_scale`: what the learning rate is multiplied with. `lease` is None
@@ -141,5 +141,5 @@ class RingItem:
     lease: Lease | None
     batch: int = 0
     rate_scale: float = 1.0
-    mark: Mark = Mark.NONE
+    mark: Barrier = Barrier.NONE
     snapshot: SnapshotId | None = None

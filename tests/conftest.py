@@ -27,6 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 LONG = (
     "test_zoo_jobs.py",
+    "test_job_fuzz.py",
     "test_job_troubles.py",
     "test_job_churn.py",
     "test_job_input.py",
@@ -38,13 +39,16 @@ LONG = (
     "test_ring_step.py",
     "test_cluster_reflector.py",
     "test_worker_in_job.py",
+    "test_docs_examples.py",
     "test_notebook_example.py",
     "test_page_live.py",
+    "test_ring_fuzz.py",
     "test_ring_jobs.py",
     "test_ring_members.py",
     "test_ring_churn.py",
     "test_ring_checkpoints.py",
     "test_ring_callbacks.py",
+    "test_ring_boundaries.py",
 )
 """The longest files first: what begins last should be short, so that all processes of a run end together.
 

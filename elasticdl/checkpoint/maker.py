@@ -14,7 +14,7 @@ def maker_of(manifest: Manifest) -> Strategy:
     return Strategy.PARAMETER_SERVER if manifest.servers else Strategy.ALLREDUCE
 
 
-def settled(spec: JobSpec) -> JobSpec:
+def as_trained(spec: JobSpec) -> JobSpec:
     """The job with the strategy of the checkpoint that it evaluates or predicts from, whatever its flags say.
 
     One that trains goes on as it was begun, so it stays as it is; so does one whose checkpoint is not (seen) here.

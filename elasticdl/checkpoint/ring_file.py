@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from elasticdl import _native
 from elasticdl.checkpoint import store
 from elasticdl.checkpoint.layout import PartFile
 from elasticdl.errors import Corrupted, UserError
+from elasticdl.native import _native
 
 NAME = "ring.bin"
 

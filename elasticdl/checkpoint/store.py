@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticdl import _native
 from elasticdl.checkpoint.layout import MANIFEST, Manifest, PartFile, directory_name, parse_manifest
 from elasticdl.errors import Corrupted, UserError
+from elasticdl.native import _native
 
 _MAKING = ".making-"
 _REPLACED = ".replaced"

@@ -9,21 +9,22 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from elasticdl.cli.local import LocalJob
-from elasticdl.cli.notebook import picture
-from elasticdl.cli.numbers import worker_range
-from elasticdl.cli.outcome import Outcome, read_object
-from elasticdl.cli.place import placed
-from elasticdl.cli.preflight import checked
-from elasticdl.cli.telling import tell
-from elasticdl.cli.view import view_of_script
-from elasticdl.cli.watching import timed_out
+from elasticdl.cli.jobs.job_claim import placed
+from elasticdl.cli.jobs.local_launch import LocalJob
+from elasticdl.cli.jobs.outcome import Outcome, read_object
+from elasticdl.cli.jobs.preflight import checked
+from elasticdl.cli.jobs.watch import timed_out
+from elasticdl.cli.param_types import worker_range
+from elasticdl.cli.request import Request, settle
+from elasticdl.cli.views.console import tell
+from elasticdl.cli.views.live_view import view_of_script
+from elasticdl.cli.views.notebook import picture
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
-from elasticdl.job import Action, JobSpec, refuse_unheeded
-from elasticdl.master.files import JobDirectory
+from elasticdl.job import Action, JobSpec
+from elasticdl.jobdir.layout import JobDirectory
 
 if TYPE_CHECKING:
-    from elasticdl.cli.cluster_handle import ClusterJobHandle
+    from elasticdl.cli.jobs.kubernetes_handle import KubernetesJobHandle
 
 START_S = 60.0
 """A master answers within a second or two; this is for a machine that is very busy."""
@@ -33,8 +34,8 @@ START_S = 60.0
 class JobHandle:
     """A job that was started from Python. Thread-safe.
 
-    The job runs in a thread of its own, which also starts and thereby owns its processes. When the interpreter ends
-    it waits for the job; killed, it takes every process of the job with it.
+    The job runs in a thread of its own, which starts its processes and owns them. An interpreter that ends waits for the
+    job. One that is killed takes every process of the job with it.
     """
 
     def __init__(self, job: LocalJob, spec: JobSpec, claim: ExitStack) -> None:
@@ -68,7 +69,12 @@ class JobHandle:
         return not self._over.is_set()
 
     def status(self) -> dict[str, Any]:
-        """What the master tells, or told last. Raises TransientError if it cannot be asked now, PermanentError if it has ended and left nothing."""
+        """Return the master's status, or the last one that it left. The keys are those of `elasticdl status -o json`.
+
+        Raises:
+            TransientError: the master does not answer now.
+            PermanentError: the job has ended and left no status.
+        """
         self._wait_for_master()
         try:
             return self._job.status()
@@ -80,10 +86,14 @@ class JobHandle:
             raise
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
-        """Block until the job has ended.
+        """Block until the job has ended. Ctrl-C ends the wait, not the job.
 
-        Raises TransientError if it has not after `timeout_s`, and the job's own error (UserError, PermanentError) if
-        it failed. A job that was stopped by `stop` is no error: see `Outcome.exit_code` and `hint`. Ctrl-C ends the wait, not the job.
+        A job that `stop` stopped is not an error: see `exit_code` and `hint` of the outcome.
+
+        Raises:
+            TransientError: the job has not ended after `timeout_s`.
+            UserError: the job failed because of the user's code, model or data.
+            PermanentError: the job failed for another reason.
         """
         self._must_be_ours()
         try:
@@ -102,20 +112,29 @@ class JobHandle:
         return self._outcome
 
     def stop(self, reason: str = "stop() was called") -> None:
-        """Have the job end in order: workers drain and a last checkpoint is taken. Returns at once; `wait` for the end."""
+        """Stop the job gracefully: workers drain and a last checkpoint is taken. Returns at once; `wait` for the end."""
         self._must_be_ours()
         if self.running:
             self._job.stop_from_any_thread(reason)
 
     def scale(self, low: int, high: int | None = None) -> None:
-        """Ask for between `low` and `high` workers (default: exactly `low`). Raises SpecError, ElasticDLError."""
+        """Change the number of workers to between `low` and `high` (default: exactly `low`).
+
+        Raises:
+            SpecError: the range is invalid.
+            ElasticDLError: the job has ended, or its master does not answer.
+        """
         wanted = worker_range(low, high)
         self._wait_for_master()
         self._must_run()
         self._job.scale(*wanted)
 
     def checkpoint(self) -> None:
-        """Ask for a checkpoint now. Raises ElasticDLError."""
+        """Take a checkpoint now.
+
+        Raises:
+            ElasticDLError: the job has ended, or its master does not answer.
+        """
         self._wait_for_master()
         self._must_run()
         self._job.checkpoint()
@@ -155,19 +174,16 @@ def _unexpected(error: BaseException) -> ElasticDLError:
     return problem
 
 
-def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHandle | ClusterJobHandle:
+def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHandle | KubernetesJobHandle:
     """Check and start a job. Blocks for the check. Raises SpecError, UserError or, for what a cluster refuses, PermanentError.
 
     Nothing was made or started then.
     """
-    workers_anew = not {"num_workers", "num-workers"}.isdisjoint(flags)
-    refuse_unheeded(action, flags)
-    spec = JobSpec.from_flags(action, flags, workers_anew=workers_anew)
+    spec = settle(Request(action, flags), tell if show else _nobody)
     if spec.on_kubernetes:
         return _submitted(spec, show=show)
     with ExitStack() as stack:
-        say = tell if show else _nobody
-        spec, directory = stack.enter_context(placed(spec, lambda job: checked(job, quiet=not show), say))
+        spec, directory = stack.enter_context(placed(spec, lambda job: checked(job, quiet=not show)))
         job = LocalJob(spec, directory, view_of_script(f"job {spec.cluster.job_name}", show=show))
         return JobHandle(job, spec, stack.pop_all())
 
@@ -176,35 +192,42 @@ def _nobody(_text: str) -> None:
     """Nobody is told."""
 
 
-def _submitted(spec: JobSpec, *, show: bool) -> ClusterJobHandle:
-    from elasticdl.cli.cluster_handle import ClusterJobHandle
-    from elasticdl.cli.line import ClusterLine
-    from elasticdl.cli.submit import settle_for_cluster, submit
+def _submitted(spec: JobSpec, *, show: bool) -> KubernetesJobHandle:
+    from elasticdl.cli.jobs.cluster_client import ClusterClient
+    from elasticdl.cli.jobs.kubernetes_handle import KubernetesJobHandle
+    from elasticdl.cli.jobs.kubernetes_launch import submit
 
-    spec = settle_for_cluster(spec)
-    line = ClusterLine(spec.kubernetes.namespace, spec.kubernetes.kube_context)
+    line = ClusterClient(spec.kubernetes.namespace, spec.kubernetes.kube_context)
     try:
-        name = submit(line, spec)
+        name = submit(line, spec).cluster.job_name
     except BaseException:
         line.close()
         raise
-    return ClusterJobHandle(line, name, show=show)
+    return KubernetesJobHandle(line, name, show=show)
 
 
-def train(*, show: bool = True, **flags: Any) -> JobHandle | ClusterJobHandle:  # noqa: ANN401 - the flags of `elasticdl train`
-    """Train a model. `show`: progress, as a live picture under the cell of a notebook, as lines on stderr elsewhere; all else as in `elasticdl train --help`, in snake case.
+def train(*, show: bool = True, **flags: Any) -> JobHandle | KubernetesJobHandle:  # noqa: ANN401 - the flags of `elasticdl train`
+    """Train a model and return a handle of the job. Blocks for the check of model and data.
 
-    With `image_name` the job runs on a Kubernetes cluster, and the handle is a `ClusterJobHandle` with the same methods.
-    Raises SpecError or UserError if the job, its model or its data are wrong: nothing was started then.
+    With `image_name` the job runs on a Kubernetes cluster, and the handle is a `KubernetesJobHandle` with the same methods.
+
+    Args:
+        show: Show progress: a live view under the cell in a notebook, lines on stderr elsewhere.
+        **flags: The flags of `elasticdl train`, in snake case.
+
+    Raises:
+        SpecError: A flag is wrong. Nothing was started.
+        UserError: The model or the data is wrong. Nothing was started.
+        PermanentError: The cluster refuses the job. Nothing was started.
     """
     return start(Action.TRAIN, flags, show=show)
 
 
-def evaluate(*, show: bool = True, **flags: Any) -> JobHandle | ClusterJobHandle:  # noqa: ANN401 - as above
-    """Evaluate a trained model, as `train` trains one."""
+def evaluate(*, show: bool = True, **flags: Any) -> JobHandle | KubernetesJobHandle:  # noqa: ANN401 - as above
+    """Evaluate a trained model. Arguments and errors are those of `train`, with the flags of `elasticdl evaluate`."""
     return start(Action.EVALUATE, flags, show=show)
 
 
-def predict(*, show: bool = True, **flags: Any) -> JobHandle | ClusterJobHandle:  # noqa: ANN401 - as above
-    """Write a trained model's predictions, as `train` trains one."""
+def predict(*, show: bool = True, **flags: Any) -> JobHandle | KubernetesJobHandle:  # noqa: ANN401 - as above
+    """Write a trained model's predictions. Arguments and errors are those of `train`, with the flags of `elasticdl predict`."""
     return start(Action.PREDICT, flags, show=show)

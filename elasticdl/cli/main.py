@@ -15,7 +15,7 @@ from typing import Any, final
 
 import click
 
-from elasticdl.cli.telling import silence, tell, whole_streams
+from elasticdl.cli.views.console import silence, tell, whole_streams
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, UserError
 
 
@@ -28,20 +28,20 @@ class _Verb:
 
 
 VERBS = {
-    "train": _Verb("run", "Train a model, on this machine or on a cluster."),
-    "evaluate": _Verb("run", "Evaluate a trained model."),
-    "predict": _Verb("run", "Write a trained model's predictions."),
+    "train": _Verb("train", "Train a model, on this machine or on a cluster."),
+    "evaluate": _Verb("train", "Evaluate a trained model."),
+    "predict": _Verb("train", "Write a trained model's predictions."),
     "check": _Verb("check", "Look at the model and the data; start nothing."),
-    "list": _Verb("listing", "List the jobs of this machine and of the cluster.", "list_"),
-    "status": _Verb("jobs", "Show how a job is doing."),
+    "list": _Verb("list", "List the jobs of this machine and of the cluster.", "list_"),
+    "status": _Verb("running", "Show how a job is doing."),
     "dashboard": _Verb("dashboard", "Open a job's status page in the browser."),
     "why": _Verb("why", "Tell what happened to a job, and why it took so long."),
     "report": _Verb("report", "Write a job's status page into one file."),
     "logs": _Verb("logs", "Show what a process of a job printed."),
-    "scale": _Verb("jobs", "Ask for another range of workers."),
-    "checkpoint": _Verb("jobs", "Ask for a checkpoint now."),
-    "wait": _Verb("jobs", "Wait until a job has ended; the exit code is the job's."),
-    "stop": _Verb("jobs", "Stop a job in order: nothing is lost that a resume needs."),
+    "scale": _Verb("running", "Ask for another range of workers."),
+    "checkpoint": _Verb("running", "Ask for a checkpoint now."),
+    "wait": _Verb("running", "Wait until a job has ended; the exit code is the job's."),
+    "stop": _Verb("running", "Stop a job in order: nothing is lost that a resume needs."),
     "completion": _Verb("completion", "Print what bash, zsh or fish need to complete all of this."),
     "zoo": _Verb("zoo", "Make an image of a model zoo: init, build, push."),
 }
@@ -80,7 +80,7 @@ class _Verbs(click.Group):
         verb = VERBS.get(cmd_name)
         if verb is None:
             return None
-        found = getattr(importlib.import_module(f"elasticdl.cli.{verb.module}"), verb.function or cmd_name)
+        found = getattr(importlib.import_module(f"elasticdl.cli.verbs.{verb.module}"), verb.function or cmd_name)
         assert isinstance(found, click.Command)
         return found
 
@@ -124,7 +124,7 @@ def elasticdl() -> None:
     """Elastic deep learning: one command, one job, whatever happens to its processes.
 
     `elasticdl VERB --help` tells a verb's flags. Exit codes: 0 done, 1 job failed, 2 bad usage or job, 3 refused by the
-    cluster, 4 no such job, 124 timed out, 130 interrupted.
+    cluster, 4 no such job, 5 the job stood still, 124 timed out, 130 interrupted.
     """
 
 
@@ -145,7 +145,7 @@ def report(error: ElasticDLError) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Raises nothing that a person could cause."""
     if COMPLETING in os.environ:
-        from elasticdl.cli.shells import use_ours
+        from elasticdl.cli.completion_scripts import use_ours
 
         use_ours()
     try:

@@ -26,6 +26,10 @@ class ProcessName:
     index: int
     incarnation: int = 0
 
+    def __hash__(self) -> int:
+        # Of numbers only: faster than of the role, and the same in every process, so that runs can be repeated exactly.
+        return hash((self.index, self.incarnation))
+
     def __str__(self) -> str:
         suffix = f".{self.incarnation}" if self.incarnation else ""
         return f"{self.role}-{self.index}{suffix}"
@@ -56,7 +60,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExitFacts:
-    """What is known of an exit, uninterpreted: `master/core/failures.py` makes one cause of it.
+    """What is known of an exit, uninterpreted: `master/core/processes/failures.py` makes one cause of it.
 
     Exactly one of `exit_code` and `signal` is set unless nothing is known (a lost node). `reason` and `conditions` are
     the platform's own words (`OOMKilled`, `DisruptionTarget:PreemptionByScheduler`); `log_tail` the last lines printed.

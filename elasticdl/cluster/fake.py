@@ -23,7 +23,7 @@ from elasticdl.cluster.base import (
     ProcessObserved,
     ProcessSpec,
 )
-from elasticdl.cluster.board import Board, ProcessEvent
+from elasticdl.cluster.event_bus import EventBus, ProcessEvent
 
 PREEMPTED = ExitFacts(exit_code=143, reason="Preempted", conditions=("DisruptionTarget:PreemptionByScheduler",))
 EVICTED = ExitFacts(signal=15, conditions=("DisruptionTarget:EvictionByEvictionAPI",))
@@ -53,7 +53,7 @@ class FakeCluster:
 
     def __init__(self) -> None:
         self.specs: dict[ProcessName, ProcessSpec] = {}
-        self._board = Board()
+        self._bus = EventBus()
         self._refusals: dict[ProcessName | None, deque[CreateRefused]] = {}
         self._pending: dict[ProcessName, str] = {}
         self._doomed: dict[ProcessName | None, deque[ExitFacts]] = {}
@@ -68,7 +68,7 @@ class FakeCluster:
     @property
     def live(self) -> tuple[ProcessName, ...]:
         """Processes that the cluster believes to be there, in the order of their creation; lost ones too."""
-        return tuple(name for name in self.specs if isinstance(self._board.newest(name), ProcessObserved))
+        return tuple(name for name in self.specs if isinstance(self._bus.newest(name), ProcessObserved))
 
     async def create(self, spec: ProcessSpec) -> None:
         """Start a process; a name that was started before is left as it is. Raises CreateRefused as ordered."""
@@ -88,7 +88,7 @@ class FakeCluster:
                 self._end(spec.name, self._doomed[key].popleft())
                 return
         waiting_for = self._pending.get(spec.name, "")
-        self._board.post(
+        self._bus.post(
             ProcessObserved(spec.name, running=not waiting_for, where="" if waiting_for else "fake", waiting_for=waiting_for)
         )
 
@@ -107,7 +107,7 @@ class FakeCluster:
 
     def observe(self) -> AsyncGenerator[ProcessEvent]:
         """Every live process, then every ended one, then whatever happens, until closed."""
-        return self._board.listen()
+        return self._bus.listen()
 
     @property
     def view_age_s(self) -> None:
@@ -132,7 +132,7 @@ class FakeCluster:
         self._closed = True
         for name in self.live:
             self._end(name, ExitFacts(signal=int(signal.SIGKILL), asked=True))
-        self._board.close()
+        self._bus.close()
 
     # Faults to order.
 
@@ -156,7 +156,7 @@ class FakeCluster:
     def place(self, name: ProcessName, where: str = "fake") -> None:
         """A held process runs now."""
         self._pending.pop(name, None)
-        self._board.post(ProcessObserved(name, running=True, where=where))
+        self._bus.post(ProcessObserved(name, running=True, where=where))
 
     def ignore_sigterm(self, name: ProcessName) -> None:
         """Let `delete` have to wait for its grace."""
@@ -191,13 +191,13 @@ class FakeCluster:
 
     def repeat(self, name: ProcessName) -> None:
         """Tell the newest event of a process once more: events come at least once."""
-        event = self._board.newest(name)
+        event = self._bus.newest(name)
         if event is not None:
-            self._board.post(event)
+            self._bus.post(event)
 
     def _end(self, name: ProcessName, facts: ExitFacts) -> None:
         self._forget_timer(name)
-        self._board.post(ProcessExited(name, facts))
+        self._bus.post(ProcessExited(name, facts))
 
     def _forget_timer(self, name: ProcessName) -> None:
         timer = self._kill_timers.pop(name, None)

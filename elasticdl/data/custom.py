@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from elasticdl.data.base import Block, Metadata, Reader, Records
 from elasticdl.data.record_index import BLOCK_RECORDS
 from elasticdl.errors import UserError
+from elasticdl.formatting import amount
 from elasticdl.job import Scalar
 from elasticdl.shard import Shard, Source
-from elasticdl.words import amount
 
 
 class AbstractDataReader(Protocol):

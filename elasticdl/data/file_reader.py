@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Protocol, final
+from typing import Protocol, TypeAlias, final
 
 from elasticdl.data.base import Block, Metadata
-from elasticdl.data.files import DataChanged, DataFile, check_as_counted, fingerprints, look_at
+from elasticdl.data.files import DataChanged, DataFile, check_as_counted, look_at, with_digest
 from elasticdl.errors import UserError
+from elasticdl.formatting import amount
 from elasticdl.shard import Shard, Source
-from elasticdl.words import amount
+
+_FILES_AT_ONCE = 32
+
+Counting: TypeAlias = Callable[[int, int], None]
+"""How many files were counted, of how many."""
 
 
 class FileFormat(Protocol):
-    """How records lie in one file. `count` may be called from several threads, for different files."""
+    """How records lie in one file. `metadata` and `count` may be called from several threads, for different files."""
 
     def metadata(self, file: DataFile) -> Metadata:
         """Names and types of the columns of this file."""
@@ -42,12 +47,21 @@ class FileReader:
     """
 
     def __init__(
-        self, paths: Sequence[str], form: FileFormat, *, max_bad_records: int = 0, counted: Mapping[str, Source] | None = None
+        self,
+        paths: Sequence[str],
+        form: FileFormat,
+        *,
+        max_bad_records: int = 0,
+        counted: Mapping[str, Source] | None = None,
+        counting: Counting = lambda done, files: None,
     ) -> None:
-        self._paths = tuple(paths)
+        """`counting` is called by `sources` with how many files were counted, and how many there are."""
+        self._paths = dict.fromkeys(paths)
+        self._first = paths[0]
         self._format = form
         self._max_bad_records = max_bad_records
         self._counted = counted or {}
+        self._counting = counting
         self._files: dict[str, DataFile] = {}
         self._metadata: Metadata | None = None
 
@@ -55,7 +69,7 @@ class FileReader:
     def metadata(self) -> Metadata:
         """Names and types of the columns, from the first file."""
         if self._metadata is None:
-            self._metadata = self._format.metadata(self._file(self._paths[0]))
+            self._metadata = self._format.metadata(self._file(self._first))
         return self._metadata
 
     def sources(self) -> tuple[Source, ...]:
@@ -63,16 +77,27 @@ class FileReader:
         columns, or if more than `max_bad_records` records are seen to be bad already.
         """
         files = [self._file(path) for path in self._paths]
-        for file in files:
+        digested = with_digest(files)
+        self._metadata = self.metadata  # threads compare with it
+        # One task for many files: the overhead of a task is that of several small files.
+        parts = [slice(begin, begin + _FILES_AT_ONCE) for begin in range(0, len(files), _FILES_AT_ONCE)]
+        counted: list[Source] = []
+        with ThreadPoolExecutor(min(8, len(parts), os.cpu_count() or 1)) as pool:
+            for found in pool.map(self._count, (files[part] for part in parts), (digested[part] for part in parts)):
+                counted += found
+                self._counting(len(counted), len(files))
+        self._check_bad(files)
+        return tuple(counted)
+
+    def _count(self, files: Sequence[DataFile], digested: Sequence[bool]) -> list[Source]:
+        found = []
+        for file, whole in zip(files, digested, strict=True):
             self._check_columns(file)
-        with ThreadPoolExecutor(min(8, len(files), os.cpu_count() or 1)) as pool:
-            counts = list(pool.map(self._format.count, files))
-        for file, count in zip(files, counts, strict=True):
+            count = self._format.count(file)
             if count == 0:
                 raise UserError(f"{file.path} has no records", hint="remove it, or write records into it")
-        self._check_bad(files)
-        told = fingerprints(files)
-        return tuple(Source(file.path, count, text) for file, count, text in zip(files, counts, told, strict=True))
+            found.append(Source(file.path, count, file.full_fingerprint() if whole else file.fingerprint))
+        return found
 
     def read(self, shard: Shard) -> Iterator[Block]:
         """See `Reader.read`."""
@@ -108,7 +133,7 @@ class FileReader:
         mine = self._format.metadata(file)
         if mine != self.metadata:
             raise UserError(
-                f"{file.path} has other columns than {self._paths[0]}: {_words(mine)}, expected {_words(self.metadata)}",
+                f"{file.path} has other columns than {self._first}: {_words(mine)}, expected {_words(self.metadata)}",
                 hint="all files of a data set have the same columns in the same order",
             )
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import stat
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import accumulate
 
 from elasticdl.errors import UserError
+from elasticdl.formatting import amount
 from elasticdl.shard import DIGEST_MARK, Source
-from elasticdl.words import amount
 
 DIGESTED_BYTES = 256 << 20
 """Of so many bytes of a job's data, in order, digests are taken when records are counted: a second or less. Of the rest, times tell."""
@@ -53,6 +53,10 @@ class DataFile:
         finally:
             os.close(descriptor)
         return f"{DIGEST_MARK}{state.hexdigest()}"
+
+    def full_fingerprint(self) -> str:
+        """With the digest. Raises DataChanged, UserError as `read`."""
+        return f"{self.fingerprint}:{self.digest()}"
 
     def open(self) -> int:
         """A descriptor for `read`, which the caller closes. Raises UserError."""
@@ -93,13 +97,15 @@ class DataFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def with_digest(files: Sequence[DataFile]) -> list[bool]:
+    """Which of the files get a digest of their bytes: those within the first DIGESTED_BYTES of all."""
+    return [end <= DIGESTED_BYTES for end in accumulate(file.size_bytes for file in files)]
+
+
 def fingerprints(files: Sequence[DataFile]) -> list[str]:
-    """Of each file, in order: with a digest of its bytes for the first DIGESTED_BYTES of all. Raises DataChanged, UserError."""
-    ends = accumulate(file.size_bytes for file in files)
-    wanted = [file for file, end in zip(files, ends, strict=True) if end <= DIGESTED_BYTES]
-    with ThreadPoolExecutor(max(1, min(8, len(wanted), os.cpu_count() or 1))) as pool:
-        digests = dict(zip(wanted, pool.map(DataFile.digest, wanted), strict=True))
-    return [f"{file.fingerprint}:{digests[file]}" if file in digests else file.fingerprint for file in files]
+    """Of each file, in order. Raises DataChanged, UserError."""
+    digested = zip(files, with_digest(files), strict=True)
+    return [file.full_fingerprint() if whole else file.fingerprint for file, whole in digested]
 
 
 def check_as_counted(files: Sequence[DataFile], counted: Source) -> None:
@@ -158,7 +164,7 @@ def look_at(path: str) -> DataFile:
         if os.path.islink(path):
             raise _missing(path) from error
         raise UserError(f"{path}: {error.strerror}", hint="the path must be visible to every worker") from error
-    if not os.path.isfile(path):
+    if not stat.S_ISREG(facts.st_mode):
         raise UserError(f"{path} is not a regular file")
     if not os.access(path, os.R_OK):
         raise UserError(f"{path} may not be read by this user", hint=f"chmod +r {path}")
@@ -175,25 +181,34 @@ def expand(origin: str) -> tuple[str, ...]:
     """
     if os.path.isdir(origin):
         try:
-            names = sorted(name for name in os.listdir(origin) if not name.startswith((".", "_")))
+            with os.scandir(origin) as entries:
+                listed = [(one.name, _is_file(one)) for one in entries if not one.name.startswith((".", "_"))]
         except OSError as error:
             raise UserError(f"directory {origin} cannot be listed: {error.strerror}", hint=f"chmod +rx {origin}") from error
-        paths = tuple(path for name in names if _is_data(path := os.path.join(origin, name)))
+        paths = tuple(path for name, file in sorted(listed) if _is_data(path := os.path.join(origin, name), file=file))
         if not paths:
             raise UserError(f"directory {origin} has no data files", hint="name a file, a directory of files, or a glob")
         return paths
     if os.path.exists(origin):
         return (origin,)
     if glob.has_magic(origin):
-        paths = tuple(sorted(path for path in glob.glob(origin, recursive=True) if _is_data(path)))
+        paths = tuple(sorted(path for path in glob.glob(origin, recursive=True) if _is_data(path, file=os.path.isfile(path))))
         if paths:
             return paths
         raise UserError(f"no file matches {origin}", hint="quote the pattern so that the shell leaves it alone")
     raise _missing(origin)
 
 
-def _is_data(path: str) -> bool:
-    return os.path.isfile(path) or not os.path.exists(path)
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Of most entries that is known without a look at the file."""
+    try:
+        return entry.is_file()
+    except OSError:  # a link that leads to itself
+        return False
+
+
+def _is_data(path: str, *, file: bool) -> bool:
+    return file or not os.path.exists(path)
 
 
 def _missing(path: str) -> UserError:

@@ -1,11 +1,12 @@
 """The cache of record indexes: files of bytes by name, shared by all jobs of a user, and bounded.
 
-Whoever adds a file removes what was not used for a month, and the longest unused beyond a thousand. Any number of processes
+Whoever adds files removes now and then what was not used for a month, and the longest unused beyond a thousand. Any number of processes
 may do that at once: a file is replaced or removed as a whole, and one that is missing is made again by whoever needs it.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import tempfile
@@ -19,6 +20,9 @@ UNUSED_S = 30 * 86400.0
 _TOUCH_EVERY_S = 86400.0
 """Use is noted so often: a file's time is when it was last used, within a day."""
 _HALF_MADE_S = 3600.0
+_TIDY_EVERY = 64
+"""A look at all files for each one that is kept would make the index of a folder cost its square."""
+_keeps = itertools.count()
 
 _log = logging.getLogger(__name__)
 
@@ -60,10 +64,16 @@ def keep(name: str, data: bytes) -> None:
         except OSError:
             os.unlink(temporary)
             raise
-        prune(path.parent, spared=path)
-        _remove_those_of_before()
+        if next(_keeps) % _TIDY_EVERY == 0:
+            tidy(spared=path)
     except OSError as error:
         _log.warning("the index of the data cannot be kept in %s: %s", path.parent, error)
+
+
+def tidy(*, spared: Path | None = None) -> None:
+    """Remove what is too old, too much, or of an earlier version; never `spared`. Raises OSError."""
+    prune(directory(), spared=spared)
+    _remove_those_of_before()
 
 
 def prune(folder: Path, *, spared: Path | None = None, files_max: int = FILES_MAX, bytes_max: int = BYTES_MAX) -> None:

@@ -10,7 +10,7 @@ from typing import final
 
 from elasticdl.data.base import Reader
 from elasticdl.data.csv_files import CsvDialect, CsvFormat
-from elasticdl.data.file_reader import FileFormat, FileReader
+from elasticdl.data.file_reader import Counting, FileFormat, FileReader
 from elasticdl.data.files import expand, refuse_compressed
 from elasticdl.data.tfrecord_files import TFRecordFormat
 from elasticdl.errors import UserError
@@ -82,7 +82,14 @@ class _Params:
         return self._left.pop(name, default)
 
 
-def open_reader(origin: str, params: Mapping[str, Scalar], *, max_bad_records: int = 0, counted: Sequence[Source] = ()) -> Reader:
+def open_reader(
+    origin: str,
+    params: Mapping[str, Scalar],
+    *,
+    max_bad_records: int = 0,
+    counted: Sequence[Source] = (),
+    counting: Counting = lambda done, files: None,
+) -> Reader:
     """Reader of the files that `origin` names: a file, a directory, or a glob; all of one format.
 
     The format is told by `format=`, else by the name, else by the first bytes. `sources()` refuses CSV files in which it sees
@@ -90,7 +97,7 @@ def open_reader(origin: str, params: Mapping[str, Scalar], *, max_bad_records: i
     Raises UserError for data that does not exist, for mixed formats and unknown parameters.
 
     `counted` are the sources of the job: files that came later are left alone, and one that is not as it was when its records
-    were counted is an error as soon as it is opened.
+    were counted is an error as soon as it is opened. `counting` hears how many files `sources()` has counted.
     """
     sources = {source.name: source for source in counted}
     there = expand(origin)
@@ -108,7 +115,7 @@ def open_reader(origin: str, params: Mapping[str, Scalar], *, max_bad_records: i
         case _:
             made = _file_format(form, paths, left)
             left.finish(form)
-            reader = FileReader(paths, made, max_bad_records=max_bad_records, counted=sources)
+            reader = FileReader(paths, made, max_bad_records=max_bad_records, counted=sources, counting=counting)
     return reader
 
 
@@ -174,7 +181,7 @@ def _format_of(path: str, *, csv_params: bool) -> Format:
 
 
 def _begins_like_tfrecord(beginning: bytes) -> bool:
-    from elasticdl._native import crc32c
+    from elasticdl.native._native import crc32c
 
     crc = crc32c(beginning[:8])
     masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF

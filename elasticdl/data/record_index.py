@@ -17,15 +17,16 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticdl._native import crc32c
 from elasticdl.data import index_cache
 from elasticdl.data.files import DataFile
 from elasticdl.errors import Corrupted, UserError
+from elasticdl.native._native import crc32c
 
 STRIDE_RECORDS = 256
 STRIDE_BYTES = 1 << 20
 BLOCK_RECORDS = 4096
 BLOCK_BYTES = 8 << 20
+SMALL_BYTES = 1 << 20
 
 _MAGIC = b"elasticdl record index 1\n"
 _log = logging.getLogger(__name__)
@@ -114,7 +115,10 @@ def cached(file: DataFile, options: str, build: Build) -> RecordIndex:
     """The index of `file` as read with `options`, from the cache or made now. Safe with many processes at once.
 
     A file that changed gets a new index in the place of its old one. A cache that cannot be written costs each process its own pass over the file, no more.
+    A small file is not cached: to read it costs less than to keep its index, and a folder of many would take the places of large ones.
     """
+    if file.size_bytes <= SMALL_BYTES:
+        return build(file)
     place = json.dumps([os.path.abspath(file.path), options, STRIDE_RECORDS, STRIDE_BYTES])
     key = f"{place} {file.fingerprint}"
     name = hashlib.sha256(place.encode()).hexdigest()[:32]

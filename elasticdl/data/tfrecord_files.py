@@ -11,13 +11,13 @@ from typing import final
 
 import numpy as np
 
-from elasticdl import _native
 from elasticdl.data.base import Block, Metadata
 from elasticdl.data.file_reader import opened
 from elasticdl.data.files import DataFile, refuse_compressed
 from elasticdl.data.places import plain_place
 from elasticdl.data.record_index import STRIDE_BYTES, STRIDE_RECORDS, RecordIndex, Span, cached, from_native
 from elasticdl.errors import UserError
+from elasticdl.native import _native
 
 
 @final

@@ -11,8 +11,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticdl import _native
 from elasticdl.embedding.spec import OptimizerSpec, TableSpec
+from elasticdl.native import _native
 
 Float32s: TypeAlias = NDArray[np.float32]
 Int64s: TypeAlias = NDArray[np.int64]

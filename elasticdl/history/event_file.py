@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
-from elasticdl._native import crc32c
 from elasticdl.history.raw_file import RawFile
+from elasticdl.native._native import crc32c
 
 _LOG = logging.getLogger(__name__)
 _VERSION = b"brain.Event:2"

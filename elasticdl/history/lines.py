@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
+from elasticdl.history.compaction import Line, Policy, parsed, thinned
 from elasticdl.history.raw_file import RawFile
-from elasticdl.history.thinning import Line, Policy, parsed, thinned
 
 _LOG = logging.getLogger(__name__)
 MOST_LINE_BYTES = 1 << 20

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
-from elasticdl.history.chronicle import KEPT, Chronicle, read_occurrences
+from elasticdl.formatting import characters
+from elasticdl.history.diagnosis import Story
+from elasticdl.history.event_log import KEPT, EventLog, read_occurrences
+from elasticdl.history.job_event import EventKind, JobEvent, meaning
 from elasticdl.history.lines import read_lines
-from elasticdl.history.occurrence import Occurrence, Step, meaning
 from elasticdl.history.series import SeriesBook
 from elasticdl.history.timeline import Timeline
-from elasticdl.history.why import Story
-from elasticdl.words import characters
 
 if TYPE_CHECKING:
     from elasticdl.job import JobSpec
@@ -45,7 +45,7 @@ class About:
 class Record:
     """What happened: the newest occurrences, how many there were before them, and timeline and story of all."""
 
-    occurrences: Sequence[Occurrence]
+    occurrences: Sequence[JobEvent]
     dropped: int
     timeline: Mapping[str, Any]
     story: Mapping[str, Any]
@@ -135,12 +135,12 @@ def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
             return value
 
 
-def record_of(chronicle: Chronicle, status: Mapping[str, Any]) -> Record:
+def record_of(event_log: EventLog, status: Mapping[str, Any]) -> Record:
     """Out of a master's memory."""
     rows = {str(row["name"]): row for row in status.get("processes") or ()}
     now_s = float(status.get("at_s") or 0.0)
-    timeline, story = chronicle.timeline.as_dict(now_s, rows), chronicle.story.as_dict(now_s)
-    return Record(tuple(chronicle), chronicle.dropped, timeline, story, chronicle.started_at)
+    timeline, story = event_log.timeline.as_dict(now_s, rows), event_log.story.as_dict(now_s)
+    return Record(tuple(event_log), event_log.dropped, timeline, story, event_log.started_at)
 
 
 def record_in(directory: Path, now_s: float | None = None, killed: str = "", heard_s: float = 0.0) -> Record:
@@ -153,11 +153,11 @@ def record_in(directory: Path, now_s: float | None = None, killed: str = "", hea
     for one in occurrences:
         timeline.add(one)
         story.add(one)
-    if killed and occurrences and not (occurrences[-1].kind == "job" and occurrences[-1].step == Step.ENDED):
+    if killed and occurrences and not (occurrences[-1].kind == "job" and occurrences[-1].step == EventKind.ENDED):
         last = occurrences[-1]
         since_s = max(0.0, heard_s - last.at_s)
-        end = Occurrence(
-            last.seq + 1, last.at + since_s, last.at_s + since_s, "job", killed, level="error", details=meaning(Step.ENDED)
+        end = JobEvent(
+            last.seq + 1, last.at + since_s, last.at_s + since_s, "job", killed, level="error", details=meaning(EventKind.ENDED)
         )
         occurrences.append(end)
         timeline.cut_off(end)

@@ -8,8 +8,8 @@ from copy import copy
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
-from elasticdl.history.occurrence import Occurrence, Step
-from elasticdl.history.thinning import HISTORY
+from elasticdl.history.compaction import HISTORY
+from elasticdl.history.job_event import EventKind, JobEvent
 
 MOST_ENDED_BARS = 2_000
 MOST_MARKS = 500
@@ -72,13 +72,13 @@ class Timeline:
         self._bars = 0
         self._at_s = 0.0
 
-    def add(self, one: Occurrence) -> None:
+    def add(self, one: JobEvent) -> None:
         """One more."""
         self._at_s = max(self._at_s, one.at_s)
         match one.kind:
             case "process":
                 self._process(one)
-            case "ring" if one.step == Step.PUBLISHED:
+            case "ring" if one.step == EventKind.PUBLISHED:
                 members = tuple(str(one.details.get("members", "")).split())
                 reason = str(one.details.get("reason", one.text))
                 self._generations.append(Generation(int(one.number("generation")), one.at_s, members, reason))
@@ -89,7 +89,7 @@ class Timeline:
             case _:
                 pass
 
-    def cut_off(self, end: Occurrence) -> None:
+    def cut_off(self, end: JobEvent) -> None:
         """The master was killed, and all processes with it: the last that is known of them."""
         for process in list(self._going):
             self._close(process, end.at_s, "its master was killed, and it with it")
@@ -115,8 +115,8 @@ class Timeline:
         now.text = str(row.get("message") or bar.text)
         return now
 
-    def _process(self, one: Occurrence) -> None:
-        if one.step == Step.ORDERED:
+    def _process(self, one: JobEvent) -> None:
+        if one.step == EventKind.ORDERED:
             self._close(one.process, one.at_s, _UNSEEN)
             role = one.process.rpartition("-")[0]
             self._going[one.process] = Bar(one.process, role, one.at_s, replaces=str(one.details.get("replaces", "")))
@@ -124,14 +124,14 @@ class Timeline:
             return
         bar = self._going.get(one.process)
         match one.step:
-            case Step.READY if bar is not None:
+            case EventKind.READY if bar is not None:
                 bar.ready_s, bar.state = one.at_s, "ready"
                 bar.where = str(one.details.get("where", ""))
-            case Step.STOPPING if bar is not None:
+            case EventKind.STOPPING if bar is not None:
                 bar.state, bar.text = "stopping", str(one.details.get("reason", one.text))
-            case Step.ENDED | Step.LOST if bar is not None:
+            case EventKind.ENDED | EventKind.LOST if bar is not None:
                 self._close(one.process, one.at_s, str(one.details.get("reason", one.text)), one.cause)
-            case Step.ENDED | Step.EXPLAINED:
+            case EventKind.ENDED | EventKind.EXPLAINED:
                 self._explain(one)
             case _:
                 pass
@@ -142,15 +142,15 @@ class Timeline:
             bar.ended_s, bar.state, bar.text, bar.cause = at_s, "ended", text, cause
             self._ended.append(bar)
 
-    def _explain(self, one: Occurrence) -> None:
+    def _explain(self, one: JobEvent) -> None:
         """The platform's word on an end comes late; it is what counts."""
         for bar in reversed(self._ended):
             if bar.process == one.process:
                 bar.cause, bar.text = one.cause or bar.cause, str(one.details.get("reason", bar.text))
                 return
 
-    def _job(self, one: Occurrence) -> None:
-        if one.step == Step.BEGUN:
+    def _job(self, one: JobEvent) -> None:
+        if one.step == EventKind.BEGUN:
             # Whatever a master before left going went with it, or is another process by now.
             for process in list(self._going):
                 self._close(process, one.at_s, _UNSEEN)

@@ -13,9 +13,9 @@ from typing import Protocol, final
 from elasticdl.cluster.base import Cluster, ProcessExited, ProcessObserved
 from elasticdl.master.core.commands import Command, FinishJob
 from elasticdl.master.core.events import Event, ProcessEnded, ProcessSeen, Tick
-from elasticdl.master.front_desk import FrontDesk
-from elasticdl.master.hands import Hands
-from elasticdl.master.inbox import Entry, Inbox
+from elasticdl.master.event_queue import EventQueue, QueuedEvent
+from elasticdl.master.executor.executor import Executor
+from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.journal_rules import may_free_work, worth_keeping
 
 TICK_S = 1.0
@@ -42,25 +42,25 @@ class Journal(Protocol):
 class Driver:
     """Runs one job until `FinishJob`."""
 
-    def __init__(self, core: Core, journal: Journal, inbox: Inbox, desk: FrontDesk, hands: Hands) -> None:
+    def __init__(self, core: Core, journal: Journal, queue: EventQueue, desk: ProcessGateway, executor: Executor) -> None:
         self._core = core
         self._journal = journal
-        self._inbox = inbox
+        self._queue = queue
         self._desk = desk
-        self._hands = hands
+        self._executor = executor
 
     async def run(self, cluster: Cluster) -> FinishJob:
         """Handle events until the job is over. Raises what a task of ours raised: a bug, never a fault of the job."""
-        self._inbox.spawn("watch on the cluster", self._watch(cluster))
-        self._inbox.spawn("clock", self._keep_time())
+        self._queue.spawn("watch on the cluster", self._watch(cluster))
+        self._queue.spawn("clock", self._keep_time())
         try:
-            while self._hands.finish is None:
-                self._handle(await self._inbox.take())
-            return self._hands.finish
+            while self._executor.finish is None:
+                self._handle(await self._queue.take())
+            return self._executor.finish
         finally:
-            await self._inbox.close()
+            await self._queue.close()
 
-    def _handle(self, entries: Sequence[Entry]) -> None:
+    def _handle(self, entries: Sequence[QueuedEvent]) -> None:
         """Decide, write down, act: in this order, so that no effect is older than its cause on disk."""
         decided = []
         for entry in entries:
@@ -71,7 +71,7 @@ class Driver:
         self._journal.flush()
         for entry, commands in zip(entries, decided, strict=True):
             for command in commands:
-                self._hands.carry_out(command)
+                self._executor.carry_out(command)
             if not entry.handled.done():
                 entry.handled.set_result(None)
         if any(may_free_work(entry.event) for entry in entries):
@@ -79,19 +79,19 @@ class Driver:
 
     async def _watch(self, cluster: Cluster) -> None:
         async for event in cluster.observe():
-            at_s = self._inbox.at_s()
+            at_s = self._queue.at_s()
             match event:
                 case ProcessObserved():
-                    self._inbox.post(ProcessSeen(at_s, event.name, event.running, event.where, event.waiting_for))
+                    self._queue.post(ProcessSeen(at_s, event.name, event.running, event.where, event.waiting_for))
                 case ProcessExited():
-                    facts = replace(event.facts, memory_peak_bytes=self._desk.attendance.peak_bytes(event.name))
+                    facts = replace(event.facts, memory_peak_bytes=self._desk.sessions.peak_bytes(event.name))
                     self._desk.leave(event.name, "has ended")
-                    self._inbox.post(ProcessEnded(at_s, event.name, facts))
+                    self._queue.post(ProcessEnded(at_s, event.name, facts))
 
     async def _keep_time(self) -> None:
         while True:
-            before_s = self._inbox.at_s()
+            before_s = self._queue.at_s()
             await asyncio.sleep(TICK_S)
             self._desk.tick()
-            now_s = self._inbox.at_s()
-            self._inbox.post(Tick(now_s, max(0.0, now_s - before_s - TICK_S)))
+            now_s = self._queue.at_s()
+            self._queue.post(Tick(now_s, max(0.0, now_s - before_s - TICK_S)))

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elasticdl.master.core.commands import Command, NoLeaseNow
-from elasticdl.master.core.events import Event, LeaseRequested, ProcessSeen, ProgressReported, Tick, VersionAdvanced
+from elasticdl.master.core.events import (
+    ActivityTold,
+    Event,
+    LeaseRequested,
+    MessagesDropped,
+    ProcessSeen,
+    ProgressReported,
+    Tick,
+    VersionAdvanced,
+)
 
 
 def worth_keeping(event: Event, commands: Sequence[Command]) -> bool:
@@ -22,7 +31,7 @@ def worth_keeping(event: Event, commands: Sequence[Command]) -> bool:
 def may_free_work(event: Event) -> bool:
     """Whether those who wait for a lease should ask again after this event."""
     match event:
-        case LeaseRequested() | ProcessSeen() | VersionAdvanced():
+        case ActivityTold() | LeaseRequested() | ProcessSeen() | VersionAdvanced() | MessagesDropped():
             return False
         case ProgressReported():
             return event.done

@@ -18,51 +18,50 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from elasticdl.checkpoint.maker import settled
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import Cluster, ProcessName
-from elasticdl.cluster.leash import die_with_parent
-from elasticdl.cluster.log_ends import ends_in
-from elasticdl.cluster.planning import SPEC_VARIABLE
+from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE
+from elasticdl.cluster.local.parent_death import die_with_parent
+from elasticdl.cluster.logs.log_tails import ends_in
 from elasticdl.errors import ElasticDLError, ExitCode, UserError
-from elasticdl.history.chronicle import METRICS_POLICY, Chronicle
+from elasticdl.formatting import amount, spoken
+from elasticdl.history.event_log import METRICS_POLICY, EventLog
+from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.history.lines import JsonLines
-from elasticdl.history.occurrence import Step, meaning
 from elasticdl.history.snapshot import about, record_of, shown_status, snapshot
 from elasticdl.job import Action, JobSpec, Strategy
-from elasticdl.master.archive import Archive, Beginning
+from elasticdl.jobdir.layout import JobDirectory, write_json
 from elasticdl.master.core.commands import Announce, FinishJob
 from elasticdl.master.core.events import JobStarted, StopRequested
-from elasticdl.master.core.parts import Phase
+from elasticdl.master.core.job_context import Phase
 from elasticdl.master.core.state import JobState
-from elasticdl.master.departing import checkpoint_in_time
 from elasticdl.master.driver import Driver
-from elasticdl.master.fencing import Fences
-from elasticdl.master.files import JobDirectory, write_json
-from elasticdl.master.front_desk import FrontDesk
-from elasticdl.master.hands import Hands, Means
-from elasticdl.master.inbox import Inbox
+from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.executor.checkpoint_archive import CheckpointArchive, JobStart
+from elasticdl.master.executor.executor import Executor, ExecutorDeps
+from elasticdl.master.executor.fencing import Fences
+from elasticdl.master.executor.launcher import Launcher
+from elasticdl.master.executor.ring_coordinator import RingCoordinator
+from elasticdl.master.executor.shutdown_checkpoint import checkpoint_in_time
+from elasticdl.master.executor.snapshots import Snapshots
+from elasticdl.master.gateway.process_gateway import ProcessGateway
+from elasticdl.master.gateway.ps_registry import PsRegistry
+from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welcome
 from elasticdl.master.journal import JournalFile
-from elasticdl.master.last_known import cut_short, heard_of_s
-from elasticdl.master.launching import Launcher
-from elasticdl.master.lobby import Lobby, lobby
+from elasticdl.master.last_status import cut_short, heard_of_s
 from elasticdl.master.outcome import Results, ended, leave_outcome, leave_report, tell_story
+from elasticdl.master.platform.platform import Farewell, LocalPlatform, MasterEnvironment, Platform
 from elasticdl.master.preflight import Preflight, load_preflight, run_preflight, save_preflight
-from elasticdl.master.ring_desk import RingDesk
-from elasticdl.master.scalars import ScalarRuns
-from elasticdl.master.server_roster import ServerRoster
-from elasticdl.master.servicer import MasterServer, MasterService, Welcome
-from elasticdl.master.site import Environment, Farewell, Machine, Site
-from elasticdl.master.snapshots import Snapshots
+from elasticdl.master.preflight_rpc import PreflightRpc, preflight_rpc_server
+from elasticdl.master.resume_command import after_a_stop, with_way_on
+from elasticdl.master.status.access import AccessGuard
 from elasticdl.master.status.collector import Collector, MetricsLog
-from elasticdl.master.status.guard import Guard
+from elasticdl.master.status.job_view import JobView, end_in_words, job_status
 from elasticdl.master.status.server import StatusServer
-from elasticdl.master.status.watched import Watched, end_in_words, job_status
-from elasticdl.master.way_on import after_a_stop, with_way_on
+from elasticdl.master.tensorboard_scalars import ScalarRuns
 from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Task
-from elasticdl.words import amount, spoken
 
 _LOG = logging.getLogger("elasticdl.master")
 PREFLIGHT_S = 600.0
@@ -76,24 +75,24 @@ class Plan:
 
     spec: JobSpec
     preflight: Preflight
-    beginning: Beginning
-    epoch: int
+    beginning: JobStart
+    term: int
     heard_s: float = 0.0
     """When the master before gave a sign of life beside its events, in seconds of the job."""
 
 
-def plan(environment: Environment) -> Plan:
+def plan(environment: MasterEnvironment, tell: Callable[[str], None] = _LOG.info) -> Plan:
     """Read the job, look at model and data unless the CLI has, find what to begin with. Raises ElasticDLError."""
     directory = environment.directory
-    epoch = max(environment.epoch, _next_epoch(directory.master))
+    term = max(environment.term, _next_term(directory.master))
     # Nobody listens there any more.
     directory.master.unlink(missing_ok=True)
-    spec = settled(read_spec(directory))
+    spec = read_spec(directory)
     preflight = load_preflight(directory.preflight)
     if preflight is None:
-        preflight = run_preflight(spec, PREFLIGHT_S)
+        preflight = run_preflight(spec, PREFLIGHT_S, tell=tell)
         save_preflight(directory.preflight, preflight)
-    return Plan(spec, preflight, Archive(spec, directory.checkpoints).beginning(), epoch, heard_of_s(directory))
+    return Plan(spec, preflight, CheckpointArchive(spec, directory.checkpoints).beginning(), term, heard_of_s(directory))
 
 
 def read_spec(directory: JobDirectory) -> JobSpec:
@@ -104,10 +103,10 @@ def read_spec(directory: JobDirectory) -> JobSpec:
         raise UserError(f"{directory.spec} is not a job: {error}") from error
 
 
-def _next_epoch(path: Path) -> int:
+def _next_term(path: Path) -> int:
     """One more than that of a master that did not get to remove its file."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return int(json.loads(path.read_text(encoding="utf-8"))["epoch"]) + 1
+        return int(json.loads(path.read_text(encoding="utf-8"))["term"]) + 1
     return 1
 
 
@@ -115,37 +114,37 @@ def _next_epoch(path: Path) -> int:
 class Master:
     """Everything that one master is made of."""
 
-    def __init__(self, environment: Environment, plan: Plan, site: Site) -> None:
+    def __init__(self, environment: MasterEnvironment, plan: Plan, platform: Platform) -> None:
         self._environment = environment
         self._plan = plan
-        self._site = site
+        self._platform = platform
         self._farewell = Farewell()
         directory, spec = environment.directory, plan.spec
         clock = SystemClock()
-        self.chronicle = Chronicle(directory.events, clock.wall_s())
+        self.event_log = EventLog(directory.events, clock.wall_s())
         self.collector = Collector(directory.series, clock, directory.newest)
         scalars = ScalarRuns(spec.checkpoint.tensorboard_log_dir)
         self._metrics = MetricsLog(JsonLines(directory.metrics, METRICS_POLICY), self.collector, scalars)
-        self.inbox = Inbox(clock, self.chronicle.began_s)
-        self.core = JobState(spec, site.limits)
+        self.queue = EventQueue(clock, self.event_log.began_s)
+        self.core = JobState(spec, platform.limits)
         credentials = Credentials(environment.token, "master")
-        self._roster = ServerRoster(
-            spec.cluster.num_ps_pods, lambda name, address: GrpcServerControl(str(name), address, credentials, plan.epoch)
+        self._registry = PsRegistry(
+            spec.cluster.num_ps_pods, lambda name, address: GrpcServerControl(str(name), address, credentials, plan.term)
         )
-        self._fences = Fences(self._roster)
-        self._desk = FrontDesk(self.inbox, self._roster, self._fences, _MAIN_TASK[spec.action], self.core.may_attach)
+        self._fences = Fences(self._registry)
+        self._desk = ProcessGateway(self.queue, self._registry, self._fences, _MAIN_TASK[spec.action], self.core.may_attach)
         if spec.training.distribution_strategy is Strategy.ALLREDUCE and spec.action is Action.TRAIN:
-            self._desk.ring = RingDesk(self._desk.orders, plan.beginning.restore_from)
-        self._archive = Archive(spec, directory.checkpoints)
+            self._desk.ring = RingCoordinator(self._desk.orders, plan.beginning.restore_from)
+        self._archive = CheckpointArchive(spec, directory.checkpoints)
         self._archive.restore_from = plan.beginning.restore_from
         found = plan.preflight
         data = (*found.training, *found.validation, *found.prediction)
-        welcome = Welcome(plan.epoch, spec.model_dump_json(), lambda: self._archive.restore_from, data)
-        service = MasterService(self.inbox, self._desk, welcome, self.status_json, self.core)
+        welcome = Welcome(plan.term, spec.model_dump_json(), lambda: self._archive.restore_from, data)
+        service = MasterService(self.queue, self._desk, welcome, self.status_json, self.core)
         self._server = MasterServer(service, environment.token)
-        what = about(spec, self.chronicle.started_at, environment.page.namespace, after_a_stop(spec, directory))
-        self._watched = Watched(what, self.core, self._desk, self.inbox, self.chronicle, self.collector)
-        self._page = StatusServer(self._watched, Guard(environment.token, environment.page.names), plan.epoch)
+        what = about(spec, self.event_log.started_at, environment.page.namespace, after_a_stop(spec, directory))
+        self._watched = JobView(what, self.core, self._desk, self.queue, self.event_log, self.collector)
+        self._page = StatusServer(self._watched, AccessGuard(environment.token, environment.page.names), plan.term)
         self._finish: FinishJob | None = None
 
     def status(self) -> dict[str, Any]:
@@ -173,22 +172,22 @@ class Master:
         try:
             if self._desk.ring is not None:
                 await self._desk.ring.start(environment.host.strip("[]"), environment.rendezvous_port)
-            placing = self._site.placing(self._plan.spec, environment, port)
+            process_env = self._platform.process_env(self._plan.spec, environment, port)
             page, problem = await self._open_page()
-            async with self._site.cluster(self._farewell) as cluster:
+            async with self._platform.cluster(self._farewell) as cluster:
                 self._watched.cluster = cluster
-                self._tell_address(placing.address, page)
-                self._finish = await self._drive(journal, cluster, Launcher(cluster, placing), problem)
+                self._tell_address(process_env.address, page)
+                self._finish = await self._drive(journal, cluster, Launcher(cluster, process_env), problem)
                 return self._finish
         finally:
             await self._page.close(self._finish and self.with_way_on(self._finish))
             if self._desk.ring is not None:
                 await self._desk.ring.close()
-            await self._roster.close()
+            await self._registry.close()
             await self._server.close()
             journal.close()
             self._metrics.close()
-            self.chronicle.close()
+            self.event_log.close()
             directory.master.unlink(missing_ok=True)
 
     async def _open_page(self) -> tuple[str, str]:
@@ -201,20 +200,20 @@ class Master:
         return f"http://{wanted.names[0] if wanted.names else wanted.host}:{port}/", ""
 
     async def _drive(self, journal: JournalFile, cluster: Cluster, launcher: Launcher, problem: str) -> FinishJob:
-        means = Means(launcher, self._fences, Snapshots(self._roster), self._archive, self.chronicle, self._metrics)
-        hands = Hands(self.inbox, self._desk, means)
+        means = ExecutorDeps(launcher, self._fences, Snapshots(self._registry), self._archive, self.event_log, self._metrics)
+        executor = Executor(self.queue, self._desk, means)
         for stale in (self._environment.directory.receipt, self._environment.directory.report, self._environment.directory.newest):
             # Of the run before this one: whoever reads it now would take it for ours.
             stale.unlink(missing_ok=True)
-        hands.carry_out(self._begun())
+        executor.carry_out(self._begun())
         for warning in (*self._environment.warnings, *([problem] if problem else ())):
-            hands.carry_out(Announce("job", warning, level="warning"))
+            executor.carry_out(Announce("job", warning, level="warning"))
         if again := self._plan.beginning.again:
             text = f"the run before had trained {amount(again, 'record')} more than its last checkpoint has, at least: they are repeated"
-            hands.carry_out(Announce("checkpoint", text, level="warning", details={"repeated": again}))
-        self.inbox.post(self._started())
+            executor.carry_out(Announce("checkpoint", text, level="warning", details={"repeated": again}))
+        self.queue.post(self._started())
         try:
-            return await Driver(self.core, journal, self.inbox, self._desk, hands).run(cluster)
+            return await Driver(self.core, journal, self.queue, self._desk, executor).run(cluster)
         except asyncio.CancelledError:
             for process in () if self.has_left else self.core.status().processes:
                 await cluster.delete(ProcessName.parse(process.name), grace_s=0.0)
@@ -224,7 +223,7 @@ class Master:
         """Go, so that the next master can go on: with a checkpoint, if that can be had in time. A job that is about to end may."""
         spec = self._plan.spec
         kept = spec.action is Action.TRAIN and spec.keeps_checkpoints
-        await checkpoint_in_time(self.core, self.inbox, running, lambda: kept and bool(self._roster.attached()))
+        await checkpoint_in_time(self.core, self.queue, running, lambda: kept and bool(self._registry.attached()))
         self.leave_now(running)
 
     def leave_now(self, running: asyncio.Future[FinishJob]) -> None:
@@ -234,14 +233,14 @@ class Master:
 
     def _begun(self) -> Announce:
         """A master takes the job on: the first, or one in the place of another."""
-        spec, epoch, at_s = self._plan.spec, self._plan.epoch, self.inbox.at_s()
-        away_s = max(0.0, at_s - max(self.chronicle.last_s, self._plan.heard_s))
-        first = self.chronicle.next_seq == 0
+        spec, term, at_s = self._plan.spec, self._plan.term, self.queue.at_s()
+        away_s = max(0.0, at_s - max(self.event_log.last_s, self._plan.heard_s))
+        first = self.event_log.next_seq == 0
         what = f"{spec.action} {spec.model.model_def}"
-        since = "it ended" if self.chronicle.ended_before else "the one before was last heard of"
+        since = "it ended" if self.event_log.ended_before else "the one before was last heard of"
         text = f"the job begins: {what}" if first else f"a master takes the job on again, {spoken(away_s)} after {since}: {what}"
         prepared_s = time.monotonic() - _LOADED_S
-        details = meaning(Step.BEGUN, epoch=epoch, prepared_s=prepared_s, away_s=0.0 if first else away_s)
+        details = meaning(EventKind.BEGUN, term=term, prepared_s=prepared_s, away_s=0.0 if first else away_s)
         return Announce("job", text, details=details)
 
     def with_way_on(self, finish: FinishJob) -> FinishJob:
@@ -251,19 +250,19 @@ class Master:
     def close_record(self, finish: FinishJob) -> None:
         """The last line: how the job ended."""
         text = f"the job ended with exit code {int(finish.exit_code)}: {finish.message}"
-        details = meaning(Step.ENDED, exit_code=int(finish.exit_code), message=finish.message, hint=finish.hint)
+        details = meaning(EventKind.ENDED, exit_code=int(finish.exit_code), message=finish.message, hint=finish.hint)
         level = "info" if finish.exit_code in (ExitCode.DONE, ExitCode.INTERRUPTED) else "error"
-        stamp = {"at": round(self.inbox.clock.wall_s(), 3), "at_s": round(self.inbox.at_s(), 3)}
-        self.chronicle.append(stamp, {"kind": "job", "text": text, "level": level, "details": details})
-        self.chronicle.close()
+        stamp = {"at": round(self.queue.clock.wall_s(), 3), "at_s": round(self.queue.at_s(), 3)}
+        self.event_log.append(stamp, {"kind": "job", "text": text, "level": level, "details": details})
+        self.event_log.close()
 
     def snapshot(self, finish: FinishJob) -> dict[str, Any]:
         """The job as page and report show it, now that it has ended."""
         found, of = self._last_status(finish), self._watched.about
-        status = shown_status(of, found, now=self.inbox.clock.wall_s(), state=end_in_words(finish.exit_code))
+        status = shown_status(of, found, now=self.queue.clock.wall_s(), state=end_in_words(finish.exit_code))
         outcome = {"exit_code": int(finish.exit_code), "message": finish.message, "hint": finish.hint}
         logs = ends_in(self._environment.directory.logs, status)
-        return snapshot(of, status, record_of(self.chronicle, status), self.collector.as_list(), outcome, logs)
+        return snapshot(of, status, record_of(self.event_log, status), self.collector.as_list(), outcome, logs)
 
     def _last_status(self, finish: FinishJob) -> dict[str, Any]:
         found = self.status()
@@ -275,7 +274,7 @@ class Master:
     def _started(self) -> JobStarted:
         found, beginning = self._plan.preflight, self._plan.beginning
         return JobStarted(
-            self.inbox.at_s(),
+            self.queue.at_s(),
             found.training,
             found.validation,
             found.prediction,
@@ -286,8 +285,8 @@ class Master:
 
     def _tell_address(self, address: str, page: str) -> None:
         # In a pod the token stays in its Secret: a volume may be seen by many.
-        token = {} if self._site.has_next else {"token": self._environment.token}
-        where = {"address": address, "page": page, **token, "pid": os.getpid(), "epoch": self._plan.epoch}
+        token = {} if self._platform.has_next else {"token": self._environment.token}
+        where = {"address": address, "page": page, **token, "pid": os.getpid(), "term": self._plan.term}
         write_json(self._environment.directory.master, where, mode=0o600)
 
 
@@ -308,16 +307,16 @@ def on_signals(first: Callable[[str], object], second: Callable[[], object]) -> 
         loop.add_signal_handler(number, caught, number)
 
 
-async def serve(environment: Environment, plan: Plan, site: Site) -> FinishJob:
+async def serve(environment: MasterEnvironment, plan: Plan, platform: Platform) -> FinishJob:
     """Run the job and leave its outcome on disk, unless the job goes on with the next master."""
-    master = Master(environment, plan, site)
+    master = Master(environment, plan, platform)
     running = asyncio.ensure_future(master.run())
     departing: list[asyncio.Future[None]] = []
-    if site.has_next:
+    if platform.has_next:
         # A node is emptied, or somebody else needs it: nobody wants the job to end.
         on_signals(lambda _: departing.append(asyncio.ensure_future(master.leave(running))), lambda: master.leave_now(running))
     else:
-        on_signals(lambda reason: master.inbox.post(StopRequested(master.inbox.at_s(), reason)), running.cancel)
+        on_signals(lambda reason: master.queue.post(StopRequested(master.queue.at_s(), reason)), running.cancel)
     try:
         finish = await running
     except asyncio.CancelledError:
@@ -334,9 +333,9 @@ async def serve(environment: Environment, plan: Plan, site: Site) -> FinishJob:
         results = master.results(finish)
         leave_outcome(environment.directory, finish, results)
         leave_report(environment.directory, lambda: master.snapshot(finish))
-        if site.has_next:
-            tell_story(master.chronicle)
-        site.tell(ended(environment.directory, finish, results))
+        if platform.has_next:
+            tell_story(master.event_log)
+        platform.tell(ended(environment.directory, finish, results))
     return finish
 
 
@@ -356,7 +355,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
     try:
-        finish = _work(_site())
+        finish = _work(_platform())
     except ElasticDLError as error:
         finish = FinishJob(error.exit_code, error.message, error.hint)
     level = logging.INFO if finish.exit_code in (ExitCode.DONE, ExitCode.INTERRUPTED) else logging.ERROR
@@ -364,37 +363,37 @@ def main() -> int:
     return finish.exit_code
 
 
-def _site() -> Site:
+def _platform() -> Platform:
     if SPEC_VARIABLE not in os.environ:
-        return Machine()
-    from elasticdl.master.pod import Pod
+        return LocalPlatform()
+    from elasticdl.master.platform.kubernetes import KubernetesPlatform
 
-    return Pod()
+    return KubernetesPlatform()
 
 
-def _work(site: Site) -> FinishJob:
+def _work(platform: Platform) -> FinishJob:
     """All of the job that falls to this master. Raises ElasticDLError if the site cannot even be told what is wrong."""
     directory: JobDirectory | None = None
-    waiting: Lobby | None = None
+    waiting: PreflightRpc | None = None
     try:
-        environment = site.open()
+        environment = platform.open()
         directory = environment.directory
-        with lobby(environment, read_spec(directory)) if site.has_next else nullcontext() as waiting:
-            found = plan(environment)
-        return asyncio.run(serve(environment, found, site))
+        with preflight_rpc_server(environment, read_spec(directory)) if platform.has_next else nullcontext() as waiting:
+            found = plan(environment, waiting.tell if waiting is not None else _LOG.info)
+        return asyncio.run(serve(environment, found, platform))
     except ElasticDLError as error:
-        if directory is None and not site.has_next:
+        if directory is None and not platform.has_next:
             raise
         code = ExitCode.JOB_FAILED if error.exit_code is ExitCode.USER_ERROR else error.exit_code
         finish = FinishJob(code, error.message, error.hint)
     except KeyboardInterrupt:
         stopped = waiting.stopped if waiting is not None else ""
-        code = ExitCode.DRAINED if site.has_next and not stopped else ExitCode.INTERRUPTED
+        code = ExitCode.DRAINED if platform.has_next and not stopped else ExitCode.INTERRUPTED
         finish = FinishJob(code, f"stopped: {stopped}" if stopped else "ended before any process was started")
     if finish.exit_code not in (ExitCode.DRAINED, ExitCode.UNAVAILABLE):
         if directory is not None:
             leave_outcome(directory, finish, Results())
-        site.tell(ended(directory, finish, Results()))
+        platform.tell(ended(directory, finish, Results()))
     return finish
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from elasticdl.cluster.outcome import Ended
+from elasticdl.cluster.kubernetes.termination_message import Ended
 from elasticdl.errors import ExitCode
-from elasticdl.history.chronicle import Chronicle
-from elasticdl.history.why import story_lines
+from elasticdl.history.diagnosis import story_lines
+from elasticdl.history.event_log import EventLog
+from elasticdl.jobdir.layout import JobDirectory, write_json, write_whole
 from elasticdl.master.core.commands import FinishJob
-from elasticdl.master.files import JobDirectory, write_json, write_whole
 from elasticdl.page import render_report
 
 _LOG = logging.getLogger(__name__)
@@ -50,9 +50,9 @@ def leave_report(directory: JobDirectory, snapshot: Callable[[], Mapping[str, An
         _LOG.exception("there is no report in %s", directory.path)
 
 
-def tell_story(chronicle: Chronicle) -> None:
+def tell_story(event_log: EventLog) -> None:
     """Into the log what `elasticdl why` can still read when the directory is gone with the pod: a line an entry."""
-    for line in story_lines(chronicle.story.as_dict()):
+    for line in story_lines(event_log.story.as_dict()):
         _LOG.info("%s", line)
 
 

@@ -16,10 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elasticdl.cluster.leash import PARENT_PID_VARIABLE
+from elasticdl.clock import SystemClock
+from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
 from elasticdl.errors import ExitCode, UserError
+from elasticdl.formatting import PIPE_VARIABLE
 from elasticdl.job import JobSpec
-from elasticdl.master.files import write_json
+from elasticdl.jobdir.layout import write_json
+from elasticdl.master.check_watch import CheckLimits, CheckWatch, Tell
 from elasticdl.shard import Source
 
 COMMAND: tuple[str, ...] = (sys.executable, "-m", "elasticdl.model.check")
@@ -39,24 +42,42 @@ class Preflight:
     raw: Mapping[str, Any]
 
 
-def run_preflight(spec: JobSpec, timeout_s: float, *, command: Sequence[str] = ()) -> Preflight:
-    """Run the check in a child, for at most `timeout_s`; blocks. Raises UserError with what is wrong and what to do."""
-    environment = {**_QUIET, **os.environ, **spec.cluster.envs, PARENT_PID_VARIABLE: str(os.getpid())}
-    with subprocess.Popen(
-        command or COMMAND,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        encoding="utf-8",
-        errors="replace",
-    ) as child:
+def run_preflight(
+    spec: JobSpec,
+    timeout_s: float,
+    *,
+    command: Sequence[str] = (),
+    limits: CheckLimits = CheckLimits(),  # noqa: B008 - a frozen value
+    tell: Tell = lambda text: None,
+) -> Preflight:
+    """Run the check in a child; blocks. Raises UserError with what is wrong and what to do.
+
+    A part of it may take `timeout_s`: files that are counted, and parts that end, begin the time anew. `tell` gets what takes long.
+    """
+    read, write = os.pipe()
+    piped = {PARENT_PID_VARIABLE: str(os.getpid()), PIPE_VARIABLE: f"{write}:{limits.stacks_s}"}
+    watch = CheckWatch(read, spec.model.model_zoo, limits, SystemClock(), tell)
+    watch.start()
+    try:
+        child = subprocess.Popen(
+            command or COMMAND,
+            env={**_QUIET, **os.environ, **spec.cluster.envs, **piped},
+            pass_fds=(write,),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+    finally:
+        os.close(write)
+    with child:
         try:
-            output, complaints = _conversation(child, spec.model_dump_json(), timeout_s)
+            output, complaints = _conversation(child, spec.model_dump_json(), timeout_s, watch)
         except subprocess.TimeoutExpired as expired:
             raise UserError(
-                f"the check of the model and its data was not through after {timeout_s:g} s{_said(_text(expired.stderr))}",
+                f"the check of the model and its data was not through after {timeout_s:g} s{watch.story()}{_said(_text(expired.stderr))}",
                 hint=f"does the module {spec.model.model_def} do long work when it is imported, or wait for something?",
             ) from expired
         finally:
@@ -75,15 +96,15 @@ def run_preflight(spec: JobSpec, timeout_s: float, *, command: Sequence[str] = (
     return _judged(found)
 
 
-def _conversation(child: subprocess.Popen[str], question: str, timeout_s: float) -> tuple[str, str]:
-    """The child's stdout and stderr when it has ended. Raises TimeoutExpired.
+def _conversation(child: subprocess.Popen[str], question: str, timeout_s: float, watch: CheckWatch) -> tuple[str, str]:
+    """The child's stdout and stderr when it has ended. Raises TimeoutExpired, and UserError as `CheckWatch.look`.
 
     It wakes twice a second: a Ctrl-C that comes just before a wait begins would be noticed only when the wait ends.
     """
-    deadline_s = time.monotonic() + timeout_s
     given: str | None = question
     while True:
-        left_s = deadline_s - time.monotonic()
+        left_s = watch.moved_s + timeout_s - time.monotonic()
+        watch.look(lambda: child.send_signal(signal.SIGUSR2))
         try:
             return child.communicate(given, timeout=max(0.0, min(0.5, left_s)))
         except subprocess.TimeoutExpired:

@@ -8,7 +8,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.rpc.conversation import Progress
-from elasticdl.shard import Lease, RingItem, ShardId, Task
+from elasticdl.shard import Lease, ShardId, Task, WorkItem
 
 _WINDOW_S = 20.0
 _LEAST_S = 2.0
@@ -55,7 +55,7 @@ class Throughput:
         if lease.task is self._task and lease.shard is not None:
             self._offsets[lease.shard.id, lease.attempt] = lease.offset
 
-    def given(self, item: RingItem) -> None:
+    def given(self, item: WorkItem) -> None:
         """An item of the ring, given to one member after the other: the first of them counts."""
         lease = item.lease
         if item.number > self._ring_number and lease is not None and lease.shard is not None:

@@ -15,20 +15,25 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from elasticdl.cluster.leash import die_with_parent
+from elasticdl.cluster.local.parent_death import die_with_parent
 from elasticdl.errors import ElasticDLError, ExitCode
+from elasticdl.formatting import IMPORTING
 from elasticdl.job import JobSpec
-from elasticdl.model.importing import load_tensorflow
+from elasticdl.model.stages import Stages
+from elasticdl.model.tensorflow_import import load_tensorflow
 
 
-def check(spec: JobSpec) -> dict[str, Any]:
-    """What `Examination.run` finds, or {"ok": false, ...}. Raises nothing that user code could cause."""
+def check(spec: JobSpec, stages: Stages | None = None) -> dict[str, Any]:
+    """What `JobPreflight.run` finds, or {"ok": false, ...}. Raises nothing that user code could cause."""
+    stages = stages or Stages()
+    stages.begin("importing TensorFlow")
     load_tensorflow()
-    from elasticdl.model.examination import Examination
     from elasticdl.model.module import load_module
+    from elasticdl.model.preflight import JobPreflight
 
     try:
-        return Examination(spec, load_module(spec.model)).run()
+        stages.begin(IMPORTING)
+        return JobPreflight(spec, load_module(spec.model), stages).run()
     except ElasticDLError as error:
         return {"ok": False, "error": error.message, "hint": error.hint, "exit_code": int(ExitCode.USAGE)}
 
@@ -38,8 +43,9 @@ def main() -> int:
     die_with_parent()
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    stages = Stages.of_environment()
     try:
-        found = check(JobSpec.model_validate_json(sys.stdin.read()))
+        found = check(JobSpec.model_validate_json(sys.stdin.read()), stages)
     except Exception as error:  # noqa: BLE001 - the top of the process: whoever asked gets an answer
         trace = traceback.format_exc(limit=-4)
         found = {"ok": False, "error": f"the check itself failed: {error!r}", "hint": trace, "exit_code": int(ExitCode.USAGE)}

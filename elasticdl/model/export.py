@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, TableSpec
 from elasticdl.embedding.table import native_table
-from elasticdl.model import serving
-from elasticdl.model.served import ServedModel
-from elasticdl.model.serving import Tensor
+from elasticdl.model import embedding_hooks
+from elasticdl.model.embedding_hooks import Tensor
+from elasticdl.model.ps_model import PsModel
 from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import user_code
 from elasticdl.rpc.parameters import Float32s, Int64s
@@ -28,7 +28,7 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 def export(
-    served: ServedModel, dense: Float32s, tables: Sequence[tuple[Int64s, Float32s]], directory: str | Path, *, zoo: str = ""
+    served: PsModel, dense: Float32s, tables: Sequence[tuple[Int64s, Float32s]], directory: str | Path, *, zoo: str = ""
 ) -> None:
     """Write `directory/`: a SavedModel with the signature `serving_default`, and `model.weights.h5`.
 
@@ -46,11 +46,11 @@ def export(
     bounded = {
         table: whole_matrix(served.parameters.tables[table], size, *rows)
         for table, (layer, rows) in enumerate(zip(served.tables, tables, strict=True))
-        if (size := serving.vocabulary(layer)) is not None
+        if (size := embedding_hooks.vocabulary(layer)) is not None
     }
     try:
         _save(served, bounded, tables, temporary, zoo)
-        with serving.matrices(bounded):
+        with embedding_hooks.matrices(bounded):
             served.model.save_weights(temporary / WEIGHTS)
         _replace(temporary, target)
     finally:
@@ -78,7 +78,7 @@ def _replace(temporary: Path, target: Path) -> None:
 
 
 def _save(
-    served: ServedModel,
+    served: PsModel,
     bounded: Mapping[int, Float32s],
     tables: Sequence[tuple[Int64s, Float32s]],
     directory: Path,
@@ -103,7 +103,7 @@ def _save(
         tf.saved_model.save(module, str(directory), signatures={"serving_default": module.serve})
 
 
-def _serving(served: ServedModel, look_up: Callable[[int, Tensor], Tensor], zoo: str) -> Any:  # noqa: ANN401 - TensorFlow's
+def _serving(served: PsModel, look_up: Callable[[int, Tensor], Tensor], zoo: str) -> Any:  # noqa: ANN401 - TensorFlow's
     """The traced function; of any length where `feed` leaves lengths open and the model can do with that."""
     if served.open_inputs is not None:
         try:
@@ -114,12 +114,12 @@ def _serving(served: ServedModel, look_up: Callable[[int, Tensor], Tensor], zoo:
         return _traced(served, served.inputs, look_up)
 
 
-def _traced(served: ServedModel, inputs: Structure, look_up: Callable[[int, Tensor], Tensor]) -> Any:  # noqa: ANN401
+def _traced(served: PsModel, inputs: Structure, look_up: Callable[[int, Tensor], Tensor]) -> Any:  # noqa: ANN401
     names, structure = _named_inputs(served.model, inputs)
 
     def serve(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         features = tf.nest.pack_sequence_as(structure, [given[name] for name in names], expand_composites=True)
-        with serving.lookups(look_up):
+        with embedding_hooks.lookups(look_up):
             return _named_outputs(served.model, served.model(features, training=False))
 
     function = tf.function(serve, input_signature=[dict(names)], autograph=False)

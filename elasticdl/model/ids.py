@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.errors import UserError
-from elasticdl.model import serving
-from elasticdl.model.served import ServedModel
-from elasticdl.model.serving import Tensor
+from elasticdl.model import embedding_hooks
+from elasticdl.model.embedding_hooks import Tensor
+from elasticdl.model.ps_model import PsModel
 from elasticdl.model.structure import Structure
 from elasticdl.rpc.parameters import Int64s
 
@@ -62,7 +62,7 @@ def as_int64(tensor: Tensor) -> Int64s:
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
-def trace_ids(served: ServedModel, specs: Structure, *, training: bool) -> IdGraph:
+def trace_ids(served: PsModel, specs: Structure, *, training: bool) -> IdGraph:
     """Trace the model for features of these type specs.
 
     Raises:
@@ -79,7 +79,7 @@ def trace_ids(served: ServedModel, specs: Structure, *, training: bool) -> IdGra
                 hint="call it on all ids at once outside, or keep it dense (--embedding-threshold-bytes)",
             )
         seen.append((table, ids))
-        made = serving.zeros(ids, served.tables[table].output_dim)
+        made = embedding_hooks.zeros(ids, served.tables[table].output_dim)
         rows[made.op.name] = table
         return made
 
@@ -88,7 +88,7 @@ def trace_ids(served: ServedModel, specs: Structure, *, training: bool) -> IdGra
     def call(*flat: Tensor) -> list[Tensor]:
         graphs.append(tf.compat.v1.get_default_graph())
         features = tf.nest.pack_sequence_as(specs, flat, expand_composites=True)
-        with serving.lookups(record), keras.StatelessScope():
+        with embedding_hooks.lookups(record), keras.StatelessScope():
             served.model(features, training=training)
         return []
 
@@ -96,7 +96,7 @@ def trace_ids(served: ServedModel, specs: Structure, *, training: bool) -> IdGra
     return _cut(wrapped, seen, served, rows)
 
 
-def _cut(wrapped: Any, seen: Sequence[tuple[int, Tensor]], served: ServedModel, rows: Mapping[str, int]) -> IdGraph:  # noqa: ANN401
+def _cut(wrapped: Any, seen: Sequence[tuple[int, Tensor]], served: PsModel, rows: Mapping[str, int]) -> IdGraph:  # noqa: ANN401
     feeds = [tensor for tensor in wrapped.inputs if tensor.op.type == "Placeholder" and tensor.dtype != tf.resource]
     placeholders = {tensor.op.name: index for index, tensor in enumerate(feeds)}
     numbers = _value_numbers(wrapped.graph, placeholders)
@@ -142,7 +142,7 @@ def _value_numbers(graph: tf.Graph, placeholders: Mapping[str, int]) -> dict[str
     return numbers
 
 
-def _check_independent(ids: Tensor, rows: Mapping[str, int], layer: str, served: ServedModel) -> None:
+def _check_independent(ids: Tensor, rows: Mapping[str, int], layer: str, served: PsModel) -> None:
     """Ids may depend on the shape of an embedding's output, not on its values."""
     visited: set[str] = set()
     stack = [ids.op]

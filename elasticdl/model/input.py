@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from elasticdl.data.base import Metadata, Records
 from elasticdl.errors import UserError
+from elasticdl.model.bad_record_filter import RecordsRefused
 from elasticdl.model.mode import Mode
 from elasticdl.model.module import ModelModule
-from elasticdl.model.sifting import RecordsRefused
 from elasticdl.model.structure import Structure, input_specs
 from elasticdl.model.usercode import described, innermost, place, told, user_code
 from elasticdl.shard import Task

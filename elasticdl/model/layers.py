@@ -6,7 +6,7 @@ from typing import Any, final
 
 import keras
 
-from elasticdl.model.serving import _CHOICE
+from elasticdl.model.embedding_hooks import _CHOICE
 
 
 @final

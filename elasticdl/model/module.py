@@ -14,7 +14,7 @@ from typing import Any, final
 
 from elasticdl.errors import UserError
 from elasticdl.job import ModelSection
-from elasticdl.model import serving  # noqa: F401 - before any user module: it changes the class that they make layers of
+from elasticdl.model import embedding_hooks  # noqa: F401 - before any user module: it changes the class that they make layers of
 from elasticdl.model.usercode import place, user_code
 
 

@@ -17,7 +17,7 @@ from elasticdl.job import Scalar
 from elasticdl.model.building import Variable, changing, check_model, check_params, inputs_of, optimizer_params, trainable
 from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import Optimizer
-from elasticdl.model.served import ServedModel
+from elasticdl.model.ps_model import PsModel
 from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import place, taken, user_code
 
@@ -44,7 +44,7 @@ class RingModel:
 
     @classmethod
     def build(cls, module: ModelModule, params: Mapping[str, Scalar], *, seed: int, features: Structure | None = None) -> RingModel:
-        """Make the model and its optimizer. Same seed, same initial values. Raises as `ServedModel.build`."""
+        """Make the model and its optimizer. Same seed, same initial values. Raises as `PsModel.build`."""
         check_params(module, params)
         reset_uids()  # names of layers, and so of variables, must not depend on what was built before
         keras.utils.set_random_seed(seed % 2**32)
@@ -66,10 +66,10 @@ class RingModel:
             model.optimizer = optimizer
         return cls(module, model, optimizer, inputs, variables, averaged, _seeds(model))
 
-    def served(self) -> ServedModel:
+    def served(self) -> PsModel:
         """The same model as one of which servers hold nothing: to evaluate, predict and export as others do."""
         nothing = ParametersSpec(optimizer=OptimizerSpec(kind=OptimizerKind.SGD), dense=(), tables=())
-        return ServedModel(self.model, nothing, self.optimizer, (), (), self.inputs)
+        return PsModel(self.model, nothing, self.optimizer, (), (), self.inputs)
 
     def state(self) -> dict[str, Variable]:
         """Every variable that must be equal on all members, by a name of its own, in an order that is the same everywhere."""

@@ -20,8 +20,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.ring_model import RingModel
-from elasticdl.model.serving import Tensor
 from elasticdl.model.structure import Structure, fits, input_specs, relaxed
 from elasticdl.model.usercode import user_code
 

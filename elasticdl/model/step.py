@@ -12,15 +12,15 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.model.callbacks import LearningRateScheduler
-from elasticdl.model.distinct import Lookups, Plan, merged
+from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.ids import IdGraph, trace_ids
 from elasticdl.model.metrics import Metrics, States
 from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import learning_rate
-from elasticdl.model.served import ServedModel
-from elasticdl.model.serving import Tensor
+from elasticdl.model.ps_model import PsModel
 from elasticdl.model.structure import Structure, fits, input_specs, relaxed
 from elasticdl.model.tracing import Batches, Function, Tracer
+from elasticdl.model.unique_ids import LookupPlan, Lookups, merged
 from elasticdl.model.usercode import user_code
 from elasticdl.rpc.parameters import Float32s, Pulled
 
@@ -50,7 +50,7 @@ class _Compiled:
     """Everything traced for one kind of batches. `specs` is what features look like."""
 
     specs: Structure
-    graphs: dict[bool, tuple[IdGraph, Plan]] = field(default_factory=dict)
+    graphs: dict[bool, tuple[IdGraph, LookupPlan]] = field(default_factory=dict)
     functions: dict[str, tuple[Structure, Function, Any]] = field(default_factory=dict)
     """Kind -> (specs of labels, the function, what its results mean)."""
 
@@ -64,7 +64,7 @@ class CompiledStep:
     user code raises.
     """
 
-    def __init__(self, served: ServedModel, module: ModelModule) -> None:
+    def __init__(self, served: PsModel, module: ModelModule) -> None:
         self._served = served
         self._module = module
         self._metrics = Metrics(module, served.model)
@@ -158,15 +158,15 @@ class CompiledStep:
             self._compiled.append(_Compiled(specs))
             return self._compiled[-1]
 
-    def _ids(self, compiled: _Compiled, training: bool) -> tuple[IdGraph, Plan]:
+    def _ids(self, compiled: _Compiled, training: bool) -> tuple[IdGraph, LookupPlan]:
         made = compiled.graphs.get(training)
         if made is None:
             with self._tracing:
                 graph = trace_ids(self._served, compiled.specs, training=training)
-                made = compiled.graphs.setdefault(training, (graph, Plan.of(graph, len(self._dims))))
+                made = compiled.graphs.setdefault(training, (graph, LookupPlan.of(graph, len(self._dims))))
         return made
 
-    def _function(self, compiled: _Compiled, kind: str, labels: Structure) -> tuple[tuple[Function, Any], Plan]:
+    def _function(self, compiled: _Compiled, kind: str, labels: Structure) -> tuple[tuple[Function, Any], LookupPlan]:
         """A traced function, with what its results mean, and the plan of its lookups."""
         training = kind == "train"
         plan = self._ids(compiled, training)[1]
@@ -188,7 +188,7 @@ class CompiledStep:
         return made[1:], plan
 
     def _arguments(
-        self, plan: Plan, lookups: Lookups, pulled: Pulled, features: Sequence[Tensor], labels: Structure
+        self, plan: LookupPlan, lookups: Lookups, pulled: Pulled, features: Sequence[Tensor], labels: Structure
     ) -> list[Tensor]:
         return [
             tf.convert_to_tensor(pulled.dense),
@@ -215,7 +215,7 @@ class CompiledStep:
         return StepOutcome(outcome.loss, outcome.dense, outcome.gradients, outcome.learning_rate, ", ".join(names))
 
 
-def _rate(served: ServedModel, module: ModelModule) -> Any:  # noqa: ANN401 - Keras has no types
+def _rate(served: PsModel, module: ModelModule) -> Any:  # noqa: ANN401 - Keras has no types
     """A Keras schedule, or a function from version to learning rate."""
     if module.callbacks is not None:
         with user_code("callbacks", module.zoo):

@@ -16,16 +16,16 @@ import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 
 from elasticdl.errors import UserError
-from elasticdl.model import serving
+from elasticdl.formatting import amount
+from elasticdl.model import embedding_hooks
+from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.ids import LookupSite
 from elasticdl.model.metrics import Metrics
 from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import clipped, clips
-from elasticdl.model.served import ServedModel
-from elasticdl.model.serving import Tensor
+from elasticdl.model.ps_model import PsModel
 from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import place
-from elasticdl.words import amount
 
 Function: TypeAlias = Callable[..., Any]
 """A concrete function of flat tensors."""
@@ -40,7 +40,7 @@ class Batches:
     labels: Structure
     sites: tuple[LookupSite, ...]
 
-    def arguments(self, served: ServedModel) -> list[tf.TensorSpec]:
+    def arguments(self, served: PsModel) -> list[tf.TensorSpec]:
         """dense, rows of each table, positions of each id array, version, features, labels."""
         shapes = {site.array: site.shape for site in self.sites}
         if sorted(shapes) != list(range(len(shapes))):
@@ -75,7 +75,7 @@ class _Given:
 class Tracer:
     """Makes the functions of one model for one kind of batches."""
 
-    def __init__(self, served: ServedModel, module: ModelModule, metrics: Metrics, batches: Batches) -> None:
+    def __init__(self, served: PsModel, module: ModelModule, metrics: Metrics, batches: Batches) -> None:
         self._served = served
         self._module = module
         self._metrics = metrics
@@ -197,7 +197,7 @@ class Tracer:
 
         mapping = list(zip(self._served.variables, given.pieces, strict=True))
         mapping += self._kept_here()
-        with keras.StatelessScope(mapping, collect_losses=True) as scope, serving.lookups(look_up):
+        with keras.StatelessScope(mapping, collect_losses=True) as scope, embedding_hooks.lookups(look_up):
             outputs = self._served.model(given.features, training=training)
             losses = list(self._served.model.losses)
         if len(given.looked_up) != len(self._batches.sites):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from elasticdl.page import words
+from elasticdl.page import formatting
 from elasticdl.page.markup import Child, Html, el
 from elasticdl.page.sketch import percent, ticks
 
@@ -17,7 +17,7 @@ _BUCKETS = 240
 def timeline(snapshot: Mapping[str, Any]) -> Html:
     """Axis, how many were there, a row for each process; the generations of a ring below."""
     line = snapshot.get("timeline") or {}
-    bars = sorted(line.get("bars") or (), key=lambda bar: (bar["ordered_s"], words.by_name(bar["process"])))
+    bars = sorted(line.get("bars") or (), key=lambda bar: (bar["ordered_s"], formatting.by_name(bar["process"])))
     generations: Sequence[Mapping[str, Any]] = line.get("generations") or ()
     span = max(1.0, float(line.get("now_s") or 0))
     marks = [one["at_s"] for one in generations][-_LINES:]
@@ -58,7 +58,13 @@ def pager(name: str, total: int) -> Html:
 def axis(span: float, generations: Sequence[Mapping[str, Any]], marks: Sequence[Mapping[str, Any]]) -> Html:
     """Round times, the numbers of generations above, and below them a tick for each checkpoint and the like."""
     times = [
-        el("text", words.clock(at), x=percent(at, span), y=26, class_="last" if at > 0.94 * span else "first" if at == 0 else None)
+        el(
+            "text",
+            formatting.clock(at),
+            x=percent(at, span),
+            y=26,
+            class_="last" if at > 0.94 * span else "first" if at == 0 else None,
+        )
         for at in ticks(span)
     ]
     numbers, last = [], -1.0
@@ -70,7 +76,7 @@ def axis(span: float, generations: Sequence[Mapping[str, Any]], marks: Sequence[
     noted = [
         el(
             "line",
-            el("title", f"{words.clock(one['at_s'])} {str(one['text']).partition(chr(10))[0]}"),
+            el("title", f"{formatting.clock(one['at_s'])} {str(one['text']).partition(chr(10))[0]}"),
             x1=percent(one["at_s"], span),
             x2=percent(one["at_s"], span),
             y1=28,
@@ -84,7 +90,7 @@ def axis(span: float, generations: Sequence[Mapping[str, Any]], marks: Sequence[
 
 def bar_row(bar: Mapping[str, Any], span: float, marks: Sequence[float]) -> Html:
     """Name, bar, end in words."""
-    tone = words.tone_of(dict(bar))
+    tone = formatting.tone_of(dict(bar))
     return el(
         "tr",
         el("th", el("a", bar["process"], href=f"?process={bar['process']}#processes"), scope="row"),
@@ -92,12 +98,12 @@ def bar_row(bar: Mapping[str, Any], span: float, marks: Sequence[float]) -> Html
         el(
             "td",
             el("span", f"{tone.mark} {tone.word}", class_=f"tag {tone.name}"),
-            el("span", words.told(str(bar.get("text") or ""), tone), class_="text"),
+            el("span", formatting.told(str(bar.get("text") or ""), tone), class_="text"),
         ),
     )
 
 
-def drawing(bar: Mapping[str, Any], span: float, marks: Sequence[float], tone: words.Tone) -> Html:
+def drawing(bar: Mapping[str, Any], span: float, marks: Sequence[float], tone: formatting.Tone) -> Html:
     """Thin while it was waited for, full while it worked."""
     ordered, end = float(bar["ordered_s"]), float(bar["ended_s"] if bar.get("ended_s") is not None else span)
     ready = bar.get("ready_s")
@@ -108,8 +114,8 @@ def drawing(bar: Mapping[str, Any], span: float, marks: Sequence[float], tone: w
         shapes.append(el("rect", x=percent(ready, span), width=percent(end - ready, span), y=4, height=12, rx=2, class_=tone.name))
     if bar.get("ended_s") is not None:
         shapes.append(el("line", x1=percent(end, span), x2=percent(end, span), y1=2, y2=18, class_=f"end {tone.name}"))
-    until = words.clock(bar["ended_s"]) if bar.get("ended_s") is not None else "now"
-    label = f"{bar['process']}: {words.clock(ordered)} to {until}, {tone.word}"
+    until = formatting.clock(bar["ended_s"]) if bar.get("ended_s") is not None else "now"
+    label = f"{bar['process']}: {formatting.clock(ordered)} to {until}, {tone.word}"
     return el("svg", shapes, width="100%", height=20, role="img", aria_label=label)
 
 
@@ -186,7 +192,7 @@ def _generations(generations: Sequence[Mapping[str, Any]]) -> Iterator[Html]:
         yield el(
             "tr",
             el("td", f"{one['generation']}", class_="n"),
-            el("td", words.clock(one["at_s"]), class_="n"),
+            el("td", formatting.clock(one["at_s"]), class_="n"),
             el("td", f"{len(members):,}: ", named),
             el("td", reason),
         )

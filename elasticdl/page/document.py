@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticdl.history.snapshot import finite
-from elasticdl.page import assets, bars, forms, head, plots, tables, words
+from elasticdl.page import assets, bars, formatting, forms, head, plots, tables
 from elasticdl.page.markup import Child, Html, el
 
 _LATELY = 12
@@ -42,7 +42,7 @@ def render_report(snapshot: Mapping[str, Any]) -> str:
     page = assets.text("page.js")
     sources = " ".join(_hash(text) for text in (*scripts, page))
     policy = f"default-src 'none'; style-src {_hash(style)}; script-src {sources}; img-src data:"
-    snapshot = {**snapshot, "logs": [{**one, "text": words.readable(one["text"])} for one in snapshot.get("logs") or ()]}
+    snapshot = {**snapshot, "logs": [{**one, "text": formatting.readable(one["text"])} for one in snapshot.get("logs") or ()]}
     icon = "data:image/svg+xml;base64," + base64.b64encode(assets.text("icon.svg").encode()).decode()
     files: Child = [
         el("meta", http_equiv="Content-Security-Policy", content=policy),

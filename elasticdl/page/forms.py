@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from elasticdl.formatting import amount
 from elasticdl.page import head
 from elasticdl.page.markup import Child, Html, el
-from elasticdl.words import amount
 
 _SPANS = (("", "whole job"), ("3600", "last hour"), ("600", "last 10 minutes"), ("60", "last minute"))
 _SHARD_STATES = ("leased", "todo", "settling", "retried", "parked", "done")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.errors import ExitCode
-from elasticdl.page import words
+from elasticdl.page import formatting
 from elasticdl.page.markup import Child, Html, el
 
 PHASES = {
@@ -57,22 +57,22 @@ def facts(snapshot: Mapping[str, Any]) -> Iterator[Fact]:
     records, scale = status.get("records") or {}, status.get("scale") or {}
     over = snapshot.get("outcome") is not None
     if not over:
-        yield Fact("rate", "Records per second", words.number(status.get("records_per_s") or 0))
+        yield Fact("rate", "Records per second", formatting.number(status.get("records_per_s") or 0))
     epochs = int(status.get("epochs") or 0)
     if epochs:
-        yield Fact("epoch", "Epoch", words.count(min(int(status.get("epoch") or 0) + 1, epochs)), f"of {epochs:,}")
-    yield Fact("version", "Version", words.count(status.get("version") or 0))
+        yield Fact("epoch", "Epoch", formatting.count(min(int(status.get("epoch") or 0) + 1, epochs)), f"of {epochs:,}")
+    yield Fact("version", "Version", formatting.count(status.get("version") or 0))
     yield _workers(scale, over)
     yield from _others(status, over=over)
     if status.get("loss") is not None:
-        yield Fact("loss", "Training loss", words.number(status["loss"]))
+        yield Fact("loss", "Training loss", formatting.number(status["loss"]))
     for name, value in list((status.get("metrics") or {}).items())[:_METRICS]:
-        yield Fact(f"metric-{name}", f"Validation {name}", words.number(value))
+        yield Fact(f"metric-{name}", f"Validation {name}", formatting.number(value))
     stopped_s = ((snapshot.get("story") or {}).get("totals") or {}).get("stopped_s") or 0
-    note = f"stopped for {words.duration(stopped_s)} of it" if stopped_s else ""
+    note = f"stopped for {formatting.duration(stopped_s)} of it" if stopped_s else ""
     # The time of the job begins when it does: before that its model and data are looked at.
     label = "Took" if over else "Checking for" if status.get("phase") == "starting" else "Uptime"
-    yield Fact("uptime", label, words.duration(_uptime_s(status)), note)
+    yield Fact("uptime", label, formatting.duration(_uptime_s(status)), note)
     yield from _troubles(status, records)
 
 
@@ -83,11 +83,11 @@ def _uptime_s(status: Mapping[str, Any]) -> float:
 
 def _workers(scale: Mapping[str, Any], over: bool) -> Fact:
     low, high = scale.get("low"), scale.get("high")
-    asked = words.count(low) if low == high else f"{words.count(low)}–{words.count(high)}"
+    asked = formatting.count(low) if low == high else f"{formatting.count(low)}–{formatting.count(high)}"
     if over:
         return Fact("workers", "Workers", asked, "asked")
     short = int(scale.get("observed") or 0) < int(low or 0)
-    return Fact("workers", "Workers ready", words.count(scale.get("observed")), f"asked {asked}", "moved" if short else "")
+    return Fact("workers", "Workers ready", formatting.count(scale.get("observed")), f"asked {asked}", "moved" if short else "")
 
 
 def _others(status: Mapping[str, Any], *, over: bool) -> Iterator[Fact]:
@@ -95,28 +95,31 @@ def _others(status: Mapping[str, Any], *, over: bool) -> Iterator[Fact]:
     if ring:
         members = len(ring.get("members") or ())
         yield Fact(
-            "ring", "Ring generation", words.count(ring.get("generation")), f"{members:,} member{'' if members == 1 else 's'}"
+            "ring", "Ring generation", formatting.count(ring.get("generation")), f"{members:,} member{'' if members == 1 else 's'}"
         )
     servers = [one for one in status.get("processes") or () if one["role"] == "ps" and one["state"] != "ended"]
     if servers and not over:
         up = sum(one["state"] == "ready" for one in servers)
-        yield Fact("servers", "Servers ready", words.count(up), f"of {len(servers):,}", "moved" if up < len(servers) else "")
+        yield Fact("servers", "Servers ready", formatting.count(up), f"of {len(servers):,}", "moved" if up < len(servers) else "")
 
 
 def _troubles(status: Mapping[str, Any], records: Mapping[str, Any]) -> Iterator[Fact]:
     checkpoints: Sequence[Mapping[str, Any]] = status.get("checkpoints") or ()
     if checkpoints:
         yield Fact(
-            "checkpoint", "Checkpoint", words.count(checkpoints[-1]["version"]), f"at {words.clock(checkpoints[-1]['at_s'])}"
+            "checkpoint",
+            "Checkpoint",
+            formatting.count(checkpoints[-1]["version"]),
+            f"at {formatting.clock(checkpoints[-1]['at_s'])}",
         )
     for key, label in (("repeated", "Records repeated"), ("bad", "Bad records"), ("lost", "Records lost")):
         if records.get(key):
-            yield Fact(key, label, words.count(records[key]), tone="error" if key == "lost" else "moved")
+            yield Fact(key, label, formatting.count(records[key]), tone="error" if key == "lost" else "moved")
     if status.get("updates_lost"):
-        yield Fact("updates", "Updates lost", words.count(status["updates_lost"]), "with a server", "error")
+        yield Fact("updates", "Updates lost", formatting.count(status["updates_lost"]), "with a server", "error")
     if status.get("cluster_view_age_s") is not None:
         age = status["cluster_view_age_s"]
-        yield Fact("view", "Cluster view", words.duration(age), "old", "moved" if age > 30 else "")
+        yield Fact("view", "Cluster view", formatting.duration(age), "old", "moved" if age > 30 else "")
 
 
 def progress(snapshot: Mapping[str, Any]) -> Html:
@@ -124,7 +127,7 @@ def progress(snapshot: Mapping[str, Any]) -> Html:
     status = snapshot["status"]
     records = status.get("records") or {}
     done, expected = int(records.get("trained") or 0), int(records.get("expected") or 0)
-    share, told = min(1.0, done / expected) if expected else 0.0, words.percent(done, expected)
+    share, told = min(1.0, done / expected) if expected else 0.0, formatting.percent(done, expected)
     said = f"{done:,} of {expected:,} records" if expected else "the data is not counted yet"
     return el(
         "div",
@@ -140,7 +143,7 @@ def _remaining(snapshot: Mapping[str, Any]) -> str:
     status = snapshot["status"]
     if snapshot.get("outcome") is not None or status.get("eta_s") is None:
         return ""
-    return f"{words.duration(status['eta_s'])} left at this rate"
+    return f"{formatting.duration(status['eta_s'])} left at this rate"
 
 
 def _routine(snapshot: Mapping[str, Any]) -> str:
@@ -162,6 +165,9 @@ def notices(snapshot: Mapping[str, Any]) -> Iterator[Html]:
         hint: Child = _what_to_do(str(outcome["hint"])) if outcome.get("hint") else None
         if failed or more or hint:
             yield el("div", el("strong", first or "failed"), more, hint, class_=f"notice {tone}")
+    if outcome is None and status.get("stall"):
+        first = next(iter(status.get("waiting") or ()), "")
+        yield el("div", el("strong", "The job stands still"), el("p", first), class_="notice error")
     waits = list(status.get("waiting") or ()) if outcome is None and not _routine(snapshot) else []
     if waits:
         shown = [*waits[:_WAITS], *([f"and {len(waits) - _WAITS:,} more"] if len(waits) > _WAITS else [])]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elasticdl.page import words
+from elasticdl.page import formatting
 from elasticdl.page.markup import Html, el
 from elasticdl.page.sketch import lines
 
@@ -82,9 +82,9 @@ def _table(series: Sequence[Mapping[str, Any]]) -> Html:
     cells = [
         el(
             "tr",
-            el("td", words.clock(at), class_="n"),
-            el("td", words.count(records), class_="n"),
-            el("td", words.number(value), class_="n"),
+            el("td", formatting.clock(at), class_="n"),
+            el("td", formatting.count(records), class_="n"),
+            el("td", formatting.number(value), class_="n"),
         )
         for at, records, value in rows
     ]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elasticdl.page import words
+from elasticdl.page import formatting
 from elasticdl.page.markup import Html, el
 
 _POINTS = 240
@@ -55,8 +55,8 @@ def lines(series: Sequence[Mapping[str, Any]], axis: str) -> Html:
 
 
 def _dot(series: Mapping[str, Any], axis: str, at: float, value: float) -> Html:
-    where = f"{words.count(at)} records" if axis == "records" else words.clock(at)
-    said = f" {series['label']} one value: {words.number(value)} at {where}".replace("  ", " ")
+    where = f"{formatting.count(at)} records" if axis == "records" else formatting.clock(at)
+    said = f" {series['label']} one value: {formatting.number(value)} at {where}".replace("  ", " ")
     return el("span", el("i", "●", class_="dot", aria_hidden="true"), said)
 
 

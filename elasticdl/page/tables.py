@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from elasticdl.page import words
+from elasticdl.formatting import amount, done_word
+from elasticdl.page import formatting
 from elasticdl.page.bars import ROWS, empty_row, pager
 from elasticdl.page.markup import Child, Html, el
-from elasticdl.words import amount, done_word
 
 PROCESS_COLUMNS = (
     ("name", "Process", ""),
@@ -32,11 +32,12 @@ _DRAWN = ("done", "leased", "settling", "todo", "parked")
 
 def shown_first(processes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Those that live, by name, then those that ended, the last one first."""
-    live = sorted((one for one in processes if one["state"] != "ended"), key=lambda one: words.by_name(one["name"]))
+    live = sorted((one for one in processes if one["state"] != "ended"), key=lambda one: formatting.by_name(one["name"]))
     return [
         *live,
         *sorted(
-            (one for one in processes if one["state"] == "ended"), key=lambda one: (-one["since_s"], words.by_name(one["name"]))
+            (one for one in processes if one["state"] == "ended"),
+            key=lambda one: (-one["since_s"], formatting.by_name(one["name"])),
         ),
     ]
 
@@ -59,28 +60,28 @@ def processes(snapshot: Mapping[str, Any]) -> Html:
 
 
 def _process(row: Mapping[str, Any], now_s: float) -> Html:
-    tone = words.tone_of(dict(row))
+    tone = formatting.tone_of(dict(row))
     ended, server = row["state"] == "ended", row["role"] == "ps"
     since = max(0.0, now_s - float(row["since_s"]))
     cells: Sequence[Child] = (
         el(
             "td",
             el("span", f"{tone.mark} {tone.word}", class_=f"tag {tone.name}"),
-            el("span", words.told(str(row.get("message") or ""), tone), class_="text"),
+            el("span", formatting.told(str(row.get("message") or ""), tone), class_="text"),
         ),
         el("td", row.get("where") or "", class_="wide"),
         el("td", row.get("shard") or "", class_="wide"),
-        el("td", "" if server else words.count(row.get("records") or 0), class_="n"),
-        el("td", "" if ended or server else words.number(row.get("records_per_s") or 0), class_="n"),
+        el("td", "" if server else formatting.count(row.get("records") or 0), class_="n"),
+        el("td", "" if ended or server else formatting.number(row.get("records_per_s") or 0), class_="n"),
         el("td", "" if ended else _cpu(row.get("cpu_cores")), class_="n wide"),
-        el("td", "" if ended else words.memory(row.get("rss_bytes")), class_="n wide"),
-        el("td", words.duration(since) + (" ago" if ended else ""), class_="n"),
+        el("td", "" if ended else formatting.memory(row.get("rss_bytes")), class_="n wide"),
+        el("td", formatting.duration(since) + (" ago" if ended else ""), class_="n"),
     )
     return el("tr", el("th", el("a", row["name"], href=f"?process={row['name']}#processes"), scope="row"), cells)
 
 
 def _cpu(cores: float | None) -> str:
-    return words.NOTHING if cores is None else f"{cores:.2f}"
+    return formatting.NOTHING if cores is None else f"{cores:.2f}"
 
 
 def shards(snapshot: Mapping[str, Any]) -> Html:
@@ -102,7 +103,9 @@ def task_bar(task: str, counts: Mapping[str, int]) -> Html:
         width = 100 * counts[state] / total
         pieces.append(el("rect", x=f"{at:.3f}%", width=f"{width:.3f}%", y=0, height=14, class_=f"shard-{state}"))
         at += width
-    said = [el("li", el("i", class_=f"swatch shard-{state}"), f"{state} ", el("b", words.count(counts[state]))) for state in states]
+    said = [
+        el("li", el("i", class_=f"swatch shard-{state}"), f"{state} ", el("b", formatting.count(counts[state]))) for state in states
+    ]
     note = el("small", f"{amount(total, 'shard')}; one is done when all of its records are")
     drawing = el("svg", pieces, width="100%", height=14, role="img", aria_label=f"{task} shards")
     return el("div", el("div", el("h3", task), " ", note), drawing, el("ul", said, class_="legend"), class_="task")
@@ -154,7 +157,7 @@ def _receipt_row(name: str, row: Mapping[str, Any], class_: str = "") -> Html:
     cells = [
         el(
             "td",
-            words.count(row.get(key) or 0),
+            formatting.count(row.get(key) or 0),
             class_=f"n {bad.get(key, '') if row.get(key) else ''}".strip(),
             data_label=key.capitalize(),
         )
@@ -185,10 +188,10 @@ def events(occurrences: Sequence[Mapping[str, Any]], limit: int, name: str = "ev
 def event_row(one: Mapping[str, Any]) -> Html:
     """When, and what in words, its cause first; what goes over a line is folded away."""
     first, _, rest = str(one.get("text") or "").partition("\n")
-    tone = words.CAUSES.get(str(one.get("cause") or ""))
+    tone = formatting.CAUSES.get(str(one.get("cause") or ""))
     more: Child = el("details", el("summary", "more"), el("pre", rest)) if rest else None
     said = f"{tone.mark}" if tone and tone.word in first else f"{tone.mark} {tone.word}" if tone else ""
     tag: Child = [el("span", said, class_=f"tag {tone.name}"), " "] if tone else None
     level = str(one.get("level") or "info")
     kind = level if level in ("warning", "error") else None
-    return el("tr", el("td", words.clock(one.get("at_s")), class_="n"), el("td", tag, first, more), class_=kind)
+    return el("tr", el("td", formatting.clock(one.get("at_s")), class_="n"), el("td", tag, first, more), class_=kind)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
-from elasticdl import _native
 from elasticdl.clock import Clock
+from elasticdl.native import _native
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 

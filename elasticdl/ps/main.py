@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from elasticdl.cluster.leash import die_with_parent
+from elasticdl.cluster.local.parent_death import die_with_parent
 from elasticdl.ps.process import fail, hold_signals, leave, leave_on_signal, raise_file_limit
 
 
@@ -21,9 +21,9 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
     leave_on_signal()
     try:
-        from elasticdl.ps.serving import Environment, serve
+        from elasticdl.ps.serving import ServerEnvironment, serve
 
-        leave(serve(Environment.read()))
+        leave(serve(ServerEnvironment.read()))
     except Exception as error:  # noqa: BLE001 - the top of the process: it ends visibly
         fail(error)
 

@@ -8,12 +8,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticdl import _native
 from elasticdl.checkpoint import store
 from elasticdl.checkpoint.layout import MANIFEST, Manifest, PartFile, part_name
 from elasticdl.checkpoint.part import Part, PartHeader, read_header
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
+from elasticdl.native import _native
 from elasticdl.rpc.native_spec import native_spec
 
 _log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class Diverged(PermanentError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PartPlace:
     """Which server this is. `run` tells this run of the job from others that its checkpoints may come from."""
 
     server: int
@@ -32,7 +32,7 @@ class Place:
     run: str
 
     @classmethod
-    def of(cls, server: int, servers: int, token: str) -> Place:
+    def of(cls, server: int, servers: int, token: str) -> PartPlace:
         """Every run has a token of its own; a piece of its hash names the run."""
         return cls(server, servers, hashlib.sha256(token.encode()).hexdigest()[:16])
 
@@ -49,7 +49,7 @@ class Saved:
     parameters: str
 
 
-def save(server: _native.Server, place: Place, snapshot: int, directory: Path) -> Saved:
+def save(server: _native.Server, place: PartPlace, snapshot: int, directory: Path) -> Saved:
     """Write the view `snapshot` below an existing directory, durably, without holding up pulls and pushes.
 
     Raises TransientError with the system's words if the disk does not take it, and Diverged naming the first weight that is NaN or
@@ -84,7 +84,7 @@ def save(server: _native.Server, place: Place, snapshot: int, directory: Path) -
     return Saved(path.name, size, f"crc32c:{crc:08x}", header.version, sum(header.rows), facts["spec"])
 
 
-def restore(server: _native.Server, place: Place, directory: Path) -> int:
+def restore(server: _native.Server, place: PartPlace, directory: Path) -> int:
     """Take this server's share of a checkpoint, or of the newest in a directory of checkpoints; returns its version.
 
     Every bit of weights, rows and slots is as it was saved, whatever the number of servers was. Only files that hold a
@@ -101,7 +101,7 @@ def restore(server: _native.Server, place: Place, directory: Path) -> int:
     return version
 
 
-def restore_what_is_whole(server: _native.Server, place: Place, directory: Path) -> int:
+def restore_what_is_whole(server: _native.Server, place: PartPlace, directory: Path) -> int:
     """As `restore`, but from the newest checkpoint before it where this one is damaged: for a server that comes back.
 
     The job goes on as it would without this checkpoint; the version tells how many updates that costs. Raises Corrupted with
@@ -117,7 +117,7 @@ def restore_what_is_whole(server: _native.Server, place: Place, directory: Path)
     raise Corrupted(f"no usable checkpoint for ps-{place.server}: {'; '.join(problems)}")
 
 
-def _restore(server: _native.Server, place: Place, directory: Path, manifest: Manifest) -> int:
+def _restore(server: _native.Server, place: PartPlace, directory: Path, manifest: Manifest) -> int:
     parts = _parts(directory, manifest)
     if manifest.parameters is None:
         raise UserError(
@@ -150,7 +150,7 @@ def _parts(directory: Path, manifest: Manifest) -> list[tuple[PartFile, Part]]:
     return parts
 
 
-def _pushes(parts: list[tuple[PartFile, Part]], place: Place) -> dict[str, tuple[int, int, int, int, int]]:
+def _pushes(parts: list[tuple[PartFile, Part]], place: PartPlace) -> dict[str, tuple[int, int, int, int, int]]:
     """Of each worker its last push here, or with another number of servers the last that every part has.
 
     Of another run's workers nothing: their names come again.

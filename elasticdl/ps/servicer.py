@@ -8,9 +8,9 @@ from typing import Any, NoReturn, TypeVar, final
 
 import grpc
 
-from elasticdl import _native
 from elasticdl.errors import ElasticDLError, PermanentError, Refused, TransientError, UserError
-from elasticdl.ps.saving import Place, save
+from elasticdl.native import _native
+from elasticdl.ps.saving import PartPlace, save
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channel import Caller
 from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerServicer
@@ -22,23 +22,23 @@ MAX_WAIT_S = 120.0
 
 
 @final
-class EpochGuard:
+class TermGuard:
     """Who may control this server: the newest master that was seen. A replaced one is refused, however late it comes."""
 
     def __init__(self) -> None:
-        self._epoch = 0
+        self._term = 0
 
-    def learn(self, epoch: int) -> None:
-        """A master told its epoch."""
-        self._epoch = max(self._epoch, epoch)
+    def learn(self, term: int) -> None:
+        """A master told its term."""
+        self._term = max(self._term, term)
 
     def check(self, caller: Caller, method: str) -> str:
         """Why the caller is refused, '' if it is not. Only masters control servers."""
         if caller.name.partition("-")[0] != "master":
             return f"{caller.name or 'an unnamed process'} is no master: {method} is not for it"
-        if caller.epoch < self._epoch:
-            return f"the master of epoch {caller.epoch} was replaced by that of epoch {self._epoch}"
-        self.learn(caller.epoch)
+        if caller.term < self._term:
+            return f"the master of term {caller.term} was replaced by that of term {self._term}"
+        self.learn(caller.term)
         return ""
 
 
@@ -46,7 +46,7 @@ class EpochGuard:
 class ControlService(ParameterServerServicer):
     """Translates calls to the C++ server, and its errors to status codes."""
 
-    def __init__(self, server: _native.Server, place: Place) -> None:
+    def __init__(self, server: _native.Server, place: PartPlace) -> None:
         self._server = server
         self._place = place
 

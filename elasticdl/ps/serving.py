@@ -12,18 +12,19 @@ from pathlib import Path
 
 import grpc
 
-from elasticdl import _native
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import ExitCode, PermanentError
+from elasticdl.native import _native
 from elasticdl.ps.gauges import Gauges
 from elasticdl.ps.process import in_thread
-from elasticdl.ps.saving import Place, restore, restore_what_is_whole
-from elasticdl.ps.servicer import ControlService, EpochGuard
+from elasticdl.ps.saving import PartPlace, restore, restore_what_is_whole
+from elasticdl.ps.servicer import ControlService, TermGuard
 from elasticdl.rpc.channel import SyncChecks, server_options
-from elasticdl.rpc.conversation import Drain, Finish, Report
+from elasticdl.rpc.conversation import Drain, Finish, Report, State, TellState
 from elasticdl.rpc.elasticdl_pb2_grpc import add_ParameterServerServicer_to_server
 from elasticdl.rpc.master_client import MasterClient
+from elasticdl.stacks import stacks
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ _CONTROL_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class ServerEnvironment:
     """What the cluster tells a server."""
 
     master: str
@@ -40,7 +41,7 @@ class Environment:
     bind_host: str
 
     @classmethod
-    def read(cls) -> Environment:
+    def read(cls) -> ServerEnvironment:
         """From ELASTICDL_*; the token is taken out."""
         try:
             return cls(
@@ -64,7 +65,9 @@ class Environment:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def control_server(environment: Environment, server: _native.Server, place: Place, guard: EpochGuard) -> tuple[grpc.Server, int]:
+def control_server(
+    environment: ServerEnvironment, server: _native.Server, place: PartPlace, guard: TermGuard
+) -> tuple[grpc.Server, int]:
     """The master's way in, started; and its port."""
     checks = SyncChecks(environment.token, guard.check)
     control = grpc.server(ThreadPoolExecutor(_CONTROL_THREADS), interceptors=[checks], options=server_options())
@@ -77,15 +80,16 @@ def control_server(environment: Environment, server: _native.Server, place: Plac
     return control, port
 
 
-def serve(environment: Environment) -> ExitCode:
+def serve(environment: ServerEnvironment) -> ExitCode:
     """Attach, restore, serve and report until the job is over or this process is told to go; returns its exit code."""
     client = MasterClient(environment.master, environment.token, str(environment.name))
     attached = client.attach()
-    guard = EpochGuard()
-    guard.learn(attached.epoch)
-    place = Place.of(environment.name.index, attached.spec.cluster.num_ps_pods, environment.token)
+    guard = TermGuard()
+    guard.learn(attached.term)
+    place = PartPlace.of(environment.name.index, attached.spec.cluster.num_ps_pods, environment.token)
     server = _native.Server(place.server, place.servers, environment.token)
-    in_thread("report", lambda: _report(server, client, attached.heartbeat_s))
+    asked = threading.Event()
+    in_thread("report", lambda: _report(server, client, attached.heartbeat_s, asked))
     # What a job begins with was verified by the master, and fits its ledger: only later may it be an older one.
     take = restore_what_is_whole if environment.name.incarnation else restore
     version = take(server, place, Path(attached.restore_from)) if attached.restore_from else None
@@ -100,14 +104,19 @@ def serve(environment: Environment) -> ExitCode:
             case Drain(reason):
                 _log.info("asked to leave: %s", reason)
                 return ExitCode.DRAINED
+            case TellState():
+                asked.set()
             case _:
                 continue
     return ExitCode.DONE
 
 
-def _report(server: _native.Server, client: MasterClient, heartbeat_s: float) -> None:
+def _report(server: _native.Server, client: MasterClient, heartbeat_s: float, asked: threading.Event) -> None:
+    """Report until this process ends; `asked`: the master wants to know where the threads are."""
     gauges = Gauges(server, SystemClock())
     tick = threading.Event()
     while True:
-        client.report(Report(version=server.version, gauges=gauges.read()))
+        state = State(stacks=stacks()) if asked.is_set() else None
+        asked.clear()
+        client.report(Report(version=server.version, gauges=gauges.read(), state=state))
         tick.wait(heartbeat_s)

@@ -16,7 +16,7 @@ MAX_MESSAGE_BYTES = 16 << 20
 
 _AUTHORIZATION = "authorization"
 _NAME = "x-elasticdl-name"
-_EPOCH = "x-elasticdl-epoch"
+_TERM = "x-elasticdl-term"
 _INSTANCE = "x-elasticdl-instance"
 
 Options: TypeAlias = list[tuple[str, int | str]]
@@ -65,12 +65,12 @@ class Credentials:
     name: str
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
 
-    def metadata(self, epoch: int) -> tuple[tuple[str, str], ...]:
-        """What goes with every call to a master, or from the master of `epoch`."""
+    def metadata(self, term: int) -> tuple[tuple[str, str], ...]:
+        """What goes with every call to a master, or from the master of `term`."""
         return (
             (_AUTHORIZATION, f"Bearer {self.token}"),
             (_NAME, self.name),
-            (_EPOCH, str(epoch)),
+            (_TERM, str(term)),
             (_INSTANCE, self.instance),
         )
 
@@ -80,14 +80,14 @@ class Caller:
     """Who makes a call, as its metadata says. The token was checked before this is looked at."""
 
     name: str
-    epoch: int
+    term: int
     instance: str
 
 
 def caller_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller:
-    """The caller that invocation metadata names. Raises ValueError for an epoch that is no number."""
+    """The caller that invocation metadata names. Raises ValueError for an term that is no number."""
     found = {key: value if isinstance(value, str) else value.decode("utf-8", "replace") for key, value in metadata or ()}
-    return Caller(name=found.get(_NAME, ""), epoch=int(found.get(_EPOCH, "") or 0), instance=found.get(_INSTANCE, ""))
+    return Caller(name=found.get(_NAME, ""), term=int(found.get(_TERM, "") or 0), instance=found.get(_INSTANCE, ""))
 
 
 Check = Callable[[Caller, str], str]
@@ -112,7 +112,7 @@ def _refusal(token: str, check: Check, call: grpc.HandlerCallDetails) -> _Refusa
     try:
         caller = caller_of(metadata)
     except ValueError:
-        return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"{_EPOCH} is not a number")
+        return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"{_TERM} is not a number")
     reason = check(caller, call.method.rpartition("/")[2])
     return _Refusal(grpc.StatusCode.FAILED_PRECONDITION, reason) if reason else None
 

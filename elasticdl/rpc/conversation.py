@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from elasticdl.job import JobSpec
-from elasticdl.shard import Applied, Lease, RingItem, ShardId, SnapshotId, Source, Task
+from elasticdl.shard import Applied, Lease, ShardId, SnapshotId, Source, Task, WorkItem
 
 MetricState: TypeAlias = tuple[tuple[float, ...], ...]
 """The state of one metric: its variables, each flattened."""
@@ -24,7 +24,7 @@ class Attached:
     '' for none. A report is due every `heartbeat_s`. `sources` are the job's data as it was counted; for workers only.
     """
 
-    epoch: int
+    term: int
     heartbeat_s: float
     spec: JobSpec
     servers: tuple[str, ...]
@@ -44,7 +44,7 @@ class Finished:
     """There will be no more leases: the worker ends by itself with exit code 0."""
 
 
-LeaseAnswer: TypeAlias = Lease | RingItem | Wait | Finished
+LeaseAnswer: TypeAlias = Lease | WorkItem | Wait | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,12 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class RingWord:
+class RingReport:
     """Where a worker stands with the ring; in each of its reports once it is warm. 0: no generation yet.
 
     `entered`: newest generation that it is in, with the elected weights. `broken`: newest that it failed in or could not
-    enter, `problem` says why. `leaving`: it drains and wants a generation without itself.
+    enter, `problem` says why. `leaving`: it drains and wants a generation without itself. `version`, `number`, `offset`: steps in its
+    weights, the item that it is at, and how far it is in that (-1: at its beginning).
     """
 
     ready: bool = False
@@ -99,6 +100,26 @@ class RingWord:
     broken: int = 0
     leaving: bool = False
     problem: str = ""
+    version: int = 0
+    number: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """One thing (a read, `feed`, a step) that a thread of this process has been at for `age_s`."""
+
+    what: str
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The answer to `TellState`: leases in hand with how far each is, where the threads are, and what it is at, in words."""
+
+    held: tuple[Applied, ...] = ()
+    stacks: str = ""
+    doing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +165,14 @@ class Report:
     stop_asked: str = ""
     version: int = 0
     gauges: Mapping[str, float] = field(default_factory=dict)
-    ring: RingWord | None = None
+    ring: RingReport | None = None
     ring_cuts: tuple[RingCut, ...] = ()
     ring_saves: tuple[RingSaved, ...] = ()
+    activity: Activity | None = None
+    """What it has been at for longest; None where nothing takes long."""
+    state: State | None = None
     starting: tuple[str, ...] = ()
-    """Parts of its start that a worker began, in their order, as `words.START_PARTS` has them; '': it is ready for work."""
+    """Parts of its start that a worker began, in their order, as `formatting.START_PARTS` has them; '': it is ready for work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +184,10 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Drop the leases of eras before `era` and ask for new ones."""
+    """Drop the leases of revocations before `revocation` and ask for new ones."""
 
     reason: str
-    era: int
+    revocation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +203,7 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class RingForm:
+class RingGeneration:
     """A generation of the ring: `members` by rank. Who was in the one before and is not named is out of the ring.
 
     All take the weights of the member with the most steps among the ranks `holders`. No holders: rank 0 restores
@@ -211,4 +235,9 @@ class RingDrop:
     snapshot: SnapshotId
 
 
-Order: TypeAlias = Drain | Revoke | Servers | Finish | RingForm | RingSave | RingDrop
+@dataclass(frozen=True, slots=True)
+class TellState:
+    """Report the whole state anew: every lease in hand, and where all threads are."""
+
+
+Order: TypeAlias = Drain | Revoke | Servers | Finish | RingGeneration | RingSave | RingDrop | TellState

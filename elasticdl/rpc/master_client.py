@@ -42,7 +42,7 @@ class MasterClient:
         self._address = address
         self._credentials = Credentials(token, name)
         self._away_s = away_s
-        self._epoch = 0
+        self._term = 0
         self._closed = threading.Event()
         self._channel = grpc.insecure_channel(address, options=channel_options())
         self._stub: Any = MasterStub(self._channel)  # type: ignore[no-untyped-call]
@@ -68,9 +68,9 @@ class MasterClient:
             starting=starting,
         )
         reply = self._call(self._stub.Attach, request, "attach")
-        self._epoch = reply.epoch
+        self._term = reply.term
         return Attached(
-            epoch=reply.epoch,
+            term=reply.term,
             heartbeat_s=reply.heartbeat_s,
             spec=JobSpec.model_validate_json(reply.job),
             servers=tuple(reply.servers),
@@ -160,7 +160,7 @@ class MasterClient:
         return f"{call} of {self._credentials.name} at master {self._address}"
 
     def _with(self, timeout_s: float, *, wait_for_ready: bool = True) -> dict[str, Any]:
-        return {"timeout": timeout_s, "metadata": self._credentials.metadata(self._epoch), "wait_for_ready": wait_for_ready}
+        return {"timeout": timeout_s, "metadata": self._credentials.metadata(self._term), "wait_for_ready": wait_for_ready}
 
     def _call(self, method: Callable[..., T], request: object, what: str, *, attempt_s: float = 15.0) -> T:
         return retrying(

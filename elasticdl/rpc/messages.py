@@ -7,9 +7,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+from elasticdl.formatting import START_PARTS
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import ring_messages as ring
 from elasticdl.rpc.conversation import (
+    Activity,
     Drain,
     Failure,
     Finish,
@@ -21,14 +23,15 @@ from elasticdl.rpc.conversation import (
     Report,
     Revoke,
     RingDrop,
-    RingForm,
+    RingGeneration,
     RingSave,
     Servers,
+    State,
     Summary,
+    TellState,
     Wait,
 )
-from elasticdl.shard import Applied, Lease, Mark, RingItem, Shard, ShardId, SnapshotId, Task
-from elasticdl.words import START_PARTS
+from elasticdl.shard import Applied, Barrier, Lease, Shard, ShardId, SnapshotId, Task, WorkItem
 
 _NONE = -1
 _MAX_PARTS = 10_000
@@ -37,6 +40,7 @@ _MAX_NAMES = 256
 _MAX_NAME_CHARS = 200
 _MAX_EXAMPLES = 3
 _MAX_TEXT_CHARS = 64_000
+MOST_STACK_CHARS = 16_000
 
 
 def _count(value: int, what: str) -> int:
@@ -95,7 +99,7 @@ def lease_to_wire(lease: Lease) -> pb.Lease:
         snapshot=_NONE if lease.snapshot is None else lease.snapshot,
         version=lease.version,
         payload=lease.payload,
-        era=lease.era,
+        revocation=lease.revocation,
         limit=lease.limit,
     )
 
@@ -118,12 +122,12 @@ def lease_from_wire(message: pb.Lease) -> Lease:
         snapshot=None if message.snapshot == _NONE else SnapshotId(_count(message.snapshot, "snapshot")),
         version=_count(message.version, "version"),
         payload=message.payload,
-        era=_count(message.era, "era"),
+        revocation=_count(message.revocation, "revocation"),
         limit=_count(message.limit, "limit"),
     )
 
 
-def _item_to_wire(item: RingItem) -> pb.RingItem:
+def _item_to_wire(item: WorkItem) -> pb.RingItem:
     return pb.RingItem(
         number=item.number,
         lease=lease_to_wire(item.lease) if item.lease is not None else None,
@@ -134,11 +138,11 @@ def _item_to_wire(item: RingItem) -> pb.RingItem:
     )
 
 
-def _item_from_wire(message: pb.RingItem) -> RingItem:
-    mark = Mark(message.mark)
-    if (mark is Mark.NONE) != message.HasField("lease") or (mark is Mark.NONE and message.batch < 1):
+def _item_from_wire(message: pb.RingItem) -> WorkItem:
+    mark = Barrier(message.mark)
+    if (mark is Barrier.NONE) != message.HasField("lease") or (mark is Barrier.NONE and message.batch < 1):
         raise ValueError(f"item {message.number} of the ring has mark {message.mark!r}, batch {message.batch} and the wrong lease")
-    return RingItem(
+    return WorkItem(
         number=_count(message.number, "number"),
         lease=lease_from_wire(message.lease) if message.HasField("lease") else None,
         batch=_count(message.batch, "batch"),
@@ -153,7 +157,7 @@ def lease_answer_to_wire(answer: LeaseAnswer) -> pb.LeaseReply:
     match answer:
         case Lease():
             return pb.LeaseReply(lease=lease_to_wire(answer))
-        case RingItem():
+        case WorkItem():
             return pb.LeaseReply(item=_item_to_wire(answer))
         case Wait(reason):
             return pb.LeaseReply(wait_reason=reason)
@@ -181,18 +185,20 @@ def order_to_wire(order: Order) -> pb.Order:
     match order:
         case Drain(reason):
             return pb.Order(drain=reason)
-        case Revoke(reason, era):
-            return pb.Order(revoke=pb.Revoke(reason=reason, era=era))
+        case Revoke(reason, revocation):
+            return pb.Order(revoke=pb.Revoke(reason=reason, revocation=revocation))
         case Servers(addresses):
             return pb.Order(servers=pb.Servers(addresses=addresses))
         case Finish():
             return pb.Order(finish=pb.Done())
-        case RingForm():
+        case RingGeneration():
             return pb.Order(ring_form=ring.form_to_wire(order))
         case RingSave(snapshot, directory):
             return pb.Order(ring_save=pb.RingSave(snapshot=snapshot, directory=directory))
         case RingDrop(snapshot):
             return pb.Order(ring_drop=snapshot)
+        case TellState():
+            return pb.Order(tell_state=pb.Done())
 
 
 def order_from_wire(message: pb.Order) -> Order:
@@ -201,7 +207,7 @@ def order_from_wire(message: pb.Order) -> Order:
         case "drain":
             return Drain(message.drain)
         case "revoke":
-            return Revoke(message.revoke.reason, _count(message.revoke.era, "era"))
+            return Revoke(message.revoke.reason, _count(message.revoke.revocation, "revocation"))
         case "servers":
             return Servers(tuple(message.servers.addresses))
         case "finish":
@@ -210,6 +216,8 @@ def order_from_wire(message: pb.Order) -> Order:
             return ring.form_from_wire(message.ring_form)
         case "ring_save":
             return ring.save_from_wire(message.ring_save)
+        case "tell_state":
+            return TellState()
         case "ring_drop":
             return RingDrop(SnapshotId(_count(message.ring_drop, "snapshot")))
         case _:
@@ -294,7 +302,25 @@ def report_to_wire(report: Report, sequence: int) -> pb.ReportRequest:
         ring_cuts=[ring.cut_to_wire(cut) for cut in report.ring_cuts],
         ring_saves=[ring.saved_to_wire(saved) for saved in report.ring_saves],
         starting=report.starting,
+        activity=pb.Activity(what=report.activity.what, age_s=report.activity.age_s) if report.activity else None,
+        state=_state_told_to_wire(report.state) if report.state is not None else None,
     )
+
+
+def _state_told_to_wire(state: State) -> pb.State:
+    held = [applied_to_wire(applied) for applied in state.held]
+    return pb.State(held=held, stacks=state.stacks[:MOST_STACK_CHARS], doing=state.doing[:_MAX_NAME_CHARS])
+
+
+def _state_told_from_wire(message: pb.State) -> State:
+    held = tuple(applied_from_wire(applied) for applied in message.held[:_MAX_PARTS])
+    return State(held, message.stacks[:MOST_STACK_CHARS], message.doing[:_MAX_NAME_CHARS])
+
+
+def _activity_from_wire(message: pb.Activity) -> Activity:
+    if not 0 <= message.age_s < math.inf:
+        raise ValueError(f"an activity of {message.age_s} s")
+    return Activity(message.what[:_MAX_NAME_CHARS], message.age_s)
 
 
 def report_from_wire(message: pb.ReportRequest) -> Report:
@@ -315,6 +341,8 @@ def report_from_wire(message: pb.ReportRequest) -> Report:
         ring_cuts=tuple(ring.cut_from_wire(cut) for cut in message.ring_cuts),
         ring_saves=tuple(ring.saved_from_wire(saved) for saved in message.ring_saves),
         starting=_start_parts(message.starting),
+        activity=_activity_from_wire(message.activity) if message.HasField("activity") else None,
+        state=_state_told_from_wire(message.state) if message.HasField("state") else None,
     )
 
 

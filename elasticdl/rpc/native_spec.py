@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from elasticdl import _native
 from elasticdl.embedding.spec import ParametersSpec
+from elasticdl.native import _native
 
 
 def native_spec(spec: ParametersSpec) -> _native.ParametersSpec:

@@ -8,10 +8,10 @@ from typing import final
 
 import numpy as np
 
-from elasticdl import _native
 from elasticdl.embedding.fits import check_fits
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import UserError
+from elasticdl.native import _native
 from elasticdl.rpc.native_spec import native_spec
 from elasticdl.rpc.parameters import Float32s, Int64s, Pulled, Pushed, Update
 from elasticdl.shard import SnapshotId
@@ -44,7 +44,9 @@ class ServerPool:
                 if not took:
                     theirs = ParametersSpec.model_validate_json(json)
                     check_fits(theirs, spec, f"what ps-{server} holds")
-            self._spec, self._newest = spec, flat
+            self._spec = spec
+            # Initial values must never come back in the place of trained ones.
+            self._newest = flat if all(took for took, _ in answers) else None
         return any(took for took, _ in answers)
 
     def pull(self, ids: Sequence[Int64s], *, dense: bool = True, snapshot: SnapshotId | None = None, timeout_s: float) -> Pulled:

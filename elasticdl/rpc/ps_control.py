@@ -91,10 +91,10 @@ class ServerControl(Protocol):
 class GrpcServerControl:
     """The implementation of `ServerControl` over gRPC. Use it from one event loop."""
 
-    def __init__(self, name: str, address: str, credentials: Credentials, epoch: int) -> None:
+    def __init__(self, name: str, address: str, credentials: Credentials, term: int) -> None:
         self._name = name
         self._address = address
-        self._metadata = credentials.metadata(epoch)
+        self._metadata = credentials.metadata(term)
         self._closed = False
         self._channel = grpc.aio.insecure_channel(address, options=channel_options())
         self._stub: Any = ParameterServerStub(self._channel)  # type: ignore[no-untyped-call]

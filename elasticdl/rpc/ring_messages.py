@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.conversation import RingCut, RingForm, RingSave, RingSaved, RingWord, WrittenFile
+from elasticdl.rpc.conversation import RingCut, RingGeneration, RingReport, RingSave, RingSaved, WrittenFile
 from elasticdl.shard import SnapshotId
 
 _MAX_MEMBERS = 10_000
@@ -17,25 +17,31 @@ def _count(value: int, what: str) -> int:
     return value
 
 
-def word_to_wire(word: RingWord) -> pb.RingWord:
-    """RingWord -> message."""
+def word_to_wire(word: RingReport) -> pb.RingWord:
+    """RingReport -> message."""
     return pb.RingWord(
         ready=word.ready,
         entered=word.entered,
         broken=word.broken,
         leaving=word.leaving,
         problem=word.problem[:_MAX_TEXT_CHARS],
+        version=word.version,
+        number=word.number,
+        offset=word.offset,
     )
 
 
-def word_from_wire(message: pb.RingWord) -> RingWord:
-    """Message -> RingWord. Raises ValueError."""
-    return RingWord(
+def word_from_wire(message: pb.RingWord) -> RingReport:
+    """Message -> RingReport. Raises ValueError."""
+    return RingReport(
         message.ready,
         _count(message.entered, "entered"),
         _count(message.broken, "broken"),
         message.leaving,
         message.problem[:_MAX_TEXT_CHARS],
+        _count(message.version, "version"),
+        _count(message.number, "number"),
+        max(-1, message.offset),
     )
 
 
@@ -75,8 +81,8 @@ def saved_from_wire(message: pb.RingSaved) -> RingSaved:
     )
 
 
-def form_to_wire(form: RingForm) -> pb.RingForm:
-    """RingForm -> message."""
+def form_to_wire(form: RingGeneration) -> pb.RingForm:
+    """RingGeneration -> message."""
     return pb.RingForm(
         generation=form.generation,
         members=form.members,
@@ -88,12 +94,12 @@ def form_to_wire(form: RingForm) -> pb.RingForm:
     )
 
 
-def form_from_wire(message: pb.RingForm) -> RingForm:
-    """Message -> RingForm. Raises ValueError."""
+def form_from_wire(message: pb.RingForm) -> RingGeneration:
+    """Message -> RingGeneration. Raises ValueError."""
     members, holders = tuple(message.members), tuple(message.holders)
     if not 1 <= len(members) <= _MAX_MEMBERS or not all(0 <= rank < len(members) for rank in holders):
         raise ValueError(f"a ring of {len(members)} members that take the weights of one of the ranks {list(holders)}")
-    return RingForm(
+    return RingGeneration(
         generation=_count(message.generation, "generation"),
         members=members,
         holders=holders,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import sys
 
-from elasticdl.cluster.leash import die_with_parent
-from elasticdl.worker.ending import Ending
-from elasticdl.worker.process import drain_on_signal, end_by_force, hold_signals, leave
+from elasticdl.cluster.local.parent_death import die_with_parent
+from elasticdl.worker.process.os_process import drain_on_signal, end_by_force, hold_signals, leave
+from elasticdl.worker.process.shutdown import Shutdown
 
 
 def main() -> None:
@@ -19,17 +19,17 @@ def main() -> None:
     die_with_parent()
     hold_signals()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
-    ending = Ending()
-    drain_on_signal(ending)
-    end_by_force(ending)
-    from elasticdl.worker.working import log_error, run
+    shutdown = Shutdown()
+    drain_on_signal(shutdown)
+    end_by_force(shutdown)
+    from elasticdl.worker.lifecycle import log_error, run
 
     try:
-        run(ending)
+        run(shutdown)
     except Exception as error:  # noqa: BLE001 - the top of the process: it ends visibly
-        if ending.fail(error):
+        if shutdown.fail(error):
             log_error(error)
-    leave(ending)
+    leave(shutdown)
 
 
 if __name__ == "__main__":

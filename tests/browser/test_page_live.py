@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import Route, expect
 
-from elasticdl.page.words import readable
+from elasticdl.page.formatting import readable
 from tests.browser.conftest import Shown, Window, shown, until
 from tests.browser.relay import Relay
 

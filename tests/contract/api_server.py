@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
-from elasticdl.cluster.apiserver import ApiServer
+from elasticdl.cluster.kubernetes.apiserver import ApiServer
 
 Watch: TypeAlias = Callable[[web.StreamResponse], Awaitable[None]]
 PODS = "/api/v1/namespaces/ns/pods"

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from elasticdl.clock import ManualClock
+from elasticdl.clock import Clock, ManualClock
 from elasticdl.cluster.base import ProcessName, ProcessSpec
 from elasticdl.cluster.fake import FakeCluster
 from elasticdl.errors import PermanentError
-from elasticdl.history.chronicle import Chronicle
+from elasticdl.history.event_log import EventLog
 from elasticdl.history.lines import JsonLines
 from elasticdl.job import Action, JobSpec
 from elasticdl.master.core import commands as do
@@ -24,14 +24,14 @@ from elasticdl.master.core import events as happened
 from elasticdl.master.core.commands import Command
 from elasticdl.master.core.events import Event
 from elasticdl.master.driver import Driver
-from elasticdl.master.fencing import Fences
-from elasticdl.master.front_desk import FrontDesk
-from elasticdl.master.hands import Hands, Means
-from elasticdl.master.inbox import Inbox
-from elasticdl.master.launching import Launcher
-from elasticdl.master.server_roster import ServerRoster
-from elasticdl.master.servicer import MasterServer, MasterService, Welcome
-from elasticdl.master.snapshots import Snapshots
+from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.executor.executor import Executor, ExecutorDeps
+from elasticdl.master.executor.fencing import Fences
+from elasticdl.master.executor.launcher import Launcher
+from elasticdl.master.executor.snapshots import Snapshots
+from elasticdl.master.gateway.process_gateway import ProcessGateway
+from elasticdl.master.gateway.ps_registry import PsRegistry
+from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welcome
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channel import AsyncChecks, Credentials, server_options
 from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerServicer, add_ParameterServerServicer_to_server
@@ -40,7 +40,7 @@ from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Lease, Shard, ShardId, Task
 
 TOKEN = "the-token-of-this-job"
-EPOCH = 3
+TERM = 3
 WORKER = ProcessName.parse("worker-1")
 PS = (ProcessName.parse("ps-0"), ProcessName.parse("ps-1"))
 SPEC = JobSpec.from_flags(Action.TRAIN, {"model_zoo": "zoo", "model_def": "iris", "training_data": "iris.csv", "num_ps_pods": 2})
@@ -160,11 +160,12 @@ class NoArchive:
 class Stage:
     """A driver on a loop in a thread of its own, as in the master; the test is the processes."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, core: Any = None, clock: Clock | None = None) -> None:
+        """`core`: another than the scripted one, such as a whole `JobState`; `clock`: another than one that stands still."""
         self.directory = directory
-        self.core = ScriptedCore()
+        self.core = core or ScriptedCore()
         self.journal = ListJournal()
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
         self.servers: dict[ProcessName, ScriptedServer] = {}
         self.clients: list[MasterClient] = []
         self._loop = asyncio.new_event_loop()
@@ -177,18 +178,18 @@ class Stage:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
 
     async def _open(self) -> None:
-        self.inbox = Inbox(self.clock)
+        self.inbox = EventQueue(self.clock)
         credentials = Credentials(TOKEN, "master")
-        self.roster = ServerRoster(2, lambda name, address: GrpcServerControl(str(name), address, credentials, EPOCH))
+        self.roster = PsRegistry(2, lambda name, address: GrpcServerControl(str(name), address, credentials, TERM))
         fences = Fences(self.roster)
-        self.desk = FrontDesk(self.inbox, self.roster, fences, Task.TRAINING, lambda name: name.index < 9)
+        self.desk = ProcessGateway(self.inbox, self.roster, fences, Task.TRAINING, lambda name: name.index < 9)
         self.cluster = FakeCluster()
-        self.events = Chronicle(self.directory / "events.jsonl", self.clock.wall_s())
+        self.events = EventLog(self.directory / "events.jsonl", self.clock.wall_s())
         self.metrics = JsonLines(self.directory / "metrics.jsonl")
         launcher = Launcher(self.cluster, lambda name: ProcessSpec(name, ("true",)))
-        means = Means(launcher, fences, Snapshots(self.roster), NoArchive(), self.events, self.metrics)
-        driver = Driver(self.core, self.journal, self.inbox, self.desk, Hands(self.inbox, self.desk, means))
-        welcome = Welcome(EPOCH, SPEC.model_dump_json(), lambda: "checkpoints/version-5")
+        means = ExecutorDeps(launcher, fences, Snapshots(self.roster), NoArchive(), self.events, self.metrics)
+        driver = Driver(self.core, self.journal, self.inbox, self.desk, Executor(self.inbox, self.desk, means))
+        welcome = Welcome(TERM, SPEC.model_dump_json(), lambda: "checkpoints/version-5")
         service = MasterService(
             self.inbox, self.desk, welcome, lambda: json.dumps({"state": "fine", **self.desk.numbers()}), self.core
         )

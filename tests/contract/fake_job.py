@@ -16,20 +16,20 @@ from typing import Any
 from elasticdl.cluster.base import ExitFacts, ProcessExited, ProcessName, ProcessObserved, ProcessSpec, Role
 from elasticdl.cluster.fake import FakeCluster
 from elasticdl.errors import PermanentError, Refused
-from elasticdl.history.chronicle import Chronicle
+from elasticdl.history.event_log import EventLog
 from elasticdl.history.lines import JsonLines
 from elasticdl.job import Action, JobSpec
 from elasticdl.master import driver
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.core.events import JobStarted, ProcessAttached
 from elasticdl.master.core.state import JobState
-from elasticdl.master.fencing import Fences
-from elasticdl.master.front_desk import FrontDesk
-from elasticdl.master.hands import Hands, Means
-from elasticdl.master.inbox import Inbox
-from elasticdl.master.launching import Launcher
-from elasticdl.master.server_roster import ServerRoster
-from elasticdl.master.snapshots import Snapshots
+from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.executor.executor import Executor, ExecutorDeps
+from elasticdl.master.executor.fencing import Fences
+from elasticdl.master.executor.launcher import Launcher
+from elasticdl.master.executor.snapshots import Snapshots
+from elasticdl.master.gateway.process_gateway import ProcessGateway
+from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.rpc.conversation import Finished, Progress, Report
 from elasticdl.rpc.ps_control import Fenced, ServerCut
 from elasticdl.shard import Applied, Lease, SnapshotId, Source, Task
@@ -97,18 +97,18 @@ class FakeJob:
     def __init__(self, directory: Path, *, pace_s: float = 0.01, **flags: object) -> None:
         base = {"model_zoo": "z", "model_def": "m", "training_data": "t", "minibatch_size": BATCH, "records_per_task": 4 * BATCH}
         self.spec = JobSpec.from_flags(Action.TRAIN, {**base, "num_workers": 2, "num_ps_pods": 2, **flags})
-        self.core, self.cluster, self.inbox = JobState(self.spec), FakeCluster(), Inbox(FastClock())
+        self.core, self.cluster, self.inbox = JobState(self.spec), FakeCluster(), EventQueue(FastClock())
         self.servers: dict[str, CountingServer] = {}
         self.pace_s = pace_s
         self.waits_seen: list[tuple[str, ...]] = []
-        self._roster = ServerRoster(self.spec.cluster.num_ps_pods, lambda name, _: self.servers[str(name)])
+        self._roster = PsRegistry(self.spec.cluster.num_ps_pods, lambda name, _: self.servers[str(name)])
         fences = Fences(self._roster)
-        self.desk = FrontDesk(self.inbox, self._roster, fences, Task.TRAINING, self.core.may_attach)
-        self._lines = Chronicle(directory / "events.jsonl", 0.0), JsonLines(directory / "metrics.jsonl")
+        self.desk = ProcessGateway(self.inbox, self._roster, fences, Task.TRAINING, self.core.may_attach)
+        self._lines = EventLog(directory / "events.jsonl", 0.0), JsonLines(directory / "metrics.jsonl")
         self.events_path = directory / "events.jsonl"
         launcher = Launcher(self.cluster, lambda name: ProcessSpec(name, ("train",)))
-        means = Means(launcher, fences, Snapshots(self._roster), NoArchive(), *self._lines)
-        self._driver = driver.Driver(self.core, NoJournal(), self.inbox, self.desk, Hands(self.inbox, self.desk, means))
+        means = ExecutorDeps(launcher, fences, Snapshots(self._roster), NoArchive(), *self._lines)
+        self._driver = driver.Driver(self.core, NoJournal(), self.inbox, self.desk, Executor(self.inbox, self.desk, means))
         self._lives: dict[ProcessName, asyncio.Task[None]] = {}
 
     async def run(self, scenario: Callable[[FakeJob], Any] | None = None) -> FinishJob:

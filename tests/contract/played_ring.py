@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from elasticdl.worker.ring import RingBroken
+from elasticdl.worker.ring.protocol import RingBroken
 
 
 class PlayedRing:

@@ -10,7 +10,6 @@ from contextlib import ExitStack, suppress
 
 import numpy as np
 
-from elasticdl import _native
 from elasticdl.embedding.spec import (
     DenseSpec,
     InitializerKind,
@@ -20,6 +19,7 @@ from elasticdl.embedding.spec import (
     ParametersSpec,
     TableSpec,
 )
+from elasticdl.native import _native
 from elasticdl.rpc.parameters import Float32s, Int64s, Update
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import Applied, ShardId

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
-from elasticdl.cluster.apiserver import ApiServer
+from elasticdl.cluster.kubernetes.apiserver import ApiServer
 from tests.contract.api_server import status
 
 Bend: TypeAlias = Callable[[str, str, dict[str, Any]], dict[str, Any] | None]

@@ -14,7 +14,7 @@ from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import Cluster, ProcessName, ProcessSpec
 from elasticdl.cluster.fake import FakeCluster
 from elasticdl.errors import PermanentError
-from elasticdl.history.chronicle import Chronicle
+from elasticdl.history.event_log import EventLog
 from elasticdl.history.lines import JsonLines
 from elasticdl.history.snapshot import about
 from elasticdl.job import Action, JobSpec
@@ -23,17 +23,17 @@ from elasticdl.master.core import events as happened
 from elasticdl.master.core.events import Event
 from elasticdl.master.core.state import JobState
 from elasticdl.master.driver import Driver
-from elasticdl.master.fencing import Fences
-from elasticdl.master.front_desk import FrontDesk
-from elasticdl.master.hands import Hands, Means
-from elasticdl.master.inbox import Inbox
-from elasticdl.master.launching import Launcher
-from elasticdl.master.server_roster import ServerRoster
-from elasticdl.master.snapshots import Snapshots
+from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.executor.executor import Executor, ExecutorDeps
+from elasticdl.master.executor.fencing import Fences
+from elasticdl.master.executor.launcher import Launcher
+from elasticdl.master.executor.snapshots import Snapshots
+from elasticdl.master.gateway.process_gateway import ProcessGateway
+from elasticdl.master.gateway.ps_registry import PsRegistry
+from elasticdl.master.status.access import AccessGuard
 from elasticdl.master.status.collector import Collector, MetricsLog
-from elasticdl.master.status.guard import Guard
+from elasticdl.master.status.job_view import JobView
 from elasticdl.master.status.server import StatusServer
-from elasticdl.master.status.watched import Watched
 from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Applied, Lease, ShardId, Source, Task
@@ -73,18 +73,18 @@ class Stage:
 
     def __init__(self, directory: Path, job: JobSpec) -> None:
         clock = SystemClock()
-        self.inbox = Inbox(clock)
+        self.inbox = EventQueue(clock)
         self.core = JobState(job)
         credentials = Credentials(TOKEN, "master")
-        self._roster = ServerRoster(1, lambda name, address: GrpcServerControl(str(name), address, credentials, 1))
+        self._roster = PsRegistry(1, lambda name, address: GrpcServerControl(str(name), address, credentials, 1))
         fences = Fences(self._roster)
-        self.desk = FrontDesk(self.inbox, self._roster, fences, Task.TRAINING, self.core.may_attach)
-        self.chronicle = Chronicle(directory / "events.jsonl", clock.wall_s())
+        self.desk = ProcessGateway(self.inbox, self._roster, fences, Task.TRAINING, self.core.may_attach)
+        self.chronicle = EventLog(directory / "events.jsonl", clock.wall_s())
         self.collector = Collector(directory / "series.json", clock)
         self._metrics = MetricsLog(JsonLines(directory / "metrics.jsonl"), self.collector)
         self._fences = fences
-        self.watched = Watched(about(job, clock.wall_s()), self.core, self.desk, self.inbox, self.chronicle, self.collector)
-        self.server = StatusServer(self.watched, Guard(TOKEN, ("iris-master",)), epoch=3)
+        self.watched = JobView(about(job, clock.wall_s()), self.core, self.desk, self.inbox, self.chronicle, self.collector)
+        self.server = StatusServer(self.watched, AccessGuard(TOKEN, ("iris-master",)), term=3)
         self.cluster: Cluster = FakeCluster()
         self.port = self._asked = 0
         self.running: asyncio.Task[do.FinishJob] | None = None
@@ -105,8 +105,8 @@ class Stage:
     async def open(self, records: int) -> None:
         self.watched.cluster = self.cluster
         launcher = Launcher(self.cluster, lambda name: ProcessSpec(name, ("true",)))
-        means = Means(launcher, self._fences, Snapshots(self._roster), NoArchive(), self.chronicle, self._metrics)
-        hands = Hands(self.inbox, self.desk, means)
+        means = ExecutorDeps(launcher, self._fences, Snapshots(self._roster), NoArchive(), self.chronicle, self._metrics)
+        hands = Executor(self.inbox, self.desk, means)
         self.port = await self.server.start("127.0.0.1", 0)
         self.running = asyncio.ensure_future(Driver(self.core, NoJournal(), self.inbox, self.desk, hands).run(self.cluster))
         await self.post(happened.JobStarted(self.inbox.at_s(), (Source("iris.csv", records),)))

@@ -15,7 +15,7 @@ from elasticdl.checkpoint.layout import Manifest, PartFile, part_name
 from elasticdl.checkpoint.part import read_header
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import Corrupted, TransientError, UserError
-from elasticdl.ps.saving import Diverged, Place, restore, restore_what_is_whole, save
+from elasticdl.ps.saving import Diverged, PartPlace, restore, restore_what_is_whole, save
 from elasticdl.rpc.parameters import Update
 from elasticdl.shard import Applied, ShardId
 from tests.contract.ps_stage import LIMIT_S, TOKEN, Stage, as_ids, rich_spec
@@ -42,8 +42,8 @@ def open_stage() -> Iterator[Callable[..., Stage]]:
         yield make
 
 
-def place(stage: Stage, server: int, token: str = TOKEN) -> Place:
-    return Place.of(server, len(stage.servers), token)
+def place(stage: Stage, server: int, token: str = TOKEN) -> PartPlace:
+    return PartPlace.of(server, len(stage.servers), token)
 
 
 def checkpoint(stage: Stage, checkpoints: Path, snapshot: int = 1) -> Path:

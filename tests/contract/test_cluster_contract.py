@@ -25,7 +25,7 @@ from elasticdl.cluster.base import (
     Role,
 )
 from elasticdl.cluster.fake import FakeCluster
-from elasticdl.cluster.local import LocalCluster
+from elasticdl.cluster.local.cluster import LocalCluster
 
 pytestmark = pytest.mark.contract
 LIMIT_S = 20.0

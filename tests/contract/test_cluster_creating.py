@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from elasticdl.clock import SystemClock
-from elasticdl.cluster import creating
 from elasticdl.cluster.base import CreateRefused
-from elasticdl.cluster.creating import Creator
-from elasticdl.cluster.labels import JOB_UID_LABEL
+from elasticdl.cluster.kubernetes import creating
+from elasticdl.cluster.kubernetes.creating import Creator
+from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL
 from tests.contract.api_server import PODS, Server, item, serving, status
 
 pytestmark = pytest.mark.contract

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.labels import JOB_UID_LABEL, MASTER, labels
-from elasticdl.cluster.manifests import TOKEN_KEY, UID_KEY, services, token_secret
-from elasticdl.cluster.plans import Owner
+from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, MASTER, labels
+from elasticdl.cluster.kubernetes.manifests import TOKEN_KEY, UID_KEY, services, token_secret
+from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.errors import ElasticDLError, ExitCode
-from elasticdl.master import furnishing
-from elasticdl.master.furnishing import Furnished, Furnishing
+from elasticdl.master.platform import kubernetes_resources
+from elasticdl.master.platform.kubernetes_resources import KubernetesResources, ProvisionedResources
 from tests.contract.api_server import status
 from tests.contract.small_cluster import SmallCluster, serving
 
@@ -33,18 +33,18 @@ def cluster() -> SmallCluster:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(furnishing, "_LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(furnishing, "_SECRET_AGAIN_S", 0.05)
+    monkeypatch.setattr(kubernetes_resources, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(kubernetes_resources, "_SECRET_AGAIN_S", 0.05)
 
 
 def furnish(
     cluster: SmallCluster, folder: Path, beside: Callable[[], Any] = lambda: None, when: Callable[[], Any] = lambda: True
-) -> Furnished:
+) -> ProvisionedResources:
     """`beside` happens as soon as `when` holds."""
 
-    async def story() -> Furnished:
+    async def story() -> ProvisionedResources:
         async with serving(cluster) as api:
-            work = asyncio.ensure_future(Furnishing(api, OWNER, "iris-abcde", folder).run())
+            work = asyncio.ensure_future(KubernetesResources(api, OWNER, "iris-abcde", folder).run())
             while not when():
                 await asyncio.sleep(0.01)
             beside()
@@ -67,7 +67,7 @@ def test_the_first_master_makes_the_token_and_what_its_processes_need(cluster: S
     secret = cluster.objects[f"{CORE}/secrets/iris-token"]
     assert secret["stringData"] == {TOKEN_KEY: found.token, UID_KEY: OWNER.uid} and len(found.token) > 30
     assert cluster.names() == MADE and not found.replaces
-    assert found.epoch == 1795255207, "the second in which the API server made its pod"
+    assert found.term == 1795255207, "the second in which the API server made its pod"
     assert found.token not in repr(found)
 
 
@@ -85,7 +85,7 @@ def test_the_next_master_ends_what_the_one_before_left_and_keeps_its_token(clust
 def test_a_pod_that_does_not_go_is_taken_off_the_books(
     cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(furnishing, "_FORCE_AFTER_S", 0.2)
+    monkeypatch.setattr(kubernetes_resources, "_FORCE_AFTER_S", 0.2)
     mount(tmp_path, "opensesame", OWNER.uid)
     pod(cluster, "iris-worker-0")
     cluster.stubborn = {"iris-worker-0"}
@@ -119,7 +119,7 @@ def test_the_master_of_a_deleted_job_of_the_same_name_is_waited_for(cluster: Sma
 def test_the_master_of_a_deleted_job_that_does_not_go_is_not_waited_for_for_ever(
     cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(furnishing, "NAMESAKE_S", 0.1)
+    monkeypatch.setattr(kubernetes_resources, "NAMESAKE_S", 0.1)
     cluster.put(
         f"{CORE}/pods", {"metadata": {"name": "iris-old", "labels": labels("iris", MASTER)}, "status": {"phase": "Running"}}
     )
@@ -164,7 +164,7 @@ def test_an_api_server_that_is_away_for_a_moment_is_waited_for(cluster: SmallClu
 def test_an_api_server_that_stays_away_has_the_master_started_again(
     cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(furnishing, "LIMIT_S", 1.0)
+    monkeypatch.setattr(kubernetes_resources, "LIMIT_S", 1.0)
     cluster.bend = lambda _method, _path, _body: status(503, "ServiceUnavailable")
     with pytest.raises(ElasticDLError, match="could not be made within 1 s") as away:
         furnish(cluster, tmp_path)
@@ -174,7 +174,7 @@ def test_an_api_server_that_stays_away_has_the_master_started_again(
 def test_a_right_that_is_missing_is_named_and_nothing_is_made(
     cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(furnishing, "RIGHTS_PATIENCE_S", 0.1)
+    monkeypatch.setattr(kubernetes_resources, "RIGHTS_PATIENCE_S", 0.1)
     cluster.lacking = {"watch pods"}
     with pytest.raises(ElasticDLError, match="not allowed in namespace ns: watch pods") as refused:
         furnish(cluster, tmp_path)
@@ -207,9 +207,9 @@ def test_a_pod_that_somebody_holds_does_not_keep_the_next_master_waiting(
     cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Both are over before it looks again, as after a time in which it stood still: it is asked for by force all the same.
-    monkeypatch.setattr(furnishing, "_FORCE_AFTER_S", 0.1)
-    monkeypatch.setattr(furnishing, "_STUCK_AFTER_S", 0.1)
-    monkeypatch.setattr(furnishing, "_LOOK_EVERY_S", 0.3)
+    monkeypatch.setattr(kubernetes_resources, "_FORCE_AFTER_S", 0.1)
+    monkeypatch.setattr(kubernetes_resources, "_STUCK_AFTER_S", 0.1)
+    monkeypatch.setattr(kubernetes_resources, "_LOOK_EVERY_S", 0.3)
     mount(tmp_path, "opensesame", OWNER.uid)
     pod(cluster, "iris-worker-0")
     pod(cluster, "iris-worker-1")
@@ -223,11 +223,11 @@ def test_a_pod_that_somebody_holds_does_not_keep_the_next_master_waiting(
 def test_what_somebody_deletes_while_the_job_runs_is_made_again(
     cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
-    monkeypatch.setattr(furnishing, "_KEEP_EVERY_S", 0.05)
+    monkeypatch.setattr(kubernetes_resources, "_KEEP_EVERY_S", 0.05)
 
     async def story() -> None:
         async with serving(cluster) as api:
-            furnishing_ = Furnishing(api, OWNER, "iris-abcde", tmp_path)
+            furnishing_ = KubernetesResources(api, OWNER, "iris-abcde", tmp_path)
             token = (await furnishing_.run()).token
             before = cluster.objects.pop(f"{CORE}/{gone}")
             keeping = asyncio.ensure_future(furnishing_.keep(token))
@@ -245,7 +245,7 @@ def test_what_somebody_deletes_while_the_job_runs_is_made_again(
 def test_looking_after_them_survives_an_api_server_that_says_no(
     cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(furnishing, "_KEEP_EVERY_S", 0.05)
+    monkeypatch.setattr(kubernetes_resources, "_KEEP_EVERY_S", 0.05)
     asked: list[str] = []
 
     def bend(method: str, path: str, _body: dict[str, Any]) -> dict[str, Any] | None:
@@ -254,7 +254,7 @@ def test_looking_after_them_survives_an_api_server_that_says_no(
 
     async def story() -> None:
         async with serving(cluster) as api:
-            keeping = asyncio.ensure_future(Furnishing(api, OWNER, "iris-abcde", tmp_path).keep("opensesame"))
+            keeping = asyncio.ensure_future(KubernetesResources(api, OWNER, "iris-abcde", tmp_path).keep("opensesame"))
             cluster.bend = bend
             while len(asked) < 3:
                 await asyncio.sleep(0.02)

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
-from elasticdl.cluster.kubernetes import KubernetesCluster
-from elasticdl.cluster.manifests import TOKEN_KEY, UID_KEY
-from elasticdl.cluster.planning import pod_plan
-from elasticdl.cluster.plans import Owner
-from elasticdl.cluster.submitting import submit
+from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
+from elasticdl.cluster.kubernetes.manifests import TOKEN_KEY, UID_KEY
+from elasticdl.cluster.kubernetes.planning import pod_plan
+from elasticdl.cluster.kubernetes.plans import Owner
+from elasticdl.cluster.kubernetes.submitting import submit
 from elasticdl.errors import SpecError
 from elasticdl.job import Action, JobSpec
-from elasticdl.master.furnishing import Furnishing
+from elasticdl.master.platform.kubernetes_resources import KubernetesResources
 from tests.contract.small_cluster import SmallCluster, serving
 
 pytestmark = pytest.mark.contract
@@ -70,7 +70,7 @@ async def master(cluster: Cluster, api: Any, owner: Owner, folder: Path) -> None
     if secret is not None:
         for key in (TOKEN_KEY, UID_KEY):
             (folder / key).write_text(secret["stringData"][key])
-    await Furnishing(api, owner, "iris-abcde", folder).run()
+    await KubernetesResources(api, owner, "iris-abcde", folder).run()
     processes = KubernetesCluster(api, owner, lambda name: pod_plan(SPEC, name.role))
     try:
         for name in PROCESSES:

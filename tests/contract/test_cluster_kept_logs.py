@@ -12,13 +12,13 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
-from elasticdl.cluster import kept_logs
-from elasticdl.cluster.apiserver import ApiServer
 from elasticdl.cluster.base import ProcessExited, ProcessName, Role
-from elasticdl.cluster.kept_logs import KEPT_BYTES, KeptLogs
-from elasticdl.cluster.kubernetes import Habits, KubernetesCluster
-from elasticdl.cluster.labels import JOB_UID_LABEL, labels
-from elasticdl.cluster.plans import Image, Owner, PodPlan
+from elasticdl.cluster.kubernetes.apiserver import ApiServer
+from elasticdl.cluster.kubernetes.cluster import Habits, KubernetesCluster
+from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, labels
+from elasticdl.cluster.kubernetes.plans import Image, Owner, PodPlan
+from elasticdl.cluster.logs import log_archive
+from elasticdl.cluster.logs.log_archive import KEPT_BYTES, LogArchive
 from tests.contract.api_server import Server, change, sends, serving
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
@@ -65,7 +65,7 @@ class Logs:
 
 
 @asynccontextmanager
-async def keeping(logs: Logs, directory: Path) -> AsyncIterator[KeptLogs]:
+async def keeping(logs: Logs, directory: Path) -> AsyncIterator[LogArchive]:
     application = web.Application()
     application.router.add_get(PATH + "/{name}/log", logs.answer)
     runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
@@ -75,7 +75,7 @@ async def keeping(logs: Logs, directory: Path) -> AsyncIterator[KeptLogs]:
     api = ApiServer(Configuration(host=f"http://{host}:{port}"), "ns")
     try:
         async with asyncio.timeout(30):
-            yield KeptLogs(api, PATH, directory)
+            yield LogArchive(api, PATH, directory)
     finally:
         await api.close()
         await runner.cleanup()
@@ -141,7 +141,7 @@ def test_a_log_that_is_gone_or_a_directory_that_cannot_be_written_is_no_fault(tm
 
 
 def test_hundreds_of_pods_that_end_are_read_a_few_at_a_time_and_the_oldest_make_room(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(kept_logs, "ALL_BYTES", 20_000)
+    monkeypatch.setattr(log_archive, "ALL_BYTES", 20_000)
 
     async def scenario() -> None:
         logs = Logs(**{f"job_worker_{index}": b"x" * 1000 + b"\n" for index in range(60)})
@@ -149,7 +149,7 @@ def test_hundreds_of_pods_that_end_are_read_a_few_at_a_time_and_the_oldest_make_
             for index in range(60):
                 kept.changed(pod(index, ended=True))
             await kept.finish(20)
-        assert len(logs.asked) == 60 and logs.most_at_once <= kept_logs.AT_ONCE
+        assert len(logs.asked) == 60 and logs.most_at_once <= log_archive.AT_ONCE
 
     (tmp_path / "master-0.log").write_text("the master's own")
     asyncio.run(scenario())

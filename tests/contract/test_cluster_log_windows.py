@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
-from elasticdl.cluster import log_windows
-from elasticdl.cluster.apiserver import ApiServer
 from elasticdl.cluster.base import NoSuchLog
-from elasticdl.cluster.log_windows import LogWindows
+from elasticdl.cluster.kubernetes import pod_log_windows
+from elasticdl.cluster.kubernetes.apiserver import ApiServer
+from elasticdl.cluster.kubernetes.pod_log_windows import LogWindows
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
 
@@ -93,20 +93,20 @@ def played(scene: Callable[[Nodes, LogWindows], Coroutine[Any, Any, None]]) -> N
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_windows, "WINDOW_BYTES", 1000)
-    monkeypatch.setattr(log_windows, "_QUIET_S", 0.1)
-    monkeypatch.setattr(log_windows, "_FIRST_S", 20.0)
+    monkeypatch.setattr(pod_log_windows, "WINDOW_BYTES", 1000)
+    monkeypatch.setattr(pod_log_windows, "_QUIET_S", 0.1)
+    monkeypatch.setattr(pod_log_windows, "_FIRST_S", 20.0)
 
 
 @pytest.fixture
 def heard_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that ends is not taken for a quiet one because the machine is busy."""
-    monkeypatch.setattr(log_windows, "_QUIET_S", 20.0)
+    monkeypatch.setattr(pod_log_windows, "_QUIET_S", 20.0)
 
 
 def test_a_live_log_is_read_by_offset_and_looked_at_on_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_windows, "_FIRST_S", 3600.0)
-    monkeypatch.setattr(log_windows, "_CATCH_UP_S", 3600.0)  # Nobody waits for first bytes that are there.
+    monkeypatch.setattr(pod_log_windows, "_FIRST_S", 3600.0)
+    monkeypatch.setattr(pod_log_windows, "_CATCH_UP_S", 3600.0)  # Nobody waits for first bytes that are there.
 
     async def scene(nodes: Nodes, windows: LogWindows) -> None:
         await nodes.say("w", b"first\nsecond\n")
@@ -140,7 +140,7 @@ def test_what_is_before_the_window_is_read_anew_up_to_there() -> None:
 
 @pytest.mark.usefixtures("heard_to_the_end")
 def test_a_log_that_is_longer_than_anybody_reads_shows_its_newest_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_windows, "LONGEST_LOG_BYTES", 10_000)
+    monkeypatch.setattr(pod_log_windows, "LONGEST_LOG_BYTES", 10_000)
 
     async def scene(nodes: Nodes, windows: LogWindows) -> None:
         await nodes.say("w", b"x" * 100_000)
@@ -153,7 +153,7 @@ def test_a_log_that_is_longer_than_anybody_reads_shows_its_newest_part(monkeypat
 
 
 def test_only_so_many_logs_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_windows, "MOST_WINDOWS", 2)
+    monkeypatch.setattr(pod_log_windows, "MOST_WINDOWS", 2)
 
     async def scene(nodes: Nodes, windows: LogWindows) -> None:
         for name in ("a", "b", "c", "d"):

@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
-from elasticdl.cluster import pod_logs
-from elasticdl.cluster.apiserver import ApiServer
+from elasticdl.cluster.kubernetes import pod_logs
+from elasticdl.cluster.kubernetes.apiserver import ApiServer
 from elasticdl.errors import ExitCode, PermanentError, TransientError
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from elasticdl.cluster.base import ProcessName
-from elasticdl.cluster.kubernetes import KubernetesCluster
-from elasticdl.cluster.plans import Image, Owner, PodPlan
+from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
+from elasticdl.cluster.kubernetes.plans import Image, Owner, PodPlan
 from tests.contract.api_server import Server, change, item, sends, serving
 
 pytestmark = pytest.mark.contract

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from elasticdl.clock import Clock, ManualClock, SystemClock
-from elasticdl.cluster.reflector import Reflector, Sink, Timing
+from elasticdl.cluster.kubernetes.reflector import Reflector, Sink, Timing
 from tests.contract.api_server import PODS, Server, at_once, change, item, sends, serving, silent, status
 
 pytestmark = pytest.mark.contract

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster import submitting
-from elasticdl.cluster.apiserver import ApiAway
-from elasticdl.cluster.submitting import Submitted, submit
+from elasticdl.cluster.kubernetes import submitting
+from elasticdl.cluster.kubernetes.apiserver import ApiAway
+from elasticdl.cluster.kubernetes.submitting import Submitted, submit
 from elasticdl.errors import ElasticDLError, ExitCode, SpecError
 from elasticdl.job import Action, JobSpec
 from tests.contract.api_server import status

@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
-from elasticdl.cluster.apiserver import ApiServer
-from elasticdl.cluster.tunnel import PROTOCOL, Tunnel
+from elasticdl.cluster.kubernetes.apiserver import ApiServer
+from elasticdl.cluster.kubernetes.port_forward import PROTOCOL, PortForward
 from elasticdl.errors import ExitCode, PermanentError, TransientError
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
@@ -60,7 +60,7 @@ async def breaks_off(socket: web.WebSocketResponse) -> None:
 
 
 @asynccontextmanager
-async def tunnel(pods: Pods, names: list[str] | None = None) -> AsyncIterator[Tunnel]:
+async def tunnel(pods: Pods, names: list[str] | None = None) -> AsyncIterator[PortForward]:
     application = web.Application()
     application.router.add_get("/api/v1/namespaces/ns/pods/{pod}/portforward", pods.forward)
     runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
@@ -73,7 +73,7 @@ async def tunnel(pods: Pods, names: list[str] | None = None) -> AsyncIterator[Tu
     async def pod_of() -> str:
         return waiting.pop(0) if len(waiting) > 1 else waiting[0]
 
-    made = Tunnel(api, "ns", pod_of, PORT)
+    made = PortForward(api, "ns", pod_of, PORT)
     try:
         yield made
     finally:

@@ -13,7 +13,7 @@ from elasticdl.data import Reader, open_custom_reader, open_reader
 from elasticdl.data.base import Block, Metadata
 from elasticdl.data.files import DataChanged
 from elasticdl.shard import Shard, ShardId, Source, same_data
-from elasticdl.worker.user_reader import UserReader
+from elasticdl.worker.pipeline.user_reader import UserReader
 
 pytestmark = pytest.mark.contract
 

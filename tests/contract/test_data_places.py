@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from elasticdl._native import crc32c
 from elasticdl.data import Reader, open_custom_reader, open_reader
 from elasticdl.data.places import place_of
-from elasticdl.worker.user_reader import UserReader
+from elasticdl.native._native import crc32c
+from elasticdl.worker.pipeline.user_reader import UserReader
 
 pytestmark = pytest.mark.contract
 

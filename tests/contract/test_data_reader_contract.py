@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from elasticdl._native import crc32c
 from elasticdl.data import Reader, Records, open_custom_reader, open_reader
 from elasticdl.data.columns import ColumnsReader
 from elasticdl.errors import UserError
+from elasticdl.native._native import crc32c
 from elasticdl.shard import Shard, ShardId
 
 pytestmark = pytest.mark.contract

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl._native import crc32c
 from elasticdl.data import open_reader
 from elasticdl.errors import UserError
+from elasticdl.native._native import crc32c
 from elasticdl.shard import Shard, ShardId
 
 pytestmark = pytest.mark.contract

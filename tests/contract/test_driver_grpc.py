@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 
 from elasticdl.cluster.base import ProcessName
+from elasticdl.dropped import DropCause
 from elasticdl.errors import PermanentError, Refused, TransientError, UserError
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
@@ -20,7 +21,7 @@ from elasticdl.rpc.conversation import Drain, Failure, Finish, Finished, Progres
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterStub
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.shard import Applied, ShardId, Task
-from tests.contract.driver_stage import EPOCH, LEASE, PS, SPEC, TOKEN, WORKER, Stage
+from tests.contract.driver_stage import LEASE, PS, SPEC, TERM, TOKEN, WORKER, Stage
 
 pytestmark = pytest.mark.contract
 
@@ -43,7 +44,7 @@ def pool() -> Iterator[concurrent.futures.ThreadPoolExecutor]:
 
 def test_a_process_that_attaches_is_told_what_it_needs(stage: Stage) -> None:
     attached = stage.client().attach()
-    assert (attached.epoch, attached.spec, attached.restore_from) == (EPOCH, SPEC, "checkpoints/version-5")
+    assert (attached.term, attached.spec, attached.restore_from) == (TERM, SPEC, "checkpoints/version-5")
     assert stage.core.wait_for(happened.ProcessAttached).name == WORKER
 
 
@@ -92,16 +93,16 @@ def test_an_attach_repeated_by_the_same_process_is_one_event(stage: Stage) -> No
 
 def test_a_process_that_never_attached_is_refused(stage: Stage) -> None:
     client = stage.client("worker-8")
-    client._epoch = EPOCH
+    client._term = TERM
     with pytest.raises(Refused, match="worker-8 is not attached"):
         client.report(Report())
 
 
 def test_a_process_of_an_older_master_is_refused(stage: Stage) -> None:
     client = stage.worker()
-    client._epoch = EPOCH - 1
+    client._term = TERM - 1
     for call in (lambda: client.report(Report()), lambda: client.request_lease(1), lambda: next(client.orders())):
-        with pytest.raises(Refused, match="epoch 2, this is epoch 3"):
+        with pytest.raises(Refused, match="term 2, this is term 3"):
             call()
 
 
@@ -198,7 +199,7 @@ def test_the_end_of_the_work_is_told(stage: Stage) -> None:
 def test_a_lease_granted_to_a_call_that_was_cancelled_goes_back(stage: Stage) -> None:
     client = stage.worker()
     request = pb.LeaseRequest(wait_s=20, sequence=1)
-    call = client._stub.RequestLease.future(request, timeout=20, metadata=client._credentials.metadata(EPOCH))
+    call = client._stub.RequestLease.future(request, timeout=20, metadata=client._credentials.metadata(TERM))
     stage.core.wait_for(happened.LeaseRequested)
     call.cancel()
     # The cancellation travels on the same connection, so it is known when a later call has been answered.
@@ -257,6 +258,18 @@ def test_a_report_that_is_repeated_counts_once(stage: Stage) -> None:
     client.report(report)
     client.report(report)
     assert len(stage.core.of(happened.TaskFailed)) == 2
+    [repeated] = stage.core.of(happened.MessagesDropped)
+    assert (repeated.name, repeated.cause, repeated.count) == (WORKER, DropCause.REPEATED_REPORT, 1)
+    assert repeated in stage.journal.safe
+
+
+def test_what_a_process_drops_itself_is_in_the_journal(stage: Stage) -> None:
+    client = stage.worker()
+    for count in (2, 2, 5):
+        client.report(Report(gauges={"dropped_voided_lease": float(count)}, stop_asked="so that the answer waits for it"))
+    told = [(event.cause, event.count) for event in stage.core.of(happened.MessagesDropped)]
+    assert told == [(DropCause.VOIDED_LEASE, 2), (DropCause.VOIDED_LEASE, 3)]
+    assert all(event in stage.journal.safe for event in stage.core.of(happened.MessagesDropped))
 
 
 def test_gauges_and_records_per_second_are_shown(stage: Stage) -> None:

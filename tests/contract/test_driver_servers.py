@@ -14,12 +14,12 @@ import pytest
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec
 from elasticdl.errors import ExitCode, Refused, TransientError
-from elasticdl.master import snapshots
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.core.commands import Command
 from elasticdl.master.core.events import Event
-from elasticdl.master.snapshots import Snapshots
+from elasticdl.master.executor import snapshots
+from elasticdl.master.executor.snapshots import Snapshots
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.conversation import Failure, Report
 from elasticdl.shard import Applied, ShardId, SnapshotId, Task

@@ -19,7 +19,7 @@ from elasticdl.job import ModelSection
 from elasticdl.model.export import export
 from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule, load_module
-from elasticdl.model.served import ServedModel
+from elasticdl.model.ps_model import PsModel
 from elasticdl.model.step import CompiledStep
 from elasticdl.rpc.parameters import Pulled
 from elasticdl.shard import Task
@@ -71,7 +71,7 @@ def module_with(tmp_path: Path, body: str) -> ModelModule:
     return load_module(ModelSection(model_zoo=str(tmp_path / "zoo"), model_def="made"))
 
 
-def trained(served: ServedModel, rows: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+def trained(served: PsModel, rows: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
     """Made-up parameters: the dense vector and the rows 0, 2, 4, ... of each table."""
     rng = np.random.default_rng(3)
     dense = rng.uniform(0.1, 1, len(served.dense())).astype(np.float32)
@@ -85,7 +85,7 @@ def trained(served: ServedModel, rows: int) -> tuple[np.ndarray, list[tuple[np.n
 FEATURES = {"ids": np.array([[0, 1, 49], [2, 2, -1]]), "text": np.array([["a"], ["zzz"]], dtype=object)}
 
 
-def expected(served: ServedModel, module: ModelModule, dense: np.ndarray, tables: list[tuple[np.ndarray, np.ndarray]]) -> dict:
+def expected(served: PsModel, module: ModelModule, dense: np.ndarray, tables: list[tuple[np.ndarray, np.ndarray]]) -> dict:
     step = CompiledStep(served, module)
     features = {name: tf.constant(value) for name, value in FEATURES.items()}
     lookups = step.prepare(features)
@@ -99,7 +99,7 @@ def expected(served: ServedModel, module: ModelModule, dense: np.ndarray, tables
 
 def test_a_bounded_model_serves_what_the_step_predicts(tmp_path: Path) -> None:
     module = module_with(tmp_path, BOUNDED)
-    served = ServedModel.build(module, {}, threshold_bytes=0, seed=1)
+    served = PsModel.build(module, {}, threshold_bytes=0, seed=1)
     dense, tables = trained(served, 50)
     export(served, dense, tables, tmp_path / "export")
     ours = expected(served, module, dense, tables)
@@ -112,7 +112,7 @@ def test_a_bounded_model_serves_what_the_step_predicts(tmp_path: Path) -> None:
 def test_loading_needs_nothing_of_this_package(tmp_path: Path) -> None:
     """In a fresh interpreter: the SavedModel, and the weights into what the user's unchanged function makes."""
     module = module_with(tmp_path, BOUNDED)
-    served = ServedModel.build(module, {}, threshold_bytes=0, seed=1)
+    served = PsModel.build(module, {}, threshold_bytes=0, seed=1)
     dense, tables = trained(served, 50)
     export(served, dense, tables, tmp_path / "export")
     np.save(tmp_path / "ours.npy", expected(served, module, dense, tables)["logit"])
@@ -135,7 +135,7 @@ assert not [name for name in sys.modules if name.startswith("elasticdl")]
 
 def test_an_unbounded_vocabulary_is_looked_up_in_the_graph(tmp_path: Path) -> None:
     module = module_with(tmp_path, UNBOUNDED)
-    served = ServedModel.build(module, {}, threshold_bytes=0, seed=1)
+    served = PsModel.build(module, {}, threshold_bytes=0, seed=1)
     dense = np.array([1, 0, 0, 0, 10, 0, 0, 0, 100, 0, 0, 0, 5], np.float32)
     ids = np.array([2**60, -7, 12])
     rows = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
@@ -147,7 +147,7 @@ def test_an_unbounded_vocabulary_is_looked_up_in_the_graph(tmp_path: Path) -> No
 
 def test_an_unbounded_vocabulary_without_rows_reads_as_zeros(tmp_path: Path) -> None:
     module = module_with(tmp_path, UNBOUNDED)
-    served = ServedModel.build(module, {}, threshold_bytes=0, seed=1)
+    served = PsModel.build(module, {}, threshold_bytes=0, seed=1)
     nothing = (np.empty(0, np.int64), np.empty((0, 4), np.float32))
     export(served, np.full(13, 2, np.float32), [nothing], tmp_path / "export")
     signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
@@ -156,7 +156,7 @@ def test_an_unbounded_vocabulary_without_rows_reads_as_zeros(tmp_path: Path) -> 
 
 def test_a_subclassed_model_is_exported_with_the_inputs_it_was_built_with(tmp_path: Path) -> None:
     module = module_with(tmp_path, SUBCLASSED)
-    served = ServedModel.build(module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64))
+    served = PsModel.build(module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64))
     dense, tables = trained(served, 50)
     export(served, dense, tables, tmp_path / "export")
     signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
@@ -185,7 +185,7 @@ def test_a_subclassed_model_of_texts_is_exported_for_texts_of_any_length(tmp_pat
     module = module_with(tmp_path, TEXT)
     feeder = Feeder(module, Task.PREDICTION, Metadata(()))
     features, _ = feeder(np.array(["a b c", "d"], object)) or (None, None)
-    made = ServedModel.build(module, {}, threshold_bytes=0, seed=1, features=features)
+    made = PsModel.build(module, {}, threshold_bytes=0, seed=1, features=features)
     served = replace(made, open_inputs=feeder.open_features())
     dense, tables = trained(served, 50)
     export(served, dense, tables, tmp_path / "export")
@@ -204,7 +204,7 @@ def test_an_export_that_the_model_raises_in_is_told_with_the_users_line(tmp_path
         "        self.out =", "        self.may = True\n        self.out ="
     )
     module = module_with(tmp_path, body)
-    served = ServedModel.build(module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64))
+    served = PsModel.build(module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64))
     dense, tables = trained(served, 50)
     served.model.may = False
     with pytest.raises(UserError, match=r"made.py:\d+: exporting the model raised AssertionError: .*not now"):
@@ -214,7 +214,7 @@ def test_an_export_that_the_model_raises_in_is_told_with_the_users_line(tmp_path
 
 def test_an_export_replaces_an_earlier_one_whole(tmp_path: Path) -> None:
     module = module_with(tmp_path, SUBCLASSED)
-    served = ServedModel.build(module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64))
+    served = PsModel.build(module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64))
     dense, tables = trained(served, 50)
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "stale").write_text("")

@@ -16,10 +16,10 @@ from elasticdl.embedding.spec import InitializerKind, OptimizerKind
 from elasticdl.errors import UserError
 from elasticdl.job import ModelSection
 from elasticdl.model.building import NeedsFeatures
+from elasticdl.model.dry_run import check_callbacks
 from elasticdl.model.module import ModelModule, load_module
-from elasticdl.model.served import ServedModel
+from elasticdl.model.ps_model import PsModel
 from elasticdl.model.step import CompiledStep, Lookups
-from elasticdl.model.trial import check_callbacks
 from elasticdl.rpc.parameters import Pulled
 
 pytestmark = [
@@ -57,11 +57,11 @@ def custom_model():
 """
 
 
-def build(module: ModelModule, features: Any = None, threshold_bytes: int = 0, seed: int = 3) -> ServedModel:
-    return ServedModel.build(module, {}, threshold_bytes=threshold_bytes, seed=seed, features=features)
+def build(module: ModelModule, features: Any = None, threshold_bytes: int = 0, seed: int = 3) -> PsModel:
+    return PsModel.build(module, {}, threshold_bytes=threshold_bytes, seed=seed, features=features)
 
 
-def pulled(served: ServedModel, lookups: Lookups, version: int = 0) -> Pulled:
+def pulled(served: PsModel, lookups: Lookups, version: int = 0) -> Pulled:
     tables = zip(served.parameters.tables, lookups.ids, strict=True)
     rows = tuple(initial_weights(one.initializer, one.seed, ids, one.dim) for one, ids in tables)
     return Pulled((version,), served.dense(), rows)
@@ -544,7 +544,7 @@ def test_model_params_go_to_whoever_names_them(tmp_path: Path) -> None:
         functional("layers.Embedding(100, 4)").replace("custom_model()", "custom_model(units=1)"),
         "keras.optimizers.SGD(lr)",
     )
-    served = ServedModel.build(module, {"lr": 0.7, "units": 3}, threshold_bytes=0, seed=0)
+    served = PsModel.build(module, {"lr": 0.7, "units": 3}, threshold_bytes=0, seed=0)
     assert float(served.optimizer.learning_rate) == pytest.approx(0.7)
     with pytest.raises(UserError, match=r"--model-params other=1: neither custom_model \(.*made\.py"):
-        ServedModel.build(module, {"other": 1}, threshold_bytes=0, seed=0)
+        PsModel.build(module, {"other": 1}, threshold_bytes=0, seed=0)

@@ -19,7 +19,7 @@ from elasticdl.embedding.reference import ReferenceTable
 from elasticdl.embedding.rules import initial_slot, update
 from elasticdl.job import ModelSection
 from elasticdl.model.module import ModelModule, load_module
-from elasticdl.model.served import ServedModel
+from elasticdl.model.ps_model import PsModel
 from elasticdl.model.step import CompiledStep, Lookups, StepOutcome
 from elasticdl.rpc.parameters import Pulled
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.contract
 class OneServer:
     """One parameter server in NumPy."""
 
-    def __init__(self, served: ServedModel) -> None:
+    def __init__(self, served: PsModel) -> None:
         spec = served.parameters
         self.spec = spec
         self.version = 0
@@ -156,7 +156,7 @@ def only(features: dict[str, np.ndarray], *names: str) -> Any:
     return {name: tf.constant(features[name]) for name in names}
 
 
-def plain(module: ModelModule, served: ServedModel, features: Any) -> keras.Model:
+def plain(module: ModelModule, served: PsModel, features: Any) -> keras.Model:
     """The same model without anything of ours, beginning with the same values."""
     model = module.custom_model()
     model(features)
@@ -196,7 +196,7 @@ def test_a_sequential_model_trains_as_in_plain_keras(tmp_path: Path) -> None:
 
 def same_as_keras(module: ModelModule, choose: Callable[[dict[str, np.ndarray]], Any]) -> None:
     features = choose(batch(0)[0])
-    served = ServedModel.build(module, {}, threshold_bytes=0, seed=5, features=features)
+    served = PsModel.build(module, {}, threshold_bytes=0, seed=5, features=features)
     assert served.parameters.tables and not [v for v in served.model.variables if v.path.endswith("/embeddings")]
     step, server = CompiledStep(served, module), OneServer(served)
     model = plain(module, served, features)
@@ -236,7 +236,7 @@ def fit_equals(tmp_path: Path, optimizer: str, draw: Callable[[np.random.Generat
     module = module_with(tmp_path, FUNCTIONAL, optimizer)
     rng = np.random.default_rng(1)
     data = [(only({**batch(n)[0], "ids": draw(rng)}, "ids", "x"), tf.constant(batch(n)[1])) for n in range(5)]
-    served = ServedModel.build(module, {}, threshold_bytes=0, seed=5)
+    served = PsModel.build(module, {}, threshold_bytes=0, seed=5)
     step, server = CompiledStep(served, module), OneServer(served)
     model = plain(module, served, data[0][0])
     for features, labels in data:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from elasticdl import _native
 from elasticdl.errors import TransientError
+from elasticdl.native import _native
 from elasticdl.rpc.native_spec import native_spec
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import SnapshotId

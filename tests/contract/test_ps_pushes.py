@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from elasticdl import _native
 from elasticdl.embedding.reference import ReferenceTable
 from elasticdl.embedding.spec import DenseSpec, OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import Refused, TransientError, UserError
+from elasticdl.native import _native
 from elasticdl.rpc.parameters import Update
 from elasticdl.shard import Applied, ShardId
 from tests.contract.ps_stage import LIMIT_S, TOKEN, BadNetwork, Stage, as_ids, counting_spec, rich_spec, update
@@ -276,6 +276,22 @@ def test_a_server_that_came_back_empty_gets_the_values_that_were_pulled_last() -
         np.testing.assert_array_equal(pulled.rows[0], np.zeros((1, 2)))
         assert pool.push(update(2, pulled.versions, ONES, [3]), timeout_s=LIMIT_S).staleness == (0,)
         np.testing.assert_array_equal(pool.pull([as_ids([3])], timeout_s=LIMIT_S).dense, -2 * ONES)
+    finally:
+        stage.close()
+        later.close()
+
+
+def test_a_worker_that_found_values_on_the_servers_never_gives_its_initial_ones() -> None:
+    stage, later = Stage(1), Stage(1)
+    try:
+        stage.pool().initialise(counting_spec(), ONES, timeout_s=LIMIT_S)
+        fresh = stage.pool("worker-1")
+        assert not fresh.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+        stage.servers[0].stop()
+        fresh.move(later.addresses)
+        with pytest.raises(TransientError, match="this process has none to give it"):
+            fresh.pull([as_ids([])], dense=False, timeout_s=1.0)
+        assert fresh.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S), "it is told that these are initial"
     finally:
         stage.close()
         later.close()

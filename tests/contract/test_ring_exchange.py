@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from elasticdl.worker.ring import RingBroken
-from elasticdl.worker.ring_state import Exchange
+from elasticdl.worker.ring.exchange import Exchange
+from elasticdl.worker.ring.protocol import RingBroken
 from tests.contract.played_ring import PlayedRing
 
 pytestmark = pytest.mark.contract

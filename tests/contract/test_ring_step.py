@@ -15,8 +15,8 @@ from elasticdl.model import ring_step
 from elasticdl.model.module import ModelModule
 from elasticdl.model.ring_model import RingModel
 from elasticdl.model.ring_step import RingStep
-from elasticdl.worker.ring import RingBroken
-from elasticdl.worker.ring_reading import slice_of
+from elasticdl.worker.ring.protocol import RingBroken
+from elasticdl.worker.ring.reading import slice_of
 
 pytestmark = pytest.mark.contract
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -10,25 +11,26 @@ import pytest
 
 from elasticdl.clock import SystemClock
 from elasticdl.model.ring_step import RingOutcome
-from elasticdl.rpc.conversation import RingForm, RingWord
-from elasticdl.shard import Lease, RingItem, Shard, ShardId, Task
-from elasticdl.worker.ending import Ending
-from elasticdl.worker.gauges import Gauges
-from elasticdl.worker.leases import LeaseKeeper
-from elasticdl.worker.outbox import Outbox
-from elasticdl.worker.patience import Patience
-from elasticdl.worker.ring_forms import Forms
-from elasticdl.worker.ring_reading import End, Part
-from elasticdl.worker.ring_state import Exchange
-from elasticdl.worker.ring_trainer import Parts, Position, RingTrainer
-from elasticdl.worker.surroundings import Surroundings
-from elasticdl.worker.watch import Watch
+from elasticdl.rpc.conversation import RingGeneration, RingReport
+from elasticdl.shard import Barrier as Kind
+from elasticdl.shard import Lease, Shard, ShardId, Task, WorkItem
+from elasticdl.worker.pipeline.context import WorkerContext
+from elasticdl.worker.pipeline.leases import LeaseKeeper
+from elasticdl.worker.pipeline.outbox import Outbox
+from elasticdl.worker.pipeline.retry import ServerRetry
+from elasticdl.worker.process.gauges import Gauges
+from elasticdl.worker.process.hang_watch import HangWatch
+from elasticdl.worker.process.shutdown import Shutdown
+from elasticdl.worker.ring.exchange import Exchange
+from elasticdl.worker.ring.generations import Generations
+from elasticdl.worker.ring.reading import AtBarrier, BatchPart, End
+from elasticdl.worker.ring.trainer import Position, RingParts, RingTrainer
 from tests.contract.played_ring import PlayedRing
 
 pytestmark = pytest.mark.contract
 
 ME, OTHER = "worker-1", "worker-0"
-ITEM = RingItem(1, Lease(Task.TRAINING, Shard(ShardId(0), "data", 0, 80), 0), batch=8)
+ITEM = WorkItem(1, Lease(Task.TRAINING, Shard(ShardId(0), "data", 0, 80), 0), batch=8)
 SHAPES = ((3,), (2, 2), (5,))
 OTHERS_VALUE = 1000.0
 
@@ -60,10 +62,10 @@ class Job:
     """Everything around the trainer. `script` is what happens as often as it has nothing left to train on."""
 
     def __init__(self) -> None:
-        self.peer, self.ending, self.outbox = Peer(), Ending(), Outbox()
+        self.peer, self.shutdown, self.outbox = Peer(), Shutdown(), Outbox()
         self.outbox.say = self.say
         self.variables = [keras.Variable(np.zeros(shape, np.float32), trainable=False) for shape in SHAPES]
-        self.forms = Forms(self.ending)
+        self.forms = Generations(self.shutdown)
         self.script: deque = deque()
         self.when_broken = lambda: None
         """What the master does when it hears of that."""
@@ -71,27 +73,27 @@ class Job:
         self.begun: list[int] = []
         """Where each plan began."""
         clock = SystemClock()
-        gauges, watch = Gauges(clock), Watch(clock)
-        around = Surroundings(
-            LeaseKeeper(None, self.outbox, self.ending),
+        gauges, watch = Gauges(clock), HangWatch(clock)
+        context = WorkerContext(
+            LeaseKeeper(None, self.outbox, self.shutdown),
             self.outbox,
             gauges,
-            Patience(self.ending, gauges, clock),
+            ServerRetry(self.shutdown, gauges, clock),
             watch,
-            self.ending,
+            self.shutdown,
         )
-        parts = Parts(self.peer, Exchange(self.peer, self.variables, chunk_bytes=1), self, self, self)
-        self.trainer = RingTrainer(ME, "here", parts, around, self.forms)
+        parts = RingParts(self.peer, Exchange(self.peer, self.variables, chunk_bytes=1), self, self, self)
+        self.trainer = RingTrainer(ME, "here", parts, context, self.forms)
 
     def form(self, generation: int, members=(ME,), holders=(), first_number=1) -> None:
-        self.forms.put(RingForm(generation, members, holders, first_number))
+        self.forms.put(RingGeneration(generation, members, holders, first_number))
 
     def values(self) -> set[float]:
         return {float(value) for one in self.variables for value in one.numpy().ravel()}
 
     # the way to the master
 
-    def say(self, word: RingWord) -> None:
+    def say(self, word: RingReport) -> None:
         if word.broken > word.entered:
             self.when_broken()
 
@@ -112,7 +114,7 @@ class Job:
             return End()
         self.steps_left -= 1
         self.offset += 8
-        return Part(ITEM, self.offset - 8, self.offset, 4, batch=(None, None))
+        return BatchPart(ITEM, self.offset - 8, self.offset, 4, batch=(None, None))
 
     # the step
 
@@ -162,3 +164,143 @@ def test_a_member_that_lacks_a_step_goes_on_from_its_own_weights_if_the_ring_bre
     job.trainer.run()
     assert job.begun[-1] == 24, "it goes on after its third window"
     assert (job.trainer.version, job.values()) == (5, {5.0})
+
+
+BATCH = 8
+SHARD = Shard(ShardId(0), "data", 0, 80)
+NEXT_SHARD = Shard(ShardId(1), "data", 80, 120)
+
+
+class Sequence(Job):
+    """A ring of one that works through items. What it tells is taken after every step, as a fast heartbeat would.
+
+    `reports` has (shard, offset, done) of all that was taken, `bad` the bad records that were told of.
+    """
+
+    def __init__(self, *items: WorkItem) -> None:
+        super().__init__()
+        self.items = items
+        self.at = (0, 0)
+        self.reports: list[tuple[int, int, bool]] = []
+        self.at_pause: list[dict[int, int]] = []
+        """How far each shard was at each pause, as the master knew."""
+        self.bad: dict[int, int] = {}
+        self.bad_of_step = 0
+        self.before: dict[int, object] = {}
+        """What happens before the step of that number."""
+
+    def take(self) -> None:
+        for told in self.outbox.take({}).progress:
+            assert not told.returned, "no member gives back what the ring holds"
+            self.reports.append((told.applied.shard, told.applied.offset, told.done))
+            self.bad[told.applied.shard] = told.bad_records
+
+    def told(self) -> dict[int, int]:
+        return {shard: max(offset for one, offset, _ in self.reports if one == shard) for shard, _, _ in self.reports}
+
+    def begin(self, plan) -> None:
+        at = next((i for i, item in enumerate(self.items) if item.number == plan.number), len(self.items))
+        self.at = (at, plan.offset or 0)
+        if at < len(self.items) and self.items[at].lease and self.at[1] >= self.items[at].lease.end:
+            self.at = (at + 1, 0)
+
+    def next(self, stop):
+        happens = self.before.pop(self.trainer.version, None)
+        if happens is not None:
+            happens()
+        if stop():
+            return None
+        index, offset = self.at
+        if index == len(self.items):
+            return End()
+        item = self.items[index]
+        if item.lease is None:
+            self.at = (index + 1, 0)
+            return AtBarrier(item)
+        begin = max(offset, item.lease.offset)
+        end = min(begin + BATCH, item.lease.end)
+        self.at = (index, end) if end < item.lease.end else (index + 1, 0)
+        return BatchPart(item, begin, end, end - begin, self.bad_of_step, batch=(None, None))
+
+    def after_step(self, loss, version) -> None:
+        self.take()
+
+    def at_mark(self, item, version, rank, stop) -> bool:
+        if item.mark == "pause":
+            self.take()
+            self.at_pause.append(self.told())
+        return True
+
+
+def part_of(shard: Shard, number: int, begin: int, end: int) -> WorkItem:
+    """Records [begin, end) of a shard, as the master cuts an item where something is due."""
+    limit = end if end < shard.records else 0
+    return WorkItem(number, Lease(Task.TRAINING, shard, 0, offset=begin, limit=limit), BATCH)
+
+
+@pytest.mark.parametrize("boundary", [Kind.CHECKPOINT, Kind.PAUSE])
+def test_all_of_a_shard_is_told_though_an_item_ended_inside_it(boundary):
+    items = [
+        part_of(SHARD, 1, 0, 24),
+        WorkItem(2, None, mark=boundary),
+        part_of(SHARD, 3, 24, 56),
+        WorkItem(4, None, mark=Kind.PAUSE),
+    ]
+    job = Sequence(*items)
+    job.form(1)
+    job.trainer.run()
+    assert job.at_pause[-1] == {0: 56}, "the ring stands at the pause until the master knows of all before it"
+    assert not any(done for _, _, done in job.reports), "the shard is not done"
+    assert boundary is not Kind.PAUSE or job.at_pause[0] == {0: 24}
+
+
+def test_a_shard_is_told_done_once_at_its_own_end():
+    items = [
+        part_of(SHARD, 1, 0, 24),
+        WorkItem(2, None, mark=Kind.CHECKPOINT),
+        part_of(SHARD, 3, 24, 80),
+        part_of(NEXT_SHARD, 4, 0, 16),
+        WorkItem(5, None, mark=Kind.PAUSE),
+    ]
+    job = Sequence(*items)
+    job.form(1)
+    job.trainer.run()
+    assert job.at_pause == [{0: 80, 1: 16}]
+    assert [told for told in job.reports if told[2]] == [(0, 80, True)]
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["reported", "not reported yet"])
+@pytest.mark.parametrize("version", range(1, 6))
+def test_what_is_told_again_in_a_new_generation_loses_nothing_and_counts_nothing_twice(version, taken):
+    """The new generation begins inside an item, at the end of one, and at the end of a shard."""
+    short = replace(SHARD, end=32)
+    items = [
+        part_of(short, 1, 0, 16),
+        WorkItem(2, None, mark=Kind.CHECKPOINT),
+        part_of(short, 3, 16, 32),
+        part_of(NEXT_SHARD, 4, 0, 16),
+        WorkItem(5, None, mark=Kind.PAUSE),
+    ]
+    job = Sequence(*items)
+    job.bad_of_step = 1
+    if not taken:
+        job.after_step = lambda loss, version: None
+    job.before[version] = lambda: job.form(2, (ME,), (0,))
+    job.form(1)
+    job.trainer.run()
+    assert job.at_pause == [{0: 32, 1: 16}]
+    assert job.bad == {0: 4, 1: 2} and job.trainer.version == 6
+
+
+@pytest.mark.parametrize("steps", range(1, 7))
+def test_a_member_that_becomes_the_first_tells_all_that_the_ring_did_of_a_shard(steps):
+    """Whoever told before is gone, and with it what it had not told."""
+    short = replace(SHARD, end=32)
+    job = Sequence(part_of(short, 1, 0, 32), part_of(NEXT_SHARD, 2, 0, 16), WorkItem(3, None, mark=Kind.PAUSE))
+    job.bad_of_step, job.peer.chunks = 1, 99
+    job.before[steps] = lambda: job.form(2, (ME,), (0,))
+    job.form(1, (OTHER, ME))
+    job.trainer.run()
+    assert job.at_pause[-1][1 if steps > 4 else 0] == (16 if steps > 4 else 32)
+    assert job.bad == ({1: 2} if steps > 4 else {0: 4, 1: 2})
+    assert job.reports[0] == ((1, 8 * (steps - 4), steps == 7) if steps > 4 else (0, 8 * steps, steps == 4))

@@ -27,8 +27,8 @@ TOKEN = "token"
 
 
 def check(caller: Caller, method: str) -> str:
-    if caller.epoch < 3:
-        return f"epoch {caller.epoch} is over"
+    if caller.term < 3:
+        return f"term {caller.term} is over"
     return "only the master may fence" if method == "Fence" and caller.name != "master" else ""
 
 
@@ -104,9 +104,9 @@ def test_who_has_the_token_and_passes_the_check_is_served(served: tuple[str, Act
         ((("authorization", TOKEN),), "UNAUTHENTICATED", "token"),
         (Credentials("Token", "master").metadata(3), "UNAUTHENTICATED", "token"),
         ((*Credentials(TOKEN, "master").metadata(3), ("authorization", "Bearer x")), "UNAUTHENTICATED", "token"),
-        (Credentials(TOKEN, "master").metadata(2), "FAILED_PRECONDITION", "epoch 2 is over"),
+        (Credentials(TOKEN, "master").metadata(2), "FAILED_PRECONDITION", "term 2 is over"),
         (Credentials(TOKEN, "worker-1").metadata(3), "FAILED_PRECONDITION", "only the master"),
-        ((("authorization", f"Bearer {TOKEN}"), ("x-elasticdl-epoch", "many")), "INVALID_ARGUMENT", "not a number"),
+        ((("authorization", f"Bearer {TOKEN}"), ("x-elasticdl-term", "many")), "INVALID_ARGUMENT", "not a number"),
     ],
 )
 def test_whoever_does_not_is_refused_and_nothing_is_acted_on(

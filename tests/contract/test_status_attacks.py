@@ -12,8 +12,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from elasticdl.cluster.local import LocalCluster
-from elasticdl.master.status import guard, server
+from elasticdl.cluster.local.cluster import LocalCluster
+from elasticdl.master.status import access, server
 from tests.contract.status_stage import BEARER, TOKEN, Stage, browser, get, played, raw, staged
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
@@ -44,7 +44,7 @@ NEEDS_TOKEN = (
 def test_without_the_right_token_nothing_is_told_and_nothing_is_done(tmp_path: Path, token: str | None) -> None:
     async def story() -> None:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        cookies = {} if token is None else {guard.Guard(TOKEN).cookie_name: token.encode("ascii", "ignore").decode()}
+        cookies = {} if token is None else {access.AccessGuard(TOKEN).cookie_name: token.encode("ascii", "ignore").decode()}
         async with staged(tmp_path) as stage:
             for options in ({"headers": headers}, {"cookies": cookies}):
                 async with browser(stage, **options, cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
@@ -86,7 +86,7 @@ def test_the_token_is_given_once_and_the_cookie_opens_this_page_only(tmp_path: P
 
 
 def test_cookies_of_two_jobs_on_one_machine_do_not_meet() -> None:
-    assert guard.Guard("one").cookie_name != guard.Guard("two").cookie_name
+    assert access.AccessGuard("one").cookie_name != access.AccessGuard("two").cookie_name
 
 
 def test_the_form_without_a_script_signs_in_too(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_what_makes_no_sense_is_answered_with_the_same_heads_and_not_repeated(
         head, _, body = answer.partition(b"\r\n\r\n")
         lines = head.decode().lower().splitlines()
         assert lines[0].split()[1].startswith("4"), lines[0]
-        for name, value in guard.HEADERS.items():
+        for name, value in access.HEADERS.items():
             assert lines.count(f"{name}: {value}".lower()) == 1, name
         assert what == "an expectation" or json.loads(body)["error"]["message"]
         assert b"alert" not in answer and b"aiohttp" not in answer.lower() and b"xxx" not in answer
@@ -260,7 +260,7 @@ def test_forms_of_other_sites_cannot_look_like_json(tmp_path: Path) -> None:
 def test_a_body_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
         for path in ("/api/v1/stop", "/session"):
-            body = json.dumps({"reason": "x" * (2 * guard.MOST_BODY_BYTES)}).encode()
+            body = json.dumps({"reason": "x" * (2 * access.MOST_BODY_BYTES)}).encode()
             async with session.post(path, data=body, headers={"Content-Type": "application/json"}) as answer:
                 assert answer.status == 413
         claims = f"POST /api/v1/stop HTTP/1.1\r\nHost: {stage.host}\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n"
@@ -276,7 +276,7 @@ def test_a_body_that_is_too_long_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_body_that_never_comes_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "_BODY_S", 0.2)
+    monkeypatch.setattr(access, "_BODY_S", 0.2)
 
     async def scene(stage: Stage, _session: aiohttp.ClientSession) -> None:
         head = f"POST /api/v1/stop HTTP/1.1\r\nHost: {stage.host}\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n{{"

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from elasticdl.cluster.base import ProcessName
-from elasticdl.master.core.shard_list import ShardState
+from elasticdl.master.core.data.shard_list import ShardState
 from tests.contract.status_stage import PS, Stage, browser, played, staged, until, worker
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
@@ -246,7 +246,7 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     async def story() -> None:
         async with staged(tmp_path / "a") as first, staged(tmp_path / "b") as second, browser(second):
             with pytest.raises(OSError, match="address already in use"):
-                await Stage(tmp_path / "c", first.core._facts.spec).server.start("127.0.0.1", first.port)
+                await Stage(tmp_path / "c", first.core._context.spec).server.start("127.0.0.1", first.port)
 
     for name in "abc":
         (tmp_path / name).mkdir()

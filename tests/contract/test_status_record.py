@@ -11,11 +11,11 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from elasticdl.cli.master_page import MasterPage
+from elasticdl.cli.jobs.master_http import MasterPage
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.errors import PermanentError, TransientError
+from elasticdl.history.diagnosis import told
 from elasticdl.history.snapshot import record_in, series_in
-from elasticdl.history.why import told
 from elasticdl.page import render_report
 from tests.contract.status_stage import BEARER, PS, TOKEN, Stage, browser, played, staged, until, worker
 

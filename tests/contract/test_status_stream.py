@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 
 from elasticdl.errors import ExitCode
-from elasticdl.history.occurrence import Occurrence
+from elasticdl.history.job_event import JobEvent
 from elasticdl.master.core.commands import FinishJob
-from elasticdl.master.status import streams
+from elasticdl.master.status import event_streams
 from tests.contract.status_stage import BEARER, PS, Stage, browser, get, played, staged, until, worker
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
 
 
 def test_a_browser_that_does_not_read_is_hung_up_on_and_costs_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "STUCK_S", 0.5)
+    monkeypatch.setattr(event_streams, "STUCK_S", 0.5)
 
     async def story() -> None:
         async with staged(tmp_path) as stage:
@@ -55,7 +55,7 @@ def test_a_browser_that_does_not_read_is_hung_up_on_and_costs_no_memory(tmp_path
 def test_no_more_than_so_many_windows_watch_one_job(tmp_path: Path) -> None:
     async def story() -> None:
         async with staged(tmp_path) as stage, browser(stage, headers=BEARER, connector=aiohttp.TCPConnector(limit=0)) as session:
-            opened = [await session.get("/api/v1/stream") for _ in range(streams.MOST_STREAMS)]
+            opened = [await session.get("/api/v1/stream") for _ in range(event_streams.MOST_STREAMS)]
             assert {answer.status for answer in opened} == {200}
             for _ in range(20):
                 async with session.get("/api/v1/stream") as answer:
@@ -193,7 +193,7 @@ def test_half_a_pair_and_control_characters_do_not_break_the_stream(tmp_path: Pa
             events = Events(answer)
             await events.until("processes")
             text = "a\r\n\r\nevent: ended\ndata: {}\n\n\ud800\u2028\x00"
-            stage.server._live.feed.publish([("occurrences", [Occurrence(1, 1.0, 1.0, "job", text).as_dict()])])
+            stage.server._live.feed.publish([("occurrences", [JobEvent(1, 1.0, 1.0, "job", text).as_dict()])])
             found = await events.until("occurrences")
             assert found[0]["text"].startswith("a\r\n\r\nevent: ended")
 

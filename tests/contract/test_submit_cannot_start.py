@@ -12,19 +12,20 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cli import starting
-from elasticdl.cli.cluster_job import ClusterJob
-from elasticdl.cli.documents import Format
-from elasticdl.cli.line import ClusterLine, LoopThread
-from elasticdl.cli.starting import CannotStart
-from elasticdl.cli.submit import submit_job
-from elasticdl.cli.view import NoView
-from elasticdl.cli.watching import wait
-from elasticdl.cluster.labels import MASTER, labels
-from elasticdl.cluster.manifests import token_secret
-from elasticdl.cluster.plans import Owner
+from elasticdl.cli.jobs import start_diagnosis
+from elasticdl.cli.jobs.cluster_client import ClusterClient, LoopThread
+from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
+from elasticdl.cli.jobs.kubernetes_launch import submit_job
+from elasticdl.cli.jobs.start_diagnosis import CannotStart
+from elasticdl.cli.jobs.watch import wait
+from elasticdl.cli.request import Request, settle
+from elasticdl.cli.views.documents import Format
+from elasticdl.cli.views.live_view import NoView
+from elasticdl.cluster.kubernetes.labels import MASTER, labels
+from elasticdl.cluster.kubernetes.manifests import token_secret
+from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.errors import ExitCode
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import Action
 from tests.contract.api_server import status
 from tests.contract.small_cluster import SmallCluster, serving
 
@@ -67,10 +68,10 @@ class Cluster(SmallCluster):
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starting, "PATIENCE_S", 0.3)
-    monkeypatch.setattr(starting, "LOOK_S", 30.0)
-    monkeypatch.setattr(starting, "_LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr("elasticdl.cli.watching.LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(start_diagnosis, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(start_diagnosis, "LOOK_S", 30.0)
+    monkeypatch.setattr(start_diagnosis, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("elasticdl.cli.jobs.watch.LOOK_EVERY_S", 0.05)
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ async def _future() -> asyncio.Future[str]:
 
 def train(*, detach: bool, form: Format | None = None) -> int:
     flags = {"model_def": "m", "training_data": "t", "image_name": "r/zoo:1", "job_name": "ads"}
-    return submit_job(JobSpec.from_flags(Action.TRAIN, flags), form, dry_run=False, detach=detach)
+    return submit_job(settle(Request(Action.TRAIN, flags)), form, detach=detach)
 
 
 @pytest.mark.parametrize("detach", [False, True], ids=["waiting", "detached"])
@@ -148,7 +149,7 @@ def test_train_ends_with_the_words_and_leaves_nothing(serve: Any, states: Any, w
 def test_a_job_that_starts_or_still_may_is_left_alone(
     serve: Any, state: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starting, "LOOK_S", 0.2)
+    monkeypatch.setattr(start_diagnosis, "LOOK_S", 0.2)
     cluster = serve(Cluster(PREPARED, state))
     assert train(detach=True, form=None if state is RUNS else Format.JSON) == 0
     output = capsys.readouterr().out
@@ -177,8 +178,8 @@ def test_who_only_looks_is_told_so_too_and_deletes_nothing(serve: Any) -> None:
     cluster.put(
         JOBS, {"metadata": {"name": "ads", "labels": labels("ads", MASTER)}, "spec": {"template": {"spec": {"containers": []}}}}
     )
-    with ClusterLine() as line:
-        job = ClusterJob(line, "ads")
+    with ClusterClient() as line:
+        job = KubernetesJob(line, "ads")
         report = job.report()
         assert (report.state, report.exit_code) == ("stuck", None)
         assert UNAUTHORIZED in report.status["message"] and "`elasticdl stop ads` clears the job away" in report.hint
@@ -198,8 +199,8 @@ def test_what_a_node_says_while_it_prepares_the_masters_pod_is_told(serve: Any) 
     for when, message in said.items():
         event = {"metadata": {"name": f"event-{when}"}, "lastTimestamp": f"2026-11-21T{when}:00Z", "message": message}
         cluster.put(f"{CORE}/events", event)
-    with ClusterLine() as line:
-        job = ClusterJob(line, "ads")
+    with ClusterClient() as line:
+        job = KubernetesJob(line, "ads")
         words = f"waiting: its master: node node0 is preparing it: {said['10:01']}"
         assert (job.report().state, job.report().status["message"]) == ("waiting", words)
         # Who may not read events is told the rest.
@@ -213,8 +214,8 @@ def test_why_the_cluster_has_not_made_the_masters_pod_is_told(serve: Any) -> Non
     cluster.put(JOBS, {"metadata": {"name": "ads", "namespace": "ns", "labels": labels("ads", MASTER)}, "spec": template})
     said = 'Error creating: pods "ads-x" is forbidden: exceeded quota: team, requested: pods=1, used: pods=0, limited: pods=0'
     cluster.put(f"{CORE}/events", {"metadata": {"name": "e"}, "lastTimestamp": "2026-11-21T10:00:00Z", "message": said})
-    with ClusterLine() as line:
-        report = ClusterJob(line, "ads").report()
+    with ClusterClient() as line:
+        report = KubernetesJob(line, "ads").report()
     assert report.status["message"] == f"waiting: the cluster has not made its master's pod yet: {said}"
 
 
@@ -225,8 +226,8 @@ def test_a_job_that_ran_is_waited_for_although_its_next_master_has_no_image_now(
     )
     secret = token_secret(Owner("ns", "ads", made["metadata"]["uid"]), "opensesame")
     cluster.put(f"{CORE}/secrets", {**secret, "data": {"ELASTICDL_TOKEN": "b3BlbnNlc2FtZQ=="}})
-    with ClusterLine() as line:
-        job = ClusterJob(line, "ads")
+    with ClusterClient() as line:
+        job = KubernetesJob(line, "ads")
         with pytest.raises(Exception, match="has not ended after 1 s"):
             wait(job, NoView(), timeout_s=1)
         assert job.report().state == "stuck"

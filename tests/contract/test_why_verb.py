@@ -15,12 +15,12 @@ from elasticdl.cli.main import run
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.fake import OUT_OF_MEMORY, PREEMPTED
 from elasticdl.errors import ExitCode
-from elasticdl.history.chronicle import Chronicle
-from elasticdl.history.why import story_of_lines
+from elasticdl.history.diagnosis import story_of_lines
+from elasticdl.history.event_log import EventLog
 from elasticdl.job import Action, JobSpec
+from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master import driver
 from elasticdl.master.core.commands import FinishJob
-from elasticdl.master.files import JobDirectory
 from elasticdl.master.outcome import Results, leave_outcome, leave_report, tell_story
 from tests.contract.fake_job import TICK_S, FakeJob
 
@@ -150,7 +150,7 @@ def test_a_story_comes_back_from_a_log_whatever_is_around_its_lines(play, tmp_pa
     play(scenario, pace_s=0.05)
     story = json.loads(why(capsys, tmp_path, "-o", "json"))
     caplog.set_level(logging.INFO)
-    tell_story(Chronicle(tmp_path / "events.jsonl", 0.0))
+    tell_story(EventLog(tmp_path / "events.jsonl", 0.0))
     lines = [f"2026-11-21 13:42:33,268 I {record.name}: {record.getMessage()}" for record in caplog.records]
     told = story_of_lines(["some line", "why: {broken", *lines, "exit code 0: done"])
     assert told == {key: story[key] for key in ("entries", "dropped", "totals", "now_s")}

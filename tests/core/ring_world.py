@@ -10,12 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from elasticdl.cluster.base import ExitFacts, ProcessName, Role
+from elasticdl.dropped import WRONG
 from elasticdl.errors import ExitCode
 from elasticdl.job import Action, JobSpec
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.state import JobState
-from elasticdl.shard import Applied, Lease, Mark, RingItem, Source, Task
+from elasticdl.shard import Applied, Barrier, Lease, Source, Task, WorkItem
 
 TRAIN = (Source("a", 70), Source("b", 33))
 VALIDATION = (Source("v", 50),)
@@ -66,7 +67,7 @@ class Worker:
     form: c.PublishRing | None = None
     orders: deque[c.PublishRing] = field(default_factory=deque)
     reports: deque[e.Event] = field(default_factory=deque)
-    items: dict[int, RingItem] = field(default_factory=dict)
+    items: dict[int, WorkItem] = field(default_factory=dict)
     leases: deque[Lease] = field(default_factory=deque)
     silent: bool = False
     drain: bool = False
@@ -76,7 +77,9 @@ class Worker:
     marks: set[int] = field(default_factory=set)
 
     def word(self) -> e.RingTold:
-        return e.RingTold(0, self.name, True, self.entered, self.broken, self.drain, "it broke" if self.broken else "")
+        problem, at = "it broke" if self.broken else "", self.weights or Weights()
+        offset = -1 if at.offset is None else at.offset
+        return e.RingTold(0, self.name, True, self.entered, self.broken, self.drain, problem, at.version, at.number, offset)
 
 
 class RingWorld:
@@ -282,13 +285,13 @@ class RingWorld:
             worker.weights = worker.weights.at(number + 1)
         elif number in worker.marks:
             self.put(e.LeaseRequested(0, worker.name, number + 1, True))
-        elif item.mark is not Mark.NONE and number not in worker.marks:
+        elif item.mark is not Barrier.NONE and number not in worker.marks:
             self.reach_mark(worker, item)
 
-    def reach_mark(self, worker: Worker, item: RingItem) -> None:
+    def reach_mark(self, worker: Worker, item: WorkItem) -> None:
         """A pause needs all members: they confirm the last step. A checkpoint is the leader's."""
         members = self.members(worker.inside)
-        if item.mark is Mark.CHECKPOINT:
+        if item.mark is Barrier.CHECKPOINT:
             if worker.name == self.ring_of(worker).members[0]:
                 self.copies[item.snapshot] = (worker, worker.weights)
                 worker.reports.append(e.SnapshotCut(0, item.snapshot, worker.weights.version, {}))
@@ -414,7 +417,7 @@ class RingWorld:
 
     def window(self, worker: Worker):
         item = worker.items.get(worker.weights.number)
-        if item is None or item.mark is not Mark.NONE:
+        if item is None or item.mark is not Barrier.NONE:
             return None
         lease = item.lease
         begin = worker.weights.offset if worker.weights.offset is not None else lease.offset
@@ -492,3 +495,4 @@ class RingWorld:
         if not self.rolled_back:
             assert receipt["total"]["repeated"] == 0
         assert self.generations == sorted(set(self.generations))
+        assert not WRONG & told.dropped.keys(), told.dropped

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from elasticdl.checkpoint.layout import MANIFEST, Manifest, directory_name
-from elasticdl.checkpoint.maker import settled
+from elasticdl.checkpoint.maker import as_trained
+from elasticdl.cli.request import Request, settle
+from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.job import Action, JobSpec, Strategy
+from elasticdl.master.main import read_spec
+from elasticdl.master.platform.kubernetes import open_directory
 
 pytestmark = pytest.mark.core
 
@@ -31,31 +35,41 @@ def write(root: Path, *, version: int, servers: int) -> Path:
 @pytest.mark.parametrize("action", [Action.EVALUATE, Action.PREDICT])
 def test_a_checkpoint_of_a_ring_needs_no_servers(action, tmp_path) -> None:
     write(tmp_path, version=3, servers=0)
-    found = settled(spec(action, tmp_path, num_ps_pods=2))
+    found = as_trained(spec(action, tmp_path, num_ps_pods=2))
     assert (found.training.distribution_strategy, found.cluster.num_ps_pods) == (Strategy.ALLREDUCE, 0)
 
 
 @pytest.mark.parametrize("action", [Action.EVALUATE, Action.PREDICT])
 def test_a_checkpoint_of_servers_needs_some_even_where_a_ring_was_asked_for(action, tmp_path) -> None:
     directory = write(tmp_path, version=3, servers=4)
-    found = settled(spec(action, directory, distribution_strategy="AllreduceStrategy"))
+    found = as_trained(spec(action, directory, distribution_strategy="AllreduceStrategy"))
     assert (found.training.distribution_strategy, found.cluster.num_ps_pods) == (Strategy.PARAMETER_SERVER, 1)
-    kept = settled(spec(action, directory, num_ps_pods=3))
+    kept = as_trained(spec(action, directory, num_ps_pods=3))
     assert kept.cluster.num_ps_pods == 3
 
 
 def test_training_stays_what_it_was_asked_to_be(tmp_path) -> None:
     write(tmp_path, version=3, servers=0)
     asked = spec(Action.TRAIN, tmp_path)
-    assert settled(asked) == asked
+    assert as_trained(asked) == asked
 
 
 def test_the_newest_checkpoint_with_a_readable_manifest_decides(tmp_path) -> None:
     write(tmp_path, version=3, servers=2)
     (write(tmp_path, version=4, servers=0) / MANIFEST).write_text("{")
-    assert settled(spec(Action.EVALUATE, tmp_path)).training.distribution_strategy is Strategy.PARAMETER_SERVER
+    assert as_trained(spec(Action.EVALUATE, tmp_path)).training.distribution_strategy is Strategy.PARAMETER_SERVER
 
 
 def test_a_place_without_checkpoints_changes_nothing(tmp_path) -> None:
     asked = spec(Action.EVALUATE, tmp_path / "none")
-    assert settled(asked) == asked
+    assert as_trained(asked) == asked
+
+
+def test_the_job_that_is_settled_and_the_one_that_a_pod_finds_are_made_so(tmp_path) -> None:
+    write(tmp_path, version=3, servers=0)
+    given = {"model_zoo": "zoo", "model_def": "m", "validation_data": "v", "checkpoint_dir_for_init": str(tmp_path)}
+    here = settle(Request(Action.EVALUATE, given))
+    assert (here.training.distribution_strategy, here.cluster.num_ps_pods) == (Strategy.ALLREDUCE, 0)
+    given |= {"image_name": "i", "volume": f"claim_name=c,mount_path={tmp_path}", "job_dir": str(tmp_path / "job")}
+    directory, _ = open_directory(settle(Request(Action.EVALUATE, given)), Owner("ns", "a", "uid"), replaces=False)
+    assert read_spec(directory).training.distribution_strategy is Strategy.ALLREDUCE

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from elasticdl.cli.alive import begun, lives
+from elasticdl.jobdir.process_liveness import begun, lives
 
 pytestmark = pytest.mark.core
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from elasticdl.cli.documents import Format, as_json, render
+from elasticdl.cli.views.documents import Format, as_json, render
 
 pytestmark = pytest.mark.core
 ODD: dict[str, Any] = {

@@ -10,16 +10,16 @@ from pathlib import Path
 import click
 import pytest
 
-from elasticdl.cli import directory_job
-from elasticdl.cli.directory_job import DirectoryJob
-from elasticdl.cli.finding import found
-from elasticdl.cli.found import Kind, Sought
-from elasticdl.cli.kubeconfig import contexts, no_cluster
-from elasticdl.cli.local_jobs import local_jobs
+from elasticdl.cli.jobs import directory_job
+from elasticdl.cli.jobs.directory_job import DirectoryJob
+from elasticdl.cli.jobs.job import JobQuery, Kind
+from elasticdl.cli.jobs.kubeconfig import contexts, no_cluster
+from elasticdl.cli.jobs.local_jobs import local_jobs
+from elasticdl.cli.jobs.resolve_job import found
 from elasticdl.cli.main import run
-from elasticdl.cli.progress import age, ends, table
+from elasticdl.cli.views.progress import age, ends, table
 from elasticdl.errors import ExitCode, PermanentError, SpecError
-from elasticdl.master.files import JobDirectory
+from elasticdl.jobdir.layout import JobDirectory
 
 pytestmark = pytest.mark.core
 
@@ -44,11 +44,11 @@ def made(directory: Path, name: str = "digits", **left: object) -> Path:
 def test_a_bare_name_is_a_job_in_jobs_or_a_directory(here: Path) -> None:
     made(here / "jobs" / "digits")
     made(here / "elsewhere" / "iris", name="iris")
-    with found(Sought(job="digits")) as job:
+    with found(JobQuery(job="digits")) as job:
         assert (job.name, job.place.kind, job.place.job_dir) == ("digits", Kind.LOCAL, str(here / "jobs" / "digits"))
-    with found(Sought(job="elsewhere/iris")) as job:
+    with found(JobQuery(job="elsewhere/iris")) as job:
         assert job.name == "iris"
-    with found(Sought(job_dir=str(here / "elsewhere" / "iris"))) as job:
+    with found(JobQuery(job_dir=str(here / "elsewhere" / "iris"))) as job:
         assert job.name == "iris"
     assert [job.name for job in local_jobs()] == ["digits"]
 
@@ -56,7 +56,7 @@ def test_a_bare_name_is_a_job_in_jobs_or_a_directory(here: Path) -> None:
 def test_a_job_in_a_directory_of_another_name_is_found_by_the_name_that_list_shows(here: Path) -> None:
     made(here / "jobs" / "long", name="fruit-1")
     (listed,) = local_jobs()
-    with found(Sought(job=listed.name)) as job:
+    with found(JobQuery(job=listed.name)) as job:
         assert job.place.job_dir == str(here / "jobs" / "long")
 
 
@@ -64,11 +64,11 @@ def test_where_it_was_looked_for_is_told(here: Path) -> None:
     made(here / "jobs" / "digits")
     with (
         pytest.raises(PermanentError, match=r"there is no job in jobs/iris or iris; no cluster is set up here") as caught,
-        found(Sought("iris")),
+        found(JobQuery("iris")),
     ):
         pass
     assert caught.value.exit_code is ExitCode.NO_SUCH_JOB and "in ./jobs there are digits" in caught.value.hint
-    with pytest.raises(PermanentError, match=r"there is no job in x/iris$") as caught, found(Sought(job_dir="x/iris")):
+    with pytest.raises(PermanentError, match=r"there is no job in x/iris$") as caught, found(JobQuery(job_dir="x/iris")):
         pass
     assert caught.value.exit_code is ExitCode.NO_SUCH_JOB
 
@@ -96,13 +96,15 @@ def test_a_cluster_that_cannot_be_asked_is_told(here: Path, monkeypatch: pytest.
     monkeypatch.setenv("KUBECONFIG", str(here / "kubeconfig"))
     assert no_cluster() == ""
     words = "there is no job in jobs/iris or iris, and the cluster cannot be asked: no cluster to talk to"
-    with pytest.raises(PermanentError, match=words) as caught, found(Sought("iris")):
+    with pytest.raises(PermanentError, match=words) as caught, found(JobQuery("iris")):
         pass
     assert caught.value.exit_code is ExitCode.NO_SUCH_JOB
 
 
-@pytest.mark.parametrize("sought", [Sought(), Sought(namespace="ns"), Sought("digits", job_dir="jobs/digits", namespace="ns")])
-def test_what_names_no_job_or_two_is_bad_usage(sought: Sought) -> None:
+@pytest.mark.parametrize(
+    "sought", [JobQuery(), JobQuery(namespace="ns"), JobQuery("digits", job_dir="jobs/digits", namespace="ns")]
+)
+def test_what_names_no_job_or_two_is_bad_usage(sought: JobQuery) -> None:
     with pytest.raises(click.UsageError), found(sought):
         pass
 
@@ -196,16 +198,16 @@ def test_columns_stand_below_each_other() -> None:
 def test_of_two_jobs_of_one_name_none_is_taken_for_the_other(here: Path) -> None:
     made(here / "jobs" / "one", name="ads")
     made(here / "jobs" / "two", name="ads")
-    with pytest.raises(SpecError, match="there are 2 jobs ads, in jobs/one and jobs/two") as caught, found(Sought("ads")):
+    with pytest.raises(SpecError, match="there are 2 jobs ads, in jobs/one and jobs/two") as caught, found(JobQuery("ads")):
         pass
     assert caught.value.hint == "say which: --job-dir jobs/one"
     made(here / "jobs" / "ads", name="ads")
-    with found(Sought("ads")) as job:
+    with found(JobQuery("ads")) as job:
         assert job.place.job_dir == str(here / "jobs" / "ads"), "the directory of that name is meant"
 
 
 def test_a_name_that_no_directory_could_have_is_no_job(here: Path) -> None:
-    with pytest.raises(PermanentError, match="there is no job in") as caught, found(Sought("n" * 300)):
+    with pytest.raises(PermanentError, match="there is no job in") as caught, found(JobQuery("n" * 300)):
         pass
     assert caught.value.exit_code is ExitCode.NO_SUCH_JOB
 

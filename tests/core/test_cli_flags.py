@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from elasticdl.cli.api import start
 from elasticdl.cli.main import exit_code_of, run
-from elasticdl.cli.options import flag
-from elasticdl.cli.yaml_documents import as_yaml, read_yaml
-from elasticdl.cluster.planning import spec_of
+from elasticdl.cli.views.yaml_documents import as_yaml, read_yaml
+from elasticdl.cluster.kubernetes.planning import spec_of
 from elasticdl.errors import Corrupted, ExitCode, Refused, SpecError, UserError
-from elasticdl.job import SECTIONS, UNHEEDED, Action, JobSpec, Shuffle
+from elasticdl.job import FIELDS, Action, JobSpec, Shuffle, is_used
+from elasticdl.job_problems import flag_of as flag
 from elasticdl.kubernetes_section import KubernetesSection
 
 pytestmark = pytest.mark.core
@@ -53,7 +53,6 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "affinity": ('{"nodeAffinity": {}}', {"nodeAffinity": {}}),
     "oom_memory_limit": ("4Gi", "4Gi"),
 }
-FIELDS = {name: field for section in SECTIONS.values() for name, field in section.model_fields.items()}
 
 
 def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -69,7 +68,7 @@ def test_every_field_of_a_job_is_a_flag(name: str, spell: Any, capsys: pytest.Ca
     is_number = FIELDS[name].annotation in (int, float)
     text, value = OTHERS.get(name, ("9", 9) if is_number else ("text", "text"))
     given = [spell(name), *([text] if text else [])]
-    if name in UNHEEDED[Action.TRAIN]:
+    if not is_used(name, Action.TRAIN):
         assert run(["train", *NEEDED, *given]) == 2
         return
     if name not in KubernetesSection.model_fields:
@@ -109,6 +108,22 @@ def test_a_flag_that_is_given_twice_adds_pairs(capsys: pytest.CaptureFixture[str
     assert found["envs"] == {"A": "1", "B": "2", "C": "3"}
 
 
+def test_a_variable_of_the_environment_has_the_text_that_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    found = dry_run(capsys, "--envs", "DEBUG=true;VERSION=1.10;MASK=007;NAME='a b'")
+    assert found["envs"] == {"DEBUG": "true", "VERSION": "1.10", "MASK": "007", "NAME": "a b"}
+
+
+def test_a_flag_whose_value_has_parts_takes_json(capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"model_params": '{"text": "a;b", "lr": 0.5, "n": "1"}', "envs": '{"A": "x;y"}', "node_selector": '{"pool": "a,b"}'}
+    words = [word for name, text in given.items() for word in (flag(name), text)]
+    asked = spec_of(dry_run(capsys, "--image-name", "i", *words, "--image-pull-secrets", '["a", "b"]'))
+    assert (asked.model.model_params, asked.cluster.envs) == ({"text": "a;b", "lr": 0.5, "n": "1"}, {"A": "x;y"})
+    assert (asked.kubernetes.node_selector, asked.kubernetes.image_pull_secrets) == ({"pool": "a,b"}, ("a", "b"))
+    for wrong in ('{"a": 1', '["a"', '{"a": [1]}'):
+        assert run(["train", *NEEDED, "--model-params", wrong]) == 2
+        assert "--model-params" in capsys.readouterr().err
+
+
 def test_an_unknown_flag_is_an_error_that_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train", *NEEDED, "--num-worker", "3"]) == 2
     assert "Did you mean '--num-workers'?" in capsys.readouterr().err
@@ -141,9 +156,9 @@ def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[st
         (["--image-name", "i", "--tolerations", "{}"], "--tolerations: expected a list, got {}"),
         (["--model-params", "lr"], "--model-params: expected key=value, got 'lr'"),
         (["--shuffle", "twice"], "'twice' is not one of"),
-        (["--job-name", "Iris!"], "--job-name 'Iris!' is not usable"),
-        (["--job-name", "x" * 53], "is not usable"),
-        (["--job-name", "ирис"], "is not usable"),
+        (["--job-name", "Iris!"], "invalid --job-name 'Iris!'"),
+        (["--job-name", "x" * 53], "invalid --job-name"),
+        (["--job-name", "ирис"], "invalid --job-name"),
         (["--evaluation-steps", "5"], "without --validation-data"),
         (["--image-name", "i", "--volume", "claim_name=c"], "--volume: mount_path is missing"),
         (["--image-name", "i", "--volume", "mount_path=/d"], "expected one of claim_name, host_path and source, got none"),
@@ -379,15 +394,15 @@ def test_help_is_a_word_too(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_verb_has_no_flag_that_it_does_not_heed(action: Action, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([action, "--help"]) == 0
     text = capsys.readouterr().out
-    for name in UNHEEDED[action]:
+    for name in (name for name in FIELDS if not is_used(name, action)):
         assert f"{flag(name)} " not in text
         value = [] if name == "resume" else [OTHERS.get(name, ("9", 9))[0]]
         assert run([action, flag(name), *value]) == 2
         errors = capsys.readouterr().err
-        assert f"`elasticdl {action}` does not heed {flag(name)}\nHint: leave it out: it is for `elasticdl " in errors
+        assert f"`elasticdl {action}` does not accept {flag(name)}\nHint: leave it out: it is for `elasticdl " in errors
         assert run(["check", "--for", str(action), flag(name), *value]) == 2
         assert capsys.readouterr().err == errors, "check says the same"
-        with pytest.raises(SpecError, match=f"does not heed {flag(name)}"):
+        with pytest.raises(SpecError, match=f"does not accept {flag(name)}"):
             start(action, {name: OTHERS.get(name, ("9", 9))[1]})
     of_file = {"model_zoo": "z", "model_def": "m", "training_data": "t", "validation_data": "v", "prediction_data": "p"}
     of_file |= {"checkpoint_dir_for_init": "c", "output": "o", "num_epochs": 3, "checkpoint_steps": 5}

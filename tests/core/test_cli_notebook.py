@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cli.notebook import Html, NotebookView, picture, shower
-from elasticdl.cli.view import LineView, NoView, view_of_script
+from elasticdl.cli.views.live_view import LineView, NoView, view_of_script
+from elasticdl.cli.views.notebook import Html, NotebookView, picture, shower
 from elasticdl.job import Action, JobSpec
 from elasticdl.master.core.state import JobState
 

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cli.alive import check_of
+from elasticdl.cli.jobs.job_claim import claimed, placed, refuse_if_taken
 from elasticdl.cli.main import run
-from elasticdl.cli.place import claimed, is_name_of_ours, placed, refuse_if_taken, settle
+from elasticdl.cli.request import Request, settle
 from elasticdl.errors import ExitCode, PermanentError, SpecError
-from elasticdl.job import JOB_NAME, Action, JobSpec
-from elasticdl.master.files import JobDirectory
+from elasticdl.job import Action, JobSpec
+from elasticdl.job_name import is_valid
+from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.process_liveness import check_of
 from elasticdl.master.preflight import Preflight
 
 pytestmark = pytest.mark.core
@@ -31,7 +33,7 @@ def in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def job(**flags: object) -> JobSpec:
-    return JobSpec.from_flags(Action.TRAIN, {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv", **flags})
+    return settle(Request(Action.TRAIN, {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv", **flags}))
 
 
 def checkpoint(location: Path) -> None:
@@ -41,16 +43,16 @@ def checkpoint(location: Path) -> None:
 
 @pytest.mark.parametrize("model_def", ["iris", "mnist.cnn.Custom_Model", "9lives", "___", "x" * 80, "модель"])
 def test_a_job_without_a_name_gets_one_that_is_allowed(model_def: str) -> None:
-    spec = settle(job(model_def=model_def), wall_s=1_700_000_000)
-    assert JOB_NAME.fullmatch(spec.cluster.job_name)
+    spec = job(model_def=model_def)
+    assert is_valid(spec.cluster.job_name)
     assert re.search(r"-\d{8}-\d{6}$", spec.cluster.job_name)
 
 
 def test_jobs_of_one_second_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1_700_000_000.0)
-    with placed(job(), lambda _: FOUND, print) as (first, _), placed(job(), lambda _: FOUND, print) as (second, _):
+    with placed(job(), lambda _: FOUND) as (first, _), placed(job(), lambda _: FOUND) as (second, _):
         pass
-    with placed(job(), lambda _: FOUND, print) as (third, directory):
+    with placed(job(), lambda _: FOUND) as (third, directory):
         assert [path.name for path in sorted((tmp_path / "jobs").iterdir())] == [
             one.cluster.job_name for one in (first, second, third)
         ]
@@ -59,43 +61,41 @@ def test_jobs_of_one_second_have_names_of_their_own(tmp_path: Path, monkeypatch:
 
 
 def test_a_name_that_somebody_gave_gives_way_to_nobody() -> None:
-    with placed(job(job_name="a"), lambda _: FOUND, print):
+    with placed(job(job_name="a"), lambda _: FOUND):
         for resume in (False, True):
             with (
                 pytest.raises(SpecError, match=r"holds a job already|no checkpoint"),
-                placed(job(job_name="a", resume=resume), lambda _: FOUND, print),
+                placed(job(job_name="a", resume=resume), lambda _: FOUND),
             ):
                 pass
 
 
-@pytest.mark.parametrize("model_def", ["iris", "mnist.cnn.Custom_Model", "x" * 80])
-def test_a_name_of_our_making_is_known(model_def: str) -> None:
-    name = settle(job(model_def=model_def)).cluster.job_name
-    assert is_name_of_ours(name, model_def)
-    assert not any(is_name_of_ours(other, model_def) for other in ("ads", "iris-2", f"{name}-2", "other-20261121-164031"))
+def test_a_name_that_was_generated_is_known_for_one() -> None:
+    assert job().generated_name
+    assert not any(job(**given).generated_name for given in ({"job_name": job().cluster.job_name}, {"job_dir": "d"}))
 
 
 def test_paths_mean_the_same_from_any_directory_and_addresses_stay(tmp_path: Path) -> None:
     (tmp_path / "a.csv").touch()
-    spec = settle(
-        job(output="out", validation_data="*.csv", prediction_data="table:clicks", job_name="a", checkpoint_dir_for_init="s3://b/c")
-    )
+    spec = job(output="out", validation_data="*.csv", job_name="a", checkpoint_dir_for_init="s3://b/c")
     assert spec.model.model_zoo == str(tmp_path / "zoo")
     assert spec.checkpoint.output == str(tmp_path / "out")
     assert spec.checkpoint.checkpoint_dir_for_init == "s3://b/c"
     assert spec.data.training_data == str(tmp_path / "a.csv")
     assert spec.data.validation_data == str(tmp_path / "*.csv")
-    assert spec.data.prediction_data == "table:clicks"
+    assert job(training_data="table:clicks").data.training_data == "table:clicks"
     assert spec.cluster.job_dir == str(tmp_path / "jobs/a")
 
 
-def test_settling_twice_changes_nothing() -> None:
-    once = settle(job())
-    assert settle(once) == once
+def test_a_job_that_is_settled_again_from_its_own_flags_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    once = job(job_name="a", output="out", num_workers="1:3")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert settle(Request(Action.TRAIN, once.flags(defaults=False))).flags() == once.flags()
 
 
 def test_a_claimed_directory_holds_the_job_for_its_owner_only(tmp_path: Path) -> None:
-    spec = settle(job(job_name="a", envs="KEY=secret"))
+    spec = job(job_name="a", envs="KEY=secret")
     with claimed(spec, lambda: FOUND) as directory:
         assert directory.path == tmp_path / "jobs/a"
         assert JobSpec.model_validate_json(directory.spec.read_text()) == spec
@@ -103,12 +103,12 @@ def test_a_claimed_directory_holds_the_job_for_its_owner_only(tmp_path: Path) ->
         checkpoint(directory.checkpoints)
         with (
             pytest.raises(SpecError, match="another command runs the job"),
-            claimed(settle(job(job_name="a", resume=True)), lambda: FOUND),
+            claimed(job(job_name="a", resume=True), lambda: FOUND),
         ):
             pass
     with pytest.raises(SpecError, match="holds a job already"):
         refuse_if_taken(spec)
-    refuse_if_taken(settle(job(job_name="a", resume=True)))
+    refuse_if_taken(job(job_name="a", resume=True))
 
 
 def test_while_the_check_goes_on_the_directory_is_taken_and_says_so_and_nothing_stays_if_it_fails(tmp_path: Path) -> None:
@@ -116,11 +116,11 @@ def test_while_the_check_goes_on_the_directory_is_taken_and_says_so_and_nothing_
 
     def check() -> Preflight:
         seen.append(check_of(JobDirectory(tmp_path / "jobs/a")))
-        with pytest.raises(SpecError, match="another command runs the job"), claimed(settle(job(job_name="a")), lambda: FOUND):
+        with pytest.raises(SpecError, match="another command runs the job"), claimed(job(job_name="a"), lambda: FOUND):
             pass
         raise SpecError("no loss")
 
-    with pytest.raises(SpecError, match="no loss"), claimed(settle(job(job_name="a")), check):
+    with pytest.raises(SpecError, match="no loss"), claimed(job(job_name="a"), check):
         pass
     assert [{**one, "begun": ""} for one in seen] == [{"job_name": "a", "action": "train", "pid": os.getpid(), "begun": ""}]
     assert list(tmp_path.iterdir()) == []
@@ -134,29 +134,29 @@ def test_a_check_that_was_killed_stands_in_nobodys_way(tmp_path: Path) -> None:
         told = {"job_name": "a", "action": "train", "pid": os.getpid(), "begun": begun}
         (tmp_path / "jobs/a/check.json").write_text(json.dumps(told))
         assert bool(check_of(JobDirectory(tmp_path / "jobs/a"))) == goes_on
-    with claimed(settle(job(job_name="a")), lambda: FOUND) as directory:
+    with claimed(job(job_name="a"), lambda: FOUND) as directory:
         assert not (directory.path / "check.json").exists()
 
 
 def test_a_resumed_job_forgets_how_the_last_run_ended() -> None:
-    with claimed(settle(job(job_name="a")), lambda: FOUND) as directory:
+    with claimed(job(job_name="a"), lambda: FOUND) as directory:
         directory.status.write_text("{}")
         checkpoint(directory.checkpoints)
-    with claimed(settle(job(job_name="a", resume=True)), lambda: FOUND) as directory:
+    with claimed(job(job_name="a", resume=True), lambda: FOUND) as directory:
         assert not directory.status.exists()
 
 
 def test_a_directory_without_a_job_may_be_used_and_what_is_in_it_stays(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("keep")
-    with claimed(settle(job(job_dir="mine")), lambda: FOUND) as directory:
+    with claimed(job(job_dir="mine"), lambda: FOUND) as directory:
         assert directory.spec.exists()
     assert (tmp_path / "mine/notes.txt").read_text() == "keep"
 
 
 def test_what_cannot_be_written_leaves_nothing_half_made(tmp_path: Path) -> None:
     broken = Preflight((), (), (), {"ok": object()})
-    with pytest.raises(TypeError), claimed(settle(job(job_dir="new/deep/job")), lambda: broken):
+    with pytest.raises(TypeError), claimed(job(job_dir="new/deep/job"), lambda: broken):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -177,7 +177,7 @@ def test_a_job_directory_that_cannot_be_made_is_bad_usage_and_leaves_nothing(tmp
     (tmp_path / "file").touch()
     (tmp_path / "circle").symlink_to("circle")
     before = sorted(tmp_path.rglob("*"))
-    spec = settle(job(job_dir=job_dir))
+    spec = job(job_dir=job_dir)
     with pytest.raises(SpecError, match=words) as caught:
         refuse_if_taken(spec)
         with claimed(spec, lambda: FOUND):
@@ -192,7 +192,7 @@ def test_an_output_that_cannot_be_made_is_said_before_anything_starts(tmp_path: 
     (tmp_path / "file").touch()
     with (
         pytest.raises(SpecError, match=r"cannot (make|be used)") as caught,
-        claimed(settle(job(job_name="a", output=output)), lambda: FOUND),
+        claimed(job(job_name="a", output=output), lambda: FOUND),
     ):
         pass
     assert "another --output" in caught.value.hint
@@ -200,14 +200,14 @@ def test_an_output_that_cannot_be_made_is_said_before_anything_starts(tmp_path: 
 
 
 def test_the_place_of_an_output_is_tried_and_not_made(tmp_path: Path) -> None:
-    with claimed(settle(job(job_name="a", output="some/where/export")), lambda: FOUND):
+    with claimed(job(job_name="a", output="some/where/export"), lambda: FOUND):
         assert not (tmp_path / "some").exists()
 
 
 def predicting(name: str) -> JobSpec:
     checkpoint(Path("c")) if not Path("c").exists() else None
     flags = {"model_zoo": "zoo", "model_def": "iris", "prediction_data": "a.csv", "checkpoint_dir_for_init": "c"}
-    return settle(JobSpec.from_flags(Action.PREDICT, {**flags, "output": "predictions/deep", "job_name": name}))
+    return settle(Request(Action.PREDICT, {**flags, "output": "predictions/deep", "job_name": name}))
 
 
 def test_a_folder_of_predictions_is_for_one_job_at_a_time_and_not_left_behind_when_nothing_came_of_it(tmp_path: Path) -> None:
@@ -245,30 +245,30 @@ def test_a_full_disk_is_no_bad_usage(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr(Path, "mkdir", full)
-    with pytest.raises(PermanentError, match="No space left") as caught, claimed(settle(job(job_name="a")), lambda: FOUND):
+    with pytest.raises(PermanentError, match="No space left") as caught, claimed(job(job_name="a"), lambda: FOUND):
         pass
     assert caught.value.exit_code is ExitCode.JOB_FAILED
 
 
 def test_resume_needs_a_job_to_go_on_with() -> None:
     with pytest.raises(SpecError, match="holds no job"):
-        refuse_if_taken(settle(job(resume=True)))
+        refuse_if_taken(job(job_name="a", resume=True))
 
 
 def test_no_file_stays_open() -> None:
     before = len(os.listdir("/proc/self/fd"))
-    with claimed(settle(job(job_name="a")), lambda: FOUND):
+    with claimed(job(job_name="a"), lambda: FOUND):
         pass
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_resume_and_init_need_a_checkpoint_to_begin_with(tmp_path: Path) -> None:
-    with claimed(settle(job(job_name="a")), lambda: FOUND):
+    with claimed(job(job_name="a"), lambda: FOUND):
         pass
     with pytest.raises(SpecError, match=r"no checkpoint in .*jobs/a/checkpoints"):
-        refuse_if_taken(settle(job(job_name="a", resume=True)))
+        refuse_if_taken(job(job_name="a", resume=True))
     with pytest.raises(SpecError, match=r"--checkpoint-dir-for-init: there is no checkpoint in .*other"):
-        refuse_if_taken(settle(job(job_name="b", checkpoint_dir_for_init="other")))
+        refuse_if_taken(job(job_name="b", checkpoint_dir_for_init="other"))
     checkpoint(tmp_path / "other")
-    refuse_if_taken(settle(job(job_name="b", checkpoint_dir_for_init="other")))
-    refuse_if_taken(settle(job(job_name="b", checkpoint_dir_for_init="other/version-3")))
+    refuse_if_taken(job(job_name="b", checkpoint_dir_for_init="other"))
+    refuse_if_taken(job(job_name="b", checkpoint_dir_for_init="other/version-3"))

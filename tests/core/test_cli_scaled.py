@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cli.options import spec_from
-from elasticdl.cli.place import claimed, placed, settle
-from elasticdl.cli.submit import settle_for_cluster
-from elasticdl.cluster.plans import Owner
+from elasticdl.cli.jobs.job_claim import claimed, placed
+from elasticdl.cli.request import Request, settle
+from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.job import Action, JobSpec, WorkerRange
-from elasticdl.master.archive import Archive
+from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.files import JobDirectory
+from elasticdl.master.executor.checkpoint_archive import CheckpointArchive
 from elasticdl.master.main import read_spec
-from elasticdl.master.pod import open_directory
+from elasticdl.master.platform.kubernetes import open_directory
 from elasticdl.master.preflight import Preflight
 
 pytestmark = pytest.mark.core
@@ -33,7 +32,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def begun_and_scaled(*ranges: str, **flags: Any) -> JobDirectory:
     """A job that was scaled to each of the ranges, by the hands of its master."""
-    with claimed(settle(JobSpec.from_flags(Action.TRAIN, {**NEEDED, "num_workers": "2", **flags})), lambda: FOUND) as directory:
+    spec = settle(Request(Action.TRAIN, {**NEEDED, "num_workers": "2", **flags}))
+    with claimed(spec, lambda: FOUND) as directory:
         version = directory.checkpoints / "version-3"
         version.mkdir(parents=True)
         (version / "manifest.json").touch()
@@ -44,14 +44,14 @@ def begun_and_scaled(*ranges: str, **flags: Any) -> JobDirectory:
 def scale(directory: JobDirectory, *ranges: str) -> None:
     for one in ranges:
         wanted = WorkerRange.model_validate(WorkerRange.parse(one))
-        Archive(read_spec(directory), directory.checkpoints).keep_scale(wanted.low, wanted.high)
+        CheckpointArchive(read_spec(directory), directory.checkpoints).keep_scale(wanted.low, wanted.high)
 
 
 def resumed(**flags: Any) -> tuple[str, list[str]]:
     """The workers of the job that `train --resume` begins, and what was said of it."""
     said: list[str] = []
-    spec = spec_from(Action.TRAIN, None, {**NEEDED, "resume": True, **flags})
-    with placed(spec, lambda _: FOUND, said.append) as (settled, directory):
+    spec = settle(Request(Action.TRAIN, {**NEEDED, "resume": True, **flags}), said.append)
+    with placed(spec, lambda _: FOUND) as (settled, directory):
         assert read_spec(directory).cluster.num_workers == settled.cluster.num_workers
         assert f"num_workers: {settled.cluster.num_workers}\n" in (directory.path / "job.yaml").read_text().replace("'", "")
         return str(settled.cluster.num_workers), said
@@ -62,8 +62,8 @@ def from_file(tmp_path: Path, **keys: Any) -> tuple[str, list[str]]:
     lines = {**NEEDED, **keys}
     (tmp_path / "own.yaml").write_text("".join(f"{key}: {value}\n" for key, value in lines.items()))
     said: list[str] = []
-    spec = spec_from(Action.TRAIN, tmp_path / "own.yaml", {"resume": True})
-    with placed(spec, lambda _: FOUND, said.append) as (settled, _directory):
+    spec = settle(Request(Action.TRAIN, {"resume": True}, tmp_path / "own.yaml"), said.append)
+    with placed(spec, lambda _: FOUND) as (settled, _directory):
         return str(settled.cluster.num_workers), said
 
 
@@ -113,19 +113,19 @@ def test_what_was_kept_and_cannot_be_read_changes_nothing(tmp_path: Path) -> Non
 
 def on_cluster(directory: Path, **flags: Any) -> JobSpec:
     given = {**NEEDED, "image_name": "i", "num_workers": "2", "volume": f"host_path=/x,mount_path={directory}", **flags}
-    return settle_for_cluster(JobSpec.from_flags(Action.TRAIN, {**given, "job_dir": str(directory)}))
+    return settle(Request(Action.TRAIN, {**given, "job_dir": str(directory)})).replace(workers_anew=False)
 
 
 def test_a_master_in_a_pod_goes_on_as_the_one_before_it_was_scaled(tmp_path: Path) -> None:
     spec, owner = on_cluster(tmp_path / "j"), Owner("ns", "a", "uid-1")
-    directory, _ = open_directory(spec.model_copy(update={"workers_anew": True}), owner, replaces=False)
+    directory, _ = open_directory(spec.replace(workers_anew=True), owner, replaces=False)
     scale(directory, "4")
-    _, warnings = open_directory(spec.model_copy(update={"workers_anew": True}), owner, replaces=True)
+    _, warnings = open_directory(spec.replace(workers_anew=True), owner, replaces=True)
     assert str(read_spec(directory).cluster.num_workers) == "4" and SCALED in warnings
-    resumes = spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update={"resume": True})})
+    resumes = spec.replace(resume=True)
     open_directory(resumes, Owner("ns", "a-2", "uid-2"), replaces=False)
     assert str(read_spec(directory).cluster.num_workers) == "4"
-    open_directory(resumes.model_copy(update={"workers_anew": True}), Owner("ns", "a-3", "uid-3"), replaces=False)
+    open_directory(resumes.replace(workers_anew=True), Owner("ns", "a-3", "uid-3"), replaces=False)
     assert str(read_spec(directory).cluster.num_workers) == "2"
     open_directory(resumes, Owner("ns", "a-4", "uid-4"), replaces=False)
     assert str(read_spec(directory).cluster.num_workers) == "2", "the scale is forgotten"

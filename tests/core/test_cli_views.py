@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from elasticdl.cli import progress
-from elasticdl.cli.documents import Format
-from elasticdl.cli.ending import tell_end
-from elasticdl.cli.following import Events, Tail
-from elasticdl.cli.found import Kind, Place, Report
-from elasticdl.cli.jobs import lines
-from elasticdl.cli.outcome import Outcome, outcome_of, summary
-from elasticdl.cli.view import LineView, LiveView, picture, view_for
+from elasticdl.cli.jobs.file_tail import Events, Tail
+from elasticdl.cli.jobs.job import JobLocation, Kind, Report
+from elasticdl.cli.jobs.outcome import Outcome, outcome_of, summary
+from elasticdl.cli.verbs.running import lines
+from elasticdl.cli.views import progress
+from elasticdl.cli.views.documents import Format
+from elasticdl.cli.views.live_view import LineView, LiveView, picture, view_for
+from elasticdl.cli.views.result_output import tell_end
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.errors import PermanentError
 from elasticdl.history.snapshot import eta_s
 from elasticdl.job import Action, JobSpec
+from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core.state import JobState
-from elasticdl.master.files import JobDirectory
 
 pytestmark = pytest.mark.core
 
@@ -239,6 +239,6 @@ def test_why_records_are_left_is_said_by_the_summary_and_by_status_where_the_end
     receipt = {"epochs": [], "total": {"expected": 100, "trained": 40, "repeated": 0, "left": 60}, "why_left": why}
     assert summary(Outcome(0, "done", "/jobs/ads", receipt=receipt))[1] == f"left     60 records: {why}"
     assert summary(Outcome(1, why, "/jobs/ads", receipt=receipt))[1] == "job      /jobs/ads"
-    place = Place(Kind.LOCAL, job_dir="/jobs/ads")
+    place = JobLocation(Kind.LOCAL, job_dir="/jobs/ads")
     assert f"left: 60 records, {why}" in lines(Report("ads", place, "done", 1.0, status(receipt=receipt), 0, "done"))
     assert not [line for line in lines(Report("ads", place, "failed", 1.0, status(receipt=receipt), 1, why)) if "left:" in line]

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cli import jobs, watching
-from elasticdl.cli.changes import EVERY_S, Changes
-from elasticdl.cli.documents import Format
-from elasticdl.cli.found import Kind, Place, Report, blank_status
-from elasticdl.cli.outcome import Outcome
+from elasticdl.cli.jobs import watch
+from elasticdl.cli.jobs.job import JobLocation, Kind, Report, blank_status
+from elasticdl.cli.jobs.outcome import Outcome
+from elasticdl.cli.verbs import running
+from elasticdl.cli.views.documents import Format
+from elasticdl.cli.views.line_progress import EVERY_S, LineProgress
 
 pytestmark = pytest.mark.core
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.core
 def report(trained: int = 0, message: str = "training", state: str = "running", **known: Any) -> Report:
     status = blank_status(message)
     status |= {"records": {**status["records"], "trained": trained, "expected": 100}, **known}
-    return Report("ads", Place(Kind.LOCAL, job_dir="/jobs/ads"), state, 1.0, status)
+    return Report("ads", JobLocation(Kind.LOCAL, job_dir="/jobs/ads"), state, 1.0, status)
 
 
 def process(name: str, state: str, **more: str) -> dict[str, str]:
@@ -38,7 +39,7 @@ def process(name: str, state: str, **more: str) -> dict[str, str]:
 
 def test_a_line_is_said_when_something_has_changed_and_of_records_every_ten_seconds() -> None:
     now = 0.0
-    changes = Changes(now_s=lambda: now, wall=lambda: "12:00:00")
+    changes = LineProgress(now_s=lambda: now, wall=lambda: "12:00:00")
     assert changes.lines(report(10)) == ["12:00:00  training, 10/100 records (10 %)"]
     assert changes.lines(report(20)) == []
     now = EVERY_S
@@ -49,13 +50,13 @@ def test_a_line_is_said_when_something_has_changed_and_of_records_every_ten_seco
 
 
 def test_a_metric_that_is_no_number_is_no_news_each_second() -> None:
-    changes = Changes(now_s=lambda: 0.0, wall=lambda: "")
+    changes = LineProgress(now_s=lambda: 0.0, wall=lambda: "")
     assert len(changes.lines(report(metrics={"auc": float("nan")}))) == 1
     assert changes.lines(report(metrics={"auc": float("nan")})) == []
 
 
 def test_ends_and_waits_are_lines_of_their_own_and_said_once() -> None:
-    changes = Changes(now_s=lambda: 0.0, wall=lambda: "")
+    changes = LineProgress(now_s=lambda: 0.0, wall=lambda: "")
     ready, ended = process("worker-0", "ready"), process("worker-0", "ended", cause="oom", message="out of memory\x1b[2J")
     changes.lines(report(processes=[ready]))
     found = changes.lines(report(processes=[ended], waiting=("quota cpu 8 of 8 used",)))
@@ -70,7 +71,7 @@ def test_ends_and_waits_are_lines_of_their_own_and_said_once() -> None:
 class Scripted:
     """A job that stands otherwise at each look."""
 
-    name, place = "ads", Place(Kind.LOCAL, job_dir="/jobs/ads")
+    name, place = "ads", JobLocation(Kind.LOCAL, job_dir="/jobs/ads")
 
     def __init__(self, *looks: Report) -> None:
         self._looks: Iterator[Report] = iter(looks)
@@ -94,9 +95,9 @@ def ended(code: int) -> Report:
 def test_a_watch_ends_with_the_end_of_the_job_and_its_exit_code(
     form: Format, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(watching, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(watch, "LOOK_EVERY_S", 0.0)
     job: Any = Scripted(report(10), report(20, "evaluating"), ended(1))
-    assert jobs._watch(job, form) == 1
+    assert running._watch(job, form) == 1
     output = capsys.readouterr().out
     if form is Format.TABLE:
         *lines, exit_line, hint = output.splitlines()

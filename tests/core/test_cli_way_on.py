@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
 
-from elasticdl.cli.cluster_job import way_on_of_deleted
+from elasticdl.cli.jobs.job_claim import claimed, refuse_if_taken
+from elasticdl.cli.jobs.kubernetes_job import way_on_of_deleted
 from elasticdl.cli.main import run
-from elasticdl.cli.place import claimed, refuse_if_taken, settle
-from elasticdl.cli.yaml_documents import read_yaml
-from elasticdl.cluster.planning import job_object, spec_of
+from elasticdl.cli.request import Request, settle
+from elasticdl.cli.views.yaml_documents import read_yaml
+from elasticdl.cluster.kubernetes.planning import job_object, spec_of
 from elasticdl.errors import ExitCode
 from elasticdl.job import Action, JobSpec
+from elasticdl.job_name import next_name
+from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.scale_override import keep_scale
 from elasticdl.master.core.commands import FinishJob
-from elasticdl.master.files import JobDirectory
 from elasticdl.master.preflight import Preflight
-from elasticdl.master.way_on import after_a_stop, next_name, way_on, with_way_on
+from elasticdl.master.resume_command import after_a_stop, resume_command, with_way_on
 
 pytestmark = pytest.mark.core
 FOUND = Preflight((), (), (), {"ok": True})
@@ -31,8 +35,7 @@ def made(action: Action = Action.TRAIN, *, kept: bool = False, **flags: Any) -> 
     """The directory of a job that was started here."""
     if action is Action.PREDICT:
         checkpoint(Path("c"))
-    spec = settle(JobSpec.from_flags(action, {**(TRAIN if action is Action.TRAIN else PREDICT), **flags}))
-    refuse_if_taken(spec)
+    spec = settle(Request(action, {**(TRAIN if action is Action.TRAIN else PREDICT), **flags}))
     with claimed(spec, lambda: FOUND) as directory:
         if kept:
             checkpoint(directory.checkpoints)
@@ -48,6 +51,11 @@ def told(directory: JobDirectory) -> dict[str, Any]:
     return dict(json.loads(directory.spec.read_text()))
 
 
+def submitted(spec: JobSpec) -> dict[str, Any]:
+    """The job.json that the master of a job on a cluster writes."""
+    return spec_of(job_object(spec, "team")).model_dump(mode="json")
+
+
 def pasted(words: str, capsys: pytest.CaptureFixture[str]) -> JobSpec:
     """The job that the told command would start."""
     _, _, command = words.rpartition("with: ")
@@ -56,7 +64,10 @@ def pasted(words: str, capsys: pytest.CaptureFixture[str]) -> JobSpec:
     found = json.loads(capsys.readouterr().out)
     if "kind" in found:
         return spec_of(found)
-    return JobSpec.from_flags(Action(arguments[0]), found)
+    with NamedTemporaryFile("w") as file:
+        file.write(json.dumps(found))
+        file.flush()
+        return settle(Request(Action(arguments[0]), {}, Path(file.name)))
 
 
 @pytest.mark.parametrize("name", ["jobs/a", "with a space/it's"])
@@ -65,12 +76,12 @@ def test_a_job_with_a_checkpoint_goes_on_by_its_own_yaml_and_no_flag_more(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     directory = made(kept=True, job_name="a", job_dir=name, minibatch_size=7)
-    words = way_on(told(directory), directory)
+    words = resume_command(told(directory), directory)
     assert words.startswith("go on with: ") and "--job-dir" not in words and words.endswith(" --resume")
     monkeypatch.chdir("/")
     spec = pasted(words, capsys)
     assert (spec.cluster.job_dir, spec.cluster.job_name, spec.data.minibatch_size) == (str(directory.path), "a", 7)
-    refuse_if_taken(settle(spec))
+    refuse_if_taken(spec)
 
 
 def test_a_job_whose_directory_was_moved_goes_on_where_it_is_now(
@@ -79,9 +90,9 @@ def test_a_job_whose_directory_was_moved_goes_on_where_it_is_now(
     monkeypatch.chdir(tmp_path)
     made(kept=True, job_name="a").path.rename(tmp_path / "elsewhere")
     directory = JobDirectory(tmp_path / "elsewhere")
-    spec = pasted(way_on(told(directory), directory), capsys)
+    spec = pasted(resume_command(told(directory), directory), capsys)
     assert spec.cluster.job_dir == str(directory.path)
-    refuse_if_taken(settle(spec))
+    refuse_if_taken(spec)
 
 
 @pytest.mark.parametrize("action", [Action.TRAIN, Action.PREDICT])
@@ -91,11 +102,11 @@ def test_a_job_without_a_checkpoint_begins_afresh_beside_the_first(
     monkeypatch.chdir(tmp_path)
     directory = made(action, job_name="a")
     (tmp_path / "jobs/a-2").mkdir()
-    words = way_on(told(directory), directory)
+    words = resume_command(told(directory), directory)
     assert ("no checkpoint was made" in words) == (action is Action.TRAIN) and "--resume" not in words
     spec = pasted(words, capsys)
     assert (spec.cluster.job_name, spec.cluster.job_dir) == ("a-3", str(tmp_path / "jobs/a-3"))
-    refuse_if_taken(settle(spec))
+    refuse_if_taken(spec)
 
 
 def test_predictions_that_begin_afresh_are_not_mixed_with_those_that_were_made(
@@ -106,9 +117,9 @@ def test_predictions_that_begin_afresh_are_not_mixed_with_those_that_were_made(
     for place in ("o", "o-2"):
         Path(place).mkdir()
         Path(place, "predictions-000000-000000000-000000010.npz").touch()
-    spec = pasted(way_on(told(directory), directory), capsys)
+    spec = pasted(resume_command(told(directory), directory), capsys)
     assert spec.checkpoint.output == str(tmp_path / "o-3")
-    refuse_if_taken(settle(spec))
+    refuse_if_taken(spec)
 
 
 @pytest.mark.parametrize(
@@ -118,19 +129,20 @@ def test_predictions_on_a_cluster_begin_afresh_elsewhere(
     output: str, then: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = {"prediction_data": "/data/p", "checkpoint_dir_for_init": "/data/c", "output": output}
-    before = JobSpec.from_flags(Action.PREDICT, {**CLUSTER, **own})
-    assert pasted(way_on(before.model_dump(mode="json"), JobDirectory(tmp_path)), capsys).checkpoint.output == then
+    given = {key: value for key, value in CLUSTER.items() if key != "training_data"}
+    before = settle(Request(Action.PREDICT, {**given, **own}))
+    assert pasted(resume_command(submitted(before), JobDirectory(tmp_path)), capsys).checkpoint.output == then
 
 
 def test_the_program_is_named_so_that_this_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     directory = made(kept=True, job_name="a")
     monkeypatch.setenv("PATH", str(tmp_path))
-    program = Path(shlex.split(way_on(told(directory), directory).partition("with: ")[2])[0])
+    program = Path(shlex.split(resume_command(told(directory), directory).partition("with: ")[2])[0])
     assert program.is_absolute() and program.exists()
     (tmp_path / "elasticdl").write_text("#!/bin/sh\n")
     (tmp_path / "elasticdl").chmod(0o755)
-    assert "with: elasticdl train -f" in way_on(told(directory), directory)
+    assert "with: elasticdl train -f" in resume_command(told(directory), directory)
 
 
 CLUSTER = {
@@ -153,21 +165,41 @@ CLUSTER = {
 def test_a_job_of_a_cluster_is_submitted_again_under_the_next_name(
     kept: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = JobSpec.from_flags(Action.TRAIN, {**CLUSTER, "job_dir": "/data/ads", "checkpoint_steps": 100, "output": "/data/out"})
+    before = settle(Request(Action.TRAIN, {**CLUSTER, "job_dir": "/data/ads", "checkpoint_steps": 100, "output": "/data/out"}))
     if kept:
         checkpoint(tmp_path / "checkpoints")
-    words = way_on(before.model_dump(mode="json"), JobDirectory(tmp_path))
+    words = resume_command(submitted(before), JobDirectory(tmp_path))
     spec = pasted(words, capsys)
     assert (spec.cluster.job_name, spec.checkpoint.resume) == ("ads-2", kept)
     assert spec.cluster.job_dir == ("/data/ads" if kept else "/data/ads-2")
-    assert {**spec.told(), "job_name": "ads", "job_dir": "/data/ads"} == {**before.told(), **({"resume": True} if kept else {})}
+    told = before.flags(defaults=False) | ({"resume": True} if kept else {})
+    assert {**spec.flags(defaults=False), "job_name": "ads", "job_dir": "/data/ads"} == told
 
 
 def test_a_job_of_a_cluster_that_cannot_be_typed_is_told_in_words(tmp_path: Path) -> None:
-    for params in ({"text": "a;b"}, {"text": "x" * 2000}):
-        spec = JobSpec.from_flags(Action.TRAIN, {**CLUSTER, "model_params": params})
-        words = way_on(spec.model_dump(mode="json"), JobDirectory(tmp_path))
-        assert words.endswith("begin afresh with: the command that it was submitted with, another --job-name, --job-dir")
+    spec = settle(Request(Action.TRAIN, {**CLUSTER, "model_params": {"text": "x" * 2000}}))
+    words = resume_command(submitted(spec), JobDirectory(tmp_path))
+    assert words.endswith("begin afresh with: the command that it was submitted with, another --job-name, --job-dir")
+    older = resume_command({"action": "train", "kubernetes": {"image_name": "i"}}, JobDirectory(tmp_path))
+    assert older.endswith("begin afresh with: the command that it was submitted with")
+
+
+@pytest.mark.parametrize("text", ["a;b", "a,b=c", "'1'", '"', "true", "1.0", "", " ", "$(rm x)", "модель\n", '{"a": 1}', "-x"])
+def test_whatever_a_value_is_the_command_gives_it_back(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    own = {"model_params": {"text": text}, "envs": {"A": text}, "node_selector": {"pool": text}, "kube_context": text}
+    before = settle(Request(Action.TRAIN, {**CLUSTER, **own, "affinity": {"x": [text]}}))
+    spec = pasted(str(submitted(before)["restart_command"]), capsys)
+    assert spec.replace(job_name="", job_dir="").flags() == before.replace(job_name="", job_dir="").flags()
+
+
+def test_a_job_of_a_cluster_goes_on_with_the_workers_that_it_was_scaled_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = settle(Request(Action.TRAIN, {**CLUSTER, "job_dir": "/data/ads", "checkpoint_steps": 100}))
+    checkpoint(tmp_path / "checkpoints")
+    keep_scale(JobDirectory(tmp_path), spec.cluster.num_workers, 3, 4)
+    words = resume_command(submitted(spec), JobDirectory(tmp_path))
+    assert str(pasted(words, capsys).cluster.num_workers) == "3:4"
 
 
 def test_the_end_of_a_job_has_one_way_on_after_what_is_to_be_mended_first(tmp_path: Path) -> None:
@@ -177,14 +209,14 @@ def test_the_end_of_a_job_has_one_way_on_after_what_is_to_be_mended_first(tmp_pa
     def hint(code: ExitCode, hint: str = "") -> str:
         return with_way_on(FinishJob(code, "m", hint), spec, JobDirectory(tmp_path)).hint
 
-    on = way_on(spec, JobDirectory(tmp_path))
+    on = resume_command(spec, JobDirectory(tmp_path))
     assert hint(ExitCode.INTERRUPTED) == on
     assert hint(ExitCode.JOB_FAILED, "mend the data") == f"mend the data; then {on}"
     assert hint(ExitCode.DONE) == "" and hint(ExitCode.USAGE, "h") == "h"
 
 
 def test_what_is_gone_is_no_reason_for_no_word(tmp_path: Path) -> None:
-    assert f"--job-dir {tmp_path}-2" in way_on({}, JobDirectory(tmp_path))
+    assert f"--job-dir {tmp_path}-2" in resume_command({}, JobDirectory(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -202,11 +234,11 @@ def test_the_yaml_of_a_job_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_job_of_a_cluster_that_is_deleted_tells_what_it_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    kept = JobSpec.from_flags(Action.TRAIN, {**CLUSTER, "job_dir": "/data/ads", "checkpoint_steps": 100})
+    kept = settle(Request(Action.TRAIN, {**CLUSTER, "job_dir": "/data/ads", "checkpoint_steps": 100}))
     words = way_on_of_deleted(job_object(kept, "team"))
     assert "/data/ads/checkpoints" in words and pasted(words, capsys).checkpoint.resume
     for none in ({}, {"checkpoint_steps": 0, "job_dir": "/data/ads"}):
-        assert way_on_of_deleted(job_object(JobSpec.from_flags(Action.TRAIN, {**CLUSTER, **none}), "team")) == ""
+        assert way_on_of_deleted(job_object(settle(Request(Action.TRAIN, {**CLUSTER, **none})), "team")) == ""
     assert way_on_of_deleted({"metadata": {"name": "x"}, "spec": {"template": {"spec": {"containers": []}}}}) == ""
 
 
@@ -219,4 +251,4 @@ def test_who_is_about_to_stop_a_job_reads_what_its_end_will_say(
     before = after_a_stop(JobSpec.model_validate_json(directory.spec.read_text()), directory)
     if action is Action.TRAIN:
         checkpoint(directory.checkpoints)
-    assert before == way_on(told(directory), directory)
+    assert before == resume_command(told(directory), directory)

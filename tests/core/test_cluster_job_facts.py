@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cli.cluster_job import outcome_of_ended
-from elasticdl.cli.found import Kind, Place, Report, blank_status
-from elasticdl.cli.pod_rows import rows
-from elasticdl.cli.starting import CannotStart, Patience
+from elasticdl.cli.jobs.job import JobLocation, Kind, Report, blank_status
+from elasticdl.cli.jobs.kubernetes_job import outcome_of_ended
+from elasticdl.cli.jobs.pod_rows import rows
+from elasticdl.cli.jobs.start_diagnosis import CannotStart, Patience
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.cluster.checking import Weight, image, judged, needs
-from elasticdl.cluster.job_facts import Standing, job_facts
-from elasticdl.cluster.labels import JOB_UID_LABEL, labels, pod_name
-from elasticdl.cluster.outcome import Ended, outcome_text
-from elasticdl.cluster.pod_logs import chosen, entries
+from elasticdl.cluster.kubernetes.checking import Weight, image, judged, needs
+from elasticdl.cluster.kubernetes.job_facts import JobStage, job_facts
+from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, labels, pod_name
+from elasticdl.cluster.kubernetes.pod_logs import chosen, entries
+from elasticdl.cluster.kubernetes.termination_message import Ended, outcome_text
 from elasticdl.job import Action, JobSpec
 from elasticdl.master.core.state import JobState
 
@@ -61,28 +61,28 @@ def ended(code: int, said: str = "", *, at_s: int = 1, reason: str = "Error") ->
 @pytest.mark.parametrize(
     ("found", "standing", "waits_for"),
     [
-        (job_facts(job()), Standing.WAITING, "the cluster has not made its master's pod yet"),
-        (job_facts(job(suspend=True)), Standing.WAITING, "it is suspended; it starts when whoever suspended it"),
-        (job_facts(job(), [pod(Role.MASTER)]), Standing.WAITING, "its master: node node0 is preparing it"),
-        (job_facts(job(), [ended(137, at_s=1)]), Standing.WAITING, "its master ended (signal 9) and is being started again"),
-        (job_facts(job(), [ended(66)]), Standing.WAITING, "its master ended (exit code 66) and is being started again"),
-        (job_facts(job(), [ended(130)]), Standing.WAITING, "its master has ended (exit code 130), of which the cluster is just"),
-        (job_facts(job(), [ended(0)]), Standing.WAITING, "its master has ended (exit code 0), of which the cluster is just"),
-        (job_facts(job(), [ended(1, at_s=1), running(at_s=2)]), Standing.RUNNING, ""),
+        (job_facts(job()), JobStage.WAITING, "the cluster has not made its master's pod yet"),
+        (job_facts(job(suspend=True)), JobStage.WAITING, "it is suspended; it starts when whoever suspended it"),
+        (job_facts(job(), [pod(Role.MASTER)]), JobStage.WAITING, "its master: node node0 is preparing it"),
+        (job_facts(job(), [ended(137, at_s=1)]), JobStage.WAITING, "its master ended (signal 9) and is being started again"),
+        (job_facts(job(), [ended(66)]), JobStage.WAITING, "its master ended (exit code 66) and is being started again"),
+        (job_facts(job(), [ended(130)]), JobStage.WAITING, "its master has ended (exit code 130), of which the cluster is just"),
+        (job_facts(job(), [ended(0)]), JobStage.WAITING, "its master has ended (exit code 0), of which the cluster is just"),
+        (job_facts(job(), [ended(1, at_s=1), running(at_s=2)]), JobStage.RUNNING, ""),
         (
             job_facts({**job(), "metadata": {**job()["metadata"], "deletionTimestamp": "2026-11-21T10:01:00Z"}}, [running()]),
-            Standing.LEAVING,
+            JobStage.LEAVING,
             "it is being deleted",
         ),
     ],
 )
-def test_a_job_that_has_not_ended_runs_or_says_what_it_waits_for(found: Any, standing: Standing, waits_for: str) -> None:
+def test_a_job_that_has_not_ended_runs_or_says_what_it_waits_for(found: Any, standing: JobStage, waits_for: str) -> None:
     assert found.standing is standing and found.ended is None
     assert found.waits_for.startswith(waits_for) and bool(waits_for) == bool(found.waits_for)
 
 
-@pytest.mark.parametrize(("code", "standing"), [(0, Standing.DONE), (1, Standing.FAILED), (130, Standing.STOPPED)])
-def test_the_masters_word_is_how_a_job_ended(code: int, standing: Standing) -> None:
+@pytest.mark.parametrize(("code", "standing"), [(0, JobStage.DONE), (1, JobStage.FAILED), (130, JobStage.STOPPED)])
+def test_the_masters_word_is_how_a_job_ended(code: int, standing: JobStage) -> None:
     said = Ended(
         code, "so it ended", "do this", {"expected": 10, "trained": 10, "lost": 0}, {"accuracy": 0.9}, 0.1, "/out", "/data/digits"
     )
@@ -158,11 +158,11 @@ def spec(**flags: object) -> JobSpec:
 
 def test_one_schema_wherever_a_job_is() -> None:
     status = blank_status("its master is starting")
-    local = Report("digits", Place(Kind.LOCAL, job_dir="/jobs/digits"), "waiting", 3.0, status).as_dict()
-    remote = Report("digits", Place(Kind.KUBERNETES, namespace="ns"), "waiting", 3.0, status).as_dict()
+    local = Report("digits", JobLocation(Kind.LOCAL, job_dir="/jobs/digits"), "waiting", 3.0, status).as_dict()
+    remote = Report("digits", JobLocation(Kind.KUBERNETES, namespace="ns"), "waiting", 3.0, status).as_dict()
     assert set(local) == set(remote)
     assert {key for key in local if local[key] != remote[key]} == {"place", "namespace", "job_dir"}
-    assert (str(Place(Kind.LOCAL, job_dir="/jobs/digits")), str(Place(Kind.KUBERNETES, namespace="ns"))) == (
+    assert (str(JobLocation(Kind.LOCAL, job_dir="/jobs/digits")), str(JobLocation(Kind.KUBERNETES, namespace="ns"))) == (
         "/jobs/digits",
         "namespace ns",
     )
@@ -277,7 +277,7 @@ NO_PYTHON = pod(Role.MASTER, at_s=1, terminated={"exitCode": 128, "reason": "Sta
 def test_a_master_that_cannot_start_is_told_from_one_that_waits(pods: list[dict[str, Any]], words: str) -> None:
     found = job_facts(job(), pods)
     assert ("" if found.barred is None else found.barred.text) == words
-    assert (found.standing is Standing.STUCK) == bool(words)
+    assert (found.standing is JobStage.STUCK) == bool(words)
     assert words in found.waits_for
     assert job_facts(job(("Failed", "deadline")), pods).barred is None
 

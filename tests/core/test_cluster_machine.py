@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster.machine import free_memory_bytes, usable_cores
+from elasticdl.cluster.local.machine import free_memory_bytes, usable_cores
 
 pytestmark = pytest.mark.core
 MEMINFO = "MemTotal:       24000000 kB\nMemFree:         1000000 kB\nMemAvailable:    8000000 kB\n"

@@ -11,11 +11,12 @@ import pytest
 import yaml
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
-from elasticdl.cluster.manifests import pod
-from elasticdl.cluster.outcome import LIMIT_BYTES, Ended, outcome_text, read_outcome
-from elasticdl.cluster.planning import job_object, pod_objects, pod_plan, spec_of
-from elasticdl.cluster.plans import Owner
-from elasticdl.cluster.rungs import Rungs
+from elasticdl.cluster.kubernetes.manifests import pod
+from elasticdl.cluster.kubernetes.planning import job_object, pod_objects, pod_plan, spec_of
+from elasticdl.cluster.kubernetes.plans import Owner
+from elasticdl.cluster.kubernetes.priority_ladder import PriorityLadder
+from elasticdl.cluster.kubernetes.submit_command import with_commands
+from elasticdl.cluster.kubernetes.termination_message import LIMIT_BYTES, Ended, outcome_text, read_outcome
 from elasticdl.errors import SpecError, UserError
 from elasticdl.job import Action, JobSpec
 from elasticdl.kubernetes_section import KubernetesSection, quantity, quantity_bytes
@@ -140,7 +141,7 @@ def test_files_have_no_group_of_ours_where_there_is_no_volume() -> None:
 
 def test_the_job_comes_back_from_its_object_whole() -> None:
     for spec in (whole(), job(model_params="name='$(HOME) $$ ü'")):
-        assert spec_of(job_object(spec, "n")) == spec
+        assert spec_of(job_object(spec, "n")) == with_commands(spec)
     with pytest.raises(UserError, match="the Job digits holds no job"):
         made = job_object(whole(), "n")
         made["metadata"]["name"] = "digits"
@@ -198,7 +199,7 @@ def test_a_process_may_grow_to_what_the_user_said_and_else_to_twice_its_first_li
 
 def test_workers_stand_on_the_lowest_free_rungs_and_keep_them() -> None:
     ended: set[ProcessName] = set()
-    rungs = Rungs(ended.__contains__)
+    rungs = PriorityLadder(ended.__contains__)
     workers = [ProcessName(Role.WORKER, index) for index in range(40)]
     assert [rungs.of(worker) for worker in workers[:3]] == [1, 2, 3]
     ended.add(workers[1])
@@ -210,7 +211,7 @@ def test_workers_stand_on_the_lowest_free_rungs_and_keep_them() -> None:
 
 
 def test_only_what_differs_is_told_of_a_job() -> None:
-    told = whole().told()
+    told = whole().flags(defaults=False)
     assert told["ttl_seconds"] == 600 and "seed" not in told and "num_workers" not in told
     assert JobSpec.from_flags(Action.TRAIN, told) == whole()
 

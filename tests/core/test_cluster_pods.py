@@ -8,12 +8,12 @@ import pytest
 
 from elasticdl.clock import ManualClock
 from elasticdl.cluster.base import ExitFacts, ProcessExited, ProcessName, ProcessObserved, Role
-from elasticdl.cluster.board import Board
-from elasticdl.cluster.labels import labels
-from elasticdl.cluster.pod_book import FORCE_AFTER_S, NODE_LOST, OVERDUE_S, PATIENCE_S, PodBook
-from elasticdl.cluster.pods import DELETED, IMAGE_FAILED, START_FAILED, exit_facts, has_ended, observed, trouble
-from elasticdl.cluster.refusals import refusal
-from elasticdl.master.core.failures import Cause, verdict
+from elasticdl.cluster.event_bus import EventBus
+from elasticdl.cluster.kubernetes.api_refusals import refusal
+from elasticdl.cluster.kubernetes.labels import labels
+from elasticdl.cluster.kubernetes.pod_tracker import FORCE_AFTER_S, NODE_LOST, OVERDUE_S, PATIENCE_S, PodTracker
+from elasticdl.cluster.kubernetes.pods import DELETED, IMAGE_FAILED, START_FAILED, exit_facts, has_ended, observed, trouble
+from elasticdl.master.core.processes.failures import Cause, verdict
 
 pytestmark = pytest.mark.core
 W0 = ProcessName(Role.WORKER, 0)
@@ -151,8 +151,8 @@ def test_a_refusal_is_told_in_words_and_whether_to_try_again(code: int, message:
 
 class Desk:
     def __init__(self) -> None:
-        self.board, self.clock = Board(), ManualClock()
-        self.book = PodBook(self.board, self.clock)
+        self.board, self.clock = EventBus(), ManualClock()
+        self.book = PodTracker(self.board, self.clock)
 
 
 def test_an_end_is_handed_out_once_however_often_it_is_seen() -> None:

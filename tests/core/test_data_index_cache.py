@@ -35,6 +35,7 @@ def test_what_was_not_used_for_a_month_goes_when_the_next_comes(cache):
     used("old", 31)
     used("young", 29)
     index_cache.keep("new", b"x")
+    index_cache.tidy()
     assert kept(cache) == {"young", "new"}
 
 
@@ -69,6 +70,7 @@ def test_what_somebody_is_making_stays_and_what_somebody_left_half_made_goes(cac
     (cache / "notes.txt").touch()
     os.utime(cache / "notes.txt", (0, 0))
     index_cache.keep("b", b"b")
+    index_cache.tidy()
     assert {path.name for path in cache.iterdir()} == {"a.index", "b.index", "making.tmp", "notes.txt"}, "only what is ours goes"
 
 
@@ -76,6 +78,7 @@ def test_what_earlier_versions_left_beside_the_folder_goes(cache, tmp_path):
     (tmp_path / "0123.index").touch()
     (tmp_path / "image").touch()
     index_cache.keep("a", b"a")
+    index_cache.tidy()
     assert {path.name for path in tmp_path.iterdir()} == {"image", "indexes"}
 
 
@@ -95,3 +98,11 @@ for number in range(60):
         errors = process.communicate(timeout=60)[1]
         assert (process.returncode, errors) == (0, "")
     assert 1 <= len(kept(cache)) <= 5
+
+
+def test_the_cache_stays_bounded_without_a_look_at_all_of_it_for_each_file(cache, monkeypatch):
+    looks = []
+    monkeypatch.setattr(index_cache, "prune", lambda *_, **__: looks.append(1))
+    for number in range(640):
+        index_cache.keep(str(number), b"x")
+    assert len(looks) == 10

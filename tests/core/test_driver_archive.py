@@ -21,10 +21,10 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import Corrupted, ElasticDLError, PermanentError, TransientError, UserError
 from elasticdl.job import Action, JobSpec
-from elasticdl.master.archive import Archive
 from elasticdl.master.core.commands import SaveSnapshot
-from elasticdl.master.server_roster import ServerRoster
-from elasticdl.master.snapshots import Snapshots
+from elasticdl.master.executor.checkpoint_archive import CheckpointArchive
+from elasticdl.master.executor.snapshots import Snapshots
+from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.rpc.ps_control import Fenced, SavedFile, ServerCut, ServerSaved
 from elasticdl.shard import SnapshotId
 
@@ -71,7 +71,7 @@ class Bench:
     def __init__(self, directory: Path, **flags: object) -> None:
         self.checkpoints = directory / "checkpoints"
         given = {"model_zoo": "z", "model_def": "m", "training_data": "t", "num_ps_pods": 2, **flags}
-        self.archive = Archive(JobSpec.from_flags(Action.TRAIN, given), self.checkpoints)
+        self.archive = CheckpointArchive(JobSpec.from_flags(Action.TRAIN, given), self.checkpoints)
         self.writers = [Writer("a"), Writer("b")]
 
     def save(self, version: int, ledger: str = "{}") -> tuple[str, int]:
@@ -79,7 +79,7 @@ class Bench:
 
     async def saving(self, version: int, ledger: str = "{}") -> tuple[str, int]:
         names = [ProcessName.parse(f"ps-{index}") for index in range(2)]
-        roster = ServerRoster(2, lambda name, _: self.writers[name.index])
+        roster = PsRegistry(2, lambda name, _: self.writers[name.index])
         for name in names:
             roster.attach(name, "x")
         return await self.archive.save(SaveSnapshot(SnapshotId(1), version, ledger), Snapshots(roster))

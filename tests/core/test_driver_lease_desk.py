@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.master.lease_desk import LeaseDesk
+from elasticdl.master.gateway.lease_polls import LeasePolls
 from elasticdl.rpc.conversation import Finished, Wait
 from elasticdl.shard import Lease, Shard, ShardId, Task
 
@@ -32,7 +32,7 @@ class Bench:
     def __init__(self) -> None:
         self.asked: list[ProcessName] = []
         self.returned: list[Lease] = []
-        self.desk = LeaseDesk(self.asked.append, lambda _, lease: self.returned.append(lease))
+        self.desk = LeasePolls(self.asked.append, lambda _, lease: self.returned.append(lease))
 
     def poll(self, sequence: int, wait_s: float = 5.0) -> asyncio.Task[Any]:
         return asyncio.create_task(self.desk.poll(WORKER, sequence, wait_s))
@@ -83,7 +83,7 @@ async def test_a_lease_tells_how_often_leases_were_voided_before_it(bench: Bench
         poll = bench.poll(number + 1)
         await settle()
         bench.desk.answer(WORKER, lease(number))
-        assert await poll == replace(lease(number), era=number)
+        assert await poll == replace(lease(number), revocation=number)
         assert bench.desk.revoked(WORKER) == number + 1
 
 

@@ -21,17 +21,17 @@ from elasticdl.cluster.fake import FakeCluster
 from elasticdl.errors import ExitCode, PermanentError, Refused, TransientError, UserError
 from elasticdl.history.lines import JsonLines
 from elasticdl.job import Action, JobSpec
-from elasticdl.master.attendance import Attendance
+from elasticdl.jobdir.layout import write_json
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
-from elasticdl.master.files import write_json
-from elasticdl.master.hands import Hands, Means
-from elasticdl.master.inbox import Inbox
+from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.executor.executor import Executor, ExecutorDeps
+from elasticdl.master.executor.launcher import Launcher
+from elasticdl.master.executor.process_env import ProcessEnv
+from elasticdl.master.executor.snapshots import Cut, agreed, highest
+from elasticdl.master.gateway.order_streams import OrderStreams
+from elasticdl.master.gateway.sessions import Sessions
 from elasticdl.master.journal_rules import may_free_work, worth_keeping
-from elasticdl.master.launching import Launcher
-from elasticdl.master.order_board import OrderBoard
-from elasticdl.master.placing import Placing
-from elasticdl.master.snapshots import Cut, agreed, highest
 from elasticdl.master.throughput import Throughput
 from elasticdl.rpc.channel import Credentials, caller_of
 from elasticdl.rpc.conversation import Finish, Progress, Revoke, Servers
@@ -161,7 +161,7 @@ def test_other_tasks_and_leases_that_are_over_do_not_count() -> None:
 
 
 def test_of_two_processes_of_one_name_the_first_speaks() -> None:
-    book = Attendance()
+    book = Sessions()
     assert book.refusal(WORKER, "a") == "worker-1 is not attached"
     assert book.claim(WORKER, "a") is book.claim(WORKER, "a")
     assert book.refusal(WORKER, "a") == ""
@@ -172,7 +172,7 @@ def test_of_two_processes_of_one_name_the_first_speaks() -> None:
 
 
 def test_silence_ends_with_a_word_and_a_pause_of_the_master_is_not_held_against_anybody() -> None:
-    book = Attendance()
+    book = Sessions()
     book.claim(WORKER, "a")
     book.claim(OTHER, "b")
     for _ in range(4):
@@ -196,7 +196,7 @@ def test_silence_ends_with_a_word_and_a_pause_of_the_master_is_not_held_against_
 
 def test_orders_wait_for_a_stream_and_one_that_was_not_taken_is_told_again() -> None:
     async def story() -> None:
-        board = OrderBoard(2)
+        board = OrderStreams(2)
         board.put(WORKER, Revoke("a", 1))
         board.put(WORKER, Finish())
         first = board.stream(WORKER)
@@ -220,7 +220,7 @@ def test_orders_wait_for_a_stream_and_one_that_was_not_taken_is_told_again() -> 
 def test_a_process_gets_its_address_and_the_users_environment_cannot_change_ours() -> None:
     flags = {"model_zoo": "z", "model_def": "m", "training_data": "t", "num_workers": "1:4", "num_ps_pods": 2}
     spec = JobSpec.from_flags(Action.TRAIN, {**flags, "envs": "A=1;ELASTICDL_MASTER=evil"})
-    placing = Placing(spec, "/job", "127.0.0.1:7", "hush-hush", cores=8.0)
+    placing = ProcessEnv(spec, "/job", "127.0.0.1:7", "hush-hush", cores=8.0)
     worker, server = placing(WORKER), placing(ProcessName(Role.PS, 1, 3))
     assert worker.env == {
         "A": "1",
@@ -238,7 +238,7 @@ def test_a_process_gets_its_address_and_the_users_environment_cannot_change_ours
 def test_workers_on_a_ring_keep_memory_that_is_quick_to_free_unless_the_user_says_otherwise() -> None:
     flags = {"model_zoo": "z", "model_def": "m", "training_data": "t", "distribution_strategy": "AllreduceStrategy"}
     spec = JobSpec.from_flags(Action.TRAIN, {**flags, "envs": "PYTHONMALLOC=debug"})
-    worker = Placing(spec, "/job", "127.0.0.1:7", "hush-hush", cores=8.0)(WORKER)
+    worker = ProcessEnv(spec, "/job", "127.0.0.1:7", "hush-hush", cores=8.0)(WORKER)
     assert worker.env["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
     assert worker.env["PYTHONMALLOC"] == "debug"
 
@@ -308,8 +308,8 @@ def test_gates_stay_closed_until_the_core_has_handled_the_cut() -> None:
             self.closed = False
 
     async def story() -> None:
-        gates, inbox = Gates(), Inbox(ManualClock())
-        hands = Hands(inbox, None, Means(None, None, gates, None, None, None))  # type: ignore[arg-type]
+        gates, inbox = Gates(), EventQueue(ManualClock())
+        hands = Executor(inbox, None, ExecutorDeps(None, None, gates, None, None, None))  # type: ignore[arg-type]
         hands.carry_out(do.TakeSnapshot(SnapshotId(6), do.Purpose.CHECKPOINT))
         (entry,) = await inbox.take()
         assert isinstance(entry.event, happened.SnapshotCut)
@@ -330,7 +330,7 @@ def test_gates_stay_closed_until_the_core_has_handled_the_cut() -> None:
 
 def test_events_come_out_in_order_and_a_task_that_fails_is_heard_of() -> None:
     async def story() -> None:
-        inbox = Inbox(ManualClock(now_s=50.0), began_s=7.0)
+        inbox = EventQueue(ManualClock(now_s=50.0), began_s=7.0)
         assert inbox.at_s() == 7.0
         first = inbox.post(happened.Tick(1.0))
         inbox.post(happened.ProcessEnded(2.0, WORKER, ExitFacts()))
@@ -423,4 +423,4 @@ def test_credentials_do_not_show_the_token() -> None:
     assert "secret" not in repr(mine)
     assert mine.instance != Credentials("secret", "worker-1").instance
     caller = caller_of(mine.metadata(4))
-    assert (caller.name, caller.epoch, caller.instance) == ("worker-1", 4, mine.instance)
+    assert (caller.name, caller.term, caller.instance) == ("worker-1", 4, mine.instance)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl import _native
+from elasticdl.native import _native
 
 pytestmark = pytest.mark.core
 

@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 
-from elasticdl import _native
 from elasticdl.embedding.reference import ReferenceTable
 from elasticdl.embedding.spec import InitializerKind, InitializerSpec, OptimizerKind, OptimizerSpec, TableSpec
 from elasticdl.embedding.table import native_optimizer, native_table
+from elasticdl.native import _native
 
 pytestmark = pytest.mark.core
 

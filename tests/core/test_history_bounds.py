@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.history.chronicle import Chronicle, _notable, read_occurrences
+from elasticdl.history.compaction import HISTORY, Line, Policy, left_out, thinned
+from elasticdl.history.event_log import EventLog, _notable, read_occurrences
+from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.history.lines import JsonLines, read_lines
-from elasticdl.history.occurrence import Step, meaning
 from elasticdl.history.series import LABELLED_POINTS, MOST_LABELS, MOST_POINTS, Series, SeriesBook
 from elasticdl.history.snapshot import record_in, record_of
-from elasticdl.history.thinning import HISTORY, Line, Policy, left_out, thinned
 
 pytestmark = pytest.mark.core
 
@@ -147,13 +147,13 @@ def test_curves_that_were_saved_go_on_where_they_were():
     ]
 
 
-def append(chronicle: Chronicle, at_s: float, text: str = "x" * 40, **told) -> None:
+def append(chronicle: EventLog, at_s: float, text: str = "x" * 40, **told) -> None:
     chronicle.append({"at": 1_000.0 + at_s, "at_s": at_s}, {"kind": "shard", "text": text, **told})
 
 
 def test_a_record_of_days_stays_below_its_size_and_says_what_it_left_out(tmp_path: Path):
     path = tmp_path / "events.jsonl"
-    chronicle = Chronicle(path, 1_000.0, Policy(40_000, _notable))
+    chronicle = EventLog(path, 1_000.0, Policy(40_000, _notable))
     largest = 0
     for index in range(2_000):
         append(chronicle, float(index), cause="preempted" if index % 100 == 50 else "")
@@ -175,7 +175,7 @@ def test_a_record_of_days_stays_below_its_size_and_says_what_it_left_out(tmp_pat
 
 def test_what_is_appended_while_a_file_is_made_shorter_is_there_afterwards_once(tmp_path: Path):
     path = tmp_path / "events.jsonl"
-    chronicle = Chronicle(path, 1_000.0, Policy(20_000, _notable))
+    chronicle = EventLog(path, 1_000.0, Policy(20_000, _notable))
     for index in range(3_000):
         append(chronicle, float(index))
     chronicle.close()
@@ -203,15 +203,15 @@ def test_a_record_that_cannot_be_made_shorter_goes_on_growing_and_is_said(tmp_pa
 
 def test_a_master_that_goes_on_goes_on_with_numbers_and_time(tmp_path: Path):
     path = tmp_path / "events.jsonl"
-    first = Chronicle(path, 1_000.0)
+    first = EventLog(path, 1_000.0)
     append(first, 0.0)
     append(first, 10.0)
     first.close()
-    second = Chronicle(path, 1_070.0)
+    second = EventLog(path, 1_070.0)
     assert (second.next_seq, second.began_s, second.started_at) == (2, 70.0, 1_000.0)
     second.append({"at": 1_070.0, "at_s": 70.0}, {"kind": "job", "text": "done", "details": {"step": "ended"}})
     second.close()
-    third = Chronicle(path, 90_000.0)
+    third = EventLog(path, 90_000.0)
     assert (third.next_seq, third.began_s, third.started_at) == (3, 89_000.0, 1_000.0), "a gap is not folded away"
     assert third.ended_before and not second.ended_before
 
@@ -272,7 +272,7 @@ def test_a_line_of_nonsense_keeps_nobody_from_the_record(tmp_path: Path, line: s
     whole = '{"at": %d, "at_s": %d, "kind": "job", "text": "whole"}'
     path.write_text("\n".join((whole % (1, 1), line, whole % (2, 2))) + "\n")
     assert [one.at for one in read_occurrences(path)[0] if one.text == "whole"] == [1.0, 2.0]
-    chronicle = Chronicle(path, 3.0)
+    chronicle = EventLog(path, 3.0)
     chronicle.append({"at": 3.0, "at_s": 3.0}, {"kind": "job", "text": "whole"})
     chronicle.close()
     assert [one.at for one in read_occurrences(path)[0] if one.text == "whole"] == [1.0, 2.0, 3.0]
@@ -280,7 +280,7 @@ def test_a_line_of_nonsense_keeps_nobody_from_the_record(tmp_path: Path, line: s
 
 def test_half_a_character_in_what_is_announced_is_whole_in_the_record_and_in_all_that_is_made_of_it(tmp_path):
     half = "worker-0 said \ud83d and \udcff"
-    chronicle = Chronicle(tmp_path / "events.jsonl", 1_000.0)
+    chronicle = EventLog(tmp_path / "events.jsonl", 1_000.0)
     told = {"kind": "process", "text": half, "process": "worker-\ud800", "cause": "\udfff", "level": "warning"}
     chronicle.append({"at": 1_000.0, "at_s": 0.0}, {**told, "details": {"step": "ended", "reason": half, "\ud800": 1}})
     chronicle.close()
@@ -293,13 +293,13 @@ def test_half_a_character_in_what_is_announced_is_whole_in_the_record_and_in_all
 
 
 def test_the_time_of_a_job_goes_on_while_it_is_stopped(tmp_path):
-    first = Chronicle(tmp_path / "events.jsonl", 1_000.0)
-    first.append({"at": 1_000.0, "at_s": 0.0}, {"kind": "job", "text": "the job begins", "details": meaning(Step.BEGUN)})
-    first.append({"at": 1_060.0, "at_s": 60.0}, {"kind": "job", "text": "the job ended", "details": meaning(Step.ENDED)})
+    first = EventLog(tmp_path / "events.jsonl", 1_000.0)
+    first.append({"at": 1_000.0, "at_s": 0.0}, {"kind": "job", "text": "the job begins", "details": meaning(EventKind.BEGUN)})
+    first.append({"at": 1_060.0, "at_s": 60.0}, {"kind": "job", "text": "the job ended", "details": meaning(EventKind.ENDED)})
     first.close()
-    again = Chronicle(tmp_path / "events.jsonl", 4_660.0)
+    again = EventLog(tmp_path / "events.jsonl", 4_660.0)
     assert (again.began_s, again.started_at, again.last_s, again.ended_before) == (3_660.0, 1_000.0, 60.0, True)
-    details = meaning(Step.BEGUN, away_s=again.began_s - again.last_s)
+    details = meaning(EventKind.BEGUN, away_s=again.began_s - again.last_s)
     again.append(
         {"at": 4_660.0, "at_s": 3_660.0}, {"kind": "job", "text": "taken on again, 60 min after it ended", "details": details}
     )

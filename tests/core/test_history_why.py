@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.cluster.base import ExitFacts
-from elasticdl.history.chronicle import Chronicle, read_occurrences
-from elasticdl.history.occurrence import Occurrence, Step, meaning
+from elasticdl.history.diagnosis import MOST_ENTRIES, Story, told
+from elasticdl.history.event_log import EventLog, read_occurrences
+from elasticdl.history.job_event import EventKind, JobEvent, meaning
 from elasticdl.history.snapshot import record_in
 from elasticdl.history.timeline import MOST_ENDED_BARS, Timeline
-from elasticdl.history.why import MOST_ENTRIES, Story, told
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied
@@ -31,7 +31,7 @@ class Recorded:
 
     def __init__(self, job, directory) -> None:
         self.job, self.directory = job, directory
-        self.chronicle = Chronicle(directory / "events.jsonl", 1_000.0)
+        self.chronicle = EventLog(directory / "events.jsonl", 1_000.0)
         put = job.put
 
         def noted(event):
@@ -182,7 +182,7 @@ def test_no_wait_outlasts_the_job(recorded, how):
         job.attach(job.ps(0, 1), restored=0)
         job.train_all()
     while not job.finished:
-        for process in list(job.state._facts.processes.going):
+        for process in list(job.state._context.processes.going):
             job.die(process, ExitFacts(exit_code=0, asked=True))
     assert [entry["open"] for entry in record.entries("wait")] == [False, False]
     place, servers = record.words("wait")
@@ -194,12 +194,12 @@ def test_a_record_whose_waits_nobody_ended_has_them_end_with_the_job():
     story = Story()
     for seq, (at_s, kind, details) in enumerate(
         [
-            (12.0, "wait", meaning(Step.BEGUN, wait="place", since_s=10.0, reason=QUOTA)),
-            (50.0, "job", meaning(Step.ENDED, exit_code=0)),
-            (80.0, "job", meaning(Step.BEGUN, away_s=30.0)),
+            (12.0, "wait", meaning(EventKind.BEGUN, wait="place", since_s=10.0, reason=QUOTA)),
+            (50.0, "job", meaning(EventKind.ENDED, exit_code=0)),
+            (80.0, "job", meaning(EventKind.BEGUN, away_s=30.0)),
         ]
     ):
-        story.add(Occurrence(seq, at_s, at_s, kind, "text", details=details))
+        story.add(JobEvent(seq, at_s, at_s, kind, "text", details=details))
     found = story.as_dict(80.0)
     assert told(found["entries"][0]) == f"waited 40 s for a place: {QUOTA}" and found["entries"][0]["level"] == "info"
     assert found["totals"]["waited_s"] == {"place": 40.0}
@@ -369,9 +369,9 @@ def test_the_file_tells_the_same_story_as_the_memory_of_the_master(recorded):
 def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_path):
     timeline, story = Timeline(), Story()
     lines = [
-        Occurrence(0, 1_000.0, 0.0, "process", "worker-0 is started", "worker-0", details=meaning(Step.ORDERED)),
-        Occurrence(1, 1_040.0, 40.0, "job", "a master takes the job on again", details=meaning(Step.BEGUN, away_s=30.0)),
-        Occurrence(2, 1_040.0, 40.0, "process", "worker-0 is started", "worker-0", details=meaning(Step.ORDERED)),
+        JobEvent(0, 1_000.0, 0.0, "process", "worker-0 is started", "worker-0", details=meaning(EventKind.ORDERED)),
+        JobEvent(1, 1_040.0, 40.0, "job", "a master takes the job on again", details=meaning(EventKind.BEGUN, away_s=30.0)),
+        JobEvent(2, 1_040.0, 40.0, "process", "worker-0 is started", "worker-0", details=meaning(EventKind.ORDERED)),
     ]
     for one in lines:
         timeline.add(one)
@@ -387,14 +387,20 @@ def test_a_ring_goes_on_before_another_comes_and_that_is_what_is_told():
     story = Story()
     for seq, (at_s, kind, process, cause, details) in enumerate(
         [
-            (10.0, "process", "worker-1", "infrastructure", meaning(Step.ENDED, reason="killed by signal 9 (SIGKILL)")),
-            (10.0, "process", "worker-3", "", meaning(Step.ORDERED, replaces="worker-1")),
-            (10.1, "ring", "", "", meaning(Step.PUBLISHED, generation=2, members="worker-0 worker-2", reason="worker-1 is gone")),
-            (10.3, "ring", "", "", meaning(Step.COMPLETE, generation=2, seconds=0.2)),
-            (25.0, "process", "worker-3", "", meaning(Step.WORKING, after_s=1.0)),
+            (10.0, "process", "worker-1", "infrastructure", meaning(EventKind.ENDED, reason="killed by signal 9 (SIGKILL)")),
+            (10.0, "process", "worker-3", "", meaning(EventKind.ORDERED, replaces="worker-1")),
+            (
+                10.1,
+                "ring",
+                "",
+                "",
+                meaning(EventKind.PUBLISHED, generation=2, members="worker-0 worker-2", reason="worker-1 is gone"),
+            ),
+            (10.3, "ring", "", "", meaning(EventKind.COMPLETE, generation=2, seconds=0.2)),
+            (25.0, "process", "worker-3", "", meaning(EventKind.WORKING, after_s=1.0)),
         ]
     ):
-        story.add(Occurrence(seq, at_s, at_s, kind, "text", process, cause, details=details))
+        story.add(JobEvent(seq, at_s, at_s, kind, "text", process, cause, details=details))
     assert [told(entry) for entry in story.as_dict()["entries"]] == [
         "worker-1 killed by signal 9 (SIGKILL); the ring went on 0.3 s later",
         "generation 2 of the ring, 2 members: worker-1 is gone",
@@ -402,9 +408,9 @@ def test_a_ring_goes_on_before_another_comes_and_that_is_what_is_told():
     assert story.as_dict()["totals"]["recoveries"] == {"count": 1, "mean_s": 0.3, "worst_s": 0.3}
 
 
-STEPS = st.sampled_from([str(step) for step in Step] + ["", "nonsense"])
+STEPS = st.sampled_from([str(step) for step in EventKind] + ["", "nonsense"])
 OCCURRENCES = st.builds(
-    lambda at_s, kind, process, cause, level, step, values: Occurrence(
+    lambda at_s, kind, process, cause, level, step, values: JobEvent(
         0, 1_000.0 + at_s, at_s, kind, "text", process, cause, level, {"step": step, **values}
     ),
     st.floats(0, 1e6),
@@ -433,7 +439,7 @@ def test_whatever_a_file_holds_there_is_a_timeline_and_a_story_of_it(occurrences
     bars, found = timeline.as_dict(1e6), story.as_dict(1e6)
     json.dumps([bars, found], allow_nan=False)
     assert (
-        sum(1 for one in occurrences if one.kind == "process" and one.step == Step.ORDERED)
+        sum(1 for one in occurrences if one.kind == "process" and one.step == EventKind.ORDERED)
         == len(bars["bars"]) + bars["bars_dropped"]
     )
     going = [bar["process"] for bar in bars["bars"] if bar["ended_s"] is None]
@@ -445,8 +451,10 @@ def test_of_a_job_of_a_hundred_thousand_processes_the_newest_stay():
     timeline, story = Timeline(), Story()
     for index in range(20_000):
         name, at_s = f"worker-{index}", float(index)
-        timeline.add(Occurrence(2 * index, at_s, at_s, "process", "", name, details=meaning(Step.ORDERED)))
-        end = Occurrence(2 * index + 1, at_s, at_s + 0.5, "process", "", name, "preempted", details=meaning(Step.ENDED, reason="x"))
+        timeline.add(JobEvent(2 * index, at_s, at_s, "process", "", name, details=meaning(EventKind.ORDERED)))
+        end = JobEvent(
+            2 * index + 1, at_s, at_s + 0.5, "process", "", name, "preempted", details=meaning(EventKind.ENDED, reason="x")
+        )
         timeline.add(end)
         story.add(end)
     bars, found = timeline.as_dict(), story.as_dict()
@@ -507,8 +515,8 @@ def test_a_master_that_was_killed_and_what_went_with_it_stay_in_why_when_the_job
     record.chronicle.close()
     killed = record_in(record.directory, killed="its master was killed").story
     assert killed["totals"]["exits"] == {"infrastructure": 4}, "worker-1 by itself, three with their master"
-    again = Chronicle(record.directory / "events.jsonl", 1_050.0)
-    again.append({"at": 1_050.0, "at_s": 50.0}, {"kind": "job", "text": "again", "details": meaning(Step.BEGUN, away_s=30.0)})
+    again = EventLog(record.directory / "events.jsonl", 1_050.0)
+    again.append({"at": 1_050.0, "at_s": 50.0}, {"kind": "job", "text": "again", "details": meaning(EventKind.BEGUN, away_s=30.0)})
     again.close()
     story = again.story.as_dict()
     assert story["totals"]["exits"] == {"infrastructure": 4}
@@ -521,10 +529,10 @@ def test_a_job_that_goes_on_after_its_end_lost_nobody(recorded):
     record = recorded(num_workers=1)
     job = record.job
     job.up()
-    ended = {"kind": "job", "text": "ended", "details": meaning(Step.ENDED)}
+    ended = {"kind": "job", "text": "ended", "details": meaning(EventKind.ENDED)}
     record.chronicle.append({"at": 1_020.0, "at_s": 20.0}, ended)
     record.chronicle.append(
-        {"at": 1_050.0, "at_s": 50.0}, {"kind": "job", "text": "x", "details": meaning(Step.BEGUN, away_s=30.0)}
+        {"at": 1_050.0, "at_s": 50.0}, {"kind": "job", "text": "x", "details": meaning(EventKind.BEGUN, away_s=30.0)}
     )
     story = record.chronicle.story.as_dict()
     assert story["totals"]["exits"] == {} and not [entry for entry in story["entries"] if entry["level"] == "error"]

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.job import DataSection, Shuffle
-from elasticdl.master.core.cutting import Plan, shard_records
-from elasticdl.master.core.orders import ImpossibleTransition
-from elasticdl.master.core.shards import Blame, Ids, Ledger, Stage
+from elasticdl.master.core.command_buffer import ImpossibleTransition
+from elasticdl.master.core.data.ledger import Blame, Ids, Ledger, Stage
+from elasticdl.master.core.data.sharding import Plan, shard_records
 from elasticdl.shard import Applied, ShardId, Source, Task
 
 pytestmark = pytest.mark.core

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
-from elasticdl.cluster.labels import MASTER, host_name, labels, parse_labels, pod_name
-from elasticdl.cluster.manifests import job, network_policy, pod, services, token_secret
-from elasticdl.cluster.plans import Identity, Image, JobPlan, Owner, Placement, PodPlan, Resources, Volume
+from elasticdl.cluster.kubernetes.labels import MASTER, host_name, labels, parse_labels, pod_name
+from elasticdl.cluster.kubernetes.manifests import job, network_policy, pod, services, token_secret
+from elasticdl.cluster.kubernetes.plans import Identity, Image, JobPlan, Owner, Placement, PodPlan, Resources, Volume
 from elasticdl.errors import ExitCode
 
 pytestmark = pytest.mark.core

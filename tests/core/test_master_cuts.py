@@ -157,4 +157,4 @@ def test_a_crash_in_a_validation_shard_is_not_blamed_on_the_training_shard_that_
         job.attach(job.worker(attempt + 2))
     (story,) = job.state.status().parked
     assert story.startswith("evaluation shard")
-    assert not any(piece.failures for piece in job.state._facts.work.returned)
+    assert not any(piece.failures for piece in job.state._context.work.returned)

@@ -288,6 +288,20 @@ def test_a_stop_before_anything_was_trained_ends_at_once(bench):
     assert not job.of(c.TakeSnapshot)
 
 
+@pytest.mark.parametrize("strategy", ["ParameterServerStrategy", "AllreduceStrategy"])
+def test_training_that_a_callback_ends_before_the_first_step_waits_for_no_checkpoint(bench, strategy):
+    job = bench(checkpoint_steps=5, distribution_strategy=strategy)
+    job.start()
+    job.attach(*(job.ps(index) for index in range(job.spec.cluster.num_ps_pods)), job.worker(0))
+    job.put(e.StopAsked(0, job.worker(0), "nothing is to be trained"))
+    job.tick(1)
+    assert job.state.status().phase == "ending"
+    all_end(job)
+    assert job.finished.exit_code == ExitCode.DONE
+    assert not job.of(c.TakeSnapshot)
+    assert job.total["left"] == 64
+
+
 def test_a_stop_before_the_data_was_counted_ends_at_once(bench):
     job = bench()
     job.put(e.StopRequested(0, "no"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from elasticdl.cluster.base import ExitFacts
-from elasticdl.master.core.budgets import Budgets
-from elasticdl.master.core.failures import Cause, Verdict, verdict
+from elasticdl.master.core.processes.budgets import Budgets
+from elasticdl.master.core.processes.failures import Cause, Verdict, verdict
 
 pytestmark = pytest.mark.core
 

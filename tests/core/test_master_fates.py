@@ -9,10 +9,10 @@ from elasticdl.cluster.fake import DELETED, EVICTED, NODE_LOST, NODE_TAINTED, OU
 from elasticdl.errors import ExitCode
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.budgets import Budgets
-from elasticdl.master.core.failures import Cause, Verdict, verdict
-from elasticdl.master.core.memory import Memory, MemoryPolicy
-from elasticdl.master.core.parts import Limits
+from elasticdl.master.core.job_context import Limits
+from elasticdl.master.core.processes.budgets import Budgets
+from elasticdl.master.core.processes.failures import Cause, Verdict, verdict
+from elasticdl.master.core.processes.memory_limits import MemoryLimits, MemoryPolicy
 
 pytestmark = pytest.mark.core
 
@@ -172,7 +172,7 @@ def test_starts_that_never_work_again_end_the_job_at_last():
 
 
 def test_memory_grows_by_half_up_to_the_limit_and_never_shrinks():
-    memory = Memory({Role.WORKER: MemoryPolicy(100, 200)})
+    memory = MemoryLimits({Role.WORKER: MemoryPolicy(100, 200)})
     assert (memory.of(Role.WORKER), memory.raised(Role.WORKER), memory.of(Role.PS)) == (100, None, None)
     assert memory.answer(Role.WORKER, 100) == 150
     assert memory.answer(Role.WORKER, 150) == 200
@@ -202,7 +202,7 @@ def test_a_worker_out_of_memory_comes_back_with_more_and_at_the_limit_the_failur
     status = job.state.status()
     assert status.exit_code == ExitCode.JOB_FAILED
     assert status.outcome.startswith(f"worker-4 out of memory at 2.0 of 2.0 GiB, 3 times on shard {lease.shard.id}; ")
-    assert "--worker-resource-limit" in job.state._facts.outcome.hint
+    assert "--worker-resource-limit" in job.state._context.outcome.hint
 
 
 def test_a_shard_that_is_too_big_for_every_worker_is_parked_like_any_other(bench):

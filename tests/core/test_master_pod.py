@@ -11,15 +11,15 @@ import pytest
 
 from elasticdl.clock import ManualClock
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.cluster.plans import Owner
+from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.errors import ExitCode, SpecError
 from elasticdl.job import Action, JobSpec
 from elasticdl.master.core import events as e
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.core.state import JobState
-from elasticdl.master.departing import LIMIT_S, checkpoint_in_time
-from elasticdl.master.inbox import Inbox
-from elasticdl.master.pod import open_directory
+from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.executor.shutdown_checkpoint import LIMIT_S, checkpoint_in_time
+from elasticdl.master.platform.kubernetes import open_directory
 from elasticdl.shard import Source
 
 pytestmark = pytest.mark.core
@@ -119,7 +119,7 @@ class Stage:
     def __init__(self, tmp_path: Path, version: int = 3) -> None:
         self.core = JobState(job(tmp_path))
         self.clock = ManualClock()
-        self.inbox = Inbox(self.clock)
+        self.inbox = EventQueue(self.clock)
         self.running: asyncio.Future[FinishJob] = asyncio.get_running_loop().create_future()
         self.core.handle(e.JobStarted(0.0, (Source("a", 100),), (), ()))
         self.core.handle(e.ProcessAttached(0.0, ProcessName(Role.PS, 0), "a:1", "a:2", None))

@@ -8,7 +8,7 @@ from elasticdl.cluster.base import ExitFacts, ProcessName
 from elasticdl.errors import ExitCode
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.orders import ImpossibleTransition
+from elasticdl.master.core.command_buffer import ImpossibleTransition
 from elasticdl.shard import Source
 
 pytestmark = pytest.mark.core

@@ -161,7 +161,7 @@ def test_a_ledger_that_does_not_add_up_fails_the_job(bench):
     b = bench()
     b.up()
     lease = b.lease()
-    b.state._facts.work.counts[0].expected += 5
+    b.state._context.work.counts[0].expected += 5
     b.finish(0, lease)
     b.train_all()
     assert b.state.status().exit_code == ExitCode.JOB_FAILED
@@ -170,7 +170,7 @@ def test_a_ledger_that_does_not_add_up_fails_the_job(bench):
 
 def test_a_slow_first_batch_gives_the_next_worker_twice_the_time(bench):
     """Nobody knows yet how long a batch takes: a model that needs ten minutes to compile is not relaunched for ever."""
-    b = bench()
+    b = bench(stall_seconds=0)
     b.up()
     for index, limit_s in enumerate((300.0, 600.0, 1200.0)):
         b.lease(index)
@@ -207,7 +207,7 @@ def test_what_a_failed_worker_tells_of_earlier_steps_does_not_make_its_end_anoth
     b.die(b.worker(0), ExitFacts(exit_code=ExitCode.USER_ERROR, log_tail="ValueError: no"))
     b.fenced(0, Applied(lease.shard.id, lease.attempt, 8))
     assert b.state.status().exit_code is None
-    assert [(piece.offset, piece.failures) for piece in b.state._facts.work.returned] == [(8, [])]
+    assert [(piece.offset, piece.failures) for piece in b.state._context.work.returned] == [(8, [])]
 
 
 def test_a_worker_whose_start_hangs_is_replaced_at_last_but_not_while_a_server_is_away(bench):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from elasticdl.cluster.base import ExitFacts, ProcessName, Role
+from elasticdl.dropped import WRONG
 from elasticdl.errors import ExitCode
 from elasticdl.job import Action, JobSpec
 from elasticdl.master.core import commands as c
@@ -360,6 +361,7 @@ class World:
         told = self.state.status()
         assert sum(row.records for row in told.processes) + told.records.resumed == told.records.trained + told.records.undone
         assert receipt["total"]["repeated"] <= BATCH * self.deaths
+        assert not WRONG & told.dropped.keys(), told.dropped
         assert len(self.complete) == total * self.spec.data.num_epochs, "each record was on all servers at once"
         if self.server_deaths == 0:
             assert set(self.complete.values()) == {1}

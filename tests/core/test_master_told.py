@@ -33,7 +33,7 @@ def told(job) -> list[str]:
 
 
 def test_a_checkpoint_that_is_refused_is_tried_five_times_and_said_twice(bench):
-    job = bench(num_workers=1, checkpoint_steps=4, num_epochs=9)
+    job = bench(num_workers=1, checkpoint_steps=4, num_epochs=9, stall_seconds=0)
     job.up()
     job.progress(0, job.lease(), 8)
     job.put(e.VersionAdvanced(0, 4))

@@ -224,9 +224,18 @@ def test_unreadable_records_are_counted_and_fail_the_job_above_the_limit(bench):
     lease = job.lease()
     job.progress(0, lease, 8, bad_records=2, bad_examples=("t.csv:17: expected 5 fields, got 4",))
     assert (job.total["trained"], job.total["bad"]) == (6, 2)
-    job.progress(0, lease, 16, bad_records=1, bad_examples=("t.csv:99: x",))
+    job.progress(0, lease, 16, bad_records=3, bad_examples=("t.csv:99: x",))
     assert "t.csv:17: expected 5 fields, got 4" in job.state.status().outcome
     assert "3 records" in job.state.status().outcome
+
+
+def test_unreadable_records_that_are_told_again_count_once(bench):
+    job = bench(max_bad_records=3)
+    job.up()
+    lease = job.lease()
+    for offset, bad in ((8, 2), (8, 2), (16, 3)):
+        job.progress(0, lease, offset, bad_records=bad)
+    assert (job.total["trained"], job.total["bad"]) == (13, 3)
 
 
 def test_a_shard_that_ends_short_is_no_success(bench):

@@ -1,4 +1,4 @@
-"""What Prometheus gets: read by its own parser, and the same names as docs/metrics.md says."""
+"""What Prometheus gets: read by its own parser, and the same names as docs/reference/metrics.md says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from elasticdl.master.status.metrics import MOST_PROCESSES, render
 pytestmark = pytest.mark.core
 
 ABOUT = About('ads "2" \\ a\nb', "train", "ParameterServerStrategy", 1_700_000_000.0, "0.1.0")
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 GAUGES = {
     "worker-0": {
         "records_per_s": 1200.5,
@@ -47,6 +47,7 @@ def status(bench):
     job.put(e.SnapshotSaved(0, 1, 12, "checkpoints/version-12", 1_000_000))
     job.t = 15.0
     job.die(job.worker(1), ExitFacts(signal=9))
+    job.put(e.StopAsked(0, job.worker(1), "it is good enough"))
     found = asdict(job.state.status())
     found["ring"] = asdict(RingStatus(3, 3, ("worker-0", "worker-2"), "fine"))
     return {**found, "metrics": {"auc": 0.9, "loss": math.nan}, "gauges": GAUGES, "records_per_s": 1200.5}
@@ -74,6 +75,7 @@ def test_the_parser_of_prometheus_reads_the_numbers_of_the_status(status):
     assert value(families, "elasticdl_records_expected") == records["expected"]
     assert value(families, "elasticdl_records_per_second") == 1200.5
     assert value(families, "elasticdl_process_ends_total", role="worker", cause="infrastructure") == 1
+    assert value(families, "elasticdl_messages_dropped_total", cause="ended_process") == 1
     assert value(families, "elasticdl_workers", kind="most") == 2
     assert value(families, "elasticdl_processes", role="worker", state="ready") == 1
     assert value(families, "elasticdl_job_phase", phase="working") == 1

@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.core
 PROGRAM = """
 import sys
-from elasticdl.model.importing import load_tensorflow
+from elasticdl.model.tensorflow_import import load_tensorflow
 load_tensorflow()
 import keras
 before = "sklearn" in sys.modules

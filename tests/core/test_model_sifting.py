@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from elasticdl.data.base import Block, Metadata
 from elasticdl.data.places import number_of
 from elasticdl.errors import UserError
-from elasticdl.model.sifting import BadRecords, RecordsRefused, Sieve, named_in
+from elasticdl.model.bad_record_filter import BadRecordFilter, BadRecords, RecordsRefused, named_in
 from elasticdl.shard import Shard, ShardId, Source
 
 pytestmark = pytest.mark.core
@@ -60,7 +60,7 @@ def feed_without(*bad: int) -> Callable[[Any], tuple[Any, Any]]:
 @given(st.sets(st.integers(100, 149)), st.permutations(range(50)))
 def test_exactly_the_records_that_are_refused_alone_are_left_out(bad: set[int], order: list[int]) -> None:
     numbers = [100 + place for place in order]
-    sieve = Sieve(feed_without(*bad), Table(), max_bad_records=50)
+    sieve = BadRecordFilter(feed_without(*bad), Table(), max_bad_records=50)
     fed = sieve(rows(*numbers), SHARD, order)
     kept = [number for number in numbers if number not in bad]
     assert fed.made == ((kept, None) if kept else None)
@@ -81,12 +81,12 @@ def test_a_record_is_told_by_its_number_whatever_else_cannot_be_read(unreadable:
 def test_one_record_too_many_is_an_error_that_names_the_first() -> None:
     window = rows(*range(100, 120))
     with pytest.raises(BadRecords) as caught:
-        Sieve(feed_without(107, 111), Table())(window, SHARD, range(20))
+        BadRecordFilter(feed_without(107, 111), Table())(window, SHARD, range(20))
     assert caught.value.message == "table: record 107: column 'one' is '107': feed raised: no number: 107 (at m.py:3)"
     assert "--max-bad-records" in caught.value.hint
     with pytest.raises(BadRecords, match=r"record 107: .*\nmore than 1 record of one minibatch cannot be used"):
-        Sieve(feed_without(107, 111), Table(), max_bad_records=1)(window, SHARD, range(20))
-    assert Sieve(feed_without(107, 111), Table(), max_bad_records=2)(window, SHARD, range(20)).bad == 2
+        BadRecordFilter(feed_without(107, 111), Table(), max_bad_records=1)(window, SHARD, range(20))
+    assert BadRecordFilter(feed_without(107, 111), Table(), max_bad_records=2)(window, SHARD, range(20)).bad == 2
 
 
 def test_the_search_for_one_record_takes_a_few_calls() -> None:
@@ -98,13 +98,13 @@ def test_the_search_for_one_record_takes_a_few_calls() -> None:
         calls += 1
         return refusing(window)
 
-    assert Sieve(feed, Table(), max_bad_records=1)(rows(*range(100, 150)), SHARD, range(50)).bad == 1
+    assert BadRecordFilter(feed, Table(), max_bad_records=1)(rows(*range(100, 150)), SHARD, range(50)).bad == 1
     assert calls <= 1 + 2 * 6 + 1
 
 
 def test_a_feed_that_takes_no_record_at_all_is_to_blame_itself() -> None:
     with pytest.raises(BadRecords) as caught:
-        Sieve(feed_without(*range(100, 150)), Table())(rows(*range(100, 150)), SHARD, range(50))
+        BadRecordFilter(feed_without(*range(100, 150)), Table())(rows(*range(100, 150)), SHARD, range(50))
     assert "look at m.py:3 rather than at the data" in caught.value.hint
 
 
@@ -115,7 +115,7 @@ def test_what_no_record_is_to_blame_for_is_raised_as_it_is() -> None:
         return window, None
 
     with pytest.raises(RecordsRefused, match="too many at once"):
-        Sieve(feed, Table(), max_bad_records=50)(rows(*range(100, 110)), SHARD, range(10))
+        BadRecordFilter(feed, Table(), max_bad_records=50)(rows(*range(100, 110)), SHARD, range(10))
 
 
 def test_errors_of_the_code_are_not_searched_for_in_the_data() -> None:
@@ -123,7 +123,7 @@ def test_errors_of_the_code_are_not_searched_for_in_the_data() -> None:
         raise UserError("m.py:3: feed raised NameError: x")
 
     with pytest.raises(UserError, match="NameError") as caught:
-        Sieve(feed, Table(), max_bad_records=50)(rows(100), SHARD, [0])
+        BadRecordFilter(feed, Table(), max_bad_records=50)(rows(100), SHARD, [0])
     assert type(caught.value) is UserError
 
 
@@ -144,7 +144,7 @@ def test_records_of_any_kind_are_shown_in_a_short_line(records: Any, told: str) 
         return window, None
 
     with pytest.raises(BadRecords) as caught:
-        Sieve(feed, Table())(records, SHARD, [0, 1])
+        BadRecordFilter(feed, Table())(records, SHARD, [0, 1])
     assert told in caught.value.message
     assert len(caught.value.message) < 300
 

@@ -9,7 +9,7 @@ import pytest
 
 from elasticdl.errors import SpecError
 from elasticdl.job import Action, JobSpec
-from elasticdl.master.output import refuse_output
+from elasticdl.jobdir.output_folder import refuse_output
 
 pytestmark = pytest.mark.core
 

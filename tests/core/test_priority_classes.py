@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from elasticdl.cluster.rungs import HIGHEST, PLACEHOLDER
+from elasticdl.cluster.kubernetes.priority_ladder import HIGHEST, PLACEHOLDER
 
 pytestmark = pytest.mark.core
 CLASSES = list(yaml.safe_load_all((Path(__file__).parents[2] / "docker/priorities.yaml").read_text()))

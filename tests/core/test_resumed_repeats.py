@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from elasticdl.cli.outcome import Outcome, summary
-from elasticdl.master.core.resuming import RunBefore, gone_on
+from elasticdl.cli.jobs.outcome import Outcome, summary
+from elasticdl.master.core.data.resuming import RunBefore, gone_on
 
 pytestmark = pytest.mark.core
 
@@ -64,7 +64,7 @@ def test_what_is_known_to_be_repeated_in_an_epoch_to_come_outlives_a_second_loss
     first, second = bench(num_epochs=2), bench(num_epochs=2)
     first.start(ledger=ledger)
     second.start(ledger=job.state.ledger_json())
-    lost, again = first.state._facts.work, second.state._facts.work
+    lost, again = first.state._context.work, second.state._context.work
     again.replaces(lost, "ring")
     assert again.repeated_before[1] == 32 and again.repeated_at_least
 

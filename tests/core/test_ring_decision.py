@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.master.core.ring import QUORUM_S, SETTLE_S, UNHEARD_S, Generation, Standing, Wanted, decide
+from elasticdl.master.core.ring.next_generation import QUORUM_S, SETTLE_S, UNHEARD_S, Generation, MemberState, RingTarget, decide
 
 pytestmark = pytest.mark.core
 
@@ -18,15 +18,15 @@ def name(index: int) -> ProcessName:
     return ProcessName(Role.WORKER, index)
 
 
-def member(index: int, generation: int = 1, **more) -> Standing:
-    return Standing(name(index), more.pop("heard_s", 100.0), entered=generation, holds_state=True, **more)
+def member(index: int, generation: int = 1, **more) -> MemberState:
+    return MemberState(name(index), more.pop("heard_s", 100.0), entered=generation, holds_state=True, **more)
 
 
-def joiner(index: int, since_s: float = 100.0, **more) -> Standing:
-    return Standing(name(index), 100.0, free_since_s=since_s, **more)
+def joiner(index: int, since_s: float = 100.0, **more) -> MemberState:
+    return MemberState(name(index), 100.0, free_since_s=since_s, **more)
 
 
-ONE_TO_FOUR = Wanted(1, 4, coming=0)
+ONE_TO_FOUR = RingTarget(1, 4, coming=0)
 PAIR = Generation(1, (name(0), name(1)), 50.0)
 
 
@@ -37,13 +37,13 @@ def test_nobody_ready_is_no_ring():
 
 
 def test_all_that_are_wanted_begin_at_once():
-    decision = decide(100.0, None, [joiner(0), joiner(1)], Wanted(2, 2, coming=3))
+    decision = decide(100.0, None, [joiner(0), joiner(1)], RingTarget(2, 2, coming=3))
     assert decision.members == (name(0), name(1))
     assert decision.generation == 1
 
 
 def test_fewer_than_the_fewest_wait_for_those_who_are_coming_but_not_for_ever():
-    wanted = Wanted(3, 4, coming=2)
+    wanted = RingTarget(3, 4, coming=2)
     early = decide(101.0, None, [joiner(0)], wanted)
     assert early.members == ()
     assert early.look_again_s == 100.0 + QUORUM_S
@@ -54,22 +54,22 @@ def test_fewer_than_the_fewest_wait_for_those_who_are_coming_but_not_for_ever():
 
 
 def test_fewer_than_the_fewest_begin_at_once_when_nobody_else_is_coming():
-    assert decide(100.0, None, [joiner(0)], Wanted(3, 4, coming=0)).members == (name(0),)
+    assert decide(100.0, None, [joiner(0)], RingTarget(3, 4, coming=0)).members == (name(0),)
 
 
 def test_enough_that_are_ready_wait_a_moment_for_whoever_else_may_be_about_to_be_and_say_no_more_than_that():
-    decision = decide(100.1, None, [joiner(0), joiner(1)], Wanted(1, 3, coming=1))
+    decision = decide(100.1, None, [joiner(0), joiner(1)], RingTarget(1, 3, coming=1))
     assert (decision.members, decision.look_again_s) == ((), 100.0 + SETTLE_S)
     assert decision.reason == "2 workers ready; others may be about to be"
 
 
 def test_joiners_that_come_together_join_together():
     workers = [member(0), member(1), joiner(2, 100.0)]
-    wanted = Wanted(1, 4, coming=1)
+    wanted = RingTarget(1, 4, coming=1)
     decision = decide(100.1, PAIR, workers, wanted)
     assert decision.generation == 1
     assert decision.look_again_s == 100.0 + SETTLE_S
-    decision = decide(100.2, PAIR, [*workers, joiner(3, 100.2)], Wanted(1, 4, coming=0))
+    decision = decide(100.2, PAIR, [*workers, joiner(3, 100.2)], RingTarget(1, 4, coming=0))
     assert decision.members == (name(0), name(1), name(2), name(3))
     assert decision.generation == 2
 
@@ -81,11 +81,11 @@ def test_a_joiner_waits_until_the_generation_before_is_complete():
 
 def test_no_more_than_the_most_are_let_in():
     workers = [member(0), member(1), joiner(2), joiner(3)]
-    assert decide(101.0, PAIR, workers, Wanted(1, 3, coming=0)).members == (name(0), name(1), name(2))
+    assert decide(101.0, PAIR, workers, RingTarget(1, 3, coming=0)).members == (name(0), name(1), name(2))
 
 
 def test_a_loss_waits_for_nobody():
-    decision = decide(100.0, PAIR, [member(1)], Wanted(2, 4, coming=2))
+    decision = decide(100.0, PAIR, [member(1)], RingTarget(2, 4, coming=2))
     assert decision.members == (name(1),)
     assert decision.generation == 2
     assert "worker-0 ended" in decision.reason
@@ -117,13 +117,13 @@ def test_a_member_whose_connection_broke_is_left_out_at_once():
 def test_the_last_that_has_the_weights_is_never_left_out_for_silence(gone):
     """Time alone changes nothing then: the cluster, or the worker itself, has to say more."""
     second = Generation(2, (name(1), name(0)), 95.0)
-    torn = Standing(name(0), 99.5, broken=2, free_since_s=99.0)
+    torn = MemberState(name(0), 99.5, broken=2, free_since_s=99.0)
     quiet = member(1, generation=1, **{"heard_s": 96.0} | gone)
     decision = decide(100.0, second, [torn, quiet], ONE_TO_FOUR)
     assert (decision.generation, decision.members) == (2, second.members)
     assert decide(110.0, second, [torn, quiet], ONE_TO_FOUR) == replace(decision, look_again_s=None)
     trio = Generation(2, (name(1), name(0), name(2)), 95.0)
-    assert decide(110.0, trio, [torn, quiet, Standing(name(2), 50.0)], ONE_TO_FOUR).members == (name(1), name(0))
+    assert decide(110.0, trio, [torn, quiet, MemberState(name(2), 50.0)], ONE_TO_FOUR).members == (name(1), name(0))
     assert decide(110.0, trio, [torn, quiet, member(2, generation=2, heard_s=109.0)], ONE_TO_FOUR).members == (name(0), name(2))
 
 
@@ -139,20 +139,20 @@ def test_whoever_may_be_dead_is_left_out_of_a_generation_that_comes_anyway_if_th
 def test_who_has_waited_longest_comes_in_first_in_whatever_order_they_are_told_of():
     waiting = [joiner(4, 90.0), joiner(2, 95.0), joiner(3, 90.0)]
     for workers in (waiting, waiting[::-1]):
-        assert decide(200.0, None, workers, Wanted(1, 2, coming=0)).members == (name(3), name(4))
-        joined = decide(200.0, PAIR, [*workers, member(0), member(1)], Wanted(1, 3, coming=0))
+        assert decide(200.0, None, workers, RingTarget(1, 2, coming=0)).members == (name(3), name(4))
+        joined = decide(200.0, PAIR, [*workers, member(0), member(1)], RingTarget(1, 3, coming=0))
         assert joined.members == (name(0), name(1), name(3))
 
 
 def test_one_that_leaves_stays_until_somebody_else_has_the_weights():
     only = Generation(1, (name(0),), 50.0)
     leaver = member(0, leaving=True)
-    assert decide(100.0, only, [leaver], Wanted(1, 1, coming=1)).generation == 1
-    taking = decide(100.0, only, [leaver, joiner(1)], Wanted(1, 1, coming=0))
+    assert decide(100.0, only, [leaver], RingTarget(1, 1, coming=1)).generation == 1
+    taking = decide(100.0, only, [leaver, joiner(1)], RingTarget(1, 1, coming=0))
     assert taking.members == (name(0), name(1))
     second = Generation(2, taking.members, 100.0)
     both = [member(0, generation=2, leaving=True), member(1, generation=2)]
-    assert decide(100.1, second, both, Wanted(1, 1, coming=0)).members == (name(1),)
+    assert decide(100.1, second, both, RingTarget(1, 1, coming=0)).members == (name(1),)
 
 
 @st.composite
@@ -161,7 +161,7 @@ def anything(draw):
     for index in range(draw(st.integers(0, 5))):
         free = draw(st.none() | st.floats(0, 100))
         workers.append(
-            Standing(
+            MemberState(
                 name(index),
                 draw(st.floats(0, 100)),
                 draw(st.integers(0, 3)),
@@ -175,7 +175,7 @@ def anything(draw):
     members = draw(st.lists(st.integers(0, 5), unique=True, min_size=1, max_size=4))
     present = draw(st.none() | st.just(Generation(draw(st.integers(1, 3)), tuple(map(name, members)), 0.0)))
     low = draw(st.integers(1, 3))
-    return draw(st.floats(100, 200)), present, workers, Wanted(low, low + draw(st.integers(0, 2)), draw(st.integers(0, 3)))
+    return draw(st.floats(100, 200)), present, workers, RingTarget(low, low + draw(st.integers(0, 2)), draw(st.integers(0, 3)))
 
 
 @given(anything())

@@ -10,9 +10,9 @@ from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import TransientError
 from elasticdl.master.core.commands import PublishRing
 from elasticdl.master.core.events import ProgressReported, RingTold, SnapshotCut
-from elasticdl.master.order_board import OrderBoard
-from elasticdl.master.reports import events_of
-from elasticdl.master.ring_desk import RingDesk
+from elasticdl.master.executor.ring_coordinator import RingCoordinator
+from elasticdl.master.gateway.order_streams import OrderStreams
+from elasticdl.master.gateway.reports import events_of
 from elasticdl.rpc import messages
 from elasticdl.rpc.conversation import (
     Order,
@@ -20,21 +20,21 @@ from elasticdl.rpc.conversation import (
     Report,
     RingCut,
     RingDrop,
-    RingForm,
+    RingGeneration,
+    RingReport,
     RingSave,
     RingSaved,
-    RingWord,
     Servers,
     WrittenFile,
 )
-from elasticdl.shard import Applied, Lease, Mark, RingItem, Shard, ShardId, SnapshotId, Task
+from elasticdl.shard import Applied, Barrier, Lease, Shard, ShardId, SnapshotId, Task, WorkItem
 
 pytestmark = pytest.mark.core
 
 FIRST, SECOND, THIRD = (ProcessName(Role.WORKER, index) for index in range(3))
 
 
-async def taken(board: OrderBoard, name: ProcessName, count: int) -> list[Order]:
+async def taken(board: OrderStreams, name: ProcessName, count: int) -> list[Order]:
     """The next orders of a new stream."""
     found = []
     async for order in board.stream(name):
@@ -46,8 +46,8 @@ async def taken(board: OrderBoard, name: ProcessName, count: int) -> list[Order]
 
 def test_a_generation_is_told_to_its_members_and_to_those_who_are_out_and_again_at_every_new_stream():
     async def scene():
-        board = OrderBoard(0)
-        desk = RingDesk(board, "old/version-7")
+        board = OrderStreams(0)
+        desk = RingCoordinator(board, "old/version-7")
         port = await desk.start("127.0.0.1")
         desk.publish(PublishRing(1, (FIRST, SECOND), (), 1))
         desk.publish(PublishRing(2, (SECOND, THIRD), (0,), 1))
@@ -55,7 +55,7 @@ def test_a_generation_is_told_to_its_members_and_to_those_who_are_out_and_again_
             for _ in range(2):
                 servers, form = await taken(board, name, 2)
                 assert servers == Servers(())
-                assert isinstance(form, RingForm)
+                assert isinstance(form, RingGeneration)
                 assert form.generation == 2
                 assert form.members == ("worker-1", "worker-2")
                 assert form.port == port
@@ -80,8 +80,8 @@ def test_each_generation_has_a_rendezvous_of_its_own_that_ends_with_the_next():
         return status
 
     async def scene():
-        board = OrderBoard(0)
-        desk = RingDesk(board, "")
+        board = OrderStreams(0)
+        desk = RingCoordinator(board, "")
         await desk.start("127.0.0.1")
         desk.publish(PublishRing(1, (FIRST, SECOND), (), 1))
         first = (await taken(board, FIRST, 2))[1]
@@ -99,8 +99,8 @@ def test_each_generation_has_a_rendezvous_of_its_own_that_ends_with_the_next():
 
 def test_a_copy_of_the_weights_is_saved_by_whoever_made_it():
     async def scene():
-        board = OrderBoard(0)
-        desk = RingDesk(board, "")
+        board = OrderStreams(0)
+        desk = RingCoordinator(board, "")
         desk.cut(FIRST, SnapshotId(4))
         saving = asyncio.ensure_future(desk.save(SnapshotId(4), "there"))
         assert (await taken(board, FIRST, 2))[1] == RingSave(SnapshotId(4), "there")
@@ -115,7 +115,7 @@ def test_a_copy_of_the_weights_is_saved_by_whoever_made_it():
 
 def test_a_copy_that_went_with_its_worker_is_a_checkpoint_that_failed():
     async def scene():
-        desk = RingDesk(OrderBoard(0), "")
+        desk = RingCoordinator(OrderStreams(0), "")
         desk.cut(FIRST, SnapshotId(4))
         saving = asyncio.ensure_future(desk.save(SnapshotId(4), "there"))
         await asyncio.sleep(0)
@@ -132,7 +132,7 @@ def test_what_was_cut_and_trained_is_told_before_where_the_worker_stands():
     applied = Applied(ShardId(1), 0, 8)
     report = Report(
         progress=(Progress(Task.TRAINING, applied, version=3),),
-        ring=RingWord(entered=2),
+        ring=RingReport(entered=2),
         ring_cuts=(RingCut(SnapshotId(5), 3),),
     )
     assert [type(event) for event in events_of(FIRST, report, 1.0)] == [SnapshotCut, ProgressReported, RingTold]
@@ -141,7 +141,7 @@ def test_what_was_cut_and_trained_is_told_before_where_the_worker_stands():
 @pytest.mark.parametrize(
     "report",
     [
-        Report(ring=RingWord(True, 3, 4, True, "a peer closed the connection")),
+        Report(ring=RingReport(True, 3, 4, True, "a peer closed the connection")),
         Report(ring_cuts=(RingCut(SnapshotId(0), 0),)),
         Report(ring_saves=(RingSaved(SnapshotId(2), 7, (WrittenFile("a.bin", 10, "crc32c:0a0b0c0d"),), "{}", 3, "no"),)),
     ],
@@ -153,8 +153,8 @@ def test_reports_of_a_ring_survive_the_wire(report: Report):
 @pytest.mark.parametrize(
     "order",
     [
-        RingForm(3, ("worker-0", "worker-2"), (1,), 7, "", 4711, "g3-abc"),
-        RingForm(1, ("worker-0",), (), 1, "c/version-3"),
+        RingGeneration(3, ("worker-0", "worker-2"), (1,), 7, "", 4711, "g3-abc"),
+        RingGeneration(1, ("worker-0",), (), 1, "c/version-3"),
         RingSave(SnapshotId(0), "d"),
         RingDrop(SnapshotId(0)),
     ],
@@ -166,15 +166,15 @@ def test_orders_of_a_ring_survive_the_wire(order: Order):
 @pytest.mark.parametrize(
     "item",
     [
-        RingItem(1, Lease(Task.TRAINING, Shard(ShardId(3), "a", 0, 9), 0, order_seed=5, limit=8), 4, 2.0),
-        RingItem(2, None, mark=Mark.PAUSE),
-        RingItem(3, None, mark=Mark.CHECKPOINT, snapshot=SnapshotId(0)),
+        WorkItem(1, Lease(Task.TRAINING, Shard(ShardId(3), "a", 0, 9), 0, order_seed=5, limit=8), 4, 2.0),
+        WorkItem(2, None, mark=Barrier.PAUSE),
+        WorkItem(3, None, mark=Barrier.CHECKPOINT, snapshot=SnapshotId(0)),
     ],
 )
-def test_items_of_a_ring_survive_the_wire(item: RingItem):
+def test_items_of_a_ring_survive_the_wire(item: WorkItem):
     assert messages.lease_answer_from_wire(messages.lease_answer_to_wire(item)) == item
 
 
 def test_a_form_that_names_a_holder_beyond_its_members_is_nonsense():
     with pytest.raises(ValueError, match="take the weights"):
-        messages.order_from_wire(messages.order_to_wire(RingForm(3, ("worker-0",), (1,), 7)))
+        messages.order_from_wire(messages.order_to_wire(RingGeneration(3, ("worker-0",), (1,), 7)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,12 +13,12 @@ from hypothesis import strategies as st
 from elasticdl.clock import SystemClock
 from elasticdl.data.base import Block, Metadata
 from elasticdl.rpc.conversation import Finished, Wait
-from elasticdl.shard import Lease, RingItem, Shard, ShardId, Source, Task
-from elasticdl.worker.ending import Draining, Ending
-from elasticdl.worker.handoff import Ended
-from elasticdl.worker.reading import Sources
-from elasticdl.worker.ring_reading import UNDER_WAY, End, Mark, Part, Plan, RingReading, slice_of
-from elasticdl.worker.watch import Watch
+from elasticdl.shard import Lease, Shard, ShardId, Source, Task, WorkItem
+from elasticdl.worker.pipeline.reading import Sources
+from elasticdl.worker.process.channel import Ended
+from elasticdl.worker.process.hang_watch import HangWatch
+from elasticdl.worker.process.shutdown import Draining, Shutdown
+from elasticdl.worker.ring.reading import UNDER_WAY, AtBarrier, BatchPart, End, ReadPlan, RingReading, slice_of
 
 pytestmark = pytest.mark.core
 
@@ -47,32 +48,32 @@ class Items:
     def request_item(self, number: int, wait_s: float, *, at_mark: bool = False):
         self.asked.append(number)
         if number == 2:
-            return RingItem(2, None, mark="pause")
+            return WorkItem(2, None, mark="pause")
         if number > 3:
             return Finished() if self.asked.count(number) > 1 else Wait("not yet")
-        return RingItem(number, Lease(Task.TRAINING, Shard(ShardId(0), "memory", 0, SHARD), number, order_seed=number), batch=BATCH)
+        return WorkItem(number, Lease(Task.TRAINING, Shard(ShardId(0), "memory", 0, SHARD), number, order_seed=number), batch=BATCH)
 
 
 @pytest.fixture
-def ending():
-    made = Ending()
+def shutdown():
+    made = Shutdown()
     yield made
     made.fail(RuntimeError("the test is over"))
 
 
-def reading_of(ending: Ending, items: Items) -> RingReading:
+def reading_of(shutdown: Shutdown, items: Items) -> RingReading:
     reading = RingReading(
-        items, Sources(lambda task: Reader(), lambda task: lambda rows: (rows, rows), BATCH), Watch(SystemClock()), ending
+        items, Sources(lambda task: Reader(), lambda task: lambda rows: (rows, rows), BATCH), HangWatch(SystemClock()), shutdown
     )
     reading.start()
     return reading
 
 
-def until_mark(reading: RingReading) -> list[Part]:
+def until_mark(reading: RingReading) -> list[BatchPart]:
     parts = []
-    while isinstance(found := reading.next(lambda: False), Part):
+    while isinstance(found := reading.next(lambda: False), BatchPart):
         parts.append(found)
-    assert isinstance(found, (Mark, End))
+    assert isinstance(found, (AtBarrier, End))
     return parts
 
 
@@ -87,12 +88,12 @@ def test_slices_follow_one_another_and_differ_by_at_most_one(begin, length, size
 @settings(max_examples=15, deadline=None)
 @given(size=st.integers(1, 5), offset=st.integers(0, SHARD))
 def test_members_together_read_each_record_of_each_window_once(size, offset) -> None:
-    ending = Ending()
+    shutdown = Shutdown()
     try:
         of_all = []
         for rank in range(size):
-            reading = reading_of(ending, Items())
-            reading.begin(Plan(1, offset, rank, size))
+            reading = reading_of(shutdown, Items())
+            reading.begin(ReadPlan(1, offset, rank, size))
             of_all.append(until_mark(reading))
         order = np.random.Generator(np.random.PCG64(1)).permutation(SHARD)
         for parts in zip(*of_all, strict=True):
@@ -103,24 +104,24 @@ def test_members_together_read_each_record_of_each_window_once(size, offset) -> 
             assert sum(one.mine for one in parts) == end - begin
         assert sum(parts[0].records for parts in zip(*of_all, strict=True)) == SHARD - offset
     finally:
-        ending.fail(RuntimeError("the test is over"))
+        shutdown.fail(RuntimeError("the test is over"))
 
 
-def test_a_new_plan_drops_what_was_made_for_the_old_one_and_reads_no_shard_again(ending) -> None:
+def test_a_new_plan_drops_what_was_made_for_the_old_one_and_reads_no_shard_again(shutdown) -> None:
     items = Items()
-    reading = reading_of(ending, items)
-    reading.begin(Plan(1, None, 0, 2))
+    reading = reading_of(shutdown, items)
+    reading.begin(ReadPlan(1, None, 0, 2))
     first = reading.next(lambda: False)
-    reading.begin(Plan(1, 0, 0, 1))
+    reading.begin(ReadPlan(1, 0, 0, 1))
     again = reading.next(lambda: False)
-    assert isinstance(first, Part) and isinstance(again, Part)
+    assert isinstance(first, BatchPart) and isinstance(again, BatchPart)
     assert (first.begin, first.mine) == (0, 3) and (again.begin, again.mine) == (0, 6)
     assert items.asked.count(1) == 1
     until_mark(reading)
-    assert ending.reason is None
+    assert shutdown.reason is None
 
 
-def test_what_the_ring_is_at_is_read_before_there_is_a_plan_and_not_again(ending) -> None:
+def test_what_the_ring_is_at_is_read_before_there_is_a_plan_and_not_again(shutdown) -> None:
     read: list[Shard] = []
 
     class Counting(Reader):
@@ -132,18 +133,18 @@ def test_what_the_ring_is_at_is_read_before_there_is_a_plan_and_not_again(ending
     items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(items, number or 3, wait_s)
     reader = Counting()
     reading = RingReading(
-        items, Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH), Watch(SystemClock()), ending
+        items, Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH), HangWatch(SystemClock()), shutdown
     )
     reading.read_ahead()
     assert (items.asked, len(read)) == ([3, 4], 1)
     reading.start()
-    reading.begin(Plan(3, 0, 0, 1))
-    assert isinstance(reading.next(lambda: False), Part)
+    reading.begin(ReadPlan(3, 0, 0, 1))
+    assert isinstance(reading.next(lambda: False), BatchPart)
     assert 3 not in items.asked[2:]
     assert len(read) == 1
 
 
-def test_a_plan_that_is_being_made_is_not_begun_again(ending) -> None:
+def test_a_plan_that_is_being_made_is_not_begun_again(shutdown) -> None:
     fed: list[int] = []
     first = threading.Event()
 
@@ -152,9 +153,9 @@ def test_a_plan_that_is_being_made_is_not_begun_again(ending) -> None:
         first.set()
         return rows, rows
 
-    reading = RingReading(Items(), Sources(lambda task: Reader(), lambda task: feed, BATCH), Watch(SystemClock()), ending)
+    reading = RingReading(Items(), Sources(lambda task: Reader(), lambda task: feed, BATCH), HangWatch(SystemClock()), shutdown)
     reading.start()
-    plan = Plan(1, 0, 0, 1)
+    plan = ReadPlan(1, 0, 0, 1)
     reading.begin(plan)
     assert first.wait(60)
     reading.begin(plan)
@@ -164,7 +165,7 @@ def test_a_plan_that_is_being_made_is_not_begun_again(ending) -> None:
     assert len(fed) == 8
 
 
-def test_no_shard_is_read_ahead_before_the_ring_is_under_way(ending) -> None:
+def test_no_shard_is_read_ahead_before_the_ring_is_under_way(shutdown) -> None:
     read: list[Shard] = []
     second = threading.Event()
 
@@ -179,17 +180,17 @@ def test_no_shard_is_read_ahead_before_the_ring_is_under_way(ending) -> None:
     items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(items, 1, wait_s)
     reader = Counting()
     reading = RingReading(
-        items, Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH), Watch(SystemClock()), ending
+        items, Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH), HangWatch(SystemClock()), shutdown
     )
     reading.start()
-    reading.begin(Plan(1, 0, 0, 1))
+    reading.begin(ReadPlan(1, 0, 0, 1))
     for _ in range(UNDER_WAY):
         assert len(read) <= 1
         reading.next(lambda: False)
     assert second.wait(60)
 
 
-def test_the_rest_of_a_shard_that_is_read_ahead_waits_while_the_ring_is_formed_anew(ending) -> None:
+def test_the_rest_of_a_shard_that_is_read_ahead_waits_while_the_ring_is_formed_anew(shutdown) -> None:
     begun, go, rest = threading.Event(), threading.Event(), threading.Event()
 
     class Slow(Reader):
@@ -209,13 +210,13 @@ def test_the_rest_of_a_shard_that_is_read_ahead_waits_while_the_ring_is_formed_a
     items, reader = Items(), Slow()
     items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(items, 1, wait_s)
     sources = Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH)
-    reading = RingReading(items, sources, Watch(SystemClock()), ending)
+    reading = RingReading(items, sources, HangWatch(SystemClock()), shutdown)
     reading.start()
-    reading.begin(Plan(1, 0, 0, 1))
+    reading.begin(ReadPlan(1, 0, 0, 1))
     for _ in range(UNDER_WAY):
         reading.next(lambda: False)
     assert begun.wait(60)
-    reading.begin(Plan(1, 0, 0, 2))
+    reading.begin(ReadPlan(1, 0, 0, 2))
     go.set()
     for _ in range(UNDER_WAY):
         assert not rest.is_set()
@@ -223,30 +224,64 @@ def test_the_rest_of_a_shard_that_is_read_ahead_waits_while_the_ring_is_formed_a
     assert rest.wait(60)
 
 
-def test_where_there_is_no_ring_yet_nothing_is_read_ahead(ending) -> None:
+def test_a_plan_that_goes_back_to_a_forgotten_item_gets_it_though_a_later_shard_is_being_read(shutdown) -> None:
+    """Items of one step each: the stages were so far ahead that the item of the last step was forgotten."""
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow(Reader):
+        def read(self, shard: Shard):
+            if shard.id == 4 and not go.is_set():
+                begun.set()
+                assert go.wait(60)
+            yield from super().read(shard)
+
+    class Short(Items):
+        def request_item(self, number: int, wait_s: float, *, at_mark: bool = False):
+            self.asked.append(number)
+            return WorkItem(number, Lease(Task.TRAINING, Shard(ShardId(number), "memory", 0, SHARD), 1), batch=SHARD)
+
+    items, reader = Short(), Slow()
+    sources = Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH)
+    reading = RingReading(items, sources, HangWatch(SystemClock()), shutdown)
+    reading.start()
+    reading.begin(ReadPlan(1, None, 0, 1))
+    first = [reading.next(lambda: False) for _ in range(2)]
+    assert [one.item.number for one in first if isinstance(one, BatchPart)] == [1, 2]
+    assert begun.wait(60)
+    with reading._changed:  # the feeder forgets it when it comes to the item that is being read
+        assert reading._changed.wait_for(lambda: 2 not in reading._items, 60)
+    reading.begin(ReadPlan(2, SHARD, 0, 2))
+    go.set()
+    deadline_s = time.monotonic() + 60
+    found = reading.next(lambda: time.monotonic() > deadline_s)
+    assert isinstance(found, BatchPart) and found.item.number == 3
+    assert items.asked.count(2) == 2, "it had been forgotten"
+
+
+def test_where_there_is_no_ring_yet_nothing_is_read_ahead(shutdown) -> None:
     items = Items()
     items.request_item = lambda number, wait_s, at_mark=False: Wait("no worker is ready yet")
-    reading = reading_of(ending, items)
+    reading = reading_of(shutdown, items)
     reading.read_ahead()
 
 
-def test_nothing_after_a_pause_is_asked_for_before_the_pause_is_over(ending) -> None:
+def test_nothing_after_a_pause_is_asked_for_before_the_pause_is_over(shutdown) -> None:
     items = Items()
-    reading = reading_of(ending, items)
-    reading.begin(Plan(1, None, 0, 1))
+    reading = reading_of(shutdown, items)
+    reading.begin(ReadPlan(1, None, 0, 1))
     until_mark(reading)
     assert set(items.asked) == {1, 2}
-    reading.begin(Plan(3, None, 0, 1))
+    reading.begin(ReadPlan(3, None, 0, 1))
     assert len(until_mark(reading)) == 4
 
 
-def test_who_waits_for_a_part_can_be_called_away_and_a_drain_does_not_end_it(ending) -> None:
-    reading = reading_of(ending, Items())
+def test_who_waits_for_a_part_can_be_called_away_and_a_drain_does_not_end_it(shutdown) -> None:
+    reading = reading_of(shutdown, Items())
     assert reading.next(lambda: True) is None
-    ending.end(Draining("test"))
-    reading.begin(Plan(1, None, 0, 1))
-    assert isinstance(reading.next(lambda: False), Part)
-    ending.fail(RuntimeError("gone"))
+    shutdown.end(Draining("test"))
+    reading.begin(ReadPlan(1, None, 0, 1))
+    assert isinstance(reading.next(lambda: False), BatchPart)
+    shutdown.fail(RuntimeError("gone"))
     with pytest.raises(Ended):
         while True:
             reading.next(lambda: False)

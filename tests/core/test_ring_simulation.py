@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from elasticdl.errors import ExitCode
-from elasticdl.history.occurrence import Step
+from elasticdl.history.job_event import EventKind
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from tests.core.ring_world import KILLED, TRAIN, VALIDATION, RingWorld, Worker, make_spec
@@ -111,7 +111,7 @@ def test_a_broken_ring_goes_on_without_the_one_whose_connection_broke_before_its
 
 def reasons(world: RingWorld) -> list[str]:
     """Why each generation was made."""
-    return [one.details["reason"] for one in world.announced if one.details.get("step") == Step.PUBLISHED]
+    return [one.details["reason"] for one in world.announced if one.details.get("step") == EventKind.PUBLISHED]
 
 
 def test_what_a_kill_broke_is_no_reason_of_the_generations_after_the_one_that_it_made():
@@ -147,7 +147,7 @@ def test_what_broke_the_generation_that_is_left_is_in_the_reason_of_the_next_in_
 
 def works(world: RingWorld) -> list[tuple[str, float]]:
     """Who was told to have made its first progress, and how long after it was ready."""
-    found = [one for one in world.announced if one.details.get("step") == Step.WORKING]
+    found = [one for one in world.announced if one.details.get("step") == EventKind.WORKING]
     return [(str(one.process), one.details["after_s"]) for one in found]
 
 

@@ -9,7 +9,7 @@ import pytest
 from elasticdl.errors import ExitCode
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.shard import Applied, Mark, RingItem, Task
+from elasticdl.shard import Applied, Barrier, Task, WorkItem
 from tests.core.ring_world import TRAIN, VALIDATION, RingWorld, make_spec
 
 pytestmark = pytest.mark.core
@@ -41,14 +41,14 @@ def until_a_copy_is_made(world: RingWorld) -> None:
     raise AssertionError("no checkpoint is made")
 
 
-def ask(world: RingWorld, number: int) -> RingItem:
+def ask(world: RingWorld, number: int) -> WorkItem:
     """The ring's first member asks for an item."""
     (granted,) = world.put(e.LeaseRequested(0, world.ring.members[0], number, False))
     assert isinstance(granted, c.GrantItem)
     return granted.item
 
 
-def tell(world: RingWorld, item: RingItem, offset: int) -> int:
+def tell(world: RingWorld, item: WorkItem, offset: int) -> int:
     """The ring's first member tells how far it came in an item; returns how many records are trained then."""
     applied = Applied(item.lease.shard.id, item.lease.attempt, offset)
     world.put(e.ProgressReported(0, world.ring.members[0], Task.TRAINING, applied))
@@ -61,7 +61,7 @@ def trained(world: RingWorld) -> int:
 
 def marked(world: RingWorld) -> set[int]:
     """Numbers of checkpoint marks that members know of."""
-    return {item.number for worker in world.workers.values() for item in worker.items.values() if item.mark is Mark.CHECKPOINT}
+    return {item.number for worker in world.workers.values() for item in worker.items.values() if item.mark is Barrier.CHECKPOINT}
 
 
 def saved(world: RingWorld) -> list[int]:
@@ -139,7 +139,7 @@ def test_what_is_told_late_of_a_lease_of_before_all_weights_were_lost_says_nothi
     late = []
     for _ in range(2):
         turn_to(world, 3)
-        late.append(RingItem(0, world.newest.last[0]))
+        late.append(WorkItem(0, world.newest.last[0]))
         kill_all(world)
         while world.newest.version != 2:
             world.turn()

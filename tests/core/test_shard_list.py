@@ -13,9 +13,9 @@ from elasticdl.job import Shuffle
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.codec import event_of, event_plain
-from elasticdl.master.core.cutting import Plan
-from elasticdl.master.core.shard_list import MOST_ROWS, ShardState, ShardWish, shard_page
-from elasticdl.master.core.shards import Blame, Ids, Ledger, Stage
+from elasticdl.master.core.data.ledger import Blame, Ids, Ledger, Stage
+from elasticdl.master.core.data.shard_list import MOST_ROWS, ShardState, ShardWish, shard_page
+from elasticdl.master.core.data.sharding import Plan
 from elasticdl.shard import Applied, Source, Task
 
 pytestmark = pytest.mark.core

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.log_ends import ALL_BYTES, EACH_BYTES, ends_in
+from elasticdl.cluster.logs.log_tails import ALL_BYTES, EACH_BYTES, ends_in
 
 pytestmark = pytest.mark.core
 

@@ -9,7 +9,7 @@ import resource
 import pytest
 
 from elasticdl.history.event_file import EventFile
-from elasticdl.master.scalars import ScalarRuns
+from elasticdl.master.tensorboard_scalars import ScalarRuns
 
 pytestmark = pytest.mark.core
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticdl.words import amount, duration, number, percent, size, spoken
+from elasticdl.formatting import amount, duration, number, percent, size, spoken
 
 pytestmark = pytest.mark.core
 

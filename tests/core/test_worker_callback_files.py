@@ -11,10 +11,10 @@ import pytest
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import UserError
 from elasticdl.shard import Lease, Shard, ShardId, Task
-from elasticdl.worker.callback_files import Desk
-from elasticdl.worker.callbacks import JobCallbacks, Occasion
-from elasticdl.worker.evaluation import PastRound
-from elasticdl.worker.outbox import Outbox
+from elasticdl.worker.pipeline.outbox import Outbox
+from elasticdl.worker.tasks.callback_files import CallbackFiles
+from elasticdl.worker.tasks.callbacks import JobCallbacks, Occasion
+from elasticdl.worker.tasks.evaluation import PastRound
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -28,8 +28,8 @@ class Job:
     def worker(self, index: int) -> JobCallbacks:
         inputs = keras.Input((1,))
         model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-        desk = Desk(self.job_dir, ProcessName(Role.WORKER, index), self.has_validation)
-        occasion = Occasion(model, "/zoo", Outbox(), lambda _: None, self.has_validation, desk=desk)
+        files = CallbackFiles(self.job_dir, ProcessName(Role.WORKER, index), self.has_validation)
+        occasion = Occasion(model, "/zoo", Outbox(), lambda _: None, self.has_validation, callback_files=files)
         callbacks = JobCallbacks([self.make()], occasion)
         callbacks.begin({"epochs": 3})
         return callbacks

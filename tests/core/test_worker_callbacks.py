@@ -10,9 +10,9 @@ import pytest
 from elasticdl.errors import PermanentError, UserError
 from elasticdl.model.callbacks import LearningRateScheduler, MaxStepsStopping, SavedModelExporter
 from elasticdl.shard import Lease, Shard, ShardId, Task
-from elasticdl.worker.callbacks import JobCallbacks, Occasion
-from elasticdl.worker.evaluation import PastRound, past_of, states_of
-from elasticdl.worker.outbox import Outbox
+from elasticdl.worker.pipeline.outbox import Outbox
+from elasticdl.worker.tasks.callbacks import JobCallbacks, Occasion
+from elasticdl.worker.tasks.evaluation import PastRound, past_of, states_of
 
 pytestmark = pytest.mark.core
 

@@ -9,11 +9,11 @@ import pytest
 
 from elasticdl.embedding.spec import DenseSpec, OptimizerKind, OptimizerSpec, ParametersSpec, TableSpec
 from elasticdl.shard import Lease, Task
-from elasticdl.worker.ending import NonFinite
-from elasticdl.worker.exporting import ExportTask
-from elasticdl.worker.leases import Held
-from elasticdl.worker.outbox import Outbox
-from elasticdl.worker.trainer import Batch, Loaded
+from elasticdl.worker.pipeline.leases import HeldLease
+from elasticdl.worker.pipeline.outbox import Outbox
+from elasticdl.worker.pipeline.trainer import Batch, Loaded
+from elasticdl.worker.process.shutdown import NonFinite
+from elasticdl.worker.tasks.export import ExportTask
 
 pytestmark = pytest.mark.core
 SPEC = ParametersSpec(
@@ -38,7 +38,7 @@ class Whole:
 def export(whole: Whole) -> list[Path]:
     written: list[Path] = []
     task = ExportTask(whole, SPEC, lambda dense, tables, directory: written.append(directory), Path("out"), Outbox())
-    task.run(Loaded(Batch(Held(Lease(Task.EXPORT, None, 0)))))
+    task.run(Loaded(Batch(HeldLease(Lease(Task.EXPORT, None, 0)))))
     return written
 
 

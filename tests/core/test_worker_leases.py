@@ -6,16 +6,16 @@ import pytest
 
 from elasticdl.rpc.conversation import Finished, LeaseAnswer
 from elasticdl.shard import Lease, Shard, ShardId, Task
-from elasticdl.worker.ending import Done, Ending
-from elasticdl.worker.handoff import Ended
-from elasticdl.worker.leases import AHEAD, LeaseKeeper
-from elasticdl.worker.outbox import Outbox
+from elasticdl.worker.pipeline.leases import AHEAD, LeaseKeeper
+from elasticdl.worker.pipeline.outbox import Outbox
+from elasticdl.worker.process.channel import Ended
+from elasticdl.worker.process.shutdown import Done, Shutdown
 
 pytestmark = pytest.mark.core
 
 
-def lease(number: int, era: int) -> Lease:
-    return Lease(Task.TRAINING, Shard(ShardId(number), "a", 0, 8), 0, era=era)
+def lease(number: int, revocation: int) -> Lease:
+    return Lease(Task.TRAINING, Shard(ShardId(number), "a", 0, 8), 0, revocation=revocation)
 
 
 class Source:
@@ -30,9 +30,9 @@ class Source:
 
 def test_leases_that_came_after_they_were_voided_are_neither_held_nor_waited_for():
     """Each would take one of the few places ahead for ever: with the second one the worker would never ask again."""
-    ending, outbox = Ending(), Outbox()
+    shutdown, outbox = Shutdown(), Outbox()
     source = Source(*(lease(number, 0) for number in range(AHEAD)), *(lease(10 + number, 1) for number in range(AHEAD + 2)))
-    keeper = LeaseKeeper(source, outbox, ending)
+    keeper = LeaseKeeper(source, outbox, shutdown)
     keeper.revoke(1)
     keeper.start()
     found = []
@@ -43,11 +43,12 @@ def test_leases_that_came_after_they_were_voided_are_neither_held_nor_waited_for
             keeper.worked_through(held)
     assert found == [10 + number for number in range(AHEAD + 2)]
     assert [one.shard.id for one in outbox.held()] == found
-    ending.end(Done())
+    assert outbox.take({}).gauges == {"dropped_voided_lease": AHEAD}
+    shutdown.end(Done())
 
 
 def test_an_order_that_is_told_again_does_not_bring_an_earlier_era_back():
-    keeper = LeaseKeeper(Source(), Outbox(), Ending())
+    keeper = LeaseKeeper(Source(), Outbox(), Shutdown())
     keeper.revoke(2)
     keeper.revoke(1)
-    assert keeper.era == 2
+    assert keeper.revocation == 2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from elasticdl.data.base import Block
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard, ShardId
-from elasticdl.worker.order import LoadedShard, order_of
+from elasticdl.worker.pipeline.record_order import LoadedShard, order_of
 
 pytestmark = pytest.mark.core
 

@@ -12,20 +12,20 @@ from elasticdl.data.base import Block, Metadata
 from elasticdl.errors import Refused, UserError
 from elasticdl.rpc.conversation import Drain, Finish, Order, Revoke, Servers
 from elasticdl.shard import Shard, Source, Task
-from elasticdl.worker.ending import Done, Draining, Ending, Failed
-from elasticdl.worker.orders import Orders
-from elasticdl.worker.reading import Sources
-from elasticdl.worker.sampling import first_features
-from elasticdl.worker.user_reader import UserReader
+from elasticdl.worker.pipeline.first_batch import first_features
+from elasticdl.worker.pipeline.reading import Sources
+from elasticdl.worker.pipeline.user_reader import UserReader
+from elasticdl.worker.process.orders import Orders
+from elasticdl.worker.process.shutdown import Done, Draining, Failed, Shutdown
 
 pytestmark = pytest.mark.core
 
 LIMIT_S = 10.0
 
 
-def follow(*orders: Order | Exception) -> tuple[Ending, list[tuple[str, ...]], Orders]:
+def follow(*orders: Order | Exception) -> tuple[Shutdown, list[tuple[str, ...]], Orders]:
     """A worker that heard these orders and, by the last of them, ends."""
-    ending, moves = Ending(), []
+    shutdown, moves = Shutdown(), []
 
     def stream() -> Iterator[Order]:
         for order in orders:
@@ -33,16 +33,16 @@ def follow(*orders: Order | Exception) -> tuple[Ending, list[tuple[str, ...]], O
                 raise order
             yield order
 
-    listening = Orders(stream, lambda addresses: moves.append(tuple(addresses)), ending)
+    listening = Orders(stream, lambda addresses: moves.append(tuple(addresses)), shutdown)
     listening.start()
-    assert ending.wait(LIMIT_S)
-    return ending, moves, listening
+    assert shutdown.wait(LIMIT_S)
+    return shutdown, moves, listening
 
 
 def test_addresses_are_passed_on_and_the_job_may_finish():
-    ending, moves, _ = follow(Servers(("a:1", "")), Servers(("a:1", "b:2")), Finish())
+    shutdown, moves, _ = follow(Servers(("a:1", "")), Servers(("a:1", "b:2")), Finish())
     assert moves == [("a:1", ""), ("a:1", "b:2")]
-    assert ending.reason == Done()
+    assert shutdown.reason == Done()
 
 
 def test_a_drain_is_a_drain():
@@ -63,12 +63,12 @@ def test_a_revocation_that_comes_before_there_is_a_pipeline_is_passed_on_later()
 
 
 def test_a_revocation_reaches_the_pipeline():
-    heard, ending = threading.Event(), Ending()
-    orders = Orders(lambda: iter([Revoke("stopped", 1)]), lambda addresses: None, ending)
-    orders.revoke_by(lambda era: heard.set())
+    heard, shutdown = threading.Event(), Shutdown()
+    orders = Orders(lambda: iter([Revoke("stopped", 1)]), lambda addresses: None, shutdown)
+    orders.revoke_by(lambda revocation: heard.set())
     orders.start()
     assert heard.wait(LIMIT_S)
-    assert not ending
+    assert not shutdown
 
 
 class Reader:

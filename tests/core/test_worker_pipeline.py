@@ -20,20 +20,22 @@ from elasticdl.errors import Refused, TransientError, UserError
 from elasticdl.rpc.conversation import Finished, Report, Wait
 from elasticdl.rpc.parameters import Pulled, Pushed, Update
 from elasticdl.shard import Lease, Shard, ShardId, SnapshotId, Source, Task
-from elasticdl.worker.ending import Draining, Ending, Failed, NonFinite
-from elasticdl.worker.evaluation import EvaluationTask, SummaryTask
-from elasticdl.worker.gauges import Gauges
-from elasticdl.worker.leases import LeaseKeeper
-from elasticdl.worker.loading import Loading
-from elasticdl.worker.loop import Loop
-from elasticdl.worker.outbox import Outbox
-from elasticdl.worker.patience import Patience
-from elasticdl.worker.ps_trainer import Bounds, PsTrainer
-from elasticdl.worker.reading import Feeding, ShardReading, Sources
-from elasticdl.worker.reporter import Reporter
-from elasticdl.worker.surroundings import Surroundings
-from elasticdl.worker.trainer import Loaded
-from elasticdl.worker.watch import Watch
+from elasticdl.worker.pipeline.context import WorkerContext
+from elasticdl.worker.pipeline.leases import LeaseKeeper
+from elasticdl.worker.pipeline.loop import Loop
+from elasticdl.worker.pipeline.outbox import Outbox
+from elasticdl.worker.pipeline.prefetch import Prefetch
+from elasticdl.worker.pipeline.reading import Feeding, ShardReading, Sources
+from elasticdl.worker.pipeline.record_order import LoadedShard, order_of
+from elasticdl.worker.pipeline.reporter import Reporter
+from elasticdl.worker.pipeline.retry import ServerRetry
+from elasticdl.worker.pipeline.trainer import Loaded
+from elasticdl.worker.process.gauges import Gauges
+from elasticdl.worker.process.hang_watch import HangWatch
+from elasticdl.worker.process.shutdown import Done, Draining, Failed, NonFinite, Shutdown
+from elasticdl.worker.ps.revival import Revival
+from elasticdl.worker.ps.trainer import Bounds, PsTrainer
+from elasticdl.worker.tasks.evaluation import EvaluationTask, SummaryTask
 
 pytestmark = pytest.mark.core
 
@@ -232,24 +234,24 @@ class Rig:
 
     def __post_init__(self) -> None:
         clock = SystemClock()
-        self.ending = Ending()
+        self.shutdown = Shutdown()
         self.outbox, self.gauges = Outbox(), Gauges(clock)
-        keeper = LeaseKeeper(self.master, self.outbox, self.ending)
-        patience = Patience(self.ending, self.gauges, clock, give_up_s=self.give_up_s)
-        self.around = Surroundings(keeper, self.outbox, self.gauges, patience, Watch(clock), self.ending)
-        self.trainer = PsTrainer(self.step, self.parameters, self.around, self.bounds, self.steps_clock)
+        keeper = LeaseKeeper(self.master, self.outbox, self.shutdown)
+        patience = ServerRetry(self.shutdown, self.gauges, clock, give_up_s=self.give_up_s)
+        self.context = WorkerContext(keeper, self.outbox, self.gauges, patience, HangWatch(clock), self.shutdown)
+        self.trainer = PsTrainer(self.step, self.parameters, self.context, self.bounds, self.steps_clock)
         sources = Sources(lambda task: self.reader, lambda task: self.feed, self.minibatch_size)
-        reading = ShardReading(sources, self.around)
-        feeding = Feeding(reading, sources, self.around)
-        self.loading = Loading(feeding, self.trainer, self.around)
+        reading = ShardReading(sources, self.context)
+        feeding = Feeding(reading, sources, self.context)
+        self.loading = Prefetch(feeding, self.trainer, self.context)
         self.training = TrainingOnly(self.trainer)
         self.tasks = {
             Task.TRAINING: self.training,
-            Task.EVALUATION: EvaluationTask(self.step, self.around),
+            Task.EVALUATION: EvaluationTask(self.step, self.context),
             Task.SUMMARY: SummaryTask(self.step, NoCallbacks(), self.outbox),
         }
-        self.loop = Loop(self.loading, self.trainer, self.tasks, self.around)
-        self.reporter = Reporter(self.outbox, self.gauges, self.master, 0.1, self.ending)
+        self.loop = Loop(self.loading, self.trainer, self.tasks, self.context)
+        self.reporter = Reporter(self.outbox, self.gauges, self.master, 0.1, self.shutdown)
         self.stages = (keeper, reading, feeding, self.loading)
 
     def run(self) -> None:
@@ -259,14 +261,14 @@ class Rig:
         for stage in self.stages:
             stage.start()
         self.loop.run()
-        if isinstance(self.ending.reason, Draining):
+        if isinstance(self.shutdown.reason, Draining):
             self.loop.leave()
             assert self.trainer.settle(LIMIT_S)
             self.outbox.give_back(self.outbox.held())
-        elif self.ending.reason is None:
+        elif self.shutdown.reason is None:
             assert self.trainer.settle(LIMIT_S)
         assert self.reporter.flush(LIMIT_S)
-        self.ending.end(Draining("the test is over"))
+        self.shutdown.end(Draining("the test is over"))
 
     def trained(self) -> dict[int, int]:
         """How often each record is in the model."""
@@ -327,6 +329,34 @@ def test_a_lease_with_nothing_left_is_done_at_once():
     assert [(one.done, one.applied.offset) for one in rig.master.progress()] == [(True, 5)]
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 40),
+    st.integers(0, 39),
+    st.integers(1, 12),
+    st.none() | st.integers(0, 2**63),
+    st.integers(0, 3),
+    st.integers(1, 4),
+)
+def test_whatever_the_boundaries_all_of_a_lease_is_told_and_it_is_done_once(records, begun, size, seed, bad_every, feed_every):
+    """Windows whose records are all bad or left out by `feed`, one record, an end inside a batch; another lease comes after."""
+    leases = [training(records, offset=begun % records, order_seed=seed), training(3, 1)]
+    reader = Numbers(bad_every)
+    rig = Rig(ScriptedMaster(leases), reader=reader, minibatch_size=size)
+    rig.feed = lambda window: (window, None) if any(number % feed_every == 0 for number in window) else None
+    rig.run()
+    for lease in leases:
+        told = [one for one in rig.master.progress() if one.applied.shard == lease.shard.id]
+        offsets = [one.applied.offset for one in told]
+        assert offsets == sorted(offsets) and offsets[0] > lease.offset
+        assert [one.done for one in told] == [False] * (len(told) - 1) + [True]
+        assert offsets[-1] == lease.shard.records
+        order = order_of(lease.shard.records, lease.order_seed)
+        loaded = LoadedShard.read(lease.shard, reader.read(lease.shard))
+        assert told[-1].bad_records == loaded.bad_among(order, lease.offset, lease.shard.records)
+    assert not [name for report in rig.master.reports for name in report.gauges if name.startswith("dropped")]
+
+
 @pytest.mark.parametrize("staleness", [0, 1, 2, 3])
 def test_a_pull_misses_at_most_the_allowed_number_of_own_updates(staleness):
     rig = Rig(ScriptedMaster([training(40)]), bounds=Bounds(max_staleness=staleness), minibatch_size=2)
@@ -382,8 +412,8 @@ def test_a_server_that_stays_away_ends_the_worker_with_its_last_words():
 
     rig.parameters.before_push = fail
     rig.run()
-    assert isinstance(rig.ending.reason, Failed)
-    assert "gave up" in str(rig.ending.reason.error) and "server 0 is away" in str(rig.ending.reason.error)
+    assert isinstance(rig.shutdown.reason, Failed)
+    assert "gave up" in str(rig.shutdown.reason.error) and "server 0 is away" in str(rig.shutdown.reason.error)
 
 
 def test_a_fenced_worker_ends_as_refused():
@@ -394,7 +424,7 @@ def test_a_fenced_worker_ends_as_refused():
 
     rig.parameters.before_push = fail
     rig.run()
-    assert isinstance(rig.ending.reason, Failed) and isinstance(rig.ending.reason.error, Refused)
+    assert isinstance(rig.shutdown.reason, Failed) and isinstance(rig.shutdown.reason.error, Refused)
     assert rig.trained() == {}
 
 
@@ -420,8 +450,8 @@ def test_steps_that_stay_nonfinite_end_the_worker_naming_layer_and_records():
 
     rig.step.nonfinite = nonfinite
     rig.run()
-    assert isinstance(rig.ending.reason, Failed)
-    error = rig.ending.reason.error
+    assert isinstance(rig.shutdown.reason, Failed)
+    error = rig.shutdown.reason.error
     assert isinstance(error, NonFinite) and "dense_1/kernel" in error.message and "4:8" in error.message
     assert len(tries) == 2
     assert set(rig.trained()) <= {0, 1, 2, 3}
@@ -438,7 +468,7 @@ def test_an_error_of_user_code_names_the_lease_that_it_was_at():
 
     rig.feed = explode
     rig.run()
-    assert isinstance(rig.ending.reason, Failed) and rig.ending.reason.lease == lease
+    assert isinstance(rig.shutdown.reason, Failed) and rig.shutdown.reason.lease == lease
 
 
 def test_sys_exit_in_user_code_ends_the_worker_visibly():
@@ -449,7 +479,7 @@ def test_sys_exit_in_user_code_ends_the_worker_visibly():
 
     rig.step.on_train = leave
     rig.run()
-    assert isinstance(rig.ending.reason, Failed)
+    assert isinstance(rig.shutdown.reason, Failed)
 
 
 @settings(max_examples=25, deadline=None)
@@ -525,7 +555,7 @@ def test_a_drained_worker_finishes_its_step_and_gives_the_rest_back():
 
     def drain(features: np.ndarray) -> None:
         if 8 in features:
-            rig.ending.end(Draining("SIGTERM"))
+            rig.shutdown.end(Draining("SIGTERM"))
 
     rig.step.on_train = drain
     rig.run()
@@ -548,7 +578,7 @@ def test_a_revoked_lease_is_dropped_and_the_next_one_is_trained():
             rig.loading.revoke(1)
             with rig.master.changed:
                 rig.master.open -= 1
-                rig.master.todo.append(training(3, 1, era=1))
+                rig.master.todo.append(training(3, 1, revocation=1))
                 rig.master.changed.notify_all()
             revoked.set()
 
@@ -566,7 +596,7 @@ def test_a_revoked_lease_is_dropped_and_the_next_one_is_trained():
 
 def test_a_lease_that_was_granted_after_a_revocation_but_came_before_it_is_worked_on():
     """The two come to the worker by two ways. The master counts on the new lease: if it were dropped, all would wait for it."""
-    rig = Rig(ScriptedMaster([training(400, 0), training(3, 1, era=1)]), minibatch_size=1)
+    rig = Rig(ScriptedMaster([training(400, 0), training(3, 1, revocation=1)]), minibatch_size=1)
 
     def revoke(features: np.ndarray) -> None:
         if 20 in features:
@@ -582,7 +612,7 @@ def test_a_lease_that_was_granted_after_a_revocation_but_came_before_it_is_worke
 
 def test_a_lease_that_was_granted_before_a_revocation_but_comes_after_it_is_void():
     """The master has given it to another worker: trained here, it would be trained twice."""
-    rig = Rig(ScriptedMaster([training(3, 0), training(3, 1, era=1)]))
+    rig = Rig(ScriptedMaster([training(3, 0), training(3, 1, revocation=1)]))
     rig.master.open = 1
     rig.loading.revoke(1)
     rig.run()
@@ -619,7 +649,7 @@ def test_evaluation_reads_its_snapshot_and_gets_dense_weights_once():
 def test_a_drained_evaluation_lease_goes_back_from_its_beginning():
     lease = Lease(Task.EVALUATION, Shard(ShardId(50), "numbers", 0, 400), 1, round=0)
     rig = Rig(ScriptedMaster([lease]))
-    rig.step.evaluate = lambda *arguments: rig.ending.end(Draining("SIGTERM"))
+    rig.step.evaluate = lambda *arguments: rig.shutdown.end(Draining("SIGTERM"))
     rig.run()
     (returned,) = [one for one in rig.master.progress() if one.returned]
     assert returned.applied.offset == 0 and not returned.metrics
@@ -642,11 +672,11 @@ def test_a_lost_view_does_not_hold_the_worker_up_once_its_leases_are_void():
     def lost(ids, *, dense=True, snapshot=None, timeout_s) -> Pulled:
         if snapshot is None:
             return pull(ids, dense=dense, timeout_s=timeout_s)
-        if rig.around.keeper.era == 0:
+        if rig.context.keeper.revocation == 0:
             rig.loading.revoke(1)
             with rig.master.changed:
                 rig.master.open -= 1
-                rig.master.todo.append(training(4, era=1))
+                rig.master.todo.append(training(4, revocation=1))
         raise TransientError("there is no snapshot 1 here: it was dropped or lost", retry_after_s=0.01)
 
     rig.parameters.pull = lost
@@ -663,12 +693,12 @@ def test_callbacks_of_a_round_whose_view_is_lost_do_not_hold_the_worker_up():
     pull = rig.parameters.pull
 
     def lost(ids, *, dense=True, snapshot=None, timeout_s) -> Pulled:
-        if snapshot is None or rig.around.keeper.era:
+        if snapshot is None or rig.context.keeper.revocation:
             return pull(ids, dense=dense, timeout_s=timeout_s)
         rig.loading.revoke(1)
         with rig.master.changed:
             rig.master.open -= 1
-            rig.master.todo.append(training(4, era=1))
+            rig.master.todo.append(training(4, revocation=1))
         raise TransientError("there is no snapshot 1 here: it was dropped or lost", retry_after_s=0.01)
 
     class LooksAtWeights:
@@ -684,3 +714,63 @@ def test_callbacks_of_a_round_whose_view_is_lost_do_not_hold_the_worker_up():
     rig.run()
     assert rig.trained() == once(training(4))
     assert not any(report.summaries for report in rig.master.reports)
+
+
+class Moving(MemoryParameters):
+    """Servers that can be lost: they come back empty, and take what was pulled last when they are asked for anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.newest: np.ndarray | None = None
+        self.revived = threading.Event()
+
+    def lose(self) -> None:
+        with self.lock:
+            self.dense = None
+
+    def pull(
+        self, ids: Sequence[np.ndarray], *, dense: bool = True, snapshot: SnapshotId | None = None, timeout_s: float
+    ) -> Pulled:
+        if self.dense is None:
+            if self.newest is None:
+                raise TransientError("there is nothing to give")
+            self.dense = self.newest.copy()
+            self.revived.set()
+        pulled = super().pull(ids, dense=dense, snapshot=snapshot, timeout_s=timeout_s)
+        self.newest = pulled.dense if dense else self.newest
+        return pulled
+
+
+def test_a_worker_without_work_gives_a_server_that_moved_what_it_pulled_last() -> None:
+    rig = Rig(ScriptedMaster([]), parameters=Moving())
+    parameters = rig.parameters
+    assert isinstance(parameters, Moving)
+    parameters.dense = np.array([7.0], np.float32)
+    assert not rig.trainer.start(SPEC, np.zeros(1, np.float32)), "it has trained values"
+    revival = Revival(rig.shutdown)
+    revival.start(rig.trainer.revive)
+    try:
+        parameters.lose()
+        revival.moved(["", "b"])
+        revival.moved(["a", "b"])
+        assert parameters.revived.wait(LIMIT_S)
+        assert parameters.dense is not None and parameters.dense[0] == 7.0
+    finally:
+        rig.shutdown.end(Done())
+
+
+def test_initial_values_count_as_given_though_the_server_was_lost_just_then() -> None:
+    rig = Rig(ScriptedMaster([]), parameters=Moving())
+    parameters, pull = rig.parameters, rig.parameters.pull
+    assert isinstance(parameters, Moving)
+    tries = []
+
+    def lost_once(*args, **named) -> Pulled:
+        tries.append(1)
+        if len(tries) == 1:
+            raise TransientError("it is gone", retry_after_s=0.01)
+        return pull(*args, **named)
+
+    parameters.pull = lost_once
+    assert rig.trainer.start(SPEC, np.zeros(1, np.float32))
+    rig.shutdown.end(Done())

@@ -11,15 +11,15 @@ from elasticdl.clock import SystemClock
 from elasticdl.errors import PermanentError, UserError
 from elasticdl.rpc.conversation import Finished
 from elasticdl.shard import Lease, Shard, ShardId, Task
-from elasticdl.worker.ending import Ending
-from elasticdl.worker.gauges import Gauges
-from elasticdl.worker.leases import Held, LeaseKeeper
-from elasticdl.worker.outbox import Outbox
-from elasticdl.worker.patience import Patience
-from elasticdl.worker.prediction import FileSink, ProcessorSink, named_arrays
-from elasticdl.worker.surroundings import Surroundings
-from elasticdl.worker.trainer import Batch
-from elasticdl.worker.watch import Watch
+from elasticdl.worker.pipeline.context import WorkerContext
+from elasticdl.worker.pipeline.leases import HeldLease, LeaseKeeper
+from elasticdl.worker.pipeline.outbox import Outbox
+from elasticdl.worker.pipeline.retry import ServerRetry
+from elasticdl.worker.pipeline.trainer import Batch
+from elasticdl.worker.process.gauges import Gauges
+from elasticdl.worker.process.hang_watch import HangWatch
+from elasticdl.worker.process.shutdown import Shutdown
+from elasticdl.worker.tasks.prediction import FileSink, ProcessorSink, named_arrays
 
 pytestmark = pytest.mark.core
 
@@ -31,23 +31,23 @@ class NoLeases:
         return Finished()
 
 
-def surroundings() -> Surroundings:
-    clock, ending, outbox = SystemClock(), Ending(), Outbox()
+def surroundings() -> WorkerContext:
+    clock, shutdown, outbox = SystemClock(), Shutdown(), Outbox()
     gauges = Gauges(clock)
-    return Surroundings(
-        LeaseKeeper(NoLeases(), outbox, ending), outbox, gauges, Patience(ending, gauges, clock), Watch(clock), ending
+    return WorkerContext(
+        LeaseKeeper(NoLeases(), outbox, shutdown), outbox, gauges, ServerRetry(shutdown, gauges, clock), HangWatch(clock), shutdown
     )
 
 
-def predict(sink: FileSink, around: Surroundings, lease: Lease, until: int, size: int = 3) -> list[tuple[int, bool]]:
+def predict(sink: FileSink, context: WorkerContext, lease: Lease, until: int, size: int = 3) -> list[tuple[int, bool]]:
     """Batches of an attempt up to record `until`; what was reported, as (offset, done)."""
-    around.outbox.hold(lease)
-    held = Held(lease)
+    context.outbox.hold(lease)
+    held = HeldLease(lease)
     for begin in range(lease.offset, until, size):
         end = min(begin + size, lease.shard.records)
         outputs = np.arange(begin, end, dtype=np.float32).reshape(-1, 1)
         sink.take(Batch(held, end, end - begin, last=end == lease.shard.records, computes=True), outputs)
-    return [(progress.applied.offset, progress.done) for progress in around.outbox.take({}).progress]
+    return [(progress.applied.offset, progress.done) for progress in context.outbox.take({}).progress]
 
 
 def written(directory) -> list[float]:
@@ -55,8 +55,8 @@ def written(directory) -> list[float]:
 
 
 def test_a_shard_becomes_one_file_that_says_of_which_records(tmp_path):
-    around = surroundings()
-    assert predict(FileSink(tmp_path / "out", around), around, LEASE, 10) == [(10, True)]
+    context = surroundings()
+    assert predict(FileSink(tmp_path / "out", context), context, LEASE, 10) == [(10, True)]
     (path,) = (tmp_path / "out").iterdir()
     content = np.load(path)
     assert content["predictions"][:, 0].tolist() == list(range(10))
@@ -69,11 +69,11 @@ def test_a_shard_becomes_one_file_that_says_of_which_records(tmp_path):
 
 
 def test_files_sorted_by_name_have_the_examples_in_the_order_of_the_data_as_the_docs_say(tmp_path):
-    around = surroundings()
-    sink = FileSink(tmp_path, around)
+    context = surroundings()
+    sink = FileSink(tmp_path, context)
     shards = [Shard(ShardId(number), "data.csv", number * 10, number * 10 + 10) for number in (10, 2, 0)]
     for shard in shards:  # whoever was faster
-        predict(sink, around, Lease(Task.PREDICTION, shard, 1), 10)
+        predict(sink, context, Lease(Task.PREDICTION, shard, 1), 10)
     parts = [np.load(path) for path in sorted(tmp_path.glob("*.npz"))]
     firsts = [int(part["first_record"]) for part in parts]
     assert firsts == [0, 20, 100]
@@ -83,17 +83,17 @@ def test_files_sorted_by_name_have_the_examples_in_the_order_of_the_data_as_the_
 
 
 def test_nothing_is_reported_before_it_is_written(tmp_path):
-    around = surroundings()
-    assert predict(FileSink(tmp_path, around), around, LEASE, 6) == []
+    context = surroundings()
+    assert predict(FileSink(tmp_path, context), context, LEASE, 6) == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_drained_part_and_the_rest_are_two_files(tmp_path):
-    around = surroundings()
-    sink = FileSink(tmp_path, around)
-    predict(sink, around, LEASE, 6)
+    context = surroundings()
+    sink = FileSink(tmp_path, context)
+    predict(sink, context, LEASE, 6)
     sink.leave()
-    ((offset, done),) = [(one.applied.offset, one.done) for one in around.outbox.take({}).progress]
+    ((offset, done),) = [(one.applied.offset, one.done) for one in context.outbox.take({}).progress]
     assert (offset, done) == (6, False)
     sink.leave()
     assert len(list(tmp_path.iterdir())) == 1, "there is nothing more to write"
@@ -105,9 +105,9 @@ def test_a_drained_part_and_the_rest_are_two_files(tmp_path):
 def test_what_a_killed_worker_wrote_but_did_not_report_is_replaced(tmp_path):
     """Attempt 1 is killed between file and report, 2 drains, 3 is killed like 1, 4 ends the shard."""
     for attempt, (offset, until) in enumerate([(0, 6), (0, 3), (3, 9), (3, 10)], 1):
-        around = surroundings()
-        sink = FileSink(tmp_path, around)
-        predict(sink, around, replace(LEASE, attempt=attempt, offset=offset), until)
+        context = surroundings()
+        sink = FileSink(tmp_path, context)
+        predict(sink, context, replace(LEASE, attempt=attempt, offset=offset), until)
         sink.leave()
     assert [path.name for path in sorted(tmp_path.iterdir())] == [
         "predictions-000003-000000000-000000003.npz",
@@ -118,23 +118,23 @@ def test_what_a_killed_worker_wrote_but_did_not_report_is_replaced(tmp_path):
 
 def test_a_worker_that_was_given_up_and_drains_late_takes_nothing_of_the_next_one_away(tmp_path):
     """It stood still, another did its shard, and then it was told to leave: its part took the place of the whole shard's."""
-    late, around = surroundings(), surroundings()
+    late, context = surroundings(), surroundings()
     sink = FileSink(tmp_path, late)
     predict(sink, late, LEASE, 6)
-    predict(FileSink(tmp_path, around), around, replace(LEASE, attempt=2), 10)
+    predict(FileSink(tmp_path, context), context, replace(LEASE, attempt=2), 10)
     sink.leave()
     assert late.outbox.take({}).progress == (), "what it has is not told, since it is not written"
     assert written(tmp_path) == list(range(10))
 
 
 def test_a_worker_that_was_given_up_and_ends_its_shard_late_changes_nothing(tmp_path):
-    late, around = surroundings(), surroundings()
+    late, context = surroundings(), surroundings()
     sink = FileSink(tmp_path, late)
     predict(sink, late, LEASE, 6)
-    first = FileSink(tmp_path, around)
-    predict(first, around, replace(LEASE, attempt=2), 6)
+    first = FileSink(tmp_path, context)
+    predict(first, context, replace(LEASE, attempt=2), 6)
     first.leave()
-    predict(FileSink(tmp_path, around), around, replace(LEASE, attempt=3, offset=6), 10)
+    predict(FileSink(tmp_path, context), context, replace(LEASE, attempt=3, offset=6), 10)
     sink.take(Batch(sink._held, 10, 4, last=True, computes=True), np.arange(6, 10, dtype=np.float32).reshape(-1, 1))
     assert written(tmp_path) == list(range(10))
 
@@ -142,8 +142,8 @@ def test_a_worker_that_was_given_up_and_ends_its_shard_late_changes_nothing(tmp_
 def test_what_a_worker_was_writing_when_it_was_killed_goes_when_the_next_has_written_it(tmp_path):
     for name in (".predictions-000003-000000000-000000010.npz.1", ".predictions-000004-000000000-000000010.npz.1"):
         (tmp_path / name).write_bytes(b"half")
-    around = surroundings()
-    predict(FileSink(tmp_path, around), around, replace(LEASE, attempt=2), 10)
+    context = surroundings()
+    predict(FileSink(tmp_path, context), context, replace(LEASE, attempt=2), 10)
     assert [path.name for path in sorted(tmp_path.iterdir())] == [
         ".predictions-000004-000000000-000000010.npz.1",
         "predictions-000003-000000000-000000010.npz",
@@ -151,17 +151,17 @@ def test_what_a_worker_was_writing_when_it_was_killed_goes_when_the_next_has_wri
 
 
 def test_other_shards_are_left_alone(tmp_path):
-    around = surroundings()
-    predict(FileSink(tmp_path, around), around, replace(LEASE, shard=Shard(ShardId(30), "data.csv", 0, 3)), 3)
-    predict(FileSink(tmp_path, around), around, LEASE, 10)
+    context = surroundings()
+    predict(FileSink(tmp_path, context), context, replace(LEASE, shard=Shard(ShardId(30), "data.csv", 0, 3)), 3)
+    predict(FileSink(tmp_path, context), context, LEASE, 10)
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_shard_of_which_nothing_is_left_is_done_with_a_file_without_predictions(tmp_path):
-    around = surroundings()
-    around.outbox.hold(LEASE)
-    FileSink(tmp_path, around).take(Batch(Held(LEASE), 10, 10, bad=10, last=True), None)
-    (progress,) = around.outbox.take({}).progress
+    context = surroundings()
+    context.outbox.hold(LEASE)
+    FileSink(tmp_path, context).take(Batch(HeldLease(LEASE), 10, 10, bad=10, last=True), None)
+    (progress,) = context.outbox.take({}).progress
     assert (progress.done, progress.bad_records) == (True, 10)
     (path,) = tmp_path.iterdir()
     assert "predictions" not in np.load(path)
@@ -169,9 +169,9 @@ def test_a_shard_of_which_nothing_is_left_is_done_with_a_file_without_prediction
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    around = surroundings()
+    context = surroundings()
     with pytest.raises(PermanentError, match="file"):
-        predict(FileSink(tmp_path / "file", around), around, LEASE, 10)
+        predict(FileSink(tmp_path / "file", context), context, LEASE, 10)
 
 
 def test_a_processor_gets_each_batch_and_its_worker(tmp_path):
@@ -181,13 +181,13 @@ def test_a_processor_gets_each_batch_and_its_worker(tmp_path):
         def process(self, predictions, worker_id):
             self.got.append((predictions.tolist(), worker_id))
 
-    around = surroundings()
-    around.outbox.hold(LEASE)
-    sink = ProcessorSink(Processor(), str(tmp_path), 7, around)
-    sink.take(Batch(Held(LEASE), 5, 5, last=False, computes=True), np.arange(2))
-    assert around.outbox.take({}).progress[0].applied.offset == 5
-    sink.take(Batch(Held(LEASE), 10, 5, bad=5, last=True), None)
-    assert around.outbox.take({}).progress[0].done
+    context = surroundings()
+    context.outbox.hold(LEASE)
+    sink = ProcessorSink(Processor(), str(tmp_path), 7, context)
+    sink.take(Batch(HeldLease(LEASE), 5, 5, last=False, computes=True), np.arange(2))
+    assert context.outbox.take({}).progress[0].applied.offset == 5
+    sink.take(Batch(HeldLease(LEASE), 10, 5, bad=5, last=True), None)
+    assert context.outbox.take({}).progress[0].done
     assert Processor.got == [([0, 1], 7)]
 
 
@@ -197,7 +197,7 @@ def test_an_error_of_the_processor_is_the_users(tmp_path):
             raise KeyError("no such column")
 
     with pytest.raises(UserError, match=r"PredictionOutputsProcessor.process raised KeyError"):
-        ProcessorSink(Processor(), str(tmp_path), 0, surroundings()).take(Batch(Held(LEASE), 5, 5), np.arange(2))
+        ProcessorSink(Processor(), str(tmp_path), 0, surroundings()).take(Batch(HeldLease(LEASE), 5, 5), np.arange(2))
 
 
 def test_outputs_of_any_structure_get_names():

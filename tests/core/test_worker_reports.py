@@ -8,15 +8,16 @@ import pytest
 
 from elasticdl.clock import ManualClock
 from elasticdl.errors import ExitCode, PermanentError, Refused, SpecError, TransientError, UserError
-from elasticdl.rpc.conversation import Failure, Report, Summary
+from elasticdl.rpc.conversation import Failure, Report, RingGeneration, Summary
 from elasticdl.shard import Applied, Lease, Shard, ShardId, Task
-from elasticdl.worker.ending import Done, Draining, Ending, Failed, exit_code
-from elasticdl.worker.gauges import Gauges
-from elasticdl.worker.handoff import Ended, Handoff
-from elasticdl.worker.outbox import Advance, Outbox
-from elasticdl.worker.patience import Patience
-from elasticdl.worker.reporter import Reporter
-from elasticdl.worker.working import log_error
+from elasticdl.worker.lifecycle import log_error
+from elasticdl.worker.pipeline.outbox import Advance, Contradiction, Outbox
+from elasticdl.worker.pipeline.reporter import Reporter
+from elasticdl.worker.pipeline.retry import ServerRetry
+from elasticdl.worker.process.channel import Channel, Ended
+from elasticdl.worker.process.gauges import Gauges
+from elasticdl.worker.process.shutdown import Done, Draining, Failed, Shutdown, exit_code
+from elasticdl.worker.ring.generations import Generations
 
 pytestmark = pytest.mark.core
 
@@ -50,14 +51,14 @@ def test_progress_of_a_lease_is_merged():
     assert outbox.take({"x": 1.0}) == Report(gauges={"x": 1.0}), "it is told once"
 
 
-def test_losses_and_bad_records_are_those_since_the_last_report():
+def test_losses_are_those_since_the_last_report_and_bad_records_all_of_the_lease():
     outbox = Outbox()
     outbox.hold(LEASE)
     outbox.advance(LEASE, Advance(20, loss=1.0, bad=4))
     outbox.take({})
     outbox.advance(LEASE, Advance(30, done=True))
     (progress,) = outbox.take({}).progress
-    assert (progress.loss, progress.bad_records, progress.done) == (None, 0, True)
+    assert (progress.loss, progress.bad_records, progress.done) == (None, 4, True)
     assert outbox.held() == ()
 
 
@@ -70,7 +71,9 @@ def test_a_lease_that_was_given_back_is_told_last_with_what_was_done_of_it():
     (progress,) = outbox.take({}).progress
     assert progress.returned and progress.applied.offset == 20
     outbox.advance(LEASE, Advance(40))
-    assert outbox.take({}).progress == ()
+    report = outbox.take({})
+    assert report.progress == ()
+    assert report.gauges == {"dropped_voided_lease": 2.0}, "what is not told is counted, since the worker began"
 
 
 def test_an_untouched_lease_goes_back_at_its_offset_and_a_done_one_does_not():
@@ -92,6 +95,66 @@ def test_a_revoked_lease_is_told_up_to_the_last_push_and_not_given_back():
     (progress,) = outbox.take({}).progress
     assert progress.applied.offset == 20 and not progress.returned
     assert outbox.held() == ()
+
+
+def test_a_lease_that_was_forgotten_can_be_held_again_and_loses_nothing_of_what_was_not_reported():
+    """A member of a ring that tells of its progress, does not, and does again."""
+    outbox = Outbox()
+    outbox.hold(LEASE)
+    outbox.advance(LEASE, Advance(20, loss=1.0, bad=3))
+    outbox.forget([LEASE])
+    outbox.hold(LEASE)
+    outbox.advance(LEASE, Advance(30, loss=3.0))
+    (progress,) = outbox.take({}).progress
+    assert (progress.applied.offset, progress.loss, progress.bad_records) == (30, 2.0, 3)
+    outbox.forget([LEASE])
+    outbox.take({})
+    outbox.hold(LEASE)
+    outbox.advance(LEASE, Advance(40))
+    (progress,) = outbox.take({}).progress
+    assert progress.applied.offset == 40
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_what_a_worker_cannot_have_done_is_an_error_of_its_own(reported):
+    """Else its records would never be booked, and nobody would know why the job stands still."""
+    outbox = Outbox()
+    outbox.hold(LEASE)
+    with pytest.raises(Contradiction, match="at 10 of 100 records"):
+        outbox.advance(LEASE, Advance(101))
+    with pytest.raises(Contradiction, match="at 10 of 100 records"):
+        outbox.advance(LEASE, Advance(9))
+    with pytest.raises(Contradiction, match="not held"):
+        outbox.advance(Lease(LEASE.task, LEASE.shard, LEASE.attempt + 1), Advance(20))
+    with pytest.raises(Contradiction, match="it is held"):
+        outbox.hold(LEASE)
+    outbox.advance(LEASE, Advance(100, done=True))
+    if reported:
+        outbox.take({})
+    with pytest.raises(Contradiction, match="to its end"):
+        outbox.advance(LEASE, Advance(100, done=True))
+    assert issubclass(Contradiction, PermanentError) and exit_code(Failed(Contradiction("x"))) is ExitCode.JOB_FAILED
+
+
+def test_of_leases_that_do_not_count_any_more_so_many_are_remembered_as_can_be_under_way():
+    outbox = Outbox()
+    leases = [Lease(Task.TRAINING, Shard(ShardId(number), "s", 0, 100), 0) for number in range(2000)]
+    for lease in leases:
+        outbox.hold(lease)
+    outbox.forget(leases)
+    outbox.take({})
+    outbox.advance(leases[-1], Advance(1))
+    assert outbox.take({}).gauges == {"dropped_voided_lease": 1.0}
+    assert len(outbox._closed) == 1000
+
+
+def test_an_old_generation_of_the_ring_is_counted_whether_it_is_late_or_told_again():
+    outbox = Outbox()
+    forms = Generations(Shutdown(), outbox.drop)
+    for generation in (1, 3, 2, 3):
+        forms.put(RingGeneration(generation, ("worker-0",), (), 1))
+    assert forms.generation == 3
+    assert outbox.take({}).gauges == {"dropped_stale_generation": 2.0}
 
 
 def test_leases_without_a_shard_are_not_held():
@@ -119,10 +182,10 @@ def test_everything_else_is_told_once_in_one_report():
 
 def test_a_done_lease_is_reported_at_once_and_heartbeats_go_on():
     outbox, master = Outbox(), Master()
-    reporter = Reporter(outbox, Gauges(ManualClock()), master, 0.05, Ending())
+    reporter = Reporter(outbox, Gauges(ManualClock()), master, 0.05, Shutdown())
     reporter.start()
     assert master.came.acquire(timeout=LIMIT_S) and master.came.acquire(timeout=LIMIT_S)
-    slow = Reporter(outbox, Gauges(ManualClock()), urgent := Master(), 3600.0, Ending())
+    slow = Reporter(outbox, Gauges(ManualClock()), urgent := Master(), 3600.0, Shutdown())
     assert reporter.flush(LIMIT_S)
     outbox.urgent.clear()
     slow.start()
@@ -134,42 +197,42 @@ def test_a_done_lease_is_reported_at_once_and_heartbeats_go_on():
 
 
 def test_a_report_that_failed_is_sent_again_unchanged():
-    outbox, master, ending = (
+    outbox, master, shutdown = (
         Outbox(),
         Master(TransientError("away", retry_after_s=0.01), TransientError("away", retry_after_s=0.01)),
-        Ending(),
+        Shutdown(),
     )
-    reporter = Reporter(outbox, Gauges(ManualClock()), master, 3600.0, ending)
+    reporter = Reporter(outbox, Gauges(ManualClock()), master, 3600.0, shutdown)
     outbox.hold(LEASE)
     outbox.advance(LEASE, Advance(100, done=True))
     reporter.start()
     assert master.came.acquire(timeout=LIMIT_S)
     assert master.reports[0].progress[0].applied.offset == 100
     assert reporter.flush(LIMIT_S)
-    assert not ending
+    assert not shutdown
 
 
 def test_a_refused_report_ends_the_worker_as_fenced():
-    ending = Ending()
+    shutdown = Shutdown()
     outbox = Outbox()
-    reporter = Reporter(outbox, Gauges(ManualClock()), Master(Refused("replaced")), 3600.0, ending)
+    reporter = Reporter(outbox, Gauges(ManualClock()), Master(Refused("replaced")), 3600.0, shutdown)
     outbox.urgent.set()
     reporter.start()
-    assert ending.wait(LIMIT_S)
-    assert exit_code(ending.reason) is ExitCode.FENCED
+    assert shutdown.wait(LIMIT_S)
+    assert exit_code(shutdown.reason) is ExitCode.FENCED
 
 
 def test_a_drained_worker_that_is_fenced_by_its_own_last_report_still_counts_as_drained():
-    ending = Ending()
-    ending.end(Draining("SIGTERM"))
-    reporter = Reporter(Outbox(), Gauges(ManualClock()), Master(Refused("fenced")), 3600.0, ending)
+    shutdown = Shutdown()
+    shutdown.end(Draining("SIGTERM"))
+    reporter = Reporter(Outbox(), Gauges(ManualClock()), Master(Refused("fenced")), 3600.0, shutdown)
     assert reporter.flush(LIMIT_S)
-    assert exit_code(ending.reason) is ExitCode.DRAINED
+    assert exit_code(shutdown.reason) is ExitCode.DRAINED
 
 
 def test_flush_sends_what_was_put_in_before_it():
     outbox, master = Outbox(), Master()
-    reporter = Reporter(outbox, Gauges(ManualClock()), master, 3600.0, Ending())
+    reporter = Reporter(outbox, Gauges(ManualClock()), master, 3600.0, Shutdown())
     outbox.hold(LEASE)
     outbox.give_back([LEASE])
     assert reporter.flush(LIMIT_S)
@@ -190,7 +253,7 @@ def test_what_is_put_in_while_the_report_before_the_end_is_under_way_is_sent_as_
                 assert go.wait(LIMIT_S)
 
     outbox = Outbox()
-    reporter = Reporter(outbox, Gauges(ManualClock()), slow := Slow(), 3600.0, Ending())
+    reporter = Reporter(outbox, Gauges(ManualClock()), slow := Slow(), 3600.0, Shutdown())
     reporter.start()
     outbox.urgent.set()
     assert begun.wait(LIMIT_S)
@@ -227,26 +290,26 @@ def test_the_last_line_of_a_worker_says_what_happened_and_not_only_what_to_do(ca
 
 
 def test_the_first_reason_to_end_stands_but_a_failure_overrules_a_peaceful_one():
-    ending = Ending()
+    shutdown = Shutdown()
     heard: list[str] = []
-    ending.listen(lambda: heard.append("a"))
-    assert ending.end(Draining("SIGTERM"))
-    assert not ending.end(Done())
-    assert ending.fail(UserError("while draining"))
-    assert not ending.fail(UserError("later"))
-    assert isinstance(ending.reason, Failed) and ending.reason.error.args == ("while draining",)
-    ending.listen(lambda: heard.append("b"))
+    shutdown.listen(lambda: heard.append("a"))
+    assert shutdown.end(Draining("SIGTERM"))
+    assert not shutdown.end(Done())
+    assert shutdown.fail(UserError("while draining"))
+    assert not shutdown.fail(UserError("later"))
+    assert isinstance(shutdown.reason, Failed) and shutdown.reason.error.args == ("while draining",)
+    shutdown.listen(lambda: heard.append("b"))
     assert heard == ["a", "b"]
 
 
 def test_a_finished_handoff_gives_what_is_there_and_a_closed_one_does_not():
-    handoff: Handoff[int] = Handoff(2)
+    handoff: Channel[int] = Channel(2)
     handoff.put(1)
     handoff.finish()
     assert handoff.get() == 1
     with pytest.raises(Ended):
         handoff.get()
-    closed: Handoff[int] = Handoff(2)
+    closed: Channel[int] = Channel(2)
     closed.put(1)
     closed.close()
     with pytest.raises(Ended):
@@ -256,7 +319,7 @@ def test_a_finished_handoff_gives_what_is_there_and_a_closed_one_does_not():
 
 
 def test_a_full_handoff_makes_its_sender_wait():
-    handoff: Handoff[int] = Handoff(1)
+    handoff: Channel[int] = Channel(1)
     handoff.put(1)
     sender = threading.Thread(target=handoff.put, args=(2,))
     sender.start()
@@ -296,11 +359,11 @@ def test_time_is_gauged_even_where_the_block_fails():
 
 
 def test_patience_ends_with_the_worker():
-    ending = Ending()
-    patience = Patience(ending, Gauges(ManualClock()), ManualClock())
+    shutdown = Shutdown()
+    patience = ServerRetry(shutdown, Gauges(ManualClock()), ManualClock())
 
     def fail(timeout_s: float) -> None:
-        ending.end(Draining("SIGTERM"))
+        shutdown.end(Draining("SIGTERM"))
         raise TransientError("away")
 
     with pytest.raises(Ended):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cli import main
-from elasticdl.cli.builders import Build, Builder, carry_out
+from elasticdl.cli.image_builders import Build, Builder, carry_out
 from elasticdl.errors import PermanentError
 
 pytestmark = pytest.mark.core

@@ -9,9 +9,9 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 
 from elasticdl.cluster.base import ExitFacts, ProcessExited, ProcessName, ProcessObserved, ProcessSpec
-from elasticdl.cluster.kubernetes import KubernetesCluster
-from elasticdl.cluster.labels import pod_name
-from elasticdl.cluster.plans import Identity, Image, Owner, PodPlan, Resources
+from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
+from elasticdl.cluster.kubernetes.labels import pod_name
+from elasticdl.cluster.kubernetes.plans import Identity, Image, Owner, PodPlan, Resources
 from tests.kubernetes.place import Place
 
 LIMIT_S = 30.0

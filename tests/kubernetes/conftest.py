@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster.plans import Owner
+from elasticdl.cluster.kubernetes.plans import Owner
 from tests.kubernetes import image
 from tests.kubernetes import place as places
 from tests.kubernetes.cluster import leftovers

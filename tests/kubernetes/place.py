@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elasticdl.cluster.apiserver import ApiServer, connect
-from elasticdl.cluster.plans import Owner
+from elasticdl.cluster.kubernetes.apiserver import ApiServer, connect
+from elasticdl.cluster.kubernetes.plans import Owner
 from tests.kubernetes import image
 from tests.kubernetes.cluster import cluster as own
 from tests.kubernetes.cluster import node

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.plans import Owner
+from elasticdl.cluster.kubernetes.plans import Owner
 from tests.contract import test_cluster_contract as contract
 from tests.kubernetes.bench import KubernetesBench, bench
 from tests.kubernetes.place import Place

@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from elasticdl.cluster import pod_book
 from elasticdl.cluster.base import CreateRefused, ProcessName, ProcessObserved, ProcessSpec, Role
-from elasticdl.cluster.manifests import pod
-from elasticdl.cluster.plans import Identity, Image, Owner, Placement, Resources
-from elasticdl.master.core.failures import Cause, verdict
+from elasticdl.cluster.kubernetes import pod_tracker
+from elasticdl.cluster.kubernetes.manifests import pod
+from elasticdl.cluster.kubernetes.plans import Identity, Image, Owner, Placement, Resources
+from elasticdl.master.core.processes.failures import Cause, verdict
 from tests.kubernetes.bench import SLEEP, KubernetesBench, bench, plan
 from tests.kubernetes.place import Place
 from tests.kubernetes.test_kubernetes_scale import fake_nodes  # noqa: F401 - a fixture
@@ -256,7 +256,7 @@ def test_a_node_that_falls_silent_is_told_as_lost_and_comes_back(run, place, mon
     if place.own is None:
         pytest.skip("only the tests' own cluster may lose its node")
     # Beyond the pod's grace; that it is 30 s is seen without a cluster.
-    monkeypatch.setattr(pod_book, "OVERDUE_S", 8.0)
+    monkeypatch.setattr(pod_tracker, "OVERDUE_S", 8.0)
 
     async def scenario(b: KubernetesBench) -> None:
         # As a user may say it; by default a pod stays with a node that is gone for 30 s.

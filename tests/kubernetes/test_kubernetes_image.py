@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from elasticdl.cluster.base import ExitFacts, ProcessName, ProcessSpec, Role
-from elasticdl.cluster.plans import Identity, Image, Owner, Resources
+from elasticdl.cluster.kubernetes.plans import Identity, Image, Owner, Resources
 from tests.kubernetes import image
 from tests.kubernetes.bench import bench, plan
 from tests.kubernetes.place import Place
@@ -48,7 +48,7 @@ def test_every_role_starts_in_a_pod_and_says_what_its_environment_lacks(place, o
 
 def test_tensorflow_and_the_extension_are_there_and_only_tmp_can_be_written(place, owner, elasticdl_image) -> None:
     program = (
-        "import os, pathlib, elasticdl._native, tensorflow as tf, keras, kubernetes\n"
+        "import os, pathlib, elasticdl.native._native, tensorflow as tf, keras, kubernetes\n"
         "pathlib.Path('/tmp/x').write_text('x')\n"
         "assert not any(os.access(path, os.W_OK) for path in ('/', '/opt', '/opt/code', '/etc'))\n"
         "print(os.getuid(), tf.__version__)"

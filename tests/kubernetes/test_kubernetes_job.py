@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cluster.base import ProcessSpec
-from elasticdl.cluster.labels import MASTER
-from elasticdl.cluster.manifests import job
-from elasticdl.cluster.plans import Identity, Image, JobPlan, PodPlan
+from elasticdl.cluster.kubernetes.labels import MASTER
+from elasticdl.cluster.kubernetes.manifests import job
+from elasticdl.cluster.kubernetes.plans import Identity, Image, JobPlan, PodPlan
 from tests.kubernetes.place import Place
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 LIMIT_S = 120.0
 MASTER_PROGRAM = """
 import asyncio, os
-from elasticdl.cluster.apiserver import connect
+from elasticdl.cluster.kubernetes.apiserver import connect
 from elasticdl.cluster.base import ProcessExited, ProcessName, ProcessSpec, Role
-from elasticdl.cluster.kubernetes import KubernetesCluster
-from elasticdl.cluster.manifests import network_policy, services, token_secret
-from elasticdl.cluster.plans import MASTER_PORT, Image, Owner, PodPlan
-from elasticdl.cluster.rights import missing
+from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
+from elasticdl.cluster.kubernetes.manifests import network_policy, services, token_secret
+from elasticdl.cluster.kubernetes.plans import MASTER_PORT, Image, Owner, PodPlan
+from elasticdl.cluster.kubernetes.rights import missing
 
 WORKER = '''
 import os, socket, time

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from elasticdl.cluster import rights
-from elasticdl.cluster.apiserver import ApiServer
 from elasticdl.cluster.base import CreateRefused, ProcessExited, ProcessName, ProcessSpec, Role
-from elasticdl.cluster.kubernetes import KubernetesCluster
-from elasticdl.cluster.manifests import network_policy, services, token_secret
-from elasticdl.cluster.plans import Owner
+from elasticdl.cluster.kubernetes import rights
+from elasticdl.cluster.kubernetes.apiserver import ApiServer
+from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
+from elasticdl.cluster.kubernetes.manifests import network_policy, services, token_secret
+from elasticdl.cluster.kubernetes.plans import Owner
 from tests.kubernetes.bench import plan
 from tests.kubernetes.place import Place
 

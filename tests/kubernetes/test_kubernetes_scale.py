@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.apiserver import ApiServer
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
-from elasticdl.cluster.creating import IN_FLIGHT
-from elasticdl.cluster.manifests import pod
-from elasticdl.cluster.plans import Owner, Placement
+from elasticdl.cluster.kubernetes.apiserver import ApiServer
+from elasticdl.cluster.kubernetes.creating import IN_FLIGHT
+from elasticdl.cluster.kubernetes.manifests import pod
+from elasticdl.cluster.kubernetes.plans import Owner, Placement
 from model_zoo import make_data
 from tests.kubernetes.bench import plan
 from tests.kubernetes.jobs import DATA, ROOT, Job, Jobs

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.labels import master_selector
+from elasticdl.cluster.kubernetes.labels import master_selector
 from elasticdl.errors import ExitCode
 from model_zoo import make_data
 from tests.kubernetes.jobs import JOB_LIMIT_S

@@ -261,8 +261,8 @@ def test_a_running_job_is_listed_and_its_status_has_the_schema_of_a_local_one(el
 
     status = elasticdl.until(told, "its master tells of its processes")
     assert status["state"] == "running"
-    from elasticdl.cli.directory_job import DirectoryJob
-    from elasticdl.master.files import JobDirectory
+    from elasticdl.cli.jobs.directory_job import DirectoryJob
+    from elasticdl.jobdir.layout import JobDirectory
 
     local = elasticdl.directory / "jobs" / "local"
     local.mkdir(parents=True)
@@ -332,10 +332,10 @@ def test_train_and_wait_have_ended_soon_where_the_image_is_not_there(elasticdl: 
 def test_a_handle_in_python_does_the_same(elasticdl: Commands) -> None:
     program = f"""
 import time
-from elasticdl.cli.cluster_handle import ClusterJobHandle
-from elasticdl.cli.line import ClusterLine
+from elasticdl.cli.jobs.kubernetes_handle import KubernetesJobHandle
+from elasticdl.cli.jobs.cluster_client import ClusterClient
 from elasticdl.errors import TransientError
-handle = ClusterJobHandle(ClusterLine(), {JOB!r}, show=True)
+handle = KubernetesJobHandle(ClusterClient(), {JOB!r}, show=True)
 assert handle.running
 while not handle.status()["records"]["trained"]:
     time.sleep(0.2)

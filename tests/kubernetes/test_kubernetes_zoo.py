@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cli.zoo_template import MODULE
-from elasticdl.cluster.plans import Owner
+from elasticdl.cluster.kubernetes.plans import Owner
 from tests.kubernetes import image
 from tests.kubernetes.place import Place
 from tests.kubernetes.test_kubernetes_image import printed

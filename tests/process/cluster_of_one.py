@@ -15,8 +15,8 @@ import aiohttp
 from aiohttp import web
 
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.cluster.labels import JOB_UID_LABEL, labels, pod_name, secret_name
-from elasticdl.cluster.tunnel import PROTOCOL
+from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, labels, pod_name, secret_name
+from elasticdl.cluster.kubernetes.port_forward import PROTOCOL
 from tests.contract.small_cluster import SmallCluster
 
 NAMESPACE, TOKEN = "team", "the-token"

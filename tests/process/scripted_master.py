@@ -17,7 +17,7 @@ from pathlib import Path
 
 import grpc
 
-from elasticdl.cluster.leash import die_with_parent
+from elasticdl.cluster.local.parent_death import die_with_parent
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 
@@ -112,7 +112,7 @@ def main() -> int:
         events.write(json.dumps({"text": "worker-0 ended by SIGKILL", "cause": "infrastructure", "level": "warning"}) + "\n")
     temporary = directory / ".master.json"
     page = f"http://127.0.0.1:{page_for(token)}/"
-    temporary.write_text(json.dumps({"address": f"127.0.0.1:{port}", "page": page, "token": token, "pid": os.getpid(), "epoch": 1}))
+    temporary.write_text(json.dumps({"address": f"127.0.0.1:{port}", "page": page, "token": token, "pid": os.getpid(), "term": 1}))
     temporary.rename(directory / "master.json")
     if script == "dies":
         print("last words", flush=True)

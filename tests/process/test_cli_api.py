@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import elasticdl
-from elasticdl.cli import local
+from elasticdl.cli.jobs import local_launch
 from elasticdl.errors import PermanentError, SpecError, TransientError, UserError
 from elasticdl.master import preflight
 
@@ -33,7 +33,7 @@ def wait_until(holds: Callable[[], object], what: str) -> None:
 
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(local, "MASTER_COMMAND", (sys.executable, str(HERE / "scripted_master.py")))
+    monkeypatch.setattr(local_launch, "MASTER_COMMAND", (sys.executable, str(HERE / "scripted_master.py")))
     monkeypatch.setattr(preflight, "COMMAND", (sys.executable, "-c", FINE))
     monkeypatch.setenv("PYTHONPATH", str(HERE.parent.parent))
     monkeypatch.chdir(tmp_path)
@@ -135,9 +135,9 @@ def test_a_taken_name_is_refused_while_the_job_runs_and_after_it(tmp_path: Path)
 def test_a_script_that_ends_waits_for_its_job() -> None:
     program = f"""
 import sys, elasticdl
-from elasticdl.cli import local
+from elasticdl.cli.jobs import local_launch
 from elasticdl.master import preflight
-local.MASTER_COMMAND = (sys.executable, {str(HERE / "scripted_master.py")!r})
+local_launch.MASTER_COMMAND = (sys.executable, {str(HERE / "scripted_master.py")!r})
 preflight.COMMAND = (sys.executable, "-c", {FINE!r})
 elasticdl.train(model_zoo="zoo", model_def="iris", training_data="a.csv", job_name="finishes")
 """
@@ -150,9 +150,9 @@ elasticdl.train(model_zoo="zoo", model_def="iris", training_data="a.csv", job_na
 def test_a_handle_in_a_loop_in_a_forked_process_and_after_ctrl_c() -> None:
     program = f"""
 import asyncio, os, signal, sys, threading, elasticdl
-from elasticdl.cli import local
+from elasticdl.cli.jobs import local_launch
 from elasticdl.master import preflight
-local.MASTER_COMMAND = (sys.executable, {str(HERE / "scripted_master.py")!r})
+local_launch.MASTER_COMMAND = (sys.executable, {str(HERE / "scripted_master.py")!r})
 preflight.COMMAND = (sys.executable, "-c", {FINE!r})
 
 async def begin():

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.plans import STATUS_PORT
+from elasticdl.cluster.kubernetes.plans import STATUS_PORT
 from tests.process.cluster_of_one import NAMESPACE, TOKEN, ClusterOfOne, cluster_of_one
 from tests.process.test_cli_jobs import Commands, elasticdl
 

@@ -27,9 +27,9 @@ LIMIT_S = 40.0
 # The command line with a master and a preflight of the test's own.
 DRIVER = """
 import sys
-from elasticdl.cli import local
+from elasticdl.cli.jobs import local_launch
 from elasticdl.master import preflight
-local.MASTER_COMMAND = (sys.executable, sys.argv[1])
+local_launch.MASTER_COMMAND = (sys.executable, sys.argv[1])
 preflight.COMMAND = (sys.executable, "-c", sys.argv[2])
 from elasticdl.cli.main import run
 code = run(sys.argv[3:])

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessExited, ProcessName, ProcessSpec, Role
-from elasticdl.cluster.local import LocalCluster
-from elasticdl.cluster.logs import open_log
-from elasticdl.cluster.machine import usable_cores
+from elasticdl.cluster.local.cluster import LocalCluster
+from elasticdl.cluster.local.machine import usable_cores
+from elasticdl.cluster.logs.local_files import open_log
 
 pytestmark = pytest.mark.process
 LIMIT_S = 20.0
@@ -77,7 +77,7 @@ OWNER = """
 import asyncio, sys
 from pathlib import Path
 from elasticdl.cluster.base import *
-from elasticdl.cluster.local import LocalCluster
+from elasticdl.cluster.local.cluster import LocalCluster
 
 async def main():
     cluster = LocalCluster(Path(sys.argv[1]), cores=2)
@@ -277,7 +277,7 @@ def test_a_full_disk_keeps_no_process_from_starting_and_is_no_refusal_for_ever(
 
     async def story() -> None:
         cluster = LocalCluster(tmp_path / "logs", cores=1)
-        monkeypatch.setattr("elasticdl.cluster.local.open_log", no_room)
+        monkeypatch.setattr("elasticdl.cluster.local.cluster.open_log", no_room)
         with pytest.raises(CreateRefused, match=r"No space left on device: worker-0\.log") as refused:
             await cluster.create(ProcessSpec(W0, (sys.executable, "-c", "")))
         assert refused.value.retry

@@ -64,8 +64,8 @@ def test_the_second_time_the_index_is_not_made_again(data, cache):
 
 def test_a_file_that_changed_gets_a_new_index_in_the_place_of_the_old_one(data, cache):
     open_reader(str(data), {}).sources()
-    data.write_text("a,b\n1,2\n")
-    assert open_reader(str(data), {}).sources()[0].records == 1
+    data.write_text("a,b\n" + "1,2\n" * 300_000)
+    assert open_reader(str(data), {}).sources()[0].records == 300_000
     assert len(list(cache.iterdir())) == 1
 
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cli.directory_job import DirectoryJob
-from elasticdl.history.why import told
-from elasticdl.master.files import JobDirectory
+from elasticdl.cli.jobs.directory_job import DirectoryJob
+from elasticdl.history.diagnosis import told
+from elasticdl.jobdir.layout import JobDirectory
 from tests.conftest import ROOT, Job, write_iris
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster.leash import PARENT_PID_VARIABLE, die_with_parent
+from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE, die_with_parent
 
 pytestmark = pytest.mark.process
 LIMIT_S = 20.0
 
 CHILD = """
 import os, sys, time
-from elasticdl.cluster.leash import die_with_parent
+from elasticdl.cluster.local.parent_death import die_with_parent
 die_with_parent()
 print(os.getpid(), os.environ.get("ELASTICDL_PARENT_PID"), flush=True)
 time.sleep(600)
@@ -50,7 +50,9 @@ def test_a_leashed_process_ends_with_its_parent_and_forgets_whose_child_it_was()
 
 
 def test_a_process_whose_parent_is_gone_already_ends_at_once() -> None:
-    program = f"from elasticdl.cluster.leash import die_with_parent; die_with_parent({os.getpid()} + 1); print('alive')"
+    program = (
+        f"from elasticdl.cluster.local.parent_death import die_with_parent; die_with_parent({os.getpid()} + 1); print('alive')"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.outcome import Ended, read_outcome
+from elasticdl.cluster.kubernetes.termination_message import Ended, read_outcome
 from elasticdl.errors import ExitCode, Refused
 from elasticdl.job import Action, JobSpec
 from elasticdl.rpc.master_client import MasterClient
@@ -32,15 +32,16 @@ LIMIT_S = 240.0
 """Against a hang: on a machine that is busy, two masters one after the other take more than a minute."""
 MASTER = """
 import socket, sys
-from elasticdl.master import furnishing, main, pod, preflight
+from elasticdl.master.platform import kubernetes_resources, kubernetes
+from elasticdl.master import main, preflight
 preflight.COMMAND = (sys.executable, sys.argv[1])
 with socket.socket() as one, socket.socket() as other:
     one.bind(("127.0.0.1", 0))
     other.bind(("127.0.0.1", 0))
-    pod.MASTER_PORT, pod.STATUS_PORT = (probe.getsockname()[1] for probe in (one, other))
+    kubernetes.MASTER_PORT, kubernetes.STATUS_PORT = (probe.getsockname()[1] for probe in (one, other))
 for name in ("master", "status"):
-    open(f"{name}_port", "w").write(str(getattr(pod, f"{name}_port".upper())))
-furnishing.LIMIT_S = float(sys.argv[2])
+    open(f"{name}_port", "w").write(str(getattr(kubernetes, f"{name}_port".upper())))
+kubernetes_resources.LIMIT_S = float(sys.argv[2])
 code = main.main()
 assert not {"tensorflow", "keras"} & set(sys.modules)
 sys.exit(code)

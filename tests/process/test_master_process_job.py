@@ -29,8 +29,9 @@ TOKEN = "a-token"
 MASTER = """
 import sys
 from elasticdl.cluster.base import Role
-from elasticdl.master import main, placing, preflight
-placing.COMMANDS = {Role.WORKER: (sys.executable, sys.argv[1]), Role.PS: (sys.executable, sys.argv[2])}
+from elasticdl.master import main, preflight
+from elasticdl.master.executor import process_env
+process_env.COMMANDS = {Role.WORKER: (sys.executable, sys.argv[1]), Role.PS: (sys.executable, sys.argv[2])}
 preflight.COMMAND = (sys.executable, sys.argv[3])
 code = main.main()
 foreign = {"tensorflow", "keras", "kubernetes"} & set(sys.modules)
@@ -41,7 +42,7 @@ sys.exit(code)
 WORKER = """
 import os, signal, sys, threading
 from pathlib import Path
-from elasticdl.cluster.leash import die_with_parent
+from elasticdl.cluster.local.parent_death import die_with_parent
 from elasticdl.errors import Refused
 from elasticdl.rpc.conversation import Finished, Progress, Report, Summary, Wait
 from elasticdl.rpc.master_client import MasterClient
@@ -93,7 +94,7 @@ from pathlib import Path
 import grpc
 from elasticdl.checkpoint import store
 from elasticdl.cluster.base import ProcessName
-from elasticdl.cluster.leash import die_with_parent
+from elasticdl.cluster.local.parent_death import die_with_parent
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channel import SyncChecks, server_options
@@ -266,7 +267,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 def test_a_job_runs_to_its_end_and_leaves_its_receipt(start: Callable[..., Running]) -> None:
     job = start(num_workers="2", num_epochs=3)
     where = job.where()
-    assert (where["token"], where["pid"], where["epoch"]) == (TOKEN, job.process.pid, 1)
+    assert (where["token"], where["pid"], where["term"]) == (TOKEN, job.process.pid, 1)
     assert stat.S_IMODE((job.directory / "master.json").stat().st_mode) == 0o600
     assert job.finish() == ExitCode.DONE, job.tails()
     assert job.json("receipt.json")["total"] == {"expected": 1200, "trained": 1200, "repeated": 0, "bad": 0, "lost": 0, "left": 0}
@@ -360,7 +361,7 @@ def test_no_process_outlives_a_master_that_is_killed(start: Callable[..., Runnin
     job.process.kill()
     job.process.wait(20)
     job.wait_for_nobody()
-    assert start(num_workers="1").where()["epoch"] == 2, "the file of the dead master tells the epoch to go on from"
+    assert start(num_workers="1").where()["term"] == 2, "the file of the dead master tells the term to go on from"
 
 
 def test_people_scale_and_ask_for_checkpoints_and_a_stranger_is_refused(start: Callable[..., Running]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from elasticdl.errors import ExitCode, UserError
 from elasticdl.job import Action, JobSpec
+from elasticdl.master.check_watch import CheckLimits
 from elasticdl.master.preflight import Preflight, load_preflight, run_preflight, save_preflight
 from elasticdl.shard import Source
 
@@ -138,3 +139,66 @@ print(json.dumps({"ok": True, "colour": os.environ["COLOUR"], "token": os.enviro
 def test_nonsense_about_the_data_is_refused(sources: str) -> None:
     with pytest.raises(UserError, match="nonsense about the training data"):
         child(f"""print('{{"ok": true, "training": {sources}}}')""")
+
+
+LIMITS = CheckLimits(still_s=2.0, stacks_s=0.2, quiet_s=0.5)
+
+
+def checked(folder: Path, module: str, told: list[str]) -> Preflight:
+    """The real check of a module, with short limits."""
+    (folder / "m.py").write_text(module)
+    flags = {"model_zoo": str(folder), "model_def": "m", "training_data": str(folder / "iris.csv")}
+    return run_preflight(JobSpec.from_flags(Action.TRAIN, flags), 120.0, limits=LIMITS, tell=told.append)
+
+
+DEADLOCK = """import threading
+
+lock = threading.Lock()
+with lock:
+    def run():
+        with lock:
+            pass
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join()
+"""
+
+
+def test_a_module_that_deadlocks_at_its_import_is_an_error_that_names_the_line(tmp_path: Path) -> None:
+    told: list[str] = []
+    with pytest.raises(UserError, match="importing the model module has not gone on for") as caught:
+        checked(tmp_path, DEADLOCK, told)
+    place = f"at {tmp_path}/m.py:10, in <module>"
+    assert place in caught.value.message
+    assert any("importing the model module has taken" in text and place in text for text in told), told
+
+
+def test_a_module_that_holds_the_interpreter_for_ever_at_its_import_is_an_error_that_names_the_line(tmp_path: Path) -> None:
+    told: list[str] = []
+    holding = "import ctypes\n\nctypes.PyDLL(None).sleep(600)\n"
+    with pytest.raises(UserError, match="has not gone on for") as caught:
+        checked(tmp_path, holding, told)
+    assert f"at {tmp_path}/m.py:3, in <module>" in caught.value.message
+
+
+def test_an_import_that_is_slow_but_goes_on_is_none(tmp_path: Path) -> None:
+    """It takes longer than it may stand still; the check goes on, and finds what is wrong after that."""
+    told: list[str] = []
+    slow = "".join(f"import time; time.sleep(0.5)  # {n}\n" for n in range(12)) + "raise ValueError('it came to its end')\n"
+    with pytest.raises(UserError, match="it came to its end"):
+        checked(tmp_path, slow, told)
+    assert any("importing the model module has taken" in text for text in told), told
+
+
+def test_files_that_are_counted_are_told_while_it_lasts(tmp_path: Path) -> None:
+    program = """
+import json, os, sys, time
+pipe = open(int(os.environ["ELASTICDL_CHECK_PIPE"].partition(":")[0]), "w")
+for done in range(0, 101, 10):
+    print(json.dumps({"counted": 32 * done, "files": 3200}), file=pipe, flush=True)
+    time.sleep(0.5)
+print(json.dumps({"ok": True}))
+"""
+    told: list[str] = []
+    run_preflight(SPEC, 3.0, command=(sys.executable, "-c", program), tell=told.append)
+    assert told and all(text.startswith("counting records: ") and text.endswith(" of 3,200 files") for text in told)

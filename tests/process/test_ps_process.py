@@ -20,7 +20,7 @@ import pytest
 
 from elasticdl.checkpoint import store
 from elasticdl.checkpoint.layout import Manifest, PartFile
-from elasticdl.cluster.leash import PARENT_PID_VARIABLE
+from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec, TableSpec
 from elasticdl.errors import ExitCode, Refused, TransientError
 from elasticdl.job import Action, JobSpec
@@ -58,7 +58,7 @@ class Master(MasterServicer):  # type: ignore[misc]
     def Attach(self, request: Any, context: Any) -> Any:
         if request.bulk_address:
             self.attached.put((self._name(context), request))
-        return pb.AttachReply(epoch=3, heartbeat_s=0.2, job=self.job, restore_from=self.restore_from)
+        return pb.AttachReply(term=3, heartbeat_s=0.2, job=self.job, restore_from=self.restore_from)
 
     def Report(self, request: Any, context: Any) -> Any:
         with self.reported:
@@ -123,8 +123,8 @@ class Job:
             self.start(f"ps-{k}")
         self.await_attached(self.servers)
 
-    def controls(self, epoch: int = 3, name: str = "master", token: str = TOKEN) -> list[GrpcServerControl]:
-        return [GrpcServerControl(f"ps-{k}", address, Credentials(token, name), epoch) for k, address in enumerate(self.control)]
+    def controls(self, term: int = 3, name: str = "master", token: str = TOKEN) -> list[GrpcServerControl]:
+        return [GrpcServerControl(f"ps-{k}", address, Credentials(token, name), term) for k, address in enumerate(self.control)]
 
     async def checkpoint(self, snapshot: int) -> Path:
         controls, limit = self.controls(), {"timeout_s": 10.0}
@@ -347,13 +347,13 @@ def test_only_the_newest_master_controls_a_server(job: Job) -> None:
         finally:
             await control.close()
 
-    asyncio.run(gate(epoch=4))
-    with pytest.raises(Refused, match="epoch 3 was replaced"):
-        asyncio.run(gate(epoch=3))
+    asyncio.run(gate(term=4))
+    with pytest.raises(Refused, match="term 3 was replaced"):
+        asyncio.run(gate(term=3))
     with pytest.raises(Refused, match="no master"):
-        asyncio.run(gate(epoch=4, name="worker-3"))
+        asyncio.run(gate(term=4, name="worker-3"))
     with pytest.raises(Refused, match="token"):
-        asyncio.run(gate(epoch=4, token="another"))
+        asyncio.run(gate(term=4, token="another"))
 
 
 def test_a_save_of_what_is_not_there_is_answered_in_words(job: Job) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.clock import ManualClock
+from elasticdl.clock import ManualClock, SystemClock
 from elasticdl.errors import ExitCode
-from elasticdl.worker.watch import Hung, Watch
+from elasticdl.worker.process.hang_watch import HangWatch, Hung, StoodStill
+from elasticdl.worker.process.shutdown import Failed, Shutdown
 
 pytestmark = pytest.mark.process
 
@@ -23,10 +24,10 @@ LIMIT_S = 30.0
 
 PRELUDE = """
 import sys, threading
-from elasticdl.worker.process import *
-from elasticdl.worker.ending import *
+from elasticdl.worker.process.os_process import *
+from elasticdl.worker.process.shutdown import *
 hold_signals()
-ending = Ending()
+ending = Shutdown()
 drain_on_signal(ending)
 end_by_force(ending, drain_s=0.2)
 print("ready", flush=True)
@@ -91,7 +92,7 @@ def test_what_was_printed_is_not_lost_at_the_end(processes):
 def test_what_takes_long_gets_all_stacks_dumped_once(tmp_path):
     clock = ManualClock()
     with (tmp_path / "log").open("w+") as log:
-        watch = Watch(clock, output=log)
+        watch = HangWatch(clock, output=log)
         with watch.doing("a step"):
             with watch.doing("feed"):
                 clock.advance(59.0)
@@ -108,7 +109,7 @@ def test_what_takes_long_gets_all_stacks_dumped_once(tmp_path):
 
 def test_a_wait_for_work_is_no_hang(tmp_path):
     clock = ManualClock()
-    watch = Watch(clock)
+    watch = HangWatch(clock)
     with watch.doing("a step"):
         pass
     clock.advance(1000.0)
@@ -117,7 +118,7 @@ def test_a_wait_for_work_is_no_hang(tmp_path):
 
 def test_what_others_wait_for_is_hung_after_two_minutes_or_ten_times_the_longest_so_far():
     clock = ManualClock()
-    watch = Watch(clock, long_s=1e9)
+    watch = HangWatch(clock, long_s=1e9)
     with watch.owing("a part"):
         clock.advance(20.0)
     for _ in range(2):
@@ -127,7 +128,7 @@ def test_what_others_wait_for_is_hung_after_two_minutes_or_ten_times_the_longest
             clock.advance(2.0)
             with pytest.raises(Hung, match="a part has not come to an end for 201 s, and others wait for it; 200 s are allowed"):
                 watch.check()
-        watch = Watch(clock, long_s=1e9)
+        watch = HangWatch(clock, long_s=1e9)
         watch.learn("a part", 20.0)
     with watch.owing("another"):
         clock.advance(121.0)
@@ -137,7 +138,7 @@ def test_what_others_wait_for_is_hung_after_two_minutes_or_ten_times_the_longest
 
 def test_one_that_waits_for_others_is_not_hung_and_learns_nothing_from_how_long_they_take():
     clock = ManualClock()
-    watch = Watch(clock)
+    watch = HangWatch(clock)
     done = False
     with watch.owing("a part", lambda: done):
         clock.advance(10.0)
@@ -149,3 +150,70 @@ def test_one_that_waits_for_others_is_not_hung_and_learns_nothing_from_how_long_
         clock.advance(121.0)
         with pytest.raises(Hung):
             watch.check()
+
+
+def standing(place: Path, body: str, /, **names: object) -> threading.Thread:
+    """A thread that runs user code."""
+    path = place / "module.py"
+    path.write_text(body)
+    code = compile(body, str(path), "exec")
+    return threading.Thread(target=lambda: exec(code, dict(names)), daemon=True)
+
+
+def test_user_code_that_stands_at_one_place_is_named_by_file_and_line_after_five_minutes(tmp_path):
+    clock, go, there = ManualClock(), threading.Event(), threading.Event()
+    watch = HangWatch(clock, long_s=1e9)
+    body = "with watch.starting('building the model', folder):\n    there.set()\n    go.wait()\n"
+    thread = standing(tmp_path, body, watch=watch, folder=str(tmp_path), go=go, there=there)
+    thread.start()
+    assert there.wait(LIMIT_S)
+    try:
+        watch.check()
+        clock.advance(299.0)
+        watch.check()
+        clock.advance(2.0)
+        with pytest.raises(StoodStill) as caught:
+            while True:  # until the thread is in `wait`, its place changes
+                watch.check()
+                clock.advance(301.0)
+        assert caught.value.message.startswith("building the model has not gone on for 30")
+        assert caught.value.message.endswith(f" s, at {tmp_path}/module.py:3, in <module>")
+    finally:
+        go.set()
+        thread.join(LIMIT_S)
+
+
+def test_user_code_that_goes_from_place_to_place_may_take_as_long_as_it_likes(tmp_path):
+    clock, turns = ManualClock(), [threading.Event() for _ in range(8)]
+    there = [threading.Event() for _ in range(8)]
+    watch = HangWatch(clock, long_s=1e9)
+    body = "with watch.starting('building the model', folder):\n"
+    body += "".join(f"    there[{n}].set()\n    turns[{n}].wait()\n" for n in range(8))
+    thread = standing(tmp_path, body, watch=watch, folder=str(tmp_path), turns=turns, there=there)
+    thread.start()
+    for here, turn in zip(there, turns, strict=True):
+        assert here.wait(LIMIT_S)
+        watch.check()
+        clock.advance(200.0)
+        watch.check()
+        turn.set()
+    thread.join(LIMIT_S)
+
+
+def test_a_worker_whose_user_code_stands_still_reports_that_and_ends(tmp_path):
+    reported: list[StoodStill] = []
+    left, go = threading.Event(), threading.Event()
+    shutdown = Shutdown()
+    watch = HangWatch(SystemClock(), still_s=0.2)
+    thread = standing(
+        tmp_path, "with watch.starting('building', folder):\n    go.wait()\n", watch=watch, folder=str(tmp_path), go=go
+    )
+    thread.start()
+    watch.start(shutdown, left.set, reported.append)
+    try:
+        assert left.wait(LIMIT_S)
+        assert len(reported) >= 1 and isinstance(shutdown.reason, Failed)
+        assert "module.py:2" in reported[0].message
+    finally:
+        go.set()
+        thread.join(LIMIT_S)

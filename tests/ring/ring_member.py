@@ -25,24 +25,24 @@ from elasticdl.model.input import Feeder
 from elasticdl.model.module import load_module
 from elasticdl.model.ring_model import RingModel
 from elasticdl.model.ring_step import RingStep
-from elasticdl.rpc.conversation import Finished, RingForm
-from elasticdl.shard import Lease, RingItem, Shard, ShardId, Source, Task
-from elasticdl.worker.ending import Ending
-from elasticdl.worker.gauges import Gauges
-from elasticdl.worker.handoff import Ended
-from elasticdl.worker.leases import LeaseKeeper
-from elasticdl.worker.outbox import Outbox
-from elasticdl.worker.patience import Patience
-from elasticdl.worker.process import leave
-from elasticdl.worker.reading import Sources
-from elasticdl.worker.ring import HorovodRing
-from elasticdl.worker.ring_forms import Forms
-from elasticdl.worker.ring_reading import RingReading
-from elasticdl.worker.ring_state import Exchange
-from elasticdl.worker.ring_trainer import Parts, RingTrainer
-from elasticdl.worker.sampling import first_batch
-from elasticdl.worker.surroundings import Surroundings
-from elasticdl.worker.watch import Watch
+from elasticdl.rpc.conversation import Finished, RingGeneration
+from elasticdl.shard import Lease, Shard, ShardId, Source, Task, WorkItem
+from elasticdl.worker.pipeline.context import WorkerContext
+from elasticdl.worker.pipeline.first_batch import first_batch
+from elasticdl.worker.pipeline.leases import LeaseKeeper
+from elasticdl.worker.pipeline.outbox import Outbox
+from elasticdl.worker.pipeline.reading import Sources
+from elasticdl.worker.pipeline.retry import ServerRetry
+from elasticdl.worker.process.channel import Ended
+from elasticdl.worker.process.gauges import Gauges
+from elasticdl.worker.process.hang_watch import HangWatch
+from elasticdl.worker.process.os_process import leave
+from elasticdl.worker.process.shutdown import Shutdown
+from elasticdl.worker.ring.exchange import Exchange
+from elasticdl.worker.ring.generations import Generations
+from elasticdl.worker.ring.reading import RingReading
+from elasticdl.worker.ring.ring import HorovodRing
+from elasticdl.worker.ring.trainer import RingParts, RingTrainer
 
 ZOO = Path(__file__).parent / "ring_zoo"
 _tell_lock = threading.Lock()
@@ -82,10 +82,10 @@ class Items:
             return Finished()
         epoch, place = divmod(number - 1, 3)
         if place == 2:
-            return RingItem(number, None, mark="pause")
+            return WorkItem(number, None, mark="pause")
         half = records // 2
         shard = Shard(ShardId(place), "memory", place * half, half if place == 0 else records)
-        return RingItem(number, Lease(Task.TRAINING, shard, epoch, epoch=epoch, order_seed=7 * number), batch=batch)
+        return WorkItem(number, Lease(Task.TRAINING, shard, epoch, epoch=epoch, order_seed=7 * number), batch=batch)
 
 
 class Telling:
@@ -96,7 +96,7 @@ class Telling:
         self._long = long
         self._steps = 0
 
-    def before_step(self, item: RingItem) -> None:
+    def before_step(self, item: WorkItem) -> None:
         self._steps += 1
         long = self._long is not None and self._steps == self._long[0]
         threading.Event().wait(self._long[1] if long else self._delay_s)
@@ -106,14 +106,14 @@ class Telling:
 
     def rate(self, version: int, scale: float) -> None: ...
 
-    def at_mark(self, item: RingItem, version: int, rank: int, stop) -> bool:
+    def at_mark(self, item: WorkItem, version: int, rank: int, stop) -> bool:
         return not stop()
 
     def restore(self, directory: str) -> int:
         return 0
 
 
-def report(outbox: Outbox, ending: Ending) -> None:
+def report(outbox: Outbox, shutdown: Shutdown) -> None:
     while True:
         outbox.urgent.wait(0.2)
         made = outbox.take({})
@@ -132,29 +132,31 @@ def main(name: str, setting: dict) -> None:
     feeder = Feeder(module, Task.TRAINING, reader.metadata)
     sources = Sources(lambda task: reader, lambda task: feeder, setting["batch"])
     model = RingModel.build(module, {}, seed=3)
-    ending, outbox, clock = Ending(), Outbox(), SystemClock()
-    gauges, watch = Gauges(clock), Watch(clock, long_s=0.5, hung_s=setting["hung_s"])
-    watch.start(ending, lambda: leave(ending))
-    around = Surroundings(LeaseKeeper(None, outbox, ending), outbox, gauges, Patience(ending, gauges, clock), watch, ending)
+    shutdown, outbox, clock = Shutdown(), Outbox(), SystemClock()
+    gauges, watch = Gauges(clock), HangWatch(clock, long_s=0.5, hung_s=setting["hung_s"])
+    watch.start(shutdown, lambda: leave(shutdown))
+    context = WorkerContext(
+        LeaseKeeper(None, outbox, shutdown), outbox, gauges, ServerRetry(shutdown, gauges, clock), watch, shutdown
+    )
     ring = HorovodRing()
     exchange = Exchange(ring, list(model.state().values()))
-    reading, forms = RingReading(Items(setting), sources, around.watch, ending), Forms(ending)
-    parts = Parts(ring, exchange, RingStep(model, ring), reading, Telling(setting["delay_s"], setting["long"].get(name)))
-    trainer = RingTrainer(name, "127.0.0.1", parts, around, forms)
+    reading, forms = RingReading(Items(setting), sources, context.watch, shutdown), Generations(shutdown)
+    parts = RingParts(ring, exchange, RingStep(model, ring), reading, Telling(setting["delay_s"], setting["long"].get(name)))
+    trainer = RingTrainer(name, "127.0.0.1", parts, context, forms)
     trainer.warm_up(first_batch(sources, Task.TRAINING))
     reading.start()
 
     def hear() -> None:
         for line in sys.stdin:
             form = json.loads(line)
-            forms.put(RingForm(**{**form, "members": tuple(form["members"]), "holders": tuple(form["holders"])}))
+            forms.put(RingGeneration(**{**form, "members": tuple(form["members"]), "holders": tuple(form["holders"])}))
 
-    for run in (hear, lambda: report(outbox, ending)):
+    for run in (hear, lambda: report(outbox, shutdown)):
         threading.Thread(target=run, daemon=True).start()
     try:
         trainer.run()
     except Ended:
-        tell(failed=str(ending.reason), error=repr(getattr(ending.reason, "error", "")))
+        tell(failed=str(shutdown.reason), error=repr(getattr(shutdown.reason, "error", "")))
         os._exit(1)
     threading.Event().wait(0.3)
     digest = hashlib.sha256(b"".join(value.tobytes() for value in exchange.copied())).hexdigest()

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from elasticdl.rpc.conversation import RingForm
+from elasticdl.rpc.conversation import RingGeneration
 from elasticdl.rpc.rendezvous import Rendezvous, new_scope
 
 LIMIT_S = 240.0
@@ -191,7 +191,7 @@ class RingStage:
             self._rendezvous.open(self._scope)
         holders = tuple(rank for rank, one in enumerate(members) if one.name in self._holders)
         names = tuple(one.name for one in members)
-        form = RingForm(self._generation, names, holders, 1, port=self._port, scope=self._scope)
+        form = RingGeneration(self._generation, names, holders, 1, port=self._port, scope=self._scope)
         told = {id(one): one for one in (*members, *self.members)}.values()
         self.members = members
         for member in told:

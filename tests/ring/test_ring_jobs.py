@@ -74,7 +74,7 @@ def test_a_stopped_member_is_cut_out_and_let_in_again_and_a_job_that_a_person_st
 
 def scale(job, workers: int) -> None:
     """As `elasticdl scale` does."""
-    from elasticdl.cli.directory_job import DirectoryJob
-    from elasticdl.master.files import JobDirectory
+    from elasticdl.cli.jobs.directory_job import DirectoryJob
+    from elasticdl.jobdir.layout import JobDirectory
 
     DirectoryJob(JobDirectory(job.directory)).scale(workers, workers)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.worker.ring import SILENCE_S
+from elasticdl.worker.ring.ring import SILENCE_S
 from tests.ring.ring_stage import LIMIT_S, RingStage
 
 pytestmark = pytest.mark.process

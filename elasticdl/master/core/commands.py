@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import ExitCode
-from elasticdl.shard import Lease, RingItem, SnapshotId
+from elasticdl.shard import Lease, SnapshotId, WorkItem
 
 
 class Purpose(StrEnum):
@@ -56,7 +56,7 @@ class GrantItem(Command):
     """Answer a LeaseRequested of a ring's member; every member gets the same for the same number."""
 
     worker: ProcessName
-    item: RingItem
+    item: WorkItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,13 @@ class FenceWorker(Command):
     """Make every server refuse the worker's pushes, and learn what it had pushed: answered by WorkerFenced."""
 
     worker: ProcessName
+
+
+@dataclass(frozen=True, slots=True)
+class AskState(Command):
+    """Have a process tell its whole state anew, with the stacks of its threads: answered by StateTold."""
+
+    process: ProcessName
 
 
 @dataclass(frozen=True, slots=True)

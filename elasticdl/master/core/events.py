@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from elasticdl.cluster.base import ExitFacts, ProcessName
+from elasticdl.dropped import DropCause
 from elasticdl.shard import Applied, ShardId, SnapshotId, Source, Task
 
 Numbers: TypeAlias = tuple[float, ...]
@@ -90,7 +91,7 @@ class ProcessAttached(Event):
 
 @dataclass(frozen=True, slots=True)
 class StartWentOn(Event):
-    """A worker has come to another part of its start (`words.START_PARTS`); '': it is ready for work."""
+    """A worker has come to another part of its start (`formatting.START_PARTS`); '': it is ready for work."""
 
     worker: ProcessName
     part: str
@@ -121,7 +122,7 @@ class LeaseRequested(Event):
 class ProgressReported(Event):
     """The first `applied.offset` records of a leased shard are done; in PS mode every server has acknowledged them.
 
-    `bad_records` counts those of this report's records that could not be read, `loss` is the mean of the last steps,
+    `bad_records` counts those of this attempt so far that could not be read, `loss` is the mean of the last steps,
     `done` ends the lease. `metrics` are the merged-state contributions of an evaluation lease, given with `done` only:
     metric name -> tuple of flat state arrays.
     """
@@ -142,7 +143,8 @@ class RingTold(Event):
     """A worker said where it stands with the ring; told with every report of one that is warm.
 
     `ready`: warm, in no generation. `entered`, `broken`: the newest generation that it is in, and that it fell out of.
-    `leaving`: it drains. `problem`: why a generation broke.
+    `leaving`: it drains. `problem`: why a generation broke. `version`, `number`, `offset`: steps in its weights, the item that it
+    is at, and how far it is in that; -1: at its beginning.
     """
 
     worker: ProcessName
@@ -151,6 +153,31 @@ class RingTold(Event):
     broken: int = 0
     leaving: bool = False
     problem: str = ""
+    version: int = 0
+    number: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityTold(Event):
+    """A worker has been at one thing (`feed`, a step, a read) for `age_s`; '' if it is at nothing that takes long any more."""
+
+    worker: ProcessName
+    what: str
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StateTold(Event):
+    """The answer to AskState: the leases that a worker has and how far it is in each, and where the threads of a process are.
+
+    `doing` says in words what it is at.
+    """
+
+    process: ProcessName
+    held: tuple[Applied, ...] = ()
+    stacks: str = ""
+    doing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +284,15 @@ class VersionAdvanced(Event):
     """The servers' version as the newest heartbeat told it."""
 
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesDropped(Event):
+    """Messages were left aside before they came to the core: by the master's own side, or by a process, which tells of it."""
+
+    name: ProcessName
+    cause: DropCause
+    count: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,19 @@ class RingStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class StallStatus:
+    """A job that stands still: since when nothing moved, what it waits for, from whom and since when, and what was done about it."""
+
+    since_s: float
+    bound_s: float
+    waits_for: str
+    debtors: tuple[str, ...]
+    owed_since_s: float
+    numbers: str
+    step: str
+
+
+@dataclass(frozen=True, slots=True)
 class RecordCounts:
     """Records of all epochs of the job: expected = trained + bad + lost + left. What workers did comes to trained - resumed + undone.
 
@@ -126,8 +139,15 @@ class JobStatus:
     exit_code: int | None = None
     ring: RingStatus | None = None
     """None where workers train through parameter servers."""
+    stall: StallStatus | None = None
+    """None while the job does not stand still."""
+    moved_s: float = 0.0
+    """When anything in the job last moved."""
     ends: dict[str, dict[str, int]] = field(default_factory=dict)
     """Processes that have ended, by role and cause; `processes` has the newest 200 of them."""
+
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Messages that changed nothing, by cause: see `elasticdl.dropped`."""
 
     def to_json(self) -> str:
         """All of it. Not-a-number and infinite losses are written as Python does (`NaN`, `Infinity`)."""

@@ -5,22 +5,23 @@ duration, and meanwhile once it has lasted. Reads only; keeps only what people w
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import final
 
-from elasticdl.history.occurrence import Step, meaning
-from elasticdl.master.core.evaluation import Evaluation
-from elasticdl.master.core.leasing import Leasing
-from elasticdl.master.core.parts import Facts, Phase
-from elasticdl.master.core.shards import Stage
+from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.master.core.data.leasing import Leasing
+from elasticdl.master.core.data.ledger import Stage
+from elasticdl.master.core.evaluation.rounds import Evaluation
+from elasticdl.master.core.job_context import JobContext, Phase
 
 _LASTS_S = 5.0
 """Shorter waits are the ordinary course of things."""
 _QUIET_S = 2.0
 """One that begins again so soon is the same one."""
 _MOST_REASONS = 8
+_MOST_BUSY = 4
 _OTHER = "other reasons"
 _NUMBERS = re.compile(r"\d+")
 
@@ -32,6 +33,8 @@ class Awaited(StrEnum):
     SERVERS = "servers"
     WORK = "work"
     RING = "ring"
+    CODE = "code"
+    """User code that takes long."""
 
 
 @dataclass(slots=True)
@@ -68,24 +71,28 @@ class _Open:
 class Waits:
     """One wait a thing that is awaited, whatever its reasons."""
 
-    def __init__(self, facts: Facts, leasing: Leasing, evaluation: Evaluation) -> None:
-        self._facts = facts
+    def __init__(self, context: JobContext, leasing: Leasing, evaluation: Evaluation) -> None:
+        self._context = context
         self._evaluation = evaluation
         self._leasing = leasing
         self._open: dict[Awaited, _Open] = {}
         self._were_there = False
+        self.busy: Callable[[], list[str]] = list
+        """Which workers have been in their user's code for long, in words."""
 
     def tick(self, ring: str = "") -> None:
         """Look what is waited for now. `ring`: why there is no ring that trains, in words."""
-        now_s, found = self._facts.now_s, self._now(ring)
+        now_s, found = self._context.now_s, dict(self._now(ring))
+        if busy := self.busy():
+            found[Awaited.CODE] = "; ".join(busy[:_MOST_BUSY])
         for what, reason in found.items():
             wait = self._open.setdefault(what, _Open(now_s, now_s))
             wait.reasons.add(reason, now_s - wait.seen_s)
             wait.seen_s = now_s
             if not wait.told and now_s - wait.since_s >= _LASTS_S:
                 wait.told = True
-                details = meaning(Step.BEGUN, wait=str(what), since_s=wait.since_s, reason=reason)
-                self._facts.orders.announce("wait", f"waiting for {_WORDS[what]}: {reason}", level="warning", details=details)
+                details = meaning(EventKind.BEGUN, wait=str(what), since_s=wait.since_s, reason=reason)
+                self._context.orders.announce("wait", f"waiting for {_WORDS[what]}: {reason}", level="warning", details=details)
         for what, wait in tuple(self._open.items()):
             if what not in found and now_s - wait.seen_s >= _QUIET_S:
                 del self._open[what]
@@ -103,32 +110,32 @@ class Waits:
             return
         reason = wait.reasons.words()
         text = f"waited {waited_s:.0f} s for {_WORDS[what]}: {reason}"
-        details = meaning(Step.ENDED, wait=str(what), since_s=wait.since_s, waited_s=waited_s, reason=reason)
-        self._facts.orders.announce("wait", text, details=details)
+        details = meaning(EventKind.ENDED, wait=str(what), since_s=wait.since_s, waited_s=waited_s, reason=reason)
+        self._context.orders.announce("wait", text, details=details)
 
     def _now(self, ring: str) -> Mapping[Awaited, str]:
-        if self._facts.phase not in (Phase.WORKING, Phase.EVALUATING, Phase.EXPORTING):
+        if self._context.phase not in (Phase.WORKING, Phase.EVALUATING, Phase.EXPORTING):
             return {}
-        away = self._facts.servers_away()
+        away = self._context.servers_away()
         self._were_there = self._were_there or not away
         if away:
             # Before all of them were there for the first time this is how a job starts.
             return {Awaited.SERVERS: away} if self._were_there else {}
-        if self._facts.on_ring:
+        if self._context.on_ring:
             return {Awaited.RING: ring} if ring else {}
         idle = self._idle()
         return {Awaited.WORK: idle} if idle else {}
 
     def _idle(self) -> str:
         """Why some worker that is ready has nothing to do; '' if none is, or if it need only ask for work."""
-        current, work = self._evaluation.round, self._facts.work
-        if self._facts.phase is Phase.WORKING and work is not None and (work.available or not work.held):
+        current, work = self._evaluation.round, self._context.work
+        if self._context.phase is Phase.WORKING and work is not None and (work.available or not work.held):
             return ""
         ledgers = (work, current.ledger if current else None)
         busy = {held.worker for one in ledgers if one for held in one.held.values() if held.stage is not Stage.CLOSING}
         busy |= {current.summary.holder} if current and current.summary.holder else set()
-        busy |= {self._facts.export.holder} if self._facts.export and self._facts.export.holder else set()
-        workers = self._facts.processes.live_workers()
+        busy |= {self._context.export.holder} if self._context.export and self._context.export.holder else set()
+        workers = self._context.processes.live_workers()
         idle = sum(worker.up and worker.name not in busy for worker in workers)
         return self._leasing.idle_reason() if idle else ""
 
@@ -138,4 +145,5 @@ _WORDS = {
     Awaited.SERVERS: "the parameter servers",
     Awaited.WORK: "work",
     Awaited.RING: "the ring",
+    Awaited.CODE: "user code",
 }

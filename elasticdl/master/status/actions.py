@@ -10,9 +10,9 @@ from aiohttp import web
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.master.core.events import CheckpointRequested, ReplaceRequested, ScaleRequested, StopRequested
-from elasticdl.master.status.answers import API, Refusal, answer
-from elasticdl.master.status.guard import body_of
-from elasticdl.master.status.watched import Watched
+from elasticdl.master.status.access import body_of
+from elasticdl.master.status.job_view import JobView
+from elasticdl.master.status.responses import API, Refusal, answer
 
 _LONGEST_REASON = 200
 _MOST_WORKERS = 100_000
@@ -22,7 +22,7 @@ _MOST_WORKERS = 100_000
 class Actions:
     """Stop, scale, replace, checkpoint."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: JobView) -> None:
         self._watched = watched
 
     def routes(self) -> list[web.RouteDef]:

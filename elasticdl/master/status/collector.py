@@ -15,8 +15,8 @@ from elasticdl.clock import Clock
 from elasticdl.history.lines import JsonLines, replace_whole
 from elasticdl.history.series import SeriesBook
 from elasticdl.history.snapshot import note_metrics
-from elasticdl.master.scalars import ScalarRuns
-from elasticdl.master.status.answers import encoded
+from elasticdl.master.status.responses import encoded
+from elasticdl.master.tensorboard_scalars import ScalarRuns
 
 _LOG = logging.getLogger(__name__)
 _RATE_WINDOW_S = 10.0

@@ -10,8 +10,8 @@ from typing import final
 from aiohttp import web
 
 from elasticdl.cluster.base import Cluster, LogPart, NoSuchLog
-from elasticdl.master.status.answers import API, Refusal, answer, number
-from elasticdl.master.status.watched import Watched
+from elasticdl.master.status.job_view import JobView
+from elasticdl.master.status.responses import API, Refusal, answer, number
 
 MOST_BYTES = 1 << 20
 _USUAL_BYTES = 128 << 10
@@ -31,7 +31,7 @@ _AT_ONCE = 2
 class Logs:
     """Reads through the cluster, whose seam looks names up."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: JobView) -> None:
         self._watched = watched
         self._turns = asyncio.Semaphore(_AT_ONCE)
 

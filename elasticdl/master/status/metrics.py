@@ -1,4 +1,4 @@
-"""The master's status as Prometheus reads it. docs/metrics.md has every name; a test holds the two together."""
+"""The master's status as Prometheus reads it. docs/reference/metrics.md has every name; a test holds the two together."""
 
 from __future__ import annotations
 
@@ -65,6 +65,10 @@ class _Scrape:
         yield self._gauge("job_epoch", "The epoch that is trained, from 0.", [({}, status["epoch"])])
         yield self._gauge("job_epochs", "Epochs in all.", [({}, status["epochs"])])
         yield self._gauge("job_waits", "Things that are waited for now.", [({}, len(status.get("waiting") or ()))])
+        yield self._gauge("stalled", "1 while the job stands still, else 0.", [({}, int(bool(status.get("stall"))))])
+        over = status.get("exit_code") is not None
+        quiet_s = 0.0 if over else max(0.0, status["at_s"] - (status.get("moved_s") or 0.0))
+        yield self._gauge("quiet_seconds", "Time since anything in the job last moved.", [({}, quiet_s)])
 
     def _records(self) -> Iterator[Metric]:
         records = self._status["records"]
@@ -97,6 +101,8 @@ class _Scrape:
         yield self._gauge("processes", "Processes that have not ended, by role and state.", states)
         ends = [({"role": role, "cause": cause}, count) for role, cause, count in _ends(status)]
         yield self._counter("process_ends", "Ends of processes, by role and cause.", ends)
+        dropped = [({"cause": str(cause)}, count) for cause, count in (status.get("dropped") or {}).items()]
+        yield self._counter("messages_dropped", "Messages between processes that changed nothing, by cause.", dropped)
         ring = status.get("ring")
         yield self._gauge("ring_generation", "The newest generation of the ring.", [({}, ring["generation"])] if ring else [])
         yield self._gauge("ring_members", "Workers in it.", [({}, len(ring["members"]))] if ring else [])

@@ -11,17 +11,17 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from elasticdl.master.core.commands import FinishJob
+from elasticdl.master.status.access import MOST_BODY_BYTES, AccessGuard, add_headers, watchman
 from elasticdl.master.status.actions import Actions
-from elasticdl.master.status.entry import Entry
-from elasticdl.master.status.facts import Facts
-from elasticdl.master.status.feed import Feed
-from elasticdl.master.status.guard import MOST_BODY_BYTES, Guard, add_headers, watchman
-from elasticdl.master.status.live import Live
+from elasticdl.master.status.change_feed import ChangeFeed
+from elasticdl.master.status.event_frames import EventFrames
+from elasticdl.master.status.event_streams import EventStreams
+from elasticdl.master.status.html_routes import HtmlRoutes
+from elasticdl.master.status.http_protocol import HttpProtocol
+from elasticdl.master.status.job_view import JobView
+from elasticdl.master.status.json_api import JsonApi
 from elasticdl.master.status.logs import Logs
 from elasticdl.master.status.shards import Shards
-from elasticdl.master.status.streams import Streams
-from elasticdl.master.status.watched import Watched
-from elasticdl.master.status.wire import Wire
 
 _LOG = logging.getLogger(__name__)
 MOST_CONNECTIONS = 256
@@ -35,13 +35,13 @@ _BACKLOG = 64
 class StatusServer:
     """Use it from the master's event loop."""
 
-    def __init__(self, watched: Watched, guard: Guard, epoch: int) -> None:
-        self._live = Live(watched, Feed(epoch))
-        entry = Entry(guard, watched, self._live)
+    def __init__(self, watched: JobView, guard: AccessGuard, term: int) -> None:
+        self._live = ChangeFeed(watched, EventFrames(term))
+        entry = HtmlRoutes(guard, watched, self._live)
         self._silent: set[Any] = set()
         """Connections that have asked for nothing yet."""
         application = web.Application(middlewares=[self._hear, watchman(guard, entry.open_to_all)], client_max_size=MOST_BODY_BYTES)
-        parts = (entry, Facts(watched, self._live), Streams(self._live), Shards(watched), Logs(watched), Actions(watched))
+        parts = (entry, JsonApi(watched, self._live), EventStreams(self._live), Shards(watched), Logs(watched), Actions(watched))
         for part in parts:
             application.router.add_routes(part.routes())
         application.on_response_prepare.append(add_headers)
@@ -82,7 +82,7 @@ class StatusServer:
             if len(server.connections) >= MOST_CONNECTIONS or len(self._silent) >= MOST_CONNECTIONS:
                 self._silent = {protocol for protocol in self._silent if protocol.transport is not None}
                 return _Full()
-            protocol = Wire(server)
+            protocol = HttpProtocol(server)
             self._silent.add(protocol)
             loop.call_later(SPEAK_WITHIN_S, self._hang_up, protocol)
             return protocol

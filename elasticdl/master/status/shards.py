@@ -7,9 +7,9 @@ from typing import final
 
 from aiohttp import web
 
-from elasticdl.master.core.shard_list import MOST_ROWS, ShardState, ShardWish
-from elasticdl.master.status.answers import API, Refusal, answer, number
-from elasticdl.master.status.watched import Watched
+from elasticdl.master.core.data.shard_list import MOST_ROWS, ShardState, ShardWish
+from elasticdl.master.status.job_view import JobView
+from elasticdl.master.status.responses import API, Refusal, answer, number
 
 _USUAL_ROWS = 100
 _FAR = 1 << 40
@@ -19,7 +19,7 @@ _FAR = 1 << 40
 class Shards:
     """Who has which shard."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: JobView) -> None:
         self._watched = watched
 
     def routes(self) -> list[web.RouteDef]:

@@ -79,10 +79,11 @@ function notices(status, outcome) {
     const hint = outcome.hint ? whatToDo(outcome.hint) : null;
     return failed || more || hint ? [h("div", { class: `notice ${tone}` }, h("strong", {}, first || "failed"), more, hint)] : [];
   }
+  const stall = status.stall ? [h("div", { class: "notice error" }, h("strong", {}, "The job stands still"), h("p", {}, status.waiting?.[0] ?? ""))] : [];
   const waits = routine(status) ? [] : status.waiting ?? [];
-  if (!waits.length) return [];
+  if (!waits.length) return stall;
   const shown = [...waits.slice(0, MOST_WAITS), ...(waits.length > MOST_WAITS ? [`and ${count(waits.length - MOST_WAITS)} more`] : [])];
-  return [h("div", { class: "notice moved" }, h("strong", {}, "Waiting"), h("ul", {}, shown.map((reason) => h("li", {}, reason))))];
+  return [...stall, h("div", { class: "notice moved" }, h("strong", {}, "Waiting"), h("ul", {}, shown.map((reason) => h("li", {}, reason))))];
 }
 
 // Waits that the job goes on beside: in one line, so that the page keeps its place while they come and go.

@@ -1,0 +1,1 @@
+"""How the CLI finds, starts and talks to jobs, local or on Kubernetes."""

@@ -1,0 +1,140 @@
+"""A cluster, for code that blocks: an event loop in a thread of its own, with a connection to the API server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+from elasticdl.cli.jobs.kubeconfig import no_cluster
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError, TransientError
+from elasticdl.kubernetes_section import namespace_name
+
+if TYPE_CHECKING:
+    from elasticdl.cluster.kubernetes.apiserver import ApiServer
+
+T = TypeVar("T")
+CALL_S = 40.0
+"""A request to the API server bounds itself; this is for several in a row."""
+
+
+@final
+class LoopThread:
+    """An event loop that runs until closed. Any thread may give it work."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        # Daemon: a script that forgot to close it ends all the same.
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T], limit_s: float | None = CALL_S) -> T:
+        """The result of `work`; blocks. Raises what it raises, TransientError after `limit_s`, PermanentError if there is no such thread any more."""
+        if not self._thread.is_alive():
+            work.close()
+            raise PermanentError(
+                "the connection to the cluster is not there any more",
+                hint="it was closed, or is another process': make another one here",
+            )
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(limit_s)
+        except TimeoutError as error:
+            raise TransientError(f"no answer within {limit_s:g} s" if limit_s is not None else str(error)) from error
+        finally:
+            # After a Ctrl-C, too: nothing goes on behind our back.
+            future.cancel()
+
+    def each(self, work: AsyncGenerator[T]) -> Iterator[T]:
+        """What an asynchronous generator yields, however long that takes."""
+        try:
+            while (found := self.run(_next(work), None)) is not None:
+                yield found[0]
+        finally:
+            self.run(_closed(work))
+
+    def close(self) -> None:
+        """End what is under way, then the thread. In a process that was forked from ours there is none."""
+        if self._loop.is_closed() or not self._thread.is_alive():
+            return
+        with suppress(TransientError):
+            self.run(_end_all())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CALL_S)
+        self._loop.close()
+
+
+async def _next(work: AsyncGenerator[T]) -> tuple[T] | None:
+    async for one in work:
+        return (one,)
+    return None
+
+
+async def _closed(work: AsyncGenerator[T]) -> None:
+    """After a Ctrl-C its last step may still be on its way out."""
+    while True:
+        try:
+            return await work.aclose()
+        except RuntimeError:
+            await asyncio.sleep(0.01)
+
+
+async def _end_all() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _unreachable(reason: str) -> PermanentError:
+    error = PermanentError(
+        reason, hint="name your kubeconfig in the variable KUBECONFIG; for a job on this machine leave out what is of a cluster"
+    )
+    error.exit_code = ExitCode.CLUSTER_REFUSED
+    return error
+
+
+@final
+class ClusterClient:
+    """The cluster of the kubeconfig's current context (or the one around this pod), and the namespace that is meant."""
+
+    def __init__(self, namespace: str = "", context: str = "") -> None:
+        """Blocks. Raises SpecError, PermanentError if there is no cluster to talk to. `namespace`: default, the context's."""
+        if reason := no_cluster():
+            raise _unreachable(reason)
+        from elasticdl.cluster.kubernetes.apiserver import connect
+
+        try:
+            namespace_name(namespace)
+        except ValueError as error:
+            raise SpecError(f"--namespace {error}") from error
+        self._thread = LoopThread("cluster")
+        try:
+            self.api: ApiServer = self._thread.run(connect(context))
+        except BaseException:
+            self._thread.close()
+            raise
+        self.namespace = namespace or self.api.namespace
+
+    def __enter__(self) -> ClusterClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, work: Coroutine[Any, Any, T], limit_s: float | None = CALL_S) -> T:
+        """As `LoopThread.run`."""
+        return self._thread.run(work, limit_s)
+
+    def each(self, work: AsyncGenerator[T]) -> Iterator[T]:
+        """As `LoopThread.each`."""
+        return self._thread.each(work)
+
+    def close(self) -> None:
+        """Drop all connections."""
+        with suppress(ElasticDLError, RuntimeError):
+            self._thread.run(self.api.close())
+        self._thread.close()

@@ -1,0 +1,393 @@
+"""A job on this machine, as its directory shows it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, final
+
+from elasticdl.cli.jobs.file_tail import Tail
+from elasticdl.cli.jobs.job import Diagnosis, JobLocation, Kind, LogEntry, LogWish, Report, blank_status, status_as_read
+from elasticdl.cli.jobs.outcome import Outcome, part_of, read_object, resume_hint
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
+from elasticdl.history.lines import began_at
+from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.process_liveness import check_of, runs_master
+from elasticdl.master.last_status import heard_of_s, last_known
+
+if TYPE_CHECKING:
+    from elasticdl.history.snapshot import About, Record
+    from elasticdl.rpc.master_client import MasterClient
+
+CALL_S = 5.0
+_LOOK_EVERY_S = 0.25
+_BLOCK_BYTES = 1 << 16
+_STARTS_WITHIN_S = 60.0
+"""A job whose master was not heard of for so long after it was made has none."""
+_LAST_WORD_WITHIN_S, _CHANGES_WITHIN_S = 2.0, 10.0
+_CHECKED = "the model and the data are being checked"
+_BETWEEN_SIGNALS_S, _ENDS_WITHIN_S = 0.3, 15.0
+"""Two at once would be one; a master takes its processes and its record along."""
+
+
+def no_such_job(message: str, hint: str) -> PermanentError:
+    """With the exit code for it."""
+    error = PermanentError(message, hint=hint)
+    error.exit_code = ExitCode.NO_SUCH_JOB
+    return error
+
+
+@final
+class DirectoryJob:
+    """A `Job`."""
+
+    def __init__(self, directory: JobDirectory) -> None:
+        self.directory = directory
+        self.name = _name(directory)
+        self.action = str(check_of(directory).get("action") or read_object(directory.spec).get("action") or "")
+        self.place = JobLocation(Kind.LOCAL, job_dir=str(directory.path))
+
+    def report(self) -> Report:
+        """See Job."""
+        if check := check_of(self.directory):
+            doing = ": ".join(filter(None, (_CHECKED, str(check.get("progress") or ""))))
+            return self._report("waiting", blank_status(doing, action=self.action, waiting=[doing]))
+        end = self._end()
+        if end is not None:
+            outcome, known = end
+            return self._report(_state(outcome.exit_code), status_as_read(outcome.message, known), outcome)
+        if not self.directory.master.exists():
+            return self._report("waiting", blank_status("its master is starting", waiting=["master-0 is starting"]))
+        try:
+            with self._master() as master:
+                status = blank_status("") | master.status()
+        except TransientError as error:
+            return self._report("running", blank_status(error.message))
+        except PermanentError as error:
+            return self._report("running", blank_status(f"{error.message}; {error.hint}"))
+        return self._report("running", status)
+
+    def outcome(self) -> Outcome | None:
+        """See Job. A job whose master was killed has ended, too: it took all processes with it."""
+        end = self._end()
+        return None if end is None else end[0]
+
+    def _end(self) -> tuple[Outcome, Mapping[str, Any]] | None:
+        """How the job ended, and its last status as far as there is one."""
+        directory = self.directory
+        if check_of(directory):
+            return None
+        if directory.master.exists():
+            where = read_object(directory.master)
+            # One that cannot be read may be just written on a file system that shows halves.
+            goes_on = self._runs(where) if where else self._has_just_changed()
+            return None if goes_on else self._killed()
+        if not directory.spec.exists():
+            raise no_such_job(
+                f"there is no job in {directory.path} any more", "the check of its model and data found something wrong"
+            )
+        if self._is_young() and not directory.status.exists() and not self._has_receipt():
+            return None
+        left = self._last_word()
+        return (self._left(left), part_of(left, "status")) if left else self._killed()
+
+    def stop(self, reason: str) -> str:
+        """See Job."""
+        with self._master() as master:
+            master.stop(reason)
+        return "asked to stop; it ends when its workers have drained"
+
+    def end(self, reason: str) -> str:
+        """See Job. A master ends everything at the second signal; one that stands still (SIGSTOP) or hangs is killed."""
+        pid: int = self._where()["pid"]
+        self._signal(pid, signal.SIGCONT)
+        with suppress(ElasticDLError):  # only so that it can say who ended it
+            self.stop(reason)
+        self._signal(pid, signal.SIGTERM)
+        time.sleep(_BETWEEN_SIGNALS_S)
+        self._signal(pid, signal.SIGTERM)
+        end_s = time.monotonic() + _ENDS_WITHIN_S
+        while runs_master(self.directory, pid):
+            if time.monotonic() > end_s:
+                self._signal(pid, signal.SIGKILL)
+                return f"its master did not end within {_ENDS_WITHIN_S:g} s and was killed, and every process of the job with it"
+            time.sleep(_LOOK_EVERY_S)
+        return "ended at once, without a last checkpoint"
+
+    def _signal(self, pid: int, number: signal.Signals) -> None:
+        """To the job's master, unless it has ended."""
+        try:
+            if runs_master(self.directory, pid):
+                os.kill(pid, number)
+        except ProcessLookupError:
+            return
+        except PermissionError as error:
+            raise PermanentError(
+                f"this user may not end the master of job {self.name} (pid {pid})", hint="whoever started the job may"
+            ) from error
+
+    def scale(self, low: int, high: int) -> None:
+        """See Job."""
+        with self._master() as master:
+            master.scale(low, high)
+
+    def checkpoint(self) -> None:
+        """See Job."""
+        with self._master() as master:
+            master.checkpoint()
+
+    def logs(self) -> list[LogEntry]:
+        """See Job."""
+        return [LogEntry(name, f"{path.stat().st_size:,} bytes") for name, path in self._log_files().items()]
+
+    def read_log(self, wish: LogWish) -> Iterator[str]:
+        """See Job. Names are looked up among what is there, never joined into a path; one log has all incarnations."""
+        there = self._log_files()
+        stem = wish.process.partition(".")[0]
+        if stem not in there:
+            names = ", ".join(there) or "none yet"
+            raise no_such_job(f"job {self.name} in {self.place} has no log of {wish.process!r}", f"there are {names}")
+        tail = Tail(there[stem], from_end=True)
+        yield from _last(there[stem], wish.lines)
+        if wish.follow:
+            yield from self._follow(tail)
+
+    @contextmanager
+    def page(self) -> Iterator[str]:
+        """See Job."""
+        where = self._where()
+        if not where.get("page"):
+            raise PermanentError(
+                f"job {self.name} in {self.place} has no status page", hint="its log may say why: " + str(self._log)
+            )
+        yield f"{where['page']}#token={where['token']}"
+
+    def story(self) -> Diagnosis:
+        """See Job."""
+        record = self._record()
+        missing = "" if record.occurrences else f"there is nothing in {self.directory.events} yet"
+        return Diagnosis(record.story, missing)
+
+    def snapshot(self) -> dict[str, Any]:
+        """See Job."""
+        from elasticdl.cluster.logs.log_tails import ends_in
+        from elasticdl.history.snapshot import series_in, shown_status, snapshot
+
+        report, record, outcome = self.report(), self._record(), self.outcome()
+        about = self._about(record.started_at or self._made_wall_s())
+        # A job that has ended lasted until then, whenever somebody looks.
+        now = record.occurrences[-1].at if outcome is not None and record.occurrences else time.time()
+        status = shown_status(about, report.status, now=now, state=report.state)
+        ended = None if outcome is None else {"exit_code": outcome.exit_code, "message": outcome.message, "hint": outcome.hint}
+        with _readable(self.directory):
+            logs = ends_in(self.directory.logs, status)
+            return snapshot(about, status, record, series_in(self.directory.path), ended, logs)
+
+    def _record(self) -> Record:
+        """What is written down; of a job that goes on, until now."""
+        from elasticdl.history.snapshot import record_in
+
+        with _readable(self.directory):
+            record = record_in(self.directory.path)
+            outcome = self.outcome()
+            if self.directory.master.exists() and outcome is None and record.started_at:
+                return record_in(self.directory.path, time.time() - record.started_at)
+            return (
+                record
+                if outcome is None or self.directory.status.exists()
+                else record_in(self.directory.path, killed=outcome.message, heard_s=heard_of_s(self.directory))
+            )
+
+    def _about(self, started_at: float) -> About:
+        from elasticdl.history.snapshot import About, installed_version
+
+        spec = read_object(self.directory.spec)
+        strategy = str(part_of(spec, "training").get("distribution_strategy", ""))
+        return About(self.name, str(spec.get("action", "")), strategy, started_at, installed_version())
+
+    def close(self) -> None:
+        """See Job."""
+
+    def _follow(self, tail: Tail) -> Iterator[str]:
+        while True:
+            running = self.directory.master.exists() and self.outcome() is None
+            found = tail.read()
+            if found:
+                yield found.decode("utf-8", errors="replace")
+            elif not running:
+                return
+            else:
+                sys.stdout.flush()
+                time.sleep(_LOOK_EVERY_S)
+
+    def _log_files(self) -> dict[str, Path]:
+        found = sorted(self.directory.logs.glob("*.log"))
+        return {path.stem: path for path in found if path.is_file() and not path.is_symlink()}
+
+    def _report(self, state: str, status: Mapping[str, Any], outcome: Outcome | None = None) -> Report:
+        age_s = max(0.0, time.time() - (began_at(self.directory.events) or self._made_wall_s()))
+        if outcome is None:
+            return Report(self.name, self.place, state, age_s, status, status.get("exit_code"), str(status.get("outcome") or ""))
+        return Report(self.name, self.place, state, age_s, status, outcome.exit_code, outcome.message, outcome.hint)
+
+    def _left(self, left: Mapping[str, Any]) -> Outcome:
+        status = status_as_read("", left.get("status"))
+        spec = read_object(self.directory.spec)
+        code = left["exit_code"] if isinstance(left.get("exit_code"), int) else int(ExitCode.JOB_FAILED)
+        return Outcome(
+            exit_code=code,
+            message=str(left.get("message") or ""),
+            hint=resume_hint(self.directory) if code == ExitCode.INTERRUPTED else str(left.get("hint") or ""),
+            job_dir=str(self.directory.path),
+            receipt=read_object(self.directory.receipt),
+            metrics=status["metrics"],
+            loss=status["loss"],
+            output=str(part_of(spec, "checkpoint").get("output", "")) if code == ExitCode.DONE else "",
+            action=self.action,
+        )
+
+    def _killed(self) -> tuple[Outcome, Mapping[str, Any]]:
+        directory = self.directory
+        message = f"the master of job {self.name} in {directory.path} was killed, and every process of the job with it"
+        if directory.status.exists():
+            message = f"how job {self.name} ended cannot be read: {directory.status} is damaged, or not for this user"
+        known = last_known(directory, message)
+        outcome = Outcome(
+            ExitCode.JOB_FAILED,
+            message,
+            str(directory.path),
+            f"its log is {directory.logs / 'master-0.log'}; {resume_hint(directory)}",
+            receipt=known.get("receipt") or {},
+            metrics=known.get("metrics") or {},
+            loss=known.get("loss"),
+            action=self.action,
+        )
+        return outcome, known
+
+    def _runs(self, where: Mapping[str, Any]) -> bool:
+        """Of one in a pod the number says nothing here: the cluster looks after it."""
+        return "token" not in where or runs_master(self.directory, where.get("pid"))
+
+    def _last_word(self) -> Mapping[str, Any]:
+        """What was left in status.json. A master takes its address away a moment before it leaves that: then the directory has just changed."""
+        end_s = time.monotonic() + (_LAST_WORD_WITHIN_S if self._has_just_changed() else 0.0)
+        while not (left := read_object(self.directory.status)) and time.monotonic() < end_s:
+            time.sleep(0.05)
+        return left
+
+    def _has_just_changed(self) -> bool:
+        with suppress(OSError):
+            return time.time() - self.directory.path.stat().st_mtime < _CHANGES_WITHIN_S
+        return False
+
+    def _made_wall_s(self) -> float:
+        try:
+            return self.directory.spec.stat().st_mtime
+        except OSError:
+            return time.time()
+
+    def _has_receipt(self) -> bool:
+        """This run has come to its end; its last word may still be missing."""
+        with suppress(OSError):
+            return self.directory.receipt.stat().st_mtime > self._made_wall_s()
+        return False
+
+    def _is_young(self) -> bool:
+        return time.time() - self._made_wall_s() < _STARTS_WITHIN_S
+
+    @property
+    def _log(self) -> Path:
+        return self.directory.logs / "master-0.log"
+
+    def _where(self) -> dict[str, Any]:
+        """Where the job's master is. Raises an error with exit code 4 if the job does not run."""
+        if pid := check_of(self.directory).get("pid"):
+            words, hint = (
+                f"job {self.name} has not begun: {_CHECKED}",
+                f"try again when it has; Ctrl-C ends its command (pid {pid})",
+            )
+            raise _with_code(TransientError(words, hint=hint))
+        where = read_object(self.directory.master)
+        if not where:
+            report = self.directory.report
+            hint = f"see `elasticdl status {self.name}`" + (
+                f"; report.html is in its directory, {report.parent}" if report.exists() else ""
+            )
+            starts = self.outcome() is None
+            words = "has no master yet" if starts else "has ended"
+            raise no_such_job(f"job {self.name} in {self.place} {words}", "try again in a moment" if starts else hint)
+        if "token" not in where:
+            claim = read_object(self.directory.path / "kubernetes.json")
+            name, namespace = claim.get("job", self.name), claim.get("namespace", "NAMESPACE")
+            raise no_such_job(
+                f"job {self.name} in {self.place} runs on a cluster",
+                f"ask it there: `elasticdl status {name} --namespace {namespace}`",
+            )
+        if not self._runs(where):
+            killed, _ = self._killed()
+            raise no_such_job(killed.message, killed.hint)
+        return where
+
+    @contextmanager
+    def _master(self) -> Iterator[MasterClient]:
+        """A connection to the job's master. Raises an error with exit code 4 if the job does not run, TransientError if it does not answer."""
+        from elasticdl.rpc.master_client import MasterClient  # gRPC: not for `--help`
+
+        where = self._where()
+        client = MasterClient(where["address"], where["token"], "cli", away_s=CALL_S)
+        try:
+            yield client
+        except TransientError as error:
+            self._where()  # which raises what is told of one that has ended meanwhile
+            words = f"the master of job {self.name} in {self.place} does not answer: {error.message}"
+            hint = f"it may be busy or stand still; its log is {self._log}; `elasticdl stop {self.name} --now` ends it in any case"
+            raise TransientError(words, hint=hint) from error
+        finally:
+            client.close()
+
+
+@contextmanager
+def _readable(directory: JobDirectory) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PermanentError(f"cannot read what is in {directory.path}: {error.strerror or error}") from error
+
+
+def _with_code(error: ElasticDLError) -> ElasticDLError:
+    error.exit_code = ExitCode.NO_SUCH_JOB
+    return error
+
+
+def _name(directory: JobDirectory) -> str:
+    spec = read_object(directory.spec)
+    return str(part_of(spec, "cluster").get("job_name") or check_of(directory).get("job_name") or directory.path.name)
+
+
+def _state(exit_code: int) -> str:
+    return {ExitCode.DONE: "done", ExitCode.INTERRUPTED: "stopped"}.get(exit_code, "failed")  # type: ignore[call-overload, no-any-return]
+
+
+def _last(path: Path, lines: int) -> Iterator[str]:
+    """The last lines of a file of any size, in memory that those lines need."""
+    with path.open("rb") as file:
+        file.seek(_begin_of_last(file, lines) if lines else 0)
+        for line in deque(file, maxlen=lines) if lines else file:
+            yield line.decode("utf-8", errors="replace")
+
+
+def _begin_of_last(file: IO[bytes], lines: int) -> int:
+    """A place that surely has the last `lines` lines after it, found from the end."""
+    position, newlines = file.seek(0, os.SEEK_END), 0
+    while position > 0 and newlines <= lines:
+        step = min(_BLOCK_BYTES, position)
+        position -= step
+        file.seek(position)
+        newlines += file.read(step).count(b"\n")
+    return position

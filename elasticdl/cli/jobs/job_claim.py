@@ -1,0 +1,216 @@
+"""A job's claim on its directory on this machine: refused before anything is made if it cannot be had."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from elasticdl.cli.request import WHICH_JOB
+from elasticdl.cli.views.yaml_documents import as_yaml
+from elasticdl.errors import ElasticDLError, PermanentError, SpecError
+from elasticdl.job import JobSpec
+from elasticdl.job_name import next_name
+from elasticdl.jobdir.layout import JobDirectory, write_whole
+from elasticdl.jobdir.output_folder import refuse_output
+from elasticdl.jobdir.process_liveness import check_file, tell_check
+from elasticdl.jobdir.scale_override import forget_scale_unless
+from elasticdl.master.preflight import Preflight, save_preflight
+from elasticdl.master.resume_command import has_checkpoint
+
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What another directory would not mend: the command was right, so these are no bad usage."""
+_MOST_NAMES = 20
+
+
+class JobNameTaken(SpecError):
+    """Another job has the name or directory."""
+
+
+@contextmanager
+def placed(spec: JobSpec, check: Callable[[JobSpec], Preflight]) -> Iterator[tuple[JobSpec, JobDirectory]]:
+    """Claim a settled job's directory: see `claimed`, whose errors it raises. A generated name gives way to other jobs."""
+    with ExitStack() as stack:
+        for left in reversed(range(_MOST_NAMES)):
+            try:
+                directory = stack.enter_context(claimed(spec, lambda job=spec: check(job)))  # type: ignore[misc]
+                break
+            except JobNameTaken:
+                if not (spec.generated_name and left):
+                    raise
+                name = next_name(spec.cluster.job_name)
+                spec = spec.replace(job_name=name, job_dir=str(Path(spec.cluster.job_dir).with_name(name)))
+        yield spec, directory
+
+
+def refuse_if_taken(spec: JobSpec) -> None:
+    """Raises SpecError if the directory cannot become, or with --resume is not, this job's, or if --output may not. Makes nothing."""
+    directory = JobDirectory(Path(spec.cluster.job_dir))
+    try:
+        _refuse_if_taken(spec, directory)
+    except OSError as error:  # a name that is too long, or a parent that may not be looked into
+        raise _unusable(f"cannot use {error.filename or directory.path}", error) from error
+    refuse_output(spec)
+
+
+def _refuse_if_taken(spec: JobSpec, directory: JobDirectory) -> None:
+    if directory.path.exists() and not directory.path.is_dir():
+        raise SpecError(f"--job-dir {directory.path} is a file", hint="name a directory that is new or empty")
+    there = directory.spec.exists()
+    if there and not spec.checkpoint.resume:
+        raise JobNameTaken(
+            f"{directory.path} holds a job already", hint="go on with it by --resume, or name another --job-dir or --job-name"
+        )
+    if spec.checkpoint.resume and not there:
+        raise SpecError(f"--resume, but {directory.path} holds no job", hint=WHICH_JOB)
+    if spec.checkpoint.resume and not has_checkpoint(directory.checkpoints):
+        raise SpecError(
+            f"--resume, but there is no checkpoint in {directory.checkpoints}",
+            hint=f"start afresh with another --job-dir, or remove {directory.path}; --checkpoint-steps makes checkpoints",
+        )
+    init = spec.checkpoint.checkpoint_dir_for_init
+    if init and "://" not in init and not has_checkpoint(Path(init)):
+        raise SpecError(
+            f"--checkpoint-dir-for-init: there is no checkpoint in {init}",
+            hint="name a directory that holds version-<n> directories, such as <job-dir>/checkpoints",
+        )
+
+
+@contextmanager
+def claimed(spec: JobSpec, check: Callable[[], Preflight]) -> Iterator[JobDirectory]:
+    """Make the job's directory and keep it ours for the length of the block; other commands are refused meanwhile.
+
+    `check` looks at model and data, while others can see that it does; it is a job only when that has found nothing wrong.
+
+    Raises what `check` does, SpecError if somebody else was faster, or if it or the place of --output cannot be written, PermanentError if the
+    disk is full or fails; nothing half-made stays then.
+    """
+    refuse_if_taken(spec)
+    directory = JobDirectory(Path(spec.cluster.job_dir))
+    made = _make(directory.path, "--job-dir")
+    try:
+        lock = _lock(directory.path, _run_by_another(directory.path))
+    except OSError as error:
+        raise _unusable(f"cannot open {directory.path}", error) from error
+    written = False
+    try:
+        refuse_if_taken(spec)
+        _try_place(spec.checkpoint.output, "--output")
+        _try_place(spec.checkpoint.tensorboard_log_dir, "--tensorboard-log-dir")
+        with _ours_alone(spec):
+            tell_check(directory, spec.cluster.job_name, str(spec.action))
+            _write(directory, spec, check())
+            written = True
+            yield directory
+    except OSError as error:
+        if written:
+            raise
+        raise _unusable(f"cannot write to {directory.path}", error) from error
+    finally:
+        if not written:
+            check_file(directory).unlink(missing_ok=True)
+            _unmake(made)
+        os.close(lock)
+
+
+@contextmanager
+def _ours_alone(spec: JobSpec) -> Iterator[None]:
+    """The folder of predictions stays ours while they are made: it is empty, so another command would take it, too. Raises SpecError."""
+    output = spec.checkpoint.output
+    path = Path(output)
+    if spec.action != "predict" or not output or "://" in output or path == Path(spec.cluster.job_dir):
+        yield
+        return
+    made = _make(path, "--output")
+    try:
+        lock = _lock(path, SpecError(f"another command writes its predictions to {path}", hint="name another --output"))
+        try:
+            refuse_output(spec)
+            yield
+        finally:
+            os.close(lock)
+    finally:
+        for one in made:
+            with suppress(OSError):
+                one.rmdir()
+
+
+def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None:
+    # Left by the run before this one; whoever reads it now would take it for ours.
+    directory.status.unlink(missing_ok=True)
+    save_preflight(directory.preflight, preflight)
+    told = spec.replace(resume=False).flags(defaults=False)
+    # Only for the owner: --envs may hold somebody's keys.
+    write_whole(directory.path / "job.yaml", f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(told)}", mode=0o600)
+    forget_scale_unless(spec, directory)
+    write_whole(directory.spec, spec.model_dump_json(indent=2) + "\n", mode=0o600)
+    check_file(directory).unlink(missing_ok=True)
+
+
+def _unusable(what: str, error: OSError, flag: str = "--job-dir") -> ElasticDLError:
+    """The error for a place that cannot be used: bad usage, unless the machine is in trouble."""
+    if error.errno in _OF_THE_MACHINE:
+        return PermanentError(f"{what}: {error.strerror}", hint=f"mend that, or name another {flag}")
+    return SpecError(f"{what}: {error.strerror or error}", hint=f"name another {flag}")
+
+
+def _try_place(place: str, flag: str) -> None:
+    """Make the place that a flag names and take it away again: in hours, when there is something to write, is too late to ask.
+
+    Raises SpecError, or PermanentError if the disk is full.
+    """
+    if not place or "://" in place:
+        return
+    path = Path(place)
+    for one in _make(path, flag):
+        one.rmdir()
+    if path.exists() and not os.access(path, os.W_OK | os.X_OK):
+        raise SpecError(f"{flag} {path} may not be written by this user", hint=f"name another {flag}")
+
+
+def _make(path: Path, flag: str) -> list[Path]:
+    """Make a directory and what is missing above it; those that were made, the deepest first.
+
+    Raises SpecError, or PermanentError if the disk is full.
+    """
+    made: list[Path] = []
+    try:
+        missing = [one for one in (path, *path.parents) if not one.exists()]
+        for one in reversed(missing):
+            with suppress(FileExistsError):
+                one.mkdir()
+                made.insert(0, one)
+    except OSError as error:
+        for one in made:
+            one.rmdir()
+        raise _unusable(f"cannot make {path}", error, flag) from error
+    return made
+
+
+def _unmake(made: list[Path]) -> None:
+    if made:
+        shutil.rmtree(made[0], ignore_errors=True)
+    for parent in made[1:]:
+        with suppress(OSError):
+            parent.rmdir()
+
+
+def _run_by_another(path: Path) -> JobNameTaken:
+    return JobNameTaken(f"another command runs the job in {path}", hint=f"look at it with `elasticdl status {path}`")
+
+
+def _lock(path: Path, taken: SpecError) -> int:
+    """A file descriptor that keeps other commands out until it is closed, by our end too. Raises `taken`, OSError."""
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise taken from error
+    except OSError:
+        pass  # a file system without locks: two people at once are then told apart by job.json alone
+    return lock

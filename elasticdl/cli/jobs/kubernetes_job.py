@@ -1,0 +1,394 @@
+"""A job on a cluster: its master is talked to through the API server, and what the master cannot tell, its pods do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+from elasticdl.cli.jobs.directory_job import no_such_job
+from elasticdl.cli.jobs.job import Diagnosis, JobLocation, Kind, LogEntry, LogWish, Report, blank_status
+from elasticdl.cli.jobs.outcome import Outcome
+from elasticdl.cli.jobs.start_diagnosis import Patience, way_out
+from elasticdl.errors import ElasticDLError, PermanentError, Refused, TransientError, UserError
+from elasticdl.rpc.master_client import MasterClient
+
+if TYPE_CHECKING:
+    from elasticdl.cli.jobs.archived_logs import ArchivedLogs
+    from elasticdl.cli.jobs.cluster_client import ClusterClient
+    from elasticdl.cluster.kubernetes.job_facts import JobFacts
+    from elasticdl.cluster.kubernetes.port_forward import PortForward
+    from elasticdl.cluster.kubernetes.termination_message import Ended
+
+T = TypeVar("T")
+CALL_S = 8.0
+"""A call through the API server: a new connection to the pod takes a second where the cluster is busy."""
+_GREETING_S = 4.0
+_CHECKING = "its master is checking the model and the data"
+"""It listens when it has: a master that runs and does not listen is doing that."""
+_PATIENCE_S, _AGAIN_S = 10.0, 0.5
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A connection to a master."""
+
+    tunnel: PortForward
+    client: MasterClient
+
+
+@final
+class KubernetesJob:
+    """A `Job`. Thread-safe. Whoever made `line` closes it, after this."""
+
+    def __init__(self, line: ClusterClient, name: str, *, namespace: str = "", call_s: float = CALL_S) -> None:
+        """`namespace`: default, the line's. `call_s` bounds the calls to the master."""
+        from elasticdl.cluster.kubernetes.jobs import Jobs
+
+        self.name = name
+        self.place = JobLocation(Kind.KUBERNETES, namespace=namespace or line.namespace)
+        self._line, self._call_s = line, call_s
+        self._jobs = Jobs(line.api, self.place.namespace)
+        self._uid = ""
+        self._lock = threading.Lock()
+        self._way: _Way | None = None
+        self._patience = Patience()
+
+    def facts(self, *, whole: bool = False) -> JobFacts:
+        """The Job and its masters' pods, or all its pods.
+
+        Raises an error with exit code 4 if there is none, or another one has its name by now.
+        """
+        found = self._line.run(self._jobs.one(self.name, whole=whole))
+        if found is None:
+            if self._uid:
+                raise no_such_job(f"job {self.name} is gone from {self.place}", "it was deleted, or its time to live is over")
+            raise no_such_job(f"there is no job {self.name} in {self.place}", "see `elasticdl list`")
+        if self._uid and found.uid != self._uid:
+            raise no_such_job(f"job {self.name} in {self.place} was deleted", "another job has its name by now")
+        self._uid = found.uid
+        return found
+
+    def report(self) -> Report:
+        """See Job."""
+        from elasticdl.cluster.kubernetes.port_forward import NobodyListens
+
+        facts = self.facts()
+        message = "its master is starting"
+        if facts.ended is None and not facts.waits_for:
+            try:
+                return self._report(facts, blank_status("") | self._call(lambda master: master.status()))
+            except NobodyListens:
+                message = _CHECKING
+            except TransientError as error:
+                message = facts.lost_master(time.time()) or f"its master does not answer: {error.message}"
+            except ElasticDLError as error:
+                message = f"its master cannot be asked: {error.message}"
+        return self._without_master(self.facts(whole=True), message)
+
+    def _without_master(self, facts: JobFacts, message: str) -> Report:
+        ended = facts.ended
+        if ended is not None:
+            message = ended.message
+        elif facts.waits_for:
+            # What goes wrong with a pod, or with making one, is in events only.
+            stuck = facts.job if facts.master is None else facts.prepared
+            said = "" if stuck is None else self._line.run(self._jobs.complaint(stuck))
+            message = f"{'waiting' if facts.barred is None else 'cannot start'}: {facts.waits_for}{': ' if said else ''}{said}"
+        return self._report(facts, _status_of_pods(facts, message, ended), ended)
+
+    def outcome(self) -> Outcome | None:
+        """See Job. Raises CannotStart when it is asked again and again, and the job has not been able to start for 40 s."""
+        facts = self.facts()
+        if facts.ended is not None:
+            return replace(outcome_of_ended(facts.ended), action=_action(facts))
+        self._patience.seen(facts, lambda: self._has_run(facts))
+        return None
+
+    def _has_run(self, facts: JobFacts) -> bool:
+        """A master of it ran: it made the token; or, where we may not know of that, processes."""
+        try:
+            return bool(self._line.run(self._jobs.token(facts)))
+        except PermanentError:
+            return bool(self.facts(whole=True).pods)
+
+    def stop(self, reason: str) -> str:
+        """See Job. A job whose master does not run is deleted: there is nobody to drain it."""
+        facts = self.facts()
+        if facts.ended is not None or facts.has_verdict:
+            return f"job {self.name} has ended already"
+        if facts.waits_for:
+            self.delete(facts)
+            why = f"; it had no master to stop it in order ({facts.waits_for})"
+            return f"job {self.name} is deleted with all that is its own{why}{way_on_of_deleted(facts.job)}"
+        try:
+            self._call(lambda master: master.stop(reason), _PATIENCE_S)
+        except TransientError as error:
+            hint = f"its master may be starting: try again; `elasticdl stop {self.name} --now` ends it without a last checkpoint"
+            raise TransientError(error.message, hint=hint) from error
+        return "asked to stop; it ends when its workers have drained"
+
+    def end(self, reason: str) -> str:
+        """See Job."""
+        facts = self.facts()
+        self.delete(facts)
+        return f"job {self.name} is deleted with all that is its own{way_on_of_deleted(facts.job)}"
+
+    def delete(self, facts: JobFacts | None = None) -> None:
+        """Delete the Job and all that is its own, now."""
+        self._line.run(self._jobs.delete(facts or self.facts()))
+
+    def scale(self, low: int, high: int) -> None:
+        """See Job."""
+        self._running()
+        self._call(lambda master: master.scale(low, high), _PATIENCE_S)
+
+    def checkpoint(self) -> None:
+        """See Job."""
+        self._running()
+        self._call(lambda master: master.checkpoint(), _PATIENCE_S)
+
+    def logs(self) -> list[LogEntry]:
+        """See Job."""
+        from elasticdl.cluster.kubernetes.pod_logs import entries
+
+        facts = self.facts(whole=True)
+        there = [LogEntry(name, what) for name, what in entries(facts)]
+        kept: dict[str, int] = {}
+        with suppress(ElasticDLError), self._kept(facts) as found:
+            kept = found.sizes()
+        names = {entry.process for entry in there}
+        gone = [LogEntry(name, f"kept of pods that are gone: {size:,} bytes") for name, size in kept.items() if name not in names]
+        return [*there, *gone]
+
+    def read_log(self, wish: LogWish) -> Iterator[str]:
+        """See Job."""
+        from elasticdl.cluster.kubernetes.pod_logs import chosen, followed, last
+
+        facts = self.facts(whole=True)
+        pod = chosen(facts, wish.process)
+        if pod is None:
+            yield self._kept_log(facts, wish)
+            return
+        reading = followed if wish.follow else last
+        yield from self._line.each(reading(self._line.api, pod, wish.lines))
+
+    def _kept_log(self, facts: JobFacts, wish: LogWish) -> str:
+        """Of a process whose pod is gone. Raises an error with exit code 4 if there is no such log, or nobody to ask for it."""
+        try:
+            with self._kept(facts) as found:
+                return found.last(wish.process, wish.lines)
+        except ElasticDLError as error:
+            names = ", ".join(entry.process for entry in self.logs()) or "none yet"
+            hint = f"there are {names}"
+            if not facts.running_master:
+                hint += f"; what was kept of pods that are gone is in {self._job_dir(facts)}/logs"
+            raise no_such_job(f"job {self.name} in {self.place} has no log of {wish.process!r}", hint) from error
+
+    def _kept(self, facts: JobFacts) -> AbstractContextManager[ArchivedLogs]:
+        from elasticdl.cli.jobs.archived_logs import kept_logs
+
+        if not facts.running_master:
+            raise TransientError(f"job {self.name} has no master that could be asked")
+        return kept_logs(self._line, self.place.namespace, self._master_pod, self._line.run(self._jobs.token(facts)))
+
+    def _job_dir(self, facts: JobFacts) -> str:
+        from elasticdl.cluster.kubernetes.planning import spec_of
+
+        with suppress(UserError):
+            return str(spec_of(dict(facts.job)).cluster.job_dir)
+        return "its directory"
+
+    @contextmanager
+    def page(self) -> Iterator[str]:
+        """See Job. Through the API server: each use has a way of its own."""
+        from elasticdl.cluster.kubernetes.plans import STATUS_PORT
+        from elasticdl.cluster.kubernetes.port_forward import PortForward
+
+        token = self._line.run(self._jobs.token(self._running()))
+        if not token:
+            raise TransientError(f"the master of job {self.name} is starting: it has not made its token yet", hint="try again")
+        tunnel = PortForward(self._line.api, self.place.namespace, self._master_pod, STATUS_PORT)
+        address = self._line.run(tunnel.open())
+        try:
+            yield f"http://{address}/#token={token}"
+        finally:
+            with suppress(TransientError):
+                self._line.run(tunnel.close())
+
+    def story(self) -> Diagnosis:
+        """See Job. From the master's memory; when the job has ended, from what its master said last."""
+        facts = self.facts()
+        if facts.running_master and facts.ended is None:
+            return Diagnosis(self._seen()["story"])
+        from elasticdl.history.diagnosis import MOST_LOGGED, Story, story_of_lines
+
+        if facts.ended is None:
+            hint = f" ({_hint(facts)})" if facts.barred is not None else ""
+            return Diagnosis(Story().as_dict(), f"what its master has in mind, which does not run: {facts.waits_for}{hint}")
+        said, why_not = "", "it was killed, or it is of an older version"
+        try:
+            said = "".join(self.read_log(LogWish("master-0", 4 * MOST_LOGGED)))
+        except ElasticDLError as error:
+            why_not = error.message
+        found = story_of_lines(said.splitlines())
+        if found is not None:
+            return Diagnosis(found)
+        where = f"events.jsonl in {self._job_dir(facts)}, if that is on a volume: `elasticdl why --job-dir …` where it is mounted"
+        return Diagnosis(Story().as_dict(), f"its master left no story in its log ({why_not}); what was recorded is in {where}")
+
+    def snapshot(self) -> dict[str, Any]:
+        """See Job. Only a master that runs has it."""
+        return self._seen("?logs=1")
+
+    def _seen(self, query: str = "") -> dict[str, Any]:
+        from elasticdl.cli.jobs.master_http import MasterPage
+
+        try:
+            with self.page() as address:
+                return MasterPage.at(address).get(f"/api/v1/snapshot{query}")
+        except TransientError as error:
+            raise self._explained(error) from error
+
+    def close(self) -> None:
+        """See Job. It may be used again."""
+        with self._lock:
+            way, self._way = self._way, None
+        if way is not None:
+            way.client.close()
+            with suppress(TransientError):
+                self._line.run(way.tunnel.close())
+
+    def _running(self) -> JobFacts:
+        facts = self.facts()
+        if facts.ended is not None:
+            where = f"; report.html is in its directory, {facts.ended.job_dir}" if facts.ended.job_dir else ""
+            raise no_such_job(f"job {self.name} in {self.place} has ended", f"see `elasticdl status {self.name}`{where}")
+        if facts.waits_for:
+            raise TransientError(f"job {self.name} in {self.place} cannot be told: {facts.waits_for}", hint="try again later")
+        return facts
+
+    def _call(self, what: Callable[[MasterClient], T], patience_s: float = 0.0) -> T:
+        """Ask the master; for up to `patience_s` again while it is starting. Raises ElasticDLError: what bars the way to it."""
+        end_s = time.monotonic() + patience_s
+        while True:
+            try:
+                return self._asked(what)
+            except TransientError as error:
+                if time.monotonic() + _AGAIN_S > end_s:
+                    raise self._explained(error) from error
+            time.sleep(_AGAIN_S)
+
+    def _explained(self, error: TransientError) -> TransientError:
+        """With what the cluster knows of a master that does not answer, if it does."""
+        lost = self.facts().lost_master(time.time())
+        return TransientError(f"the master of job {self.name} is not reached: {lost}") if lost else error
+
+    def _asked(self, what: Callable[[MasterClient], T]) -> T:
+        way = self._connected()
+        try:
+            return what(way.client)
+        except TransientError as error:
+            # Seen anew the next time, which tells at once why it is barred.
+            self.close()
+            problem = way.tunnel.problem or error.message
+            raise TransientError(f"the master of job {self.name} is not reached: {problem}") from error
+        except Refused as error:
+            # Its token is the Secret's: another one means that the Secret was read too early.
+            self.close()
+            raise TransientError(f"the master of job {self.name} does not know us: {error.message}") from error
+
+    def _connected(self) -> _Way:
+        from elasticdl.cluster.kubernetes.plans import MASTER_PORT
+        from elasticdl.cluster.kubernetes.port_forward import PortForward
+
+        with self._lock:
+            if self._way is None:
+                token = self._line.run(self._jobs.token(self.facts()))
+                if not token:
+                    raise TransientError(f"the master of job {self.name} is starting: it has not made its token yet")
+                tunnel = PortForward(self._line.api, self.place.namespace, self._master_pod, MASTER_PORT)
+                address = self._line.run(tunnel.open(_GREETING_S))
+                self._way = _Way(tunnel, MasterClient(address, token, "cli", away_s=self._call_s))
+            return self._way
+
+    async def _master_pod(self) -> str:
+        found = await self._jobs.one(self.name)
+        pod = found.running_master if found is not None else ""
+        if not pod:
+            raise TransientError(found.waits_for if found is not None and found.waits_for else "its master does not run")
+        return pod
+
+    def _report(self, facts: JobFacts, status: dict[str, Any], ended: Ended | None = None) -> Report:
+        age_s = max(0.0, time.time() - facts.created_wall_s)
+        state = str(facts.standing)
+        if ended is None:
+            outcome = str(status.get("outcome") or "")
+            return Report(self.name, self.place, state, age_s, status, status.get("exit_code"), outcome, _hint(facts))
+        return Report(self.name, self.place, state, age_s, status, ended.exit_code, ended.message, ended.hint)
+
+
+def outcome_of_ended(ended: Ended) -> Outcome:
+    """The same value that a job on this machine ends with."""
+    return Outcome(
+        exit_code=ended.exit_code,
+        message=ended.message,
+        job_dir=ended.job_dir,
+        hint=ended.hint,
+        receipt={"epochs": [], "total": dict(ended.receipt)} if ended.receipt else {},
+        metrics=dict(ended.metrics),
+        loss=ended.loss,
+        output=ended.output,
+    )
+
+
+def way_on_of_deleted(job: Mapping[str, Any]) -> str:
+    """What to type for a job that left no word: its checkpoints, if it made any, are where it kept them."""
+    from elasticdl.cluster.kubernetes.planning import spec_of
+
+    with suppress(UserError):
+        spec = spec_of(dict(job))
+        if spec.resume_command and spec.checkpoint.checkpoint_steps:
+            where = f"{spec.cluster.job_dir}/checkpoints"
+            return f"; its newest checkpoint, if it made one, is in {where}, go on with: {spec.resume_command}"
+    return ""
+
+
+def _hint(facts: JobFacts) -> str:
+    """What to do about a job that cannot start; '' where that is not so."""
+    from elasticdl.cluster.kubernetes.job_facts import HINTS
+
+    return "" if facts.barred is None else f"{HINTS[facts.barred.lasting]}; {way_out(facts.name)}"
+
+
+def _action(facts: JobFacts) -> str:
+    """'' if the Job is one that this version does not understand."""
+    from elasticdl.cluster.kubernetes.planning import spec_of
+
+    try:
+        return str(spec_of(dict(facts.job)).action)
+    except UserError:
+        return ""
+
+
+def _status_of_pods(facts: JobFacts, message: str, ended: Ended | None = None) -> dict[str, Any]:
+    """What can be told without the master."""
+    from elasticdl.cli.jobs.pod_rows import rows
+    from elasticdl.cluster.kubernetes.planning import spec_of
+
+    known: dict[str, Any] = {"processes": rows(facts), "waiting": [facts.waits_for] if facts.waits_for else []}
+    with suppress(UserError):
+        spec = spec_of(dict(facts.job))
+        workers = spec.cluster.num_workers
+        scale = {"low": workers.low, "high": workers.high, "requested": 0, "observed": 0}
+        known |= {"action": str(spec.action), "epochs": spec.data.num_epochs, "scale": scale}
+    if ended is not None:
+        total = dict(ended.receipt)
+        known |= {"metrics": dict(ended.metrics), "loss": ended.loss, "phase": "ended", "receipt": {"epochs": [], "total": total}}
+        counts = {key: total.get(key, 0) for key in ("expected", "trained", "repeated", "bad", "lost", "left")}
+        known["records"] = {**counts, "resumed": 0, "undone": 0, "records_per_s": 0.0}
+    return blank_status(message, **known)

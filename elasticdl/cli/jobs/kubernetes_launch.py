@@ -1,0 +1,108 @@
+"""A job on a cluster: its submission, and its end if somebody waits for that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticdl.cli.views.console import tell
+from elasticdl.cli.views.documents import Format, render
+from elasticdl.errors import ExitCode, SpecError
+from elasticdl.job import JobSpec
+from elasticdl.job_name import next_name
+
+if TYPE_CHECKING:
+    from elasticdl.cli.jobs.cluster_client import ClusterClient
+
+_MOST_NAMES = 20
+
+
+def submit(line: ClusterClient, spec: JobSpec) -> JobSpec:
+    """Submit a settled job; returns it as it was submitted: a generated name that is taken gives way. Blocks for seconds.
+
+    Raises SpecError if the name is taken, PermanentError (exit code 3) for what the cluster refuses: nothing was made then.
+    """
+    from elasticdl.cluster.kubernetes import submitting
+
+    for _ in range(_MOST_NAMES):
+        try:
+            done = line.run(submitting.submit(line.api, spec, line.namespace, tell), submitting.LIMIT_S + 5)
+            break
+        except submitting.NameTaken:
+            if not spec.generated_name:
+                raise
+            spec = spec.replace(job_name=next_name(spec.cluster.job_name))
+    else:
+        raise SpecError(f"jobs have all names up to {spec.cluster.job_name}", hint="name another --job-name")
+    for warning in done.warnings:
+        tell(f"Warning: {warning}")
+    return spec
+
+
+def submit_job(spec: JobSpec, form: Format | None, *, detach: bool) -> int:
+    """Submit a settled job, and wait for its end unless told to detach. Returns the exit code; raises ElasticDLError."""
+    from elasticdl.cli.jobs.cluster_client import ClusterClient
+
+    with ClusterClient(spec.kubernetes.namespace, spec.kubernetes.kube_context) as line:
+        spec = submit(line, spec)
+        name = spec.cluster.job_name
+        tell(f"job {name} is submitted to namespace {line.namespace}")
+        if not spec.kubernetes.keeps(spec.cluster.job_dir):
+            tell(f"what it leaves goes with its master's pod ({spec.cluster.job_dir}): --volume and --job-dir keep it")
+        if not detach:
+            return _watched(line, name, spec, form or Format.TABLE)
+        _look(line, name)
+        tell(way_back(spec, name, line.namespace))
+        if form in (None, Format.TABLE):
+            click.echo(name)
+        else:
+            click.echo(render({"job": name, "place": "kubernetes", "namespace": line.namespace}, form), nl=False)
+        return ExitCode.DONE
+
+
+def _look(line: ClusterClient, name: str) -> None:
+    """Nobody waits for the job: whether it can start at all is seen now. Raises CannotStart."""
+    from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
+    from elasticdl.cli.jobs.start_diagnosis import CannotStart, cleared_away, first_look
+
+    job = KubernetesJob(line, name)
+    try:
+        first_look(job)
+    except CannotStart as error:
+        raise cleared_away(job, error) from error
+    except KeyboardInterrupt:
+        return  # Nobody wants to see it: it is submitted.
+    finally:
+        job.close()
+
+
+def _watched(line: ClusterClient, name: str, spec: JobSpec, form: Format) -> int:
+    from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
+    from elasticdl.cli.jobs.start_diagnosis import CannotStart, cleared_away
+    from elasticdl.cli.jobs.watch import watch
+    from elasticdl.cli.views.live_view import view_for
+    from elasticdl.cli.views.result_output import tell_end
+
+    job, view = KubernetesJob(line, name), view_for()
+    try:
+        outcome = watch(job, view)
+    except CannotStart as error:
+        raise cleared_away(job, error) from error
+    except KeyboardInterrupt:
+        view.close()
+        tell(f"the job goes on without you\n{way_back(spec, name, line.namespace)}")
+        return ExitCode.INTERRUPTED
+    finally:
+        view.close()
+        job.close()
+    tell_end(outcome, form)
+    return outcome.exit_code
+
+
+def way_back(spec: JobSpec, name: str, namespace: str) -> str:
+    """The next commands to type."""
+    given = f" --namespace {namespace}" if spec.kubernetes.namespace else ""
+    given += f" --kube-context {spec.kubernetes.kube_context}" if spec.kubernetes.kube_context else ""
+    verbs = {"come back": "wait", "how it is doing": "status", "its page": "dashboard", "end it": "stop"}
+    return "; ".join(f"{what}: elasticdl {verb} {name}{given}" for what, verb in verbs.items())

@@ -1,0 +1,202 @@
+"""A job on this machine: from the start of its master to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any, TypeVar, final
+
+from elasticdl.cli.jobs.file_tail import Events
+from elasticdl.cli.jobs.outcome import Outcome, outcome_of, read_object
+from elasticdl.cli.views.live_view import View
+from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessExited, ProcessName, ProcessSpec, Role
+from elasticdl.cluster.local.cluster import LocalCluster
+from elasticdl.cluster.local.machine import usable_cores
+from elasticdl.errors import ElasticDLError, PermanentError, TransientError
+from elasticdl.job import JobSpec
+from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.rpc.master_client import MasterClient
+
+T = TypeVar("T")
+MASTER = ProcessName(Role.MASTER, 0)
+MASTER_COMMAND = (sys.executable, "-m", "elasticdl.master.main")
+POLL_S = 0.5
+CALL_S = 5.0
+STOP_GRACE_S = 300.0
+"""A drain with a last checkpoint: the master bounds it itself, this is for one that hangs."""
+
+
+@final
+class LocalJob:
+    """Owns the master of one job. All of it happens on the event loop of `run`, but for what says otherwise.
+
+    The thread of that loop must live until `run` returns: the master ends with it.
+    """
+
+    def __init__(self, spec: JobSpec, directory: JobDirectory, view: View) -> None:
+        self._spec = spec
+        self._directory = directory
+        self._view = view
+        self._token = secrets.token_urlsafe(32)
+        self._client: MasterClient | None = None
+        self._connecting = threading.Lock()
+        self._cluster: LocalCluster | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop_asked = ""
+        self._interrupts = 0
+        self._side_tasks: set[asyncio.Task[None]] = set()
+        self.answers = threading.Event()
+        """Set once the master answers, or once the job has ended without."""
+
+    async def run(self) -> Outcome:
+        """Start the master, show what it tells, return when every process has ended. Raises PermanentError."""
+        directory = self._directory
+        self._cluster = LocalCluster(directory.logs, usable_cores())
+        events = Events(directory.events, from_end=self._spec.checkpoint.resume)
+        try:
+            await self._start()
+            # Only now: what is asked before there is a master to tell waits for this line.
+            self._loop = asyncio.get_running_loop()
+            if self._stop_asked:
+                self._stop_once(self._stop_asked)
+            following = asyncio.ensure_future(self._follow(events))
+            try:
+                facts = await self._end_of_master()
+            finally:
+                following.cancel()
+                with suppress(asyncio.CancelledError):
+                    await following
+            self._view.show(read_object(directory.status).get("status"), events.read())
+            return outcome_of(directory, self._spec, facts, interrupted=self._interrupts > 0)
+        finally:
+            self.answers.set()
+            if self._client is not None:
+                self._client.close()
+            await self._cluster.close()
+
+    def stop_from_any_thread(self, why: str) -> None:
+        """Have the job end in order, whether its master is up already or not."""
+        self._stop_asked = why  # before the loop is looked at: `run` looks in the other order, so one of the two sees it
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it is closed: the job has just ended
+                self._loop.call_soon_threadsafe(self._stop_once, why)
+
+    def interrupt(self, why: str) -> None:
+        """Once: the job is stopped in order. Twice: it ends at once. On the loop's thread."""
+        self._interrupts += 1
+        if self._interrupts == 1:
+            self._view.say(f"{why}: stopping in order, with a last checkpoint; once more ends it at once")
+            self._beside(self._stop_in_order(why))
+        elif self._interrupts == 2 and self._cluster is not None:
+            self._view.say(f"{why}: ending at once")
+            self._beside(self._cluster.delete(MASTER, grace_s=0))
+
+    def status(self) -> dict[str, Any]:
+        """What the master tells; any thread. Raises TransientError while it cannot be asked."""
+        return self._connected().status()
+
+    def checkpoint(self) -> None:
+        """Ask for a checkpoint now; any thread. Raises ElasticDLError."""
+        self._connected().checkpoint()
+
+    def scale(self, low: int, high: int) -> None:
+        """Ask for another range of workers; any thread. Raises ElasticDLError."""
+        self._connected().scale(low, high)
+
+    def _stop_once(self, why: str) -> None:
+        if not self._interrupts:
+            self.interrupt(why)
+
+    async def _start(self) -> None:
+        assert self._cluster is not None
+        spec = ProcessSpec(
+            MASTER,
+            MASTER_COMMAND,
+            env={"ELASTICDL_JOB_DIR": str(self._directory.path)},
+            secrets={"ELASTICDL_TOKEN": self._token},
+        )
+        try:
+            await self._cluster.create(spec)
+        except CreateRefused as refused:
+            raise PermanentError(f"the master cannot be started: {refused.reason}") from refused
+
+    async def _end_of_master(self) -> ExitFacts:
+        """Unbounded on purpose: a job may take days, and Ctrl-C ends it."""
+        assert self._cluster is not None
+        async with aclosing(self._cluster.observe()) as events:
+            async for event in events:
+                if isinstance(event, ProcessExited) and event.name == MASTER:
+                    return event.facts
+        raise PermanentError("the cluster was closed under the job")
+
+    async def _follow(self, events: Events) -> None:
+        while True:
+            began_s = time.monotonic()
+            status = await self._asked()
+            self._view.show(status, events.read())
+            await asyncio.sleep(max(0.05, POLL_S - (time.monotonic() - began_s)))
+
+    async def _asked(self) -> dict[str, Any] | None:
+        try:
+            status = await in_thread(self.status)
+        except ElasticDLError:
+            return None
+        if not self.answers.is_set() and (page := read_object(self._directory.master).get("page")):
+            self._view.say(f"status page: {page}#token={self._token}")
+        self.answers.set()
+        return status
+
+    async def _stop_in_order(self, why: str) -> None:
+        assert self._cluster is not None
+        try:
+            await in_thread(lambda: self._connected().stop(why))
+        except ElasticDLError:
+            # It does not listen yet, or no more: a signal reaches it anyway.
+            await self._cluster.delete(MASTER, grace_s=STOP_GRACE_S)
+
+    def _connected(self) -> MasterClient:
+        with self._connecting:
+            if self._client is None:
+                found = read_object(self._directory.master)
+                if found.get("token") != self._token:
+                    raise TransientError("the master is not up yet")
+                self._client = MasterClient(found["address"], self._token, "cli", away_s=CALL_S)
+            return self._client
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._side_tasks.add(task)
+        task.add_done_callback(self._side_tasks.discard)
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """Run something that blocks in a thread of its own.
+
+    Not `asyncio.to_thread`: its pool is gone as soon as a script has ended, while the job that it started goes on.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(outcome: Callable[[], None]) -> None:
+        if not done.cancelled():
+            outcome()
+
+    def work() -> None:
+        try:
+            result = call()
+        except Exception as error:  # noqa: BLE001 - the top of a thread: raised where it is awaited
+            outcome = partial(done.set_exception, error)
+        else:
+            outcome = partial(done.set_result, result)
+        # A closed loop: nobody waits any more.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(tell, outcome)
+
+    threading.Thread(target=work, name="call to the master", daemon=True).start()
+    return await done

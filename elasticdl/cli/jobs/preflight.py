@@ -1,0 +1,37 @@
+"""The look at model and data before anything is made, with a word about how long it takes."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from elasticdl.cli.views.console import tell
+from elasticdl.errors import ExitCode, UserError
+from elasticdl.job import JobSpec
+from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.process_liveness import tell_progress
+from elasticdl.master import preflight
+
+PREFLIGHT_S = 600.0
+
+
+def checked(spec: JobSpec, *, quiet: bool = False) -> preflight.Preflight:
+    """What the preflight found; blocks. Raises UserError with the exit code for usage: nothing has been started."""
+
+    def progress(text: str) -> None:
+        if not quiet:
+            tell(text)
+        with suppress(OSError):
+            tell_progress(JobDirectory(Path(spec.cluster.job_dir)), text)
+
+    if not quiet:
+        tell("checking the model and the data ...")
+    try:
+        found = preflight.run_preflight(spec, PREFLIGHT_S, command=preflight.COMMAND, tell=progress)
+    except UserError as error:
+        if error.exit_code is ExitCode.USER_ERROR:
+            error.exit_code = ExitCode.USAGE
+        raise
+    for warning in found.raw.get("warnings") or ():
+        tell(f"Warning: {warning}")
+    return found

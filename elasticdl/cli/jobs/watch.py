@@ -1,0 +1,71 @@
+"""Looks at a job until it has ended, whoever started it and wherever it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from elasticdl.cli.jobs.job import Job, Report
+from elasticdl.cli.jobs.outcome import Outcome
+from elasticdl.cli.views.live_view import View
+from elasticdl.cli.views.progress import ends
+from elasticdl.errors import ExitCode, TransientError
+
+LOOK_EVERY_S = 1.0
+AWAY_S = 300.0
+"""How long we go on while nothing can be learned of the job. The job itself does not mind."""
+ENDS = ("done", "failed", "stopped")
+
+
+def wait(job: Job, view: View, timeout_s: float | None = None) -> Outcome:
+    """How it ended. Blocks until it has, showing nothing but what is wrong with looking.
+
+    Raises TransientError with exit code 124 after `timeout_s`, and TransientError when nothing was learned for five minutes.
+    """
+    return follow(job, None, view.say, timeout_s)
+
+
+def watch(job: Job, view: View, timeout_s: float | None = None) -> Outcome:
+    """The same, showing how the job is doing. The job goes on if this is interrupted."""
+    before: Mapping[str, Any] | None = None
+
+    def show(report: Report) -> None:
+        nonlocal before
+        if report.state not in ENDS:
+            view.show(report.status, ends(before, report.status))
+            before = report.status
+
+    return follow(job, show, view.say, timeout_s)
+
+
+def follow(job: Job, seen: Callable[[Report], None] | None, say: Callable[[str], None], timeout_s: float | None = None) -> Outcome:
+    """The same for anybody: `seen` gets a report each second, the last one when the job has ended; `say` hears of troubles."""
+    begin_s = heard_s = time.monotonic()
+    said = False
+    while True:
+        try:
+            outcome = job.outcome()
+            if seen is not None:
+                seen(job.report())
+            if outcome is not None:
+                return outcome
+            heard_s, said = time.monotonic(), False
+        except TransientError as error:
+            if time.monotonic() - heard_s > AWAY_S:
+                words = f"nothing was heard of job {job.name} for {AWAY_S:g} s: {error.message}"
+                raise TransientError(words, hint="it may well go on: look again later") from error
+            if not said:
+                say(f"{error.message}; looking again")
+            said = True
+        left_s = float("inf") if timeout_s is None else begin_s + timeout_s - time.monotonic()
+        if left_s <= 0:
+            raise timed_out(job.name, timeout_s or 0.0)
+        time.sleep(min(LOOK_EVERY_S, left_s))
+
+
+def timed_out(name: str, timeout_s: float) -> TransientError:
+    """The error of a wait that was too short."""
+    error = TransientError(f"job {name} has not ended after {timeout_s:g} s", hint="it goes on; wait longer, or stop it")
+    error.exit_code = ExitCode.TIMED_OUT
+    return error

@@ -1,0 +1,128 @@
+"""What a person asks for, and the one function that settles it into a job: `settle(request) -> JobSpec`.
+
+Flags win over the file, the file over defaults. The command line (`options.py`), a YAML file and the Python call
+(`api.py`) all make a `Request`; nothing after `settle` reads a flag again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from glob import has_magic
+from pathlib import Path
+from typing import Any, final
+
+from elasticdl.cli.views.console import tell
+from elasticdl.errors import SpecError
+from elasticdl.flag import DATA, DIRECTORY, Value, mark
+from elasticdl.job import FIELDS, Action, JobSpec, refuse_unknown, refuse_unused
+from elasticdl.job_name import generated_name
+from elasticdl.jobdir.layout import JOBS, JobDirectory
+from elasticdl.jobdir.scale_override import as_scaled
+
+_PASSING_DIR = "/tmp/elasticdl"  # noqa: S108 - in a pod
+"""Parent of the directory of a job on a cluster without --job-dir: in the master's pod, and gone with it."""
+WHICH_JOB = "name the --job-dir or --job-name of the job to go on with; `elasticdl status JOB` tells the whole command"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One submission as a person asks for it. Flags are by name, in kebab or snake case; `file` is YAML with more."""
+
+    action: Action
+    flags: Mapping[str, Any]
+    file: Path | None = None
+
+
+def settle(request: Request, say: Callable[[str], None] = tell) -> JobSpec:
+    """The job to submit: checked, with a name, a directory, and paths that hold wherever its processes run.
+
+    `say` gets what the person did not ask for and should know. Makes nothing. Raises SpecError.
+    """
+    spec = validated(request)
+    return _on_cluster(spec) if spec.on_kubernetes else _on_this_machine(spec, say)
+
+
+def validated(request: Request) -> JobSpec:
+    """The job as it is asked for, without a name or a directory that nobody gave. Raises SpecError."""
+    keys = {} if request.file is None else _keys_of(request.file)
+    flags = {name.replace("-", "_"): value for name, value in request.flags.items()}
+    refuse_unused(request.action, flags)
+    return JobSpec.from_flags(request.action, {**keys, **flags}).replace(workers_anew="num_workers" in flags)
+
+
+def _keys_of(file: Path) -> dict[str, Any]:
+    from elasticdl.cli.views.yaml_documents import read_yaml
+
+    found = read_yaml(file)
+    try:
+        refuse_unknown(map(str, found))
+    except SpecError as error:
+        raise SpecError(f"{file}: {error.message}", hint=error.hint) from error
+    keys: dict[str, Any] = {}
+    for key, value in found.items():
+        name = str(key).replace("-", "_")
+        if name in keys:
+            raise SpecError(f"{file}: the key {key!r} is there twice", hint="`-` and `_` mean the same")
+        keys[name] = value
+    return keys
+
+
+def _on_this_machine(spec: JobSpec, say: Callable[[str], None]) -> JobSpec:
+    cluster, kept = spec.cluster, spec.checkpoint
+    if kept.resume and not (cluster.job_name or cluster.job_dir):
+        raise SpecError("--resume, but of which job?", hint=WHICH_JOB)
+    name = cluster.job_name or generated_name(spec.model.model_def)
+    spec = spec.replace(
+        job_name=name,
+        job_dir=cluster.job_dir or str(JOBS / name),
+        generated_name=not (cluster.job_name or cluster.job_dir),
+    )
+    spec = spec.replace(**_absolute_paths(spec))
+    if kept.resume:
+        directory = JobDirectory(Path(spec.cluster.job_dir))
+        spec, scaled = as_scaled(spec, directory, anew=spec.workers_anew)
+        if scaled:
+            say(scaled)
+    if kept.checkpoint_dir_for_init:
+        from elasticdl.checkpoint.maker import as_trained
+
+        spec = as_trained(spec)
+    return spec
+
+
+def _on_cluster(spec: JobSpec) -> JobSpec:
+    """Paths stay as they are: they are those in its pods."""
+    name = spec.cluster.job_name or generated_name(spec.model.model_def)
+    directory = spec.cluster.job_dir or f"{_PASSING_DIR}/{name}"
+    if not directory.startswith("/"):
+        raise SpecError(f"--job-dir {directory} is not absolute", hint="on a cluster it is a path in the pods, such as /data/NAME")
+    return spec.replace(job_name=name, job_dir=directory, generated_name=not spec.cluster.job_name)
+
+
+def _absolute_paths(spec: JobSpec) -> dict[str, str]:
+    """Every flag that is one, by name."""
+    given = spec.flags(defaults=False)
+    return {
+        name: _ABSOLUTE[value](given[name])
+        for name in given
+        if (value := mark(FIELDS[name], Value)) in _ABSOLUTE and "://" not in given[name]
+    }
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def _absolute_data(origin: str) -> str:
+    """Paths and patterns; what the module's own reader takes (the name of a table) stays as it is."""
+    root = origin
+    while has_magic(root):
+        root = os.path.dirname(root)
+    looks_like_path = os.path.exists(os.path.expanduser(root or "."))
+    return _absolute(origin) if looks_like_path else origin
+
+
+_ABSOLUTE: Mapping[Value | None, Callable[[str], str]] = {DIRECTORY: _absolute, DATA: _absolute_data}

@@ -1,0 +1,94 @@
+"""`check`: everything that can be known to be wrong before a job starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from elasticdl.cli.options import FILE_OPTION, FLAG_SETTINGS, JobCommand, job_options, request_of
+from elasticdl.cli.request import settle
+from elasticdl.cli.verbs.running import FORMAT_OPTION
+from elasticdl.cli.views.console import plain
+from elasticdl.cli.views.documents import Format, render
+from elasticdl.cli.views.progress import table
+from elasticdl.cluster.findings import Finding, Weight, worst
+from elasticdl.errors import ExitCode, UserError
+from elasticdl.formatting import amount
+from elasticdl.job import Action, JobSpec
+
+
+@click.command(cls=JobCommand, context_settings=FLAG_SETTINGS)
+@job_options()
+@FILE_OPTION
+@click.option(
+    "--for",
+    "action",
+    type=click.Choice([str(one) for one in Action]),
+    default=str(Action.TRAIN),
+    help="Which verb to check for. [train]",
+)
+@FORMAT_OPTION
+def check(file: Path | None, action: str, form: str, **parameters: Any) -> int:  # noqa: ANN401 - the flags
+    """Load the model module, run one batch through it and count the data. Starts and leaves nothing.
+
+    With --image-name the cluster is asked instead: rights, quota, priority classes, pod security, volumes. The model and the data
+    are then those of the pods, where the job's master looks at them before it starts anything.
+    """
+    spec = settle(request_of(Action(action), file, parameters))
+    return _on_cluster(spec, Format(form)) if spec.on_kubernetes else _here(spec, Format(form))
+
+
+def _here(spec: JobSpec, form: Format) -> int:
+    from elasticdl.cli.jobs.job_claim import refuse_if_taken
+    from elasticdl.cli.jobs.preflight import checked
+
+    about = "directories"
+    try:
+        refuse_if_taken(spec)
+        about = "model and data"
+        found = checked(spec)
+    except UserError as error:
+        if form != Format.TABLE:
+            click.echo(render(_told([Finding(about, Weight.PROBLEM, error.message)]), form), nl=False)
+        raise
+    findings = [
+        Finding(title, Weight.FINE, f"{amount(sum(one.records for one in sources), 'record')} in {amount(len(sources), 'source')}")
+        for title, sources in (("training", found.training), ("validation", found.validation), ("prediction", found.prediction))
+        if sources
+    ]
+    if form != Format.TABLE:
+        warnings = [Finding("model and data", Weight.WARNING, text) for text in found.raw.get("warnings") or ()]
+        click.echo(render({**_told([*findings, *warnings]), **found.raw}, form), nl=False)
+        return ExitCode.DONE
+    for one in findings:
+        click.echo(f"{one.about:<10} {one.text}")
+    click.echo("the model and the data are usable")
+    return ExitCode.DONE
+
+
+def _told(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The same keys, whether it was looked here or on a cluster."""
+    return {"result": str(worst(findings)), "findings": [one.as_dict() for one in findings]}
+
+
+def _on_cluster(spec: JobSpec, form: Format) -> int:
+    from elasticdl.cli.jobs.cluster_client import ClusterClient
+    from elasticdl.cli.views.console import tell
+    from elasticdl.cluster.kubernetes.checking import look
+
+    with ClusterClient(spec.kubernetes.namespace, spec.kubernetes.kube_context) as line:
+        findings = line.run(look(line.api, spec, line.namespace))
+    weight = worst(findings)
+    if form is Format.TABLE:
+        for row in table([(str(one.weight), one.about, plain(one.text)) for one in findings]):
+            click.echo(row)
+    else:
+        click.echo(render(_told(findings), form), nl=False)
+    if weight is Weight.PROBLEM:
+        tell("the job would not run")
+        return ExitCode.CLUSTER_REFUSED
+    tell("the model and the data are looked at by the job's master, before it starts anything")
+    return ExitCode.DONE

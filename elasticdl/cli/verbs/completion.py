@@ -1,0 +1,30 @@
+"""`completion`: what a shell needs to complete verbs, flags, their values and names of jobs."""
+
+from __future__ import annotations
+
+import click
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> None:
+    """Print what SHELL needs to complete elasticdl's verbs, flags and jobs.
+
+    \b
+    bash:  echo 'eval "$(elasticdl completion bash)"' >> ~/.bashrc
+    zsh:   echo 'eval "$(elasticdl completion zsh)"' >> ~/.zshrc
+    fish:  elasticdl completion fish > ~/.config/fish/completions/elasticdl.fish
+
+    Names of jobs and namespaces on the cluster are waited for for ELASTICDL_COMPLETION_SECONDS at most, 1.5 if that is not set; 0: not looked for.
+    """  # noqa: D301 - click's mark for a paragraph that stays as it is
+    from click.shell_completion import get_completion_class
+
+    from elasticdl.cli.completion_scripts import use_ours
+    from elasticdl.cli.main import COMPLETING, elasticdl
+
+    use_ours()
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(elasticdl, {}, "elasticdl", COMPLETING).source())

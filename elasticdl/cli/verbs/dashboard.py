@@ -1,0 +1,90 @@
+"""`dashboard`: a job's status page in the browser, wherever the job is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+
+import click
+
+from elasticdl.cli.jobs.job import Job, JobQuery, Kind
+from elasticdl.cli.jobs.resolve_job import RULE, found, job_argument
+from elasticdl.cli.verbs.running import SETTINGS
+from elasticdl.cli.views.console import tell
+from elasticdl.errors import ExitCode, TransientError
+from elasticdl.jobdir.layout import write_whole
+
+
+@click.command(context_settings=SETTINGS, epilog=RULE)
+@job_argument
+@click.option("--no-browser", is_flag=True, help="Print the page's address only, with the token that opens it.")
+def dashboard(sought: JobQuery, no_browser: bool) -> int:
+    """Open a job's status page in the browser.
+
+    The page of a job on a cluster is reached through the API server, as by `kubectl port-forward`, until Ctrl-C or the job's end.
+    """
+    with found(sought) as job, job.page() as address:
+        _see_that_it_answers(job, address)
+        click.echo(address)
+        sys.stdout.flush()
+        with _file_that_leads_to(address, job) as file:
+            if not no_browser and not _opened(file):
+                tell("no browser could be started here: open that address in one")
+            if job.place.kind is Kind.KUBERNETES:
+                return _stay(job)
+    return ExitCode.DONE
+
+
+def _stay(job: Job) -> int:
+    from elasticdl.cli.jobs import watch
+    from elasticdl.cli.views.live_view import LineView
+
+    tell(f"the way to job {job.name} is open until Ctrl-C; the job goes on without it")
+    try:
+        outcome = watch.wait(job, LineView(sys.stderr))
+    except KeyboardInterrupt:
+        return ExitCode.DONE
+    tell(f"job {job.name} has ended: {outcome.message}; its page went with its master")
+    return ExitCode.DONE
+
+
+def _see_that_it_answers(job: Job, address: str) -> None:
+    """A browser could not say why nothing comes. Raises TransientError, PermanentError."""
+    from elasticdl.cli.jobs.master_http import MasterPage
+
+    try:
+        MasterPage.at(address).get("/api/v1/status")
+    except TransientError as error:
+        hint = f"its master may be busy or starting: see `elasticdl status {job.name}`"
+        raise TransientError(f"job {job.name}: {error.message}", hint=hint) from error
+
+
+@contextmanager
+def _file_that_leads_to(address: str, job: Job) -> Iterator[Path]:
+    """A page for us alone that goes to the address: the arguments of a browser are seen by every user of this machine, the token with them.
+
+    Here it stays beside the master's own file with the token: a browser may take its time, and we are gone then.
+    """
+    target = escape(address, quote=True)
+    text = f'<!doctype html><meta http-equiv="refresh" content="0; url={target}"><a href="{target}">the status page</a>\n'
+    if job.place.kind is Kind.LOCAL:
+        path = Path(job.place.job_dir) / "dashboard.html"
+        write_whole(path, text, mode=0o600)
+        yield path
+        return
+    with tempfile.NamedTemporaryFile("w", prefix="elasticdl-", suffix=".html", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        yield Path(file.name)
+
+
+def _opened(file: Path) -> bool:
+    """Whether a browser was started. Not one in this terminal: it would show nothing of the page."""
+    seen = sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+    return seen and webbrowser.open(file.as_uri())

@@ -1,0 +1,105 @@
+"""`list`: the jobs of this machine and of a cluster, side by side."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticdl.cli.jobs.job import Report
+from elasticdl.cli.jobs.kubeconfig import no_cluster
+from elasticdl.cli.jobs.local_jobs import local_jobs
+from elasticdl.cli.jobs.resolve_job import cluster_options
+from elasticdl.cli.verbs.running import FORMAT_OPTION, SETTINGS
+from elasticdl.cli.views import progress
+from elasticdl.cli.views.console import plain, tell
+from elasticdl.cli.views.documents import Format, render
+from elasticdl.errors import ElasticDLError
+from elasticdl.jobdir.layout import JOBS
+
+if TYPE_CHECKING:
+    from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
+
+_AT_ONCE = 8
+_CALL_S = 4.0
+
+
+@click.command("list", context_settings=SETTINGS)
+@cluster_options
+@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Of the cluster's every namespace.")
+@FORMAT_OPTION
+def list_(namespace: str, kube_context: str, everywhere: bool, form: str) -> None:
+    """List the jobs in ./jobs and those of the current kube context; with --namespace, --kube-context or -A only the latter."""
+    if everywhere and namespace:
+        raise click.UsageError(f"-A is of all namespaces, --namespace of {namespace}: say one of them.")
+    looked = [] if namespace or kube_context or everywhere else [f"./{JOBS}"]
+    only_cluster = bool(namespace or kube_context or everywhere)
+    reports = [] if only_cluster else _local()
+    if only_cluster or not no_cluster():
+        try:
+            reports += _on_cluster(namespace, kube_context, looked, everywhere=everywhere)
+        except ElasticDLError as error:
+            if only_cluster:
+                raise
+            tell(f"not listed, the jobs of the current kube context: {error.message}")
+    if form != Format.TABLE:
+        click.echo(render([report.as_row() for report in reports], Format(form)), nl=False)
+        return
+    if not reports:
+        tell(f"there are no jobs in {' or '.join(looked)}")
+        return
+    for line in progress.table([("JOB", "WHERE", "STATE", "PROGRESS", "AGE", "WHAT"), *map(_row, reports)]):
+        click.echo(line)
+
+
+def _row(report: Report) -> Sequence[str]:
+    share = progress.job_share(report.status)
+    done = share.percent if share.expected else "-"
+    what = plain(report.outcome or str(report.status["message"])).partition("\n")[0]
+    return report.job, _where(report), report.state, done, progress.age(report.age_s), what
+
+
+def _where(report: Report) -> str:
+    """A directory below this one is said from here."""
+    here = os.path.join(os.getcwd(), "")
+    return report.place.job_dir.removeprefix(here) or str(report.place)
+
+
+def _local() -> list[Report]:
+    jobs = local_jobs(lambda path: tell(f"not listed, {path}: this user may not look into it"))
+    if not jobs:
+        return []
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = list(pool.map(lambda job: job.report(), jobs))
+    return sorted(found, key=lambda report: report.age_s)
+
+
+def _on_cluster(namespace: str, context: str, looked: list[str], *, everywhere: bool) -> list[Report]:
+    """Adds to `looked` where it was looked."""
+    from elasticdl.cli.jobs.cluster_client import ClusterClient
+    from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
+    from elasticdl.cluster.kubernetes.jobs import Jobs
+
+    with ClusterClient(namespace, context) as line:
+        looked.append("any namespace" if everywhere else f"namespace {line.namespace}")
+        found = line.run(Jobs(line.api, line.namespace).all(everywhere=everywhere))
+        jobs = [KubernetesJob(line, facts.name, namespace=facts.namespace, call_s=_CALL_S) for facts in found]
+        if not jobs:
+            return []
+        try:
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                return [report for report in pool.map(_report, jobs) if report is not None]
+        finally:
+            for job in jobs:
+                job.close()
+
+
+def _report(job: KubernetesJob) -> Report | None:
+    """None for a job that has gone meanwhile."""
+    with suppress(ElasticDLError):
+        return job.report()
+    return None

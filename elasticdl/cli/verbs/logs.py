@@ -1,0 +1,65 @@
+"""`logs`: what a process of a job printed, on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from dataclasses import replace
+
+import click
+
+from elasticdl.cli.jobs.job import JobQuery, LogWish
+from elasticdl.cli.jobs.kubeconfig import no_cluster
+from elasticdl.cli.jobs.local_jobs import local_names
+from elasticdl.cli.jobs.resolve_job import RULE, found, job_argument
+from elasticdl.cli.param_types import Lines
+from elasticdl.cli.verbs.running import FORMAT_OPTION, SETTINGS
+from elasticdl.cli.views.console import plain
+from elasticdl.cli.views.documents import Format, render
+from elasticdl.errors import ElasticDLError
+
+
+def _processes(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+    """What a shell offers of a job of this machine. Never raises."""
+    job, job_dir = (str(context.params.get(key) or "") for key in ("job", "job_dir"))
+    with suppress(ElasticDLError, OSError, click.ClickException):
+        if no_cluster() or job_dir or job in local_names():
+            with found(JobQuery(job, job_dir)) as one:
+                return [entry.process for entry in one.logs() if entry.process.startswith(begun)]
+    return []
+
+
+@click.command(context_settings=SETTINGS, epilog=RULE)
+@job_argument
+@click.argument("process", required=False, default="", shell_complete=_processes)
+@click.option("-n", "--lines", type=Lines(), default=200, metavar="N", help="The last lines only; 0: all. [200]")
+@click.option("-f", "--follow", is_flag=True, help="Go on as it grows, until the process or the job has ended.")
+@FORMAT_OPTION
+def logs(sought: JobQuery, process: str, lines: int, follow: bool, form: str) -> None:
+    """Print the log of PROCESS (worker-0, ps-1, master-0), or list the logs.
+
+    On a cluster each incarnation of a process has a log of its own: `ps-0` is the newest, `ps-0.0` the first, `ps-0.1` the second.
+    """
+    if sought.job_dir and sought.job and not process:
+        sought, process = replace(sought, job=""), sought.job  # `logs --job-dir D worker-0`
+    with found(sought) as job:
+        if process:
+            if form != Format.TABLE:
+                raise click.UsageError("-o is for the list of logs: a log is printed as it is.")
+            for text in job.read_log(LogWish(process, lines, follow)):
+                _write(text)
+            return
+        if follow:
+            raise click.UsageError("Name the process to follow: elasticdl logs JOB worker-0 -f.")
+        entries = job.logs()
+        if form != Format.TABLE:
+            click.echo(render([{"process": entry.process, "what": entry.what} for entry in entries], Format(form)), nl=False)
+            return
+        for entry in entries:
+            click.echo(f"{entry.process:<12} {plain(entry.what)}")
+
+
+def _write(text: str) -> None:
+    """As it is into a file or pipe; without control characters onto a terminal."""
+    sys.stdout.write(plain(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()

@@ -1,0 +1,122 @@
+"""`train`, `evaluate` and `predict`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from elasticdl.cli.options import FILE_OPTION, FLAG_SETTINGS, JobCommand, job_options, request_of
+from elasticdl.cli.request import Request, settle, validated
+from elasticdl.cli.views.console import silence, tell
+from elasticdl.cli.views.documents import Format, render
+from elasticdl.errors import ExitCode
+from elasticdl.job import Action, JobSpec
+
+if TYPE_CHECKING:
+    from elasticdl.cli.jobs.local_launch import LocalJob
+    from elasticdl.cli.jobs.outcome import Outcome
+    from elasticdl.cli.views.live_view import View
+
+
+def _verb(action: Action, doc: str) -> click.Command:
+    @click.command(str(action), cls=JobCommand, context_settings=FLAG_SETTINGS, help=doc)
+    @job_options(action)
+    @FILE_OPTION
+    @click.option("--detach", is_flag=True, help="On a cluster: return when the job is submitted and seen to start.")
+    @click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Start nothing; print the job, ready for -f, or the object of a job on a cluster, ready for `kubectl create -f -`.",
+    )
+    @click.option("-o", "--format", "form", type=click.Choice([str(one) for one in Format]), help="How results are printed.")
+    def command(
+        file: Path | None,
+        detach: bool,
+        dry_run: bool,
+        form: str | None,
+        **parameters: Any,  # noqa: ANN401 - the flags
+    ) -> int:
+        request = request_of(action, file, parameters)
+        if dry_run:
+            click.echo(render(_plan(request), Format.JSON if form == Format.JSON else Format.YAML), nl=False)
+            return ExitCode.DONE
+        spec = settle(request)
+        if spec.on_kubernetes:
+            from elasticdl.cli.jobs.kubernetes_launch import submit_job
+
+            return submit_job(spec, Format(form) if form else None, detach=detach)
+        if detach:
+            raise click.UsageError("--detach is for jobs on a cluster: give --image-name, too.")
+        return run_job(spec, Format(form or Format.TABLE))
+
+    return command
+
+
+train = _verb(
+    Action.TRAIN,
+    "Train a model on this machine: a master, workers and parameter servers as processes of their own.\n\n"
+    "Ctrl-C stops in order and tells how to go on; a second one ends everything at once.\n\n"
+    "With --image-name the job runs on the Kubernetes cluster of the current context: paths are those in its pods, and "
+    "Ctrl-C leaves it running.",
+)
+_WHERE = "On this machine, or with --image-name on the Kubernetes cluster of the current context; Ctrl-C as with `elasticdl train`."
+evaluate = _verb(
+    Action.EVALUATE,
+    "Evaluate the parameters of --checkpoint-dir-for-init on --validation-data. The metrics are printed, and are in the job's "
+    f"directory.\n\n{_WHERE}",
+)
+predict = _verb(
+    Action.PREDICT, f"Write what the parameters of --checkpoint-dir-for-init predict for --prediction-data to --output.\n\n{_WHERE}"
+)
+
+
+def _plan(request: Request) -> dict[str, Any]:
+    """The object of a job on a cluster; the flags, all of them and as they are given, of one on this machine."""
+    spec = validated(request)
+    if not spec.on_kubernetes:
+        return spec.flags()
+    from elasticdl.cluster.kubernetes.planning import job_object
+
+    return job_object(settle(request), spec.kubernetes.namespace)
+
+
+def run_job(spec: JobSpec, form: Format) -> int:
+    """Check and start a settled job, show it, tell its end. Returns the exit code; raises ElasticDLError before anything was started."""
+    import asyncio
+
+    from elasticdl.cli.jobs.job_claim import placed
+    from elasticdl.cli.jobs.local_launch import LocalJob
+    from elasticdl.cli.jobs.preflight import checked
+    from elasticdl.cli.views.live_view import view_for
+    from elasticdl.cli.views.result_output import tell_end
+
+    with placed(spec, checked) as (spec, directory):
+        tell(f"job {spec.cluster.job_name} in {directory.path}")
+        view = view_for()
+        try:
+            outcome = asyncio.run(_with_signals(LocalJob(spec, directory, view), view))
+        finally:
+            view.close()
+    tell_end(outcome, form)
+    return outcome.exit_code
+
+
+async def _with_signals(job: LocalJob, view: View) -> Outcome:
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, job.interrupt, "Ctrl-C")
+    loop.add_signal_handler(signal.SIGTERM, job.interrupt, "SIGTERM")
+    loop.add_signal_handler(signal.SIGHUP, _terminal_is_gone, job)
+    return await job.run()
+
+
+def _terminal_is_gone(job: LocalJob) -> None:
+    """Nobody reads any more: writing would fail and end us before the job has drained."""
+    for stream in (sys.stdout, sys.stderr):
+        silence(stream)
+    job.interrupt("the terminal is gone")

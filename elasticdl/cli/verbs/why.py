@@ -1,0 +1,83 @@
+"""`why`: what happened to a job and its processes, with the cause and the duration of each wait, exit and slow start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from elasticdl.cli.jobs.job import Diagnosis, Job, JobQuery
+from elasticdl.cli.jobs.resolve_job import RULE, found, job_argument
+from elasticdl.cli.param_types import Lines
+from elasticdl.cli.verbs.running import FORMAT_OPTION, SETTINGS
+from elasticdl.cli.views.console import plain, tell
+from elasticdl.cli.views.documents import Format, render
+from elasticdl.formatting import amount, duration, spoken
+
+
+@click.command(context_settings=SETTINGS, epilog=RULE)
+@job_argument
+@click.option("-n", "--lines", type=Lines(), default=100, metavar="N", help="The last lines only; 0: all. [100]")
+@FORMAT_OPTION
+def why(sought: JobQuery, lines: int, form: str) -> None:
+    """Tell what happened to a job, and why it took so long.
+
+    A line for each process that ended otherwise than in order, with its cause and who took over; for each wait and slow start, with
+    its reason and how long it took; and for each phase of the job. For jobs that run and that have ended.
+    """
+    with found(sought) as job:
+        report = job.report()
+        told = job.story()
+        if form != Format.TABLE:
+            head = {"job": job.name, "place": str(job.place.kind), "namespace": job.place.namespace, "job_dir": job.place.job_dir}
+            whole = {**head, "state": report.state, "missing": told.missing, **told.story}
+            click.echo(render(whole, Format(form)), nl=False)
+            return
+        outcome = report.outcome.removeprefix(f"{report.state}: ")
+        ending = f": {outcome}" if outcome not in ("", report.state) else ""
+        click.echo(plain(f"{job.name} is {report.state}{ending}"))
+        for line in shown(told, lines):
+            click.echo(plain(line))
+        _tell_missing(job, told)
+
+
+def shown(told: Diagnosis, most: int) -> list[str]:
+    """The newest `most` entries by their time (0: all), and what they come to."""
+    from elasticdl.history.diagnosis import told as words
+
+    entries = sorted(told.story["entries"], key=lambda entry: entry["at_s"])
+    left_out = int(told.story["dropped"]) + (max(0, len(entries) - most) if most else 0)
+    rows = [f"{_clock(entry['at_s']):>9}  {_mark(entry)}{words(entry)}" for entry in (entries[-most:] if most else entries)]
+    head = [f"{'…':>9}  {amount(left_out, 'earlier entry', 'earlier entries')} not shown"] if left_out else []
+    return [*head, *rows, *_in_all(told.story["totals"])]
+
+
+def _in_all(totals: Mapping[str, Any]) -> list[str]:
+    from elasticdl.history.diagnosis import AWAITED
+
+    found = []
+    if exits := totals["exits"]:
+        found.append("ended: " + ", ".join(f"{count:,} {cause.replace('_', ' ')}" for cause, count in sorted(exits.items())))
+    waited = {AWAITED.get(what, what): seconds for what, seconds in totals["waited_s"].items()}
+    if waited:
+        found.append("waited: " + ", ".join(f"{spoken(seconds)} for {what}" for what, seconds in waited.items()))
+    recoveries = totals["recoveries"]
+    if recoveries["count"]:
+        mean, worst = spoken(recoveries["mean_s"]), spoken(recoveries["worst_s"])
+        found.append(f"made up for {amount(recoveries['count'], 'loss', 'losses')}: {mean} on average, {worst} at most")
+    return found
+
+
+def _mark(entry: Mapping[str, Any]) -> str:
+    return "! " if entry["level"] in ("warning", "error") else "  "
+
+
+def _clock(at_s: float) -> str:
+    """Since the job began: `7.3 s`, `3:07`, `2:03:07`."""
+    return f"{at_s:.1f} s" if at_s < 60 else duration(at_s)
+
+
+def _tell_missing(job: Job, told: Diagnosis) -> None:
+    if told.missing:
+        tell(f"not available of {job.name}: {told.missing}")

@@ -1,0 +1,1 @@
+"""How the CLI prints: console, live view, notebook, JSON and YAML."""

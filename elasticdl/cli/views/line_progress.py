@@ -1,0 +1,56 @@
+"""A job that is watched into a file or a pipe: a line when something has changed."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+from elasticdl.cli.jobs.job import Report
+from elasticdl.cli.views import progress
+from elasticdl.cli.views.console import plain
+
+_AGES = re.compile(r"\d+ s\b")
+EVERY_S = 10.0
+"""Records come in all the time: so often they are told, and whatever else changes at once."""
+
+
+@final
+class LineProgress:
+    """Takes one report after the other and gives the lines that say what is new."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic, wall: Callable[[], str] | None = None) -> None:
+        """`wall`: the time of day that a line begins with."""
+        self._now_s = now_s
+        self._wall = wall or (lambda: time.strftime("%Y-%m-%d %H:%M:%S"))
+        self._before: Mapping[str, Any] | None = None
+        self._standing: tuple[object, ...] = ()
+        self._waits: frozenset[str] = frozenset()
+        self._head, self._told_s = "", float("-inf")
+
+    def lines(self, report: Report) -> list[str]:
+        """What is new: ends of processes, reasons to wait, how the job stands."""
+        status, found = report.status, []
+        found += [progress.event_line(event) for event in progress.ends(self._before, status)]
+        # A wait that only grew older is none that is new.
+        waits = {_AGES.sub("# s", reason): reason for reason in status.get("waiting") or ()}
+        found += [plain(f"waiting: {reason}") for shape, reason in waits.items() if shape not in self._waits]
+        self._before, self._waits = status, frozenset(waits)
+        standing = _standing(report)
+        head = plain(progress.head(status))
+        due = self._now_s() - self._told_s >= EVERY_S
+        if standing != self._standing or (due and head != self._head):
+            self._standing, self._head, self._told_s = standing, head, self._now_s()
+            found.append(head)
+        stamp = self._wall()
+        return [f"{stamp}  {line}" for line in found]
+
+
+def _standing(report: Report) -> tuple[object, ...]:
+    """What is worth a line of its own."""
+    status = report.status
+    processes = tuple((one["name"], one["state"]) for one in progress.processes(status))
+    metrics = str(status.get("metrics"))  # as text: NaN is never equal to itself
+    checkpoints = len(status.get("checkpoints") or ())
+    return (report.state, status["message"], status["epoch"], processes, metrics, checkpoints)

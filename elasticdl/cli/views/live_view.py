@@ -1,0 +1,163 @@
+"""What is shown while a job runs: a live picture on a terminal, lines elsewhere. All of it goes to stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, final
+
+from elasticdl.cli.views import progress
+from elasticdl.cli.views.console import plain, tell
+from elasticdl.formatting import duration, number
+from elasticdl.history.snapshot import eta_s
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+_LINE_EVERY_S = 10.0
+_SHOWN_EVENTS = 8
+_SHOWN_PROCESSES = 16
+_SHORTEST_BAR, _LONGEST_BAR, _BESIDE_A_BAR = 3, 32, 40
+
+
+class View(Protocol):
+    """Somebody looks at a job. Methods are called from one thread."""
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+
+    def show(self, status: progress.Status | None, events: Sequence[Mapping[str, Any]]) -> None:
+        """The newest status, None while the master cannot be asked, and what was announced since the last call."""
+
+    def close(self) -> None:
+        """Leave the screen in order."""
+
+
+@final
+class LineView:
+    """Announcements as they come, and a line of progress at once and every ten seconds."""
+
+    def __init__(self, stream: TextIO, every_s: float = _LINE_EVERY_S) -> None:
+        self._stream = stream
+        self._every_s = every_s
+        self._said_at_s = float("-inf")
+
+    def say(self, text: str) -> None:
+        tell(text, self._stream)
+
+    def show(self, status: progress.Status | None, events: Sequence[Mapping[str, Any]]) -> None:
+        for event in events:
+            if event.get("level") != "detail":
+                self.say(progress.event_line(event))
+        if status is not None and time.monotonic() - self._said_at_s >= self._every_s:
+            self._said_at_s = time.monotonic()
+            self.say(progress.head(status))
+
+    def close(self) -> None:
+        pass
+
+
+@final
+class NoView:
+    """Nobody looks."""
+
+    def say(self, text: str) -> None:
+        pass
+
+    def show(self, status: progress.Status | None, events: Sequence[Mapping[str, Any]]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@final
+class LiveView:
+    """A picture that is painted over, twice a second."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(stderr=True)
+        self._events: deque[str] = deque(maxlen=_SHOWN_EVENTS)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def say(self, text: str) -> None:
+        self._console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, status: progress.Status | None, events: Sequence[Mapping[str, Any]]) -> None:
+        for event in events:
+            if event.get("level", "info") != "info":
+                self.say(progress.event_line(event))
+            self._events.append(progress.event_line(event))
+        if status is not None:
+            self._live.update(picture(status, self._events, self._console.width), refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def picture(status: progress.Status, events: Sequence[str], columns: int = 80) -> Group:
+    """The live picture: progress, measures, processes, waits, last events. `columns`: of the terminal."""
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    job, epoch, remaining = progress.job_share(status), progress.epoch_share(status), eta_s(status)
+    bars = Table.grid(padding=(0, 1))
+    shown = [("job", job)] + ([("epoch", epoch)] if int(status.get("epochs") or 0) > 1 else [])
+    bar = min(_LONGEST_BAR, max(_SHORTEST_BAR, columns - _BESIDE_A_BAR))
+    for title, share in shown:
+        words = f"{share.percent:>5}  {share.done:,} of {share.expected:,}"
+        bars.add_row(title, ProgressBar(total=1.0, completed=share.fraction, width=bar), words)
+    rate = f"{number(status.get('records_per_s') or 0)} records/s"
+    facts = [rate, *progress.version(status), *progress.measures(status)]
+    if remaining is not None:
+        facts.insert(0, f"ETA {duration(remaining)}")
+    parts: list[Any] = [Text(plain(str(status["message"])), style="bold"), bars, Text(" · ".join(facts)), _process_table(status)]
+    parts += [Text(f"waiting: {plain(reason)}", style="yellow") for reason in (status.get("waiting") or ())[:4]]
+    parts += [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in events]
+    return Group(*parts)
+
+
+def _process_table(status: progress.Status) -> Any:  # noqa: ANN401 - rich's own type would import it for everybody
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    live = progress.processes(status)
+    for process in live[:_SHOWN_PROCESSES]:
+        gauges = (status.get("gauges") or {}).get(process["name"], {})
+        rate = f"{number(gauges['records_per_s'])}/s" if gauges.get("records_per_s") else ""
+        state = Text(process["state"], style="green" if process["state"] == "ready" else "yellow")
+        # Not as plain text: `[…]` in a message is no markup.
+        table.add_row(process["name"], state, rate, Text(plain(process.get("shard") or process.get("message") or "")))
+    if len(live) > _SHOWN_PROCESSES:
+        table.add_row(f"and {len(live) - _SHOWN_PROCESSES} more")
+    return table
+
+
+def view_for(stream: TextIO | None = None) -> View:
+    """The live picture when stderr is a terminal that can paint and may, lines otherwise."""
+    import os
+
+    target = stream or sys.stderr
+    may_paint = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+    if target is sys.stderr and target.isatty() and may_paint:
+        return LiveView()
+    return LineView(target)
+
+
+def view_of_script(title: str, *, show: bool) -> View:
+    """For a job that Python code started: a picture under the cell of a notebook, lines on stderr elsewhere."""
+    if not show:
+        return NoView()
+    from elasticdl.cli.views.notebook import NotebookView, shower
+
+    shows = shower()
+    return NotebookView(shows, title) if shows is not None else LineView(sys.stderr)

@@ -1,0 +1,149 @@
+"""A job's live view in a notebook: a piece of HTML that is shown once, and painted over while the job runs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any, Protocol, TypeAlias, final
+
+from elasticdl.cli.views import progress
+from elasticdl.cli.views.console import plain
+from elasticdl.cli.views.progress import Share, Status
+from elasticdl.formatting import amount, duration, number
+from elasticdl.history.snapshot import eta_s
+
+_EVERY_S = 1.0
+_SHOWN_EVENTS, _SHOWN_PROCESSES = 6, 12
+
+
+class Shown(Protocol):
+    """Something that is on the screen: IPython's `DisplayHandle`."""
+
+    def update(self, obj: object) -> None:
+        """Show something else in its place."""
+
+
+Show: TypeAlias = Callable[[object], Shown]
+
+
+@final
+class Html:
+    """HTML that a notebook shows as such, and anything else as text."""
+
+    def __init__(self, html: str, text: str) -> None:
+        self._html, self._text = html, text
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def _repr_html_(self) -> str:
+        return self._html
+
+
+@final
+class NotebookView:
+    """A `View`. Made in the thread of the cell that it is to be shown under; used from any one thread."""
+
+    def __init__(self, show: Show, title: str, every_s: float = _EVERY_S) -> None:
+        self._title = title
+        self._every_s = every_s
+        self._events: deque[str] = deque(maxlen=_SHOWN_EVENTS)
+        self._status: Status | None = None
+        self._painted_at_s = float("-inf")
+        self._shown = show(self._picture())
+
+    def say(self, text: str) -> None:
+        # What is under a cell is saved with the notebook and sent around: no token may be in it.
+        where, token, _ = text.partition("#token=")
+        self._events.append(f"{where} (`elasticdl dashboard` opens it)" if token else text)
+        self._paint()
+
+    def show(self, status: Status | None, events: Sequence[Mapping[str, Any]]) -> None:
+        self._events.extend(progress.event_line(event) for event in events)
+        self._status = status if status is not None else self._status
+        over = status is not None and status.get("phase") == "ended"
+        if events or over or time.monotonic() - self._painted_at_s >= self._every_s:
+            self._paint()
+
+    def close(self) -> None:
+        self._paint()
+
+    def _paint(self) -> None:
+        self._painted_at_s = time.monotonic()
+        self._shown.update(self._picture())
+
+    def _picture(self) -> Html:
+        return picture(self._title, self._status, self._events)
+
+
+def picture(title: str, status: Status | None, events: Sequence[str] = ()) -> Html:
+    """A job as HTML, in the colours of whatever is around it, and as text."""
+    parts = [f"<b>{_text(title)}</b>"]
+    words = [title]
+    if status is not None:
+        parts[0] += f": {_text(status['message'])}"
+        parts += [_bars(status), f"<div>{_text(' · '.join(_facts(status)))}</div>", _processes(status)]
+        parts += [f"<div><i>waiting: {_text(reason)}</i></div>" for reason in (status.get("waiting") or ())[:4]]
+        words.append(progress.head(status))
+    parts += [f'<div style="opacity:.7">{_text(line)}</div>' for line in events]
+    return Html(f'<div style="font-size:90%;line-height:1.5">{"".join(parts)}</div>', ": ".join(words))
+
+
+def _facts(status: Status) -> list[str]:
+    remaining = eta_s(status)
+    rate = f"{number(status.get('records_per_s') or 0)} records/s"
+    facts = [rate, *progress.version(status), *progress.measures(status)]
+    return [*([f"ETA {duration(remaining)}"] if remaining is not None else []), *facts]
+
+
+def _bars(status: Status) -> str:
+    shares = [("job", progress.job_share(status))]
+    if int(status.get("epochs") or 0) > 1:
+        shares.append(("epoch", progress.epoch_share(status)))
+    return "".join(_bar(title, share) for title, share in shares if share.expected)
+
+
+def _bar(title: str, share: Share) -> str:
+    label = f"{title}: {share.percent}, {share.done:,} of {amount(share.expected, 'record')}"
+    return (
+        f'<div><progress max="1" value="{share.fraction:.4f}" aria-label="{_text(label)}" style="width:16em"></progress> '
+        f"{_text(label)}</div>"
+    )
+
+
+def _processes(status: Status) -> str:
+    live = progress.processes(status)
+    rows = "".join(
+        f"<tr><td>{_text(one['name'])}</td><td>{_text(one['state'])}</td><td>{_text(one.get('shard') or one.get('message') or '')}</td></tr>"
+        for one in live[:_SHOWN_PROCESSES]
+    )
+    if len(live) > _SHOWN_PROCESSES:
+        rows += f'<tr><td colspan="3">and {len(live) - _SHOWN_PROCESSES} more</td></tr>'
+    return (
+        f"<table><thead><tr><th>process</th><th>state</th><th>works on</th></tr></thead><tbody>{rows}</tbody></table>"
+        if rows
+        else ""
+    )
+
+
+def _text(value: object) -> str:
+    return escape(plain(str(value)))
+
+
+def shower() -> Show | None:
+    """How to show something under the cell that runs now; None outside of a notebook. Imports nothing that is not there already."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    display = importlib.import_module("IPython.display").display
+
+    def show(what: object) -> Shown:
+        shown: Shown = display(what, display_id=True)
+        return shown
+
+    return show

@@ -1,0 +1,139 @@
+"""What the views say, made from a status: plain values in, words out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from elasticdl.cli.views.console import plain
+from elasticdl.formatting import amount, duration, number, percent
+from elasticdl.history.snapshot import eta_s as eta_s
+
+Status: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """So many records of so many."""
+
+    done: int
+    expected: int
+
+    @property
+    def fraction(self) -> float:
+        """0 to 1; 0 when nothing is expected yet."""
+        return min(1.0, self.done / self.expected) if self.expected else 0.0
+
+    @property
+    def percent(self) -> str:
+        """`55 %`, as everywhere."""
+        return percent(self.done, self.expected)
+
+
+def job_share(status: Status) -> Share:
+    """Of all epochs."""
+    records = status["records"]
+    return Share(records["trained"], records["expected"])
+
+
+def epoch_share(status: Status) -> Share:
+    """Of the present epoch."""
+    epochs = status["receipt"].get("epochs") or []
+    if not epochs:
+        return Share(0, 0)
+    row = epochs[-1]
+    return Share(row["trained"], row["expected"])
+
+
+def age(seconds: float) -> str:
+    """`40s`, `12m`, `3h`, `5d`: one unit, as `kubectl` does."""
+    for unit, length_s in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds // length_s:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns side by side; the last one as long as it likes."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    cells = [[*(cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)), row[-1]] for row in rows]
+    return ["  ".join(row).rstrip() for row in cells]
+
+
+def named_values(loss: float | None, metrics: Mapping[str, float]) -> dict[str, float]:
+    """`training loss`, and what the last evaluation found: `validation loss`, `validation accuracy`."""
+    return {
+        **({"training loss": loss} if loss is not None else {}),
+        **{f"validation {name}": value for name, value in metrics.items()},
+    }
+
+
+def measures(status: Status) -> list[str]:
+    """Loss of the training, metrics of the last evaluation, staleness."""
+    values = named_values(status.get("loss"), status.get("metrics") or {})
+    found = [f"{name} {value:.4g}" for name, value in values.items()]
+    gauges = (status.get("gauges") or {}).items()
+    stale = [one["staleness_mean"] for process, one in gauges if process.startswith("worker-") and "staleness_mean" in one]
+    if stale:
+        found.append(f"staleness {sum(stale) / len(stale):.2g}")
+    if status.get("updates_lost"):
+        found.append(f"updates lost {status['updates_lost']}")
+    return found
+
+
+def version(status: Status) -> list[str]:
+    """Of the model; nothing where one that was trained before has not been read yet."""
+    return [f"version {status['version']}"] if status["version"] or status.get("action") not in ("evaluate", "predict") else []
+
+
+def processes(status: Status) -> list[Mapping[str, Any]]:
+    """Those that have not ended."""
+    return [process for process in status.get("processes") or () if process["state"] != "ended"]
+
+
+def head(status: Status) -> str:
+    """The job in one line."""
+    share = job_share(status)
+    workers = [process for process in processes(status) if process["role"] == "worker"]
+    ready = sum(process["state"] == "ready" for process in workers)
+    parts = [str(status["message"])]
+    if share.expected:
+        parts.append(f"{share.done:,}/{amount(share.expected, 'record')} ({share.percent})")
+    if status.get("records_per_s"):
+        parts.append(f"{number(status['records_per_s'])}/s")
+    remaining = eta_s(status)
+    if remaining is not None:
+        parts.append(f"ETA {duration(remaining)}")
+    if status["version"] or workers:
+        parts += version(status)
+    if workers:
+        parts.append(f"{ready}/{amount(len(workers), 'worker')}")
+    parts += measures(status)
+    return ", ".join(parts)
+
+
+_QUIET_ENDS = ("finished", "drained")
+
+
+def ends(before: Status | None, now: Status) -> list[Mapping[str, Any]]:
+    """What ended between two statuses, as announcements; nothing for the first one."""
+    if before is None:
+        return []
+    over = {process["name"] for process in before.get("processes") or () if process["state"] == "ended"}
+    return [
+        {
+            "text": f"{process['name']}: {process['message'] or 'ended'}",
+            "cause": process["cause"],
+            "level": "info" if process["cause"] in _QUIET_ENDS else "warning",
+        }
+        for process in now.get("processes") or ()
+        if process["state"] == "ended" and process["name"] not in over
+    ]
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """One announcement, with its cause where that says more; safe for a terminal."""
+    text, cause = str(event.get("text", "")), str(event.get("cause") or "").replace("_", " ")
+    told = cause and cause not in _QUIET_ENDS and cause not in text.lower()
+    return plain(f"{text} [{cause}]" if told else text)

@@ -1,0 +1,60 @@
+"""What is known of every process, and who wants to hear of the next change. Shared by the local and the fake cluster.
+
+Everything happens on one event loop; there are no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import TypeAlias, final
+
+from elasticdl.cluster.base import ProcessExited, ProcessName, ProcessObserved
+
+ProcessEvent: TypeAlias = ProcessObserved | ProcessExited
+
+
+@final
+class EventBus:
+    """The newest event of each process, told to every listener.
+
+    Ended processes stay on the board, so that a listener that comes late still hears how they ended.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[ProcessName, ProcessEvent] = {}
+        self._listeners: set[asyncio.Queue[ProcessEvent | None]] = set()
+        self._closed = False
+
+    def __contains__(self, name: ProcessName) -> bool:
+        return name in self._newest
+
+    def newest(self, name: ProcessName) -> ProcessEvent | None:
+        """The last thing known of a process; None if it never was."""
+        return self._newest.get(name)
+
+    def post(self, event: ProcessEvent) -> None:
+        """Tell every listener, now and later ones."""
+        self._newest[event.name] = event
+        for queue in self._listeners:
+            queue.put_nowait(event)
+
+    def close(self) -> None:
+        """End every listener's iteration once it has heard all that was posted."""
+        self._closed = True
+        for queue in self._listeners:
+            queue.put_nowait(None)
+
+    async def listen(self) -> AsyncGenerator[ProcessEvent]:
+        """Every live process, then every ended one, then what happens, until closed."""
+        queue: asyncio.Queue[ProcessEvent | None] = asyncio.Queue()
+        for event in sorted(self._newest.values(), key=lambda known: isinstance(known, ProcessExited)):
+            queue.put_nowait(event)
+        if self._closed:
+            queue.put_nowait(None)
+        self._listeners.add(queue)
+        try:
+            while (event_or_end := await queue.get()) is not None:
+                yield event_or_end
+        finally:
+            self._listeners.discard(queue)

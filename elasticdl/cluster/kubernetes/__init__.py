@@ -1,0 +1,1 @@
+"""Processes as pods, and everything that speaks Kubernetes."""

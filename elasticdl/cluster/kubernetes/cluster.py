@@ -1,0 +1,306 @@
+"""Processes as pods of a Kubernetes cluster, owned by the job's `batch/v1` Job.
+
+Pods outlive whoever made them: a master that replaces another one observes the pods that are there. A create that failed
+half-way is repeated and takes over its own pod; what belongs to somebody else is never touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeAlias, final
+
+from elasticdl.clock import Clock, SystemClock
+from elasticdl.cluster.base import CreateRefused, ExitFacts, LogFile, LogPart, NoSuchLog, ProcessExited, ProcessName, ProcessSpec
+from elasticdl.cluster.event_bus import EventBus, ProcessEvent
+from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
+from elasticdl.cluster.kubernetes.creating import Creator
+from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, MASTER, pod_name
+from elasticdl.cluster.kubernetes.manifests import pod as pod_manifest
+from elasticdl.cluster.kubernetes.plans import Json, Owner, PodPlan
+from elasticdl.cluster.kubernetes.pod_log_windows import LogWindows
+from elasticdl.cluster.kubernetes.pod_tracker import NODE_LOST, Life, PodTracker
+from elasticdl.cluster.kubernetes.pods import Pod, is_process, uid
+from elasticdl.cluster.kubernetes.reflector import Reflector, Sink, Timing
+from elasticdl.cluster.logs.local_files import TAIL_BYTES, TAIL_LINES, log_sizes, read_log
+from elasticdl.cluster.logs.log_archive import LogArchive
+from elasticdl.errors import ElasticDLError
+
+_LOG = logging.getLogger(__name__)
+PlanOf: TypeAlias = Callable[[ProcessName], PodPlan]
+CLOSE_GRACE_S = 3.0
+CLOSE_LIMIT_S = 120.0
+DELETE_LIMIT_S = 120.0
+KEEP_ENDED = 50
+"""Pods of ended processes that are left for `kubectl logs` and `describe`; what they said last is on the board."""
+_TEND_S = 1.0
+_KEEPING_LIMIT_S = 2.0
+"""All pods have gone then: what their logs had is on its way."""
+_LOG_LIMIT_S = 5.0
+_CUT_MESSAGE_BYTES = 2000
+"""A termination message as long as this has lost its beginning: the whole tail is in the log."""
+_COLLECTIONS = {"Service": "api/v1", "Secret": "api/v1", "NetworkPolicy": "apis/networking.k8s.io/v1"}
+_PLURALS = {"Service": "services", "Secret": "secrets", "NetworkPolicy": "networkpolicies"}
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How patient the cluster is, and what it keeps."""
+
+    clock: Clock = field(default_factory=SystemClock)
+    timing: Timing = field(default_factory=Timing)
+    logs: Path | None = None
+    """Where the last part of each ended process's log is kept; None: nowhere."""
+
+
+@final
+class KubernetesCluster:
+    """Starts, stops and watches the pods of one job. Use it from one event loop; whoever made `api` closes it."""
+
+    def __init__(self, api: ApiServer, owner: Owner, plan_of: PlanOf, habits: Habits | None = None) -> None:
+        """`plan_of` tells what the pod of a process asks for; it is called again for each process."""
+        habits = habits or Habits()
+        self._api, self._owner, self._plan_of = api, owner, plan_of
+        self._path = f"/api/v1/namespaces/{owner.namespace}/pods"
+        self._bus = EventBus()
+        self._tracker = PodTracker(self._bus, habits.clock)
+        self._creator = Creator(api, owner.uid, habits.clock)
+        sink = Sink(self._changed, self._gone, self._listed)
+        self._reflector = Reflector(api, self._path, f"{JOB_UID_LABEL}={owner.uid}", sink, habits.clock, habits.timing)
+        self._kept = None if habits.logs is None else LogArchive(api, self._path, habits.logs)
+        self._log_directory = habits.logs
+        self._windows = LogWindows(api)
+        self._whole = asyncio.Event()
+        self._standing: list[asyncio.Task[None]] = []
+        self._beside: set[asyncio.Task[None]] = set()
+        self._ended: dict[str, Life] = {}
+        """Pods of ended processes that are still there, by uid, the oldest first."""
+        self._telling: set[str] = set()
+        """Uids of those whose end is just being told."""
+        self._closed = False
+        self._failure: BaseException | None = None
+        """A bug of ours: whoever observes is told, since nothing more would come."""
+
+    @property
+    def view_age_s(self) -> float:
+        """Seconds since the API server was last heard: how old the view of the pods may be."""
+        return self._reflector.age_s
+
+    def has_ended(self, name: ProcessName) -> bool:
+        """A process was there and has ended."""
+        return isinstance(self._bus.newest(name), ProcessExited)
+
+    async def create(self, spec: ProcessSpec) -> None:
+        """Make a pod. A name that was started before is left as it is, ended or not. Raises CreateRefused."""
+        if self._closed:
+            raise CreateRefused("the cluster is closed", retry=False)
+        if spec.name in self._bus:
+            return
+        self._watch()
+        self._reflector.add(await self._creator.create(self._path, pod_manifest(self._owner, self._plan_of(spec.name), spec)))
+
+    async def furnish(self, objects: Iterable[Json]) -> None:
+        """Make what else the job needs (Services, the Secret, a NetworkPolicy); own ones may be there. Raises CreateRefused."""
+        for made in objects:
+            await self._creator.create(self.path_of(made).rpartition("/")[0], made)
+
+    def path_of(self, made: Json) -> str:
+        """Where an object is read that `furnish` makes."""
+        kind = str(made["kind"])
+        return f"/{_COLLECTIONS[kind]}/namespaces/{self._owner.namespace}/{_PLURALS[kind]}/{made['metadata']['name']}"
+
+    async def delete(self, name: ProcessName, *, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL after `grace_s` (whole seconds, at least 1). The earliest end that was asked for counts.
+
+        Where a shorter grace is asked for later, the end is told in time, but the process may live on for the first grace: nodes
+        do not shorten it. Whoever works with its state must have fenced it.
+        """
+        if self.has_ended(name):
+            return
+        self._watch()
+        self._tracker.ask(name, grace_s)
+        life = self._tracker.life(name)
+        await self._delete(pod_name(self._owner.job, name), "" if life is None else uid(life.pod), _whole_seconds(grace_s))
+
+    async def observe(self) -> AsyncGenerator[ProcessEvent]:
+        """Every live process, then every ended one, then whatever happens, until closed.
+
+        Nothing comes before the first list of pods: as long as the API server is away, `view_age_s` grows and the log says why.
+        """
+        if not self._closed:
+            self._watch()
+            await self._whole.wait()
+        async for event in self._bus.listen():
+            yield event
+        if self._failure is not None:
+            raise self._failure
+
+    async def logs(self) -> list[LogFile]:
+        """Of the pods that are there, and what was kept of those that are not."""
+        living = set(self._tracker.names())
+        there = [LogFile(str(name), live=name in living) for name in self._pods()]
+        found = {one.process for one in there}
+        kept = {} if self._log_directory is None else await asyncio.to_thread(log_sizes, self._log_directory)
+        own = str(MASTER)
+        return [*there, *(LogFile(name, size, name == own) for name, size in kept.items() if name not in found)]
+
+    async def read_log(self, process: str, start: int, limit_bytes: int) -> LogPart:
+        """See Cluster. Of a process whose pod is gone, what was kept of its log: all its incarnations in one."""
+        pod = {str(name): pod for name, pod in self._pods().items()}.get(process)
+        try:
+            if pod is not None:
+                return await self._windows.read(pod, start, limit_bytes)
+        except NoSuchLog:
+            if self._log_directory is None:
+                raise
+        if self._log_directory is None:
+            raise NoSuchLog(f"there is no log of {process!r}")
+        return await asyncio.to_thread(read_log, self._log_directory, process, start, limit_bytes)
+
+    def _pods(self) -> dict[ProcessName, Pod]:
+        return {life.name: life.pod for life in (*self._ended.values(), *self._tracker.lives())}
+
+    async def close(self) -> None:
+        """End every process that is left; returns when all have ended, or after two minutes: then they end with their Job."""
+        self._closed = True
+        try:
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                await self._end_all()
+        except TimeoutError:
+            left = ", ".join(map(str, self._tracker.names())) or "what it may have"
+            _LOG.error("the cluster did not end %s within %g s; it goes with job %s", left, CLOSE_LIMIT_S, self._owner.job)
+        await self._rest()
+
+    async def leave(self) -> None:
+        """Stop watching and leave every process as it is: another master takes over. The cluster cannot be used afterwards."""
+        self._closed = True
+        await self._rest()
+
+    async def _rest(self) -> None:
+        tasks = [*self._standing, *self._beside]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._windows.close()
+        if self._kept is not None:
+            await self._kept.finish(0.0)
+        self._whole.set()
+        self._bus.close()
+
+    async def _end_all(self) -> None:
+        self._watch()
+        # A pod that is not in the first list is one that we made ourselves: it is in the book.
+        await self._whole.wait()
+        await asyncio.gather(*(self.delete(name, grace_s=CLOSE_GRACE_S) for name in self._tracker.names()))
+        while self._tracker.names() or self._beside:
+            await asyncio.sleep(0.05)
+        if self._kept is not None:
+            await self._kept.finish(_KEEPING_LIMIT_S)
+
+    def _watch(self) -> None:
+        if not self._standing:
+            self._standing = [asyncio.ensure_future(self._reflector.run()), asyncio.ensure_future(self._tend())]
+            for task in self._standing:
+                task.add_done_callback(self._finished)
+
+    def _listed(self) -> None:
+        self._whole.set()
+
+    def _changed(self, pod: Json) -> None:
+        if (ended := self._tracker.changed(pod)) is not None:
+            self._telling.add(uid(pod))
+            self._spawn(self._tell_end(ended, gone=False))
+        if self._kept is not None and is_process(pod):
+            self._kept.changed(pod)
+
+    def _gone(self, pod: Json) -> None:
+        self._ended.pop(uid(pod), None)
+        self._telling.discard(uid(pod))
+        if self._kept is not None:
+            self._kept.gone(pod)
+        if (ended := self._tracker.gone(pod)) is not None:
+            self._spawn(self._tell_end(ended, gone=True))
+
+    async def _tell_end(self, life: Life, *, gone: bool) -> None:
+        facts = life.facts()
+        if not gone and len(facts.log_tail.encode()) >= _CUT_MESSAGE_BYTES:
+            facts = replace(facts, log_tail=await self._log_tail(life) or facts.log_tail)
+        self._bus.post(ProcessExited(life.name, facts))
+        if uid(life.pod) in self._telling:
+            self._telling.discard(uid(life.pod))
+            self._ended[uid(life.pod)] = life
+            await self._prune()
+
+    async def _log_tail(self, life: Life) -> str:
+        """'' if it cannot be read now: the node may be gone, or the right to read logs missing."""
+        path, query = f"{self._path}/{life.pod['metadata']['name']}/log", {"tailLines": str(TAIL_LINES)}
+        try:
+            async with asyncio.timeout(_LOG_LIMIT_S):
+                return (await self._api.text(path, query))[-TAIL_BYTES:]
+        except (ElasticDLError, TimeoutError) as error:
+            _LOG.info("no log of %s: %s", life.name, error or "no answer in time")
+            return ""
+
+    async def _prune(self) -> None:
+        while len(self._ended) > KEEP_ENDED and not self._closed:
+            await self._delete_life(self._ended.pop(next(iter(self._ended))), 1)
+
+    async def _tend(self) -> None:
+        """What no event tells: that something has been lasting for too long."""
+        while True:
+            await asyncio.sleep(_TEND_S)
+            for life in self._tracker.hopeless():
+                self._spawn(self._delete_life(life, 1))
+            for life in self._tracker.overstaying():
+                self._spawn(self._delete_life(life, 0))
+            for life in self._tracker.lost():
+                lost = ExitFacts(reason=NODE_LOST, conditions=life.facts().conditions, asked=life.asked)
+                self._bus.post(ProcessExited(life.name, lost))
+
+    async def _delete_life(self, life: Life, grace_s: int) -> None:
+        await self._delete(str(life.pod["metadata"]["name"]), uid(life.pod), grace_s)
+
+    async def _delete(self, name: str, identity: str, grace_s: int) -> None:
+        """Ask until the server has heard it. A grace of 0 takes the pod off the books while its process may run on."""
+        options: Json = {"gracePeriodSeconds": grace_s}
+        if identity:
+            options["preconditions"] = {"uid": identity}
+        try:
+            async with asyncio.timeout(DELETE_LIMIT_S):
+                await self._ask_until_heard(f"{self._path}/{name}", options)
+        except TimeoutError:
+            _LOG.error("the API server could not be asked to delete %s for %g s", name, DELETE_LIMIT_S)
+        except ApiRefused as refused:
+            # Not there, or another pod has its name by now.
+            if refused.status.code not in (404, 409):
+                _LOG.error("the cluster will not delete %s: %s", name, refused.message)
+
+    async def _ask_until_heard(self, path: str, options: Json) -> None:
+        while True:
+            try:
+                await self._api.delete(path, options)
+                return
+            except ApiAway as away:
+                _LOG.info("%s: %s; again in %g s", path, away.message, away.retry_after_s)
+                await asyncio.sleep(away.retry_after_s)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._beside.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._beside.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.error("a task of the cluster failed", exc_info=error)
+            self._failure = error
+            self._whole.set()
+            self._bus.close()
+
+
+def _whole_seconds(grace_s: float) -> int:
+    return max(1, math.ceil(grace_s))

@@ -1,0 +1,91 @@
+"""Makes objects on an API server, idempotently: a request that was lost half-way is repeated and finds its own object."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import final
+
+from elasticdl.clock import Clock
+from elasticdl.cluster.base import CreateRefused
+from elasticdl.cluster.kubernetes.api_refusals import refusal
+from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
+from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL
+from elasticdl.cluster.kubernetes.plans import Json
+
+_LOG = logging.getLogger(__name__)
+LIMIT_S = 30.0
+IN_FLIGHT = 32
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.2, 5.0
+
+
+@final
+class Creator:
+    """Use it from one event loop. Creates may run in parallel; when the server asks for a pause, all of them pause."""
+
+    def __init__(self, api: ApiServer, job_uid: str, clock: Clock) -> None:
+        self._api = api
+        self._job_uid = job_uid
+        self._clock = clock
+        self._in_flight = asyncio.Semaphore(IN_FLIGHT)
+        self._held_until_s = 0.0
+
+    async def create(self, path: str, body: Json) -> Json:
+        """The object, made now or found to be ours. `path` is that of its collection. Raises CreateRefused."""
+        kind, name = str(body["kind"]), str(body["metadata"]["name"])
+        end_s = self._clock.now_s() + LIMIT_S
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            await self._held(end_s)
+            try:
+                async with self._in_flight:
+                    return await self._api.create(path, body)
+            except ApiRefused as refused:
+                if refused.status.code != 409:
+                    raise refusal(refused.status.code, refused.message) from refused
+                said = refused.message
+                if refused.status.reason == "AlreadyExists" and (found := await self._ours(path, body)):
+                    return found
+            except ApiAway as away:
+                said = away.message
+                if away.status is not None and away.status.code == 429:
+                    self._held_until_s = self._clock.now_s() + away.retry_after_s
+                pause_s = max(pause_s, away.retry_after_s)
+            pause_s = min(pause_s, _LAST_PAUSE_S) * random.uniform(0.8, 1.2)
+            if self._clock.now_s() + pause_s > end_s:
+                raise CreateRefused(f"no {kind.lower()} {name} after {LIMIT_S:g} s: {said}", retry=True)
+            _LOG.info("creating %s again in %.1f s: %s", name, pause_s, said)
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+
+    async def _held(self, end_s: float) -> None:
+        """Wait as long as the server asked everybody to. Raises CreateRefused where that is too long for this one."""
+        while (left_s := self._held_until_s - self._clock.now_s()) > 0:
+            if self._clock.now_s() + left_s > end_s:
+                raise CreateRefused(f"the API server asks for a pause of {left_s:.0f} s: too many requests", retry=True)
+            # Not all at once when the pause is over.
+            await asyncio.sleep(left_s * random.uniform(1.0, 1.2))
+
+    def _left_behind(self, found: Json, body: Json) -> bool:
+        """Of a Job that had our Job's name before it: there is none any more, so what it owned is being cleared away."""
+        ours = {owner["name"] for owner in body["metadata"].get("ownerReferences") or ()}
+        theirs = found["metadata"].get("ownerReferences") or ()
+        return any(owner["kind"] == "Job" and owner["name"] in ours and owner["uid"] != self._job_uid for owner in theirs)
+
+    async def _ours(self, path: str, body: Json) -> Json | None:
+        """The object that has the name; None if it has gone meanwhile, or cannot be read now. Raises CreateRefused if not ours."""
+        kind, name = str(body["kind"]), str(body["metadata"]["name"])
+        try:
+            found = await self._api.get(f"{path}/{name}")
+        except ApiAway:
+            return None
+        except ApiRefused as refused:
+            if refused.status.code == 404:
+                return None
+            raise refusal(refused.status.code, refused.message) from refused
+        if (found["metadata"].get("labels") or {}).get(JOB_UID_LABEL) != self._job_uid:
+            if self._left_behind(found, body):
+                return None
+            raise CreateRefused(f"there is a {kind.lower()} {name} already, and it is not of this job", retry=False)
+        return found

@@ -1,0 +1,260 @@
+"""A job on a cluster, as its Job and its pods describe it: where it stands, how it ended, which processes there are. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, TypeAlias, final
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.cluster.kubernetes.plans import FINAL_EXIT_CODES
+from elasticdl.cluster.kubernetes.pods import (
+    IMAGE_FAILED,
+    START_FAILED,
+    Trouble,
+    exit_facts,
+    has_ended,
+    never_started,
+    observed,
+    process_name,
+    silent_since,
+    told_code,
+    trouble,
+    uid,
+)
+from elasticdl.cluster.kubernetes.termination_message import Ended, read_outcome
+from elasticdl.errors import ExitCode
+
+Object: TypeAlias = Mapping[str, Any]
+_EXIT_CODE = re.compile(r"exit code (\d+)")
+
+
+class JobStage(StrEnum):
+    """Where a job is between its submission and its end."""
+
+    WAITING = "waiting"
+    """Its master does not run yet, or not any more: `JobFacts.waits_for` says why."""
+    STUCK = "stuck"
+    """Its master's pod cannot start, which mostly does not mend itself: `JobFacts.barred` says why."""
+    RUNNING = "running"
+    LEAVING = "leaving"
+    """It is being deleted."""
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """`masters` are the pods of its master, the newest last; `pods` all the others. What has ended may be gone by now."""
+
+    job: Object
+    masters: tuple[Object, ...] = ()
+    pods: tuple[Object, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As `--job-name` said."""
+        return str(self.job["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        """Where it is."""
+        return str(self.job["metadata"]["namespace"])
+
+    @property
+    def uid(self) -> str:
+        """What tells it from a job that had its name."""
+        return uid(self.job)
+
+    @property
+    def created_wall_s(self) -> float:
+        """Seconds since 1970."""
+        return wall_s(self.job["metadata"].get("creationTimestamp"))
+
+    @property
+    def master(self) -> Object | None:
+        """The newest pod of the master."""
+        return self.masters[-1] if self.masters else None
+
+    @property
+    def running_master(self) -> str:
+        """The pod to talk to; '' while there is none."""
+        pod = self.master
+        return str(pod["metadata"]["name"]) if pod is not None and not has_ended(pod) and observed(pod).running else ""
+
+    @property
+    def standing(self) -> JobStage:
+        """One word for it."""
+        ended = self.ended
+        if ended is not None:
+            return standing_of(ended.exit_code)
+        if self.job["metadata"].get("deletionTimestamp"):
+            return JobStage.LEAVING
+        if self.barred is not None:
+            return JobStage.STUCK
+        return JobStage.RUNNING if self.running_master else JobStage.WAITING
+
+    def lost_master(self, now_wall_s: float) -> str:
+        """That its node is not there, in words: it is silent, or the pod was to go long ago and does not. '' if it is not so."""
+        pod = self.master
+        if pod is None or has_ended(pod):
+            return ""
+        due_s, since = wall_s(pod["metadata"].get("deletionTimestamp")), silent_since(pod)
+        if not since and (not due_s or now_wall_s < due_s + _OVERDUE_S):
+            return ""
+        node, name = (pod.get("spec") or {}).get("nodeName", ""), pod["metadata"]["name"]
+        # By force alone a Job's pod does not go: the Job holds it until it has been told of its end.
+        force = (
+            f'kubectl delete pod {name} --force --wait=false; kubectl patch pod {name} -p \'{{"metadata":{{"finalizers":null}}}}\''
+        )
+        return (
+            f"node {node} of its master does not answer{f' since {since}' if since else ''}; there are never two masters, so the job goes on"
+            f" when the node is back, is deleted (kubectl delete node {node}), or its pod is given up ({force})"
+        )
+
+    @property
+    def barred(self) -> Trouble | None:
+        """Why its master's pod cannot start: its image, or its container. None if that is not so.
+
+        Between two pods of which the one could not start, it is what that one said.
+        """
+        if self.running_master or _final_condition(self.job) is not None:
+            return None
+        for pod in reversed(self.masters):
+            if has_ended(pod):
+                return never_started(pod)
+            if (found := trouble(pod)).lasting:
+                return found
+        return None
+
+    @property
+    def prepared(self) -> Object | None:
+        """The master's pod while its node is preparing it. What goes wrong with that (a volume, a network) is in events only."""
+        pod = self.master
+        waits = pod is not None and not has_ended(pod) and not observed(pod).running and self.barred is None
+        return pod if pod is not None and waits and (pod.get("spec") or {}).get("nodeName") else None
+
+    @property
+    def waits_for(self) -> str:
+        """Why there is no master to talk to, in words; '' if there is one, or the job has ended."""
+        if self.job["metadata"].get("deletionTimestamp"):
+            return "it is being deleted"
+        if (self.job.get("spec") or {}).get("suspend"):
+            return "it is suspended; it starts when whoever suspended it (a queue, for one) lets it"
+        pod = self.master
+        if self.running_master or self.ended is not None:
+            return ""
+        if (barred := self.barred) is not None:
+            return f"its master: {barred.text}"
+        if pod is None:
+            return _creation_problem(self.job) or "the cluster has not made its master's pod yet"
+        if self.has_verdict:
+            return f"its master has ended (exit code {told_code(pod)}), of which the cluster is just taking note"
+        if has_ended(pod):
+            return f"its master ended ({_how(pod)}) and is being started again"
+        return f"its master: {trouble(pod).text}"
+
+    @property
+    def has_verdict(self) -> bool:
+        """Its master has ended for good. That the job has, too, a controller finds a moment later."""
+        code = None if self.master is None else told_code(self.master)
+        if self.master is None or code is None:
+            return False
+        return code == ExitCode.DONE or (code in FINAL_EXIT_CODES and not exit_facts(self.master, asked=False).conditions)
+
+    @property
+    def ended(self) -> Ended | None:
+        """How it ended: by its master's word, else by what the cluster knows. None: it has not."""
+        condition = _final_condition(self.job)
+        if condition is None:
+            return None
+        said = next((found for pod in reversed(self.masters) if (found := read_outcome(pod)) is not None), None)
+        return said or self._without_word(condition)
+
+    def _without_word(self, condition: Object) -> Ended:
+        if condition["type"] == "Complete":
+            return Ended(ExitCode.DONE, "done; its master's pod is gone, and its receipt with it")
+        message = str(condition.get("message") or condition.get("reason") or "")
+        pod = self.master
+        facts = exit_facts(pod, asked=False) if pod is not None and has_ended(pod) else None
+        code = facts.exit_code if facts else None
+        if code is None and (found := _EXIT_CODE.search(message)):
+            code = int(found[1])
+        last = f"; it said last:\n{facts.log_tail.strip()}" if facts and facts.log_tail.strip() else ""
+        how = f"its master ended ({_how(pod)}) and left no word" if pod is not None and facts else "its master left no word"
+        return Ended(code if code in _VERDICTS else ExitCode.JOB_FAILED, f"{how}: {message}{last}" if message else f"{how}{last}")
+
+    def processes(self) -> tuple[tuple[ProcessName, Object], ...]:
+        """Every process with its pod, masters first. A master that was replaced counts as an earlier incarnation."""
+        found = [(ProcessName(Role.MASTER, 0, number), pod) for number, pod in enumerate(self.masters)]
+        found += [(process_name(pod), pod) for pod in self.pods]
+        return tuple(sorted(found, key=lambda one: (list(Role).index(one[0].role), one[0].index, one[0].incarnation)))
+
+
+HINTS = {
+    IMAGE_FAILED: "see that the image has that name and that the cluster may pull it (--image-name, --image-pull-secrets)",
+    START_FAILED: "build the image on this project's (`elasticdl zoo build`), or see what it lacks",
+}
+"""What to do where a pod cannot start, by the kind of its trouble."""
+_OVERDUE_S = 60.0
+"""After the grace of a master's pod: nodes take seconds, and clocks may differ."""
+_VERDICTS = frozenset(int(code) for code in ExitCode)
+
+
+def standing_of(exit_code: int) -> JobStage:
+    """Of a job that has ended."""
+    known = {ExitCode.DONE: JobStage.DONE, ExitCode.INTERRUPTED: JobStage.STOPPED}
+    return known.get(ExitCode(exit_code), JobStage.FAILED) if exit_code in _VERDICTS else JobStage.FAILED
+
+
+def job_facts(job: Object, pods: Iterable[Object] = ()) -> JobFacts:
+    """`pods` may be those of other jobs too, and pods that are none of ours."""
+    own = [pod for pod in pods if _belongs(pod, uid(job))]
+    ordered = sorted(own, key=lambda pod: (wall_s(pod["metadata"].get("creationTimestamp")), pod["metadata"]["name"]))
+    masters = tuple(pod for pod in ordered if process_name(pod).role is Role.MASTER)
+    return JobFacts(job, masters, tuple(pod for pod in ordered if process_name(pod).role is not Role.MASTER))
+
+
+def wall_s(timestamp: str | None) -> float:
+    """Seconds since 1970 of Kubernetes' way to write a time; 0 for none."""
+    return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0
+
+
+def _belongs(pod: Object, job_uid: str) -> bool:
+    owners = pod["metadata"].get("ownerReferences") or ()
+    if not any(owner.get("uid") == job_uid for owner in owners):
+        return False
+    try:
+        process_name(pod)
+    except (KeyError, ValueError):
+        return False
+    return True
+
+
+def _final_condition(job: Object) -> Object | None:
+    for condition in (job.get("status") or {}).get("conditions") or ():
+        if condition.get("type") in ("Complete", "Failed") and condition.get("status") == "True":
+            return dict(condition)
+    return None
+
+
+def _creation_problem(job: Object) -> str:
+    """What the Job says of a pod that it could not make."""
+    for condition in (job.get("status") or {}).get("conditions") or ():
+        if condition.get("type") == "FailureTarget" and condition.get("status") == "True":
+            return f"it is failing: {condition.get('message') or condition.get('reason')}"
+    return ""
+
+
+def _how(pod: Object) -> str:
+    """`signal 9, OOMKilled`; facts, not a verdict."""
+    facts = exit_facts(pod, asked=False)
+    parts = [f"signal {facts.signal}"] if facts.signal is not None else []
+    parts += [f"exit code {facts.exit_code}"] if facts.exit_code is not None else []
+    parts += [facts.reason] if facts.reason else []
+    return ", ".join([*parts, *facts.conditions]) or "nothing is known of how"

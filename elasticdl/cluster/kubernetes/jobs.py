@@ -1,0 +1,125 @@
+"""Jobs on a cluster, for whoever looks after them: found, read, followed and deleted with that person's own rights."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any, final
+
+from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
+from elasticdl.cluster.kubernetes.job_facts import JobFacts, job_facts
+from elasticdl.cluster.kubernetes.labels import ROLE_LABEL, secret_name, selector
+from elasticdl.cluster.kubernetes.plans import Json
+from elasticdl.cluster.kubernetes.pods import uid
+from elasticdl.errors import ExitCode, PermanentError
+from elasticdl.job_name import is_valid
+
+_ALL = "app.kubernetes.io/name=elasticdl"
+_PAGE = "500"
+
+
+@final
+class Jobs:
+    """Those of one namespace. Every method raises PermanentError (exit code 3) when we may not, ApiAway."""
+
+    def __init__(self, api: ApiServer, namespace: str) -> None:
+        self._api, self._namespace = api, namespace
+
+    async def all(self, *, everywhere: bool = False) -> tuple[JobFacts, ...]:
+        """Every job, the newest first, without its workers' pods. `everywhere`: of all namespaces."""
+        within = "" if everywhere else f"/namespaces/{self._namespace}"
+        jobs = await self._list(f"/apis/batch/v1{within}/jobs", {"labelSelector": _ALL}, "list jobs")
+        masters = await self._list(f"/api/v1{within}/pods", {"labelSelector": f"{_ALL},{ROLE_LABEL}=master"}, "list pods")
+        found = [job_facts(job, masters) for job in jobs]
+        return tuple(sorted(found, key=lambda facts: -facts.created_wall_s))
+
+    async def namespaces(self) -> list[str]:
+        """The names of the cluster's namespaces, for those who may list them."""
+        return [str(one["metadata"]["name"]) for one in await self._list("/api/v1/namespaces", {}, "list namespaces")]
+
+    async def one(self, name: str, *, whole: bool = False) -> JobFacts | None:
+        """A job with its masters' pods, or with all that it has; None if there is none of that name that is ours."""
+        if not is_valid(name):
+            return None  # no job has such a name, and in an address it would lead elsewhere
+        path = f"/apis/batch/v1/namespaces/{self._namespace}/jobs/{name}"
+        try:
+            job = await self._api.get(path)
+        except ApiRefused as refused:
+            if refused.status.code == 404:
+                return None
+            raise self._not_allowed(refused, "get jobs") from refused
+        if (job["metadata"].get("labels") or {}).get("app.kubernetes.io/name") != "elasticdl":
+            return None
+        wanted = {**selector(name), **({} if whole else {ROLE_LABEL: "master"})}
+        own = ",".join(f"{key}={value}" for key, value in wanted.items())
+        return job_facts(job, await self._list(f"/api/v1/namespaces/{self._namespace}/pods", {"labelSelector": own}, "list pods"))
+
+    async def token(self, facts: JobFacts) -> str:
+        """The job's token; '' while its master has not made it yet."""
+        path = f"/api/v1/namespaces/{self._namespace}/secrets/{secret_name(facts.name)}"
+        try:
+            secret = await self._api.get(path)
+        except ApiRefused as refused:
+            if refused.status.code == 404:
+                return ""
+            raise self._not_allowed(refused, "get secrets") from refused
+        owners = {owner.get("uid") for owner in secret["metadata"].get("ownerReferences") or ()}
+        return _text(secret, "ELASTICDL_TOKEN") if facts.uid in owners else ""
+
+    async def complaint(self, about: Mapping[str, Any]) -> str:
+        """What the cluster said last that goes wrong with a pod or a Job; '' if nothing does, or we may not know."""
+        query = {"fieldSelector": f"involvedObject.uid={uid(about)},type=Warning", "limit": _PAGE}
+        try:
+            found = (await self._api.get(f"/api/v1/namespaces/{self._namespace}/events", query)).get("items") or []
+        except ApiRefused:
+            return ""
+        newest: Json = max(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), default={})
+        return str(newest.get("message") or "").strip()
+
+    async def delete(self, facts: JobFacts) -> None:
+        """Delete the Job, and with it everything that is the job's. It may be gone already."""
+        path = f"/apis/batch/v1/namespaces/{self._namespace}/jobs/{facts.name}"
+        try:
+            await self._api.delete(path, {"propagationPolicy": "Background", "preconditions": {"uid": facts.uid}})
+        except ApiRefused as refused:
+            if refused.status.code not in (404, 409):
+                raise self._not_allowed(refused, "delete jobs") from refused
+
+    async def _list(self, path: str, query: Mapping[str, str], what: str) -> list[Json]:
+        found: list[Json] = []
+        more = ""
+        while True:
+            page = {**query, "limit": _PAGE, **({"continue": more} if more else {})}
+            try:
+                answer = await self._api.get(path, page)
+            except ApiRefused as refused:
+                raise self._not_allowed(refused, what) from refused
+            found += answer.get("items") or []
+            more = str((answer.get("metadata") or {}).get("continue") or "")
+            if not more:
+                return found
+
+    def _not_allowed(self, refused: ApiRefused, what: str) -> PermanentError:
+        if refused.status.code == 401:
+            return refused_by_cluster("the cluster does not know you", "see `kubectl auth whoami` and `kubectl config view`")
+        if refused.status.code == 403:
+            return refused_by_cluster(
+                f"you may not {what} in namespace {self._namespace}",
+                f"whoever runs the cluster can grant it; see `kubectl auth can-i --list -n {self._namespace}`",
+            )
+        return refused_by_cluster(f"the cluster will not {what}: {refused.message}", "")
+
+
+def refused_by_cluster(message: str, hint: str) -> PermanentError:
+    """With the exit code for it."""
+    error = PermanentError(message, hint=hint)
+    error.exit_code = ExitCode.CLUSTER_REFUSED
+    return error
+
+
+def _text(secret: Mapping[str, Any], key: str) -> str:
+    try:
+        return base64.b64decode((secret.get("data") or {}).get(key, ""), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,173 @@
+"""The Kubernetes objects of a job, as plain dictionaries. Pure: nothing here talks to a cluster.
+
+One object is submitted, the Job; its uid owns everything else, so that a replaced master finds its processes and nothing
+outlives the job.
+"""
+
+from __future__ import annotations
+
+from elasticdl.cluster.base import ProcessSpec, Role
+from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, MASTER, ROLE_LABEL, labels, pod_name, secret_name, selector
+from elasticdl.cluster.kubernetes.plans import MASTER_PORT, RENDEZVOUS_PORT, STATUS_PORT, JobPlan, Json, Owner, PodPlan
+from elasticdl.cluster.kubernetes.pod_spec import CONTAINER, from_field, mount, pod_spec
+
+TOKEN_KEY, UID_KEY = "ELASTICDL_TOKEN", "ELASTICDL_JOB_UID"
+SECRET_FOLDER = "/var/run/elasticdl"  # noqa: S105 - a path
+
+
+def pod(owner: Owner, plan: PodPlan, spec: ProcessSpec) -> Json:
+    """A worker's or parameter server's pod."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            **_owned(owner, pod_name(owner.job, spec.name)),
+            "labels": {**labels(owner.job, spec.name), JOB_UID_LABEL: owner.uid},
+            "annotations": _annotations(),
+        },
+        "spec": pod_spec(owner.job, plan, spec),
+    }
+
+
+def job(plan: JobPlan, spec: ProcessSpec) -> Json:
+    """The Job: all that is submitted. Its master makes the rest. `spec` is the master's, its command and environment."""
+    master = pod_spec(plan.name, plan.master, spec)
+    master["containers"][0]["env"] += [
+        from_field("ELASTICDL_NAMESPACE", "metadata.namespace"),
+        from_field("ELASTICDL_POD_NAME", "metadata.name"),
+        from_field("ELASTICDL_JOB_UID", "metadata.labels['batch.kubernetes.io/controller-uid']"),
+        {"name": "ELASTICDL_JOB_NAME", "value": plan.name},
+        {"name": "ELASTICDL_OUTCOME_FILE", "value": "/dev/termination-log"},
+        {"name": "ELASTICDL_TOKEN_FILE", "value": f"{SECRET_FOLDER}/{TOKEN_KEY}"},
+    ]
+    master["containers"][0]["ports"] = [
+        {"name": "grpc", "containerPort": MASTER_PORT},
+        {"name": "page", "containerPort": STATUS_PORT},
+    ]
+    # Absent at the first start: the master makes it, and a master that replaces it finds it here without a right to read Secrets.
+    mount(
+        master,
+        "token",
+        {"secret": {"secretName": secret_name(plan.name), "optional": True, "defaultMode": 0o444}},
+        SECRET_FOLDER,
+        read_only=True,
+    )
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": plan.name,
+            **({"namespace": plan.namespace} if plan.namespace else {}),
+            "labels": labels(plan.name, MASTER),
+        },
+        "spec": {
+            "suspend": plan.suspended,
+            "completions": 1,
+            "parallelism": 1,
+            "backoffLimit": plan.relaunches,
+            "ttlSecondsAfterFinished": plan.ttl_s,
+            # Never two masters: the next one starts when the last one has ended.
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {"rules": _failure_rules(plan)},
+            "template": {"metadata": {"labels": labels(plan.name, MASTER), "annotations": _annotations()}, "spec": master},
+        },
+    }
+
+
+def token_secret(owner: Owner, token: str) -> Json:
+    """The job's token. Pods get it by reference, so it is in no pod's description."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _of_job(owner, secret_name(owner.job)),
+        "immutable": True,
+        "type": "Opaque",
+        # The uid tells it from one that a job of the same name left, and that has not been cleared away yet.
+        "stringData": {TOKEN_KEY: token, UID_KEY: owner.uid},
+    }
+
+
+def master_address(job: str) -> str:
+    """Where processes find their master, whichever pod it is in."""
+    return f"{job}-master:{MASTER_PORT}"
+
+
+def master_names(owner: Owner) -> tuple[str, ...]:
+    """The master's host as it is called from within its namespace, and from further away."""
+    name = f"{owner.job}-master"
+    return tuple(
+        name + more for more in ("", f".{owner.namespace}", f".{owner.namespace}.svc", f".{owner.namespace}.svc.cluster.local")
+    )
+
+
+def services(owner: Owner) -> tuple[Json, Json]:
+    """The master at one address for life, and a name of its own for every process (`host_name`)."""
+    master = _service(owner, f"{owner.job}-master", {**selector(owner.job), ROLE_LABEL: str(Role.MASTER)})
+    master["spec"]["ports"] = [
+        {"name": "grpc", "port": MASTER_PORT, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"},
+        # Where members of a ring find one another.
+        {"name": "rendezvous", "port": RENDEZVOUS_PORT},
+        {"name": "page", "port": STATUS_PORT, "targetPort": "page", "appProtocol": "http"},
+    ]
+    # A name leads to a process only while it runs: an incarnation that is on its way out is not found any more.
+    names = _service(owner, owner.job, selector(owner.job))
+    names["spec"]["clusterIP"] = "None"
+    return master, names
+
+
+def network_policy(owner: Owner) -> Json:
+    """Only processes of the job may connect to processes of the job."""
+    peers = {"podSelector": {"matchLabels": selector(owner.job)}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _of_job(owner, owner.job),
+        "spec": {"podSelector": {"matchLabels": selector(owner.job)}, "policyTypes": ["Ingress"], "ingress": [{"from": [peers]}]},
+    }
+
+
+def _service(owner: Owner, name: str, chosen: dict[str, str]) -> Json:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _of_job(owner, name),
+        "spec": {"type": "ClusterIP", "selector": chosen},
+    }
+
+
+def _owned(owner: Owner, name: str) -> Json:
+    reference = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "name": owner.job,
+        "uid": owner.uid,
+        # As controller, the Job's own controller would take workers for masters. To block the owner's deletion needs rights on Jobs.
+        "controller": False,
+        "blockOwnerDeletion": False,
+    }
+    return {"name": name, "namespace": owner.namespace, "ownerReferences": [reference]}
+
+
+def _of_job(owner: Owner, name: str) -> Json:
+    whole = {**selector(owner.job), "app.kubernetes.io/managed-by": "elasticdl", JOB_UID_LABEL: owner.uid}
+    return {**_owned(owner, name), "labels": whole}
+
+
+def _annotations() -> dict[str, str]:
+    # A pod without a controller would keep its node from being scaled down. Ours may go at any time.
+    return {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
+
+
+def _failure_rules(plan: JobPlan) -> list[Json]:
+    """A master that the cluster took away costs nothing; its own verdict is final; anything else is a crash."""
+    return [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {
+            "action": "Ignore",
+            "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [plan.left_exit_code]},
+        },
+        {
+            "action": "FailJob",
+            "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": sorted(plan.final_exit_codes)},
+        },
+    ]

@@ -1,0 +1,157 @@
+"""Logs of pods by byte offset, which API servers do not know: they tell a log from its beginning, or its last lines.
+
+A log that somebody looks at is followed from its beginning on, and its newest part is kept here for as long as it is looked at, so that
+looking on costs nothing. What is before that part is read anew, up to where it is wanted. Nodes keep some 10 MiB of a log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Any, final
+
+from elasticdl.cluster.base import LogPart, NoSuchLog
+from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
+from elasticdl.cluster.kubernetes.pod_spec import CONTAINER
+from elasticdl.errors import ElasticDLError
+
+_LOG = logging.getLogger(__name__)
+MOST_WINDOWS = 8
+WINDOW_BYTES = 1 << 20
+LONGEST_LOG_BYTES = 256 << 20
+"""Beyond that nothing is read anew: only the newest part can be seen."""
+_UNSEEN_S = 60.0
+_QUIET_S = 0.25
+"""A log that has told nothing for so long has told all that it had."""
+_FIRST_S = 2.0
+"""The first bytes may take as long."""
+_CATCH_UP_S = 8.0
+_READ_S = 20.0
+
+
+@final
+class LogWindows:
+    """Use it from one event loop."""
+
+    def __init__(self, api: ApiServer) -> None:
+        self._api = api
+        self._windows: OrderedDict[str, _Window] = OrderedDict()
+
+    async def read(self, pod: Mapping[str, Any], start: int, limit_bytes: int) -> LogPart:
+        """See `Cluster.read_log`. Raises NoSuchLog for a pod that is gone, ElasticDLError."""
+        window = self._window(pod)
+        await window.catch_up()
+        if not window.size_bytes and window.problem is not None:
+            raise window.problem
+        begin = min(start, window.size_bytes) if start >= 0 else max(0, window.size_bytes + start)
+        if begin >= window.begin:
+            return LogPart(begin, window.part(begin, limit_bytes), window.size_bytes)
+        if begin + limit_bytes > LONGEST_LOG_BYTES:
+            raise NoSuchLog(f"only the newest part of this log can be seen: from byte {window.begin} on")
+        return LogPart(begin, await self._read_anew(pod, begin, min(limit_bytes, window.size_bytes - begin)), window.size_bytes)
+
+    async def close(self) -> None:
+        """Look at nothing any more."""
+        windows = list(self._windows.values())
+        self._windows.clear()
+        for window in windows:
+            window.task.cancel()
+        await asyncio.gather(*(window.task for window in windows), return_exceptions=True)
+
+    def _window(self, pod: Mapping[str, Any]) -> _Window:
+        uid = str(pod["metadata"]["uid"])
+        found = self._windows.pop(uid, None)
+        if found is None or found.broke:
+            found = _Window(self._api, pod)
+        self._windows[uid] = found
+        found.seen_s = asyncio.get_running_loop().time()
+        while len(self._windows) > MOST_WINDOWS:
+            _, oldest = self._windows.popitem(last=False)
+            oldest.task.cancel()
+        return found
+
+    async def _read_anew(self, pod: Mapping[str, Any], begin: int, size_bytes: int) -> bytes:
+        query = {"container": CONTAINER, "limitBytes": str(begin + size_bytes)}
+        skip, found = begin, bytearray()
+        try:
+            async with asyncio.timeout(_READ_S), aclosing(self._api.chunks(log_address(pod), query, _READ_S)) as chunks:
+                async for chunk in chunks:
+                    found += chunk[skip:]
+                    skip = max(0, skip - len(chunk))
+        except (ElasticDLError, TimeoutError) as error:
+            raise in_words(error, pod) from error
+        return bytes(found[:size_bytes])
+
+
+@final
+class _Window:
+    """The newest part of a log, from byte `begin` to `size_bytes`."""
+
+    def __init__(self, api: ApiServer, pod: Mapping[str, Any]) -> None:
+        self._api, self._pod = api, pod
+        self._data = bytearray()
+        self._clock = asyncio.get_running_loop().time
+        self.size_bytes = 0
+        self.seen_s = self._clock()
+        self._heard_s = self.seen_s + _FIRST_S
+        self.problem: Exception | None = None
+        self.task = asyncio.get_running_loop().create_task(self._follow(), name="a log that is looked at")
+
+    @property
+    def begin(self) -> int:
+        """Where it begins."""
+        return self.size_bytes - len(self._data)
+
+    @property
+    def broke(self) -> bool:
+        """It is not followed any more, and not because it has ended."""
+        return self.task.done() and (self.task.cancelled() or self.problem is not None)
+
+    def part(self, begin: int, limit_bytes: int) -> bytes:
+        """From a byte in the window on."""
+        at = begin - self.begin
+        return bytes(self._data[at : at + limit_bytes])
+
+    async def catch_up(self) -> None:
+        """Wait until all that the log has is here, or for some seconds."""
+        until_s = self._clock() + _CATCH_UP_S
+        while not self.task.done() and self._clock() < until_s:
+            quiet_s = self._clock() - self._heard_s
+            if quiet_s >= _QUIET_S:
+                return
+            # Before the first bytes, no longer either: what is looked at for the first time is mostly there at once.
+            await asyncio.wait({self.task}, timeout=min(_QUIET_S, _QUIET_S - quiet_s))
+
+    async def _follow(self) -> None:
+        query = {"container": CONTAINER, "follow": "true"}
+        try:
+            async with aclosing(self._api.chunks(log_address(self._pod), query, _UNSEEN_S)) as chunks:
+                async for chunk in chunks:
+                    self._take(chunk)
+                    if self._clock() - self.seen_s > _UNSEEN_S:
+                        raise ApiAway("nobody looks at it")
+        except ElasticDLError as error:
+            self.problem = in_words(error, self._pod)
+
+    def _take(self, chunk: bytes) -> None:
+        self.size_bytes += len(chunk)
+        self._heard_s = self._clock()
+        self._data += chunk
+        if len(self._data) > 2 * WINDOW_BYTES:
+            del self._data[:-WINDOW_BYTES]
+
+
+def log_address(pod: Mapping[str, Any]) -> str:
+    """Where an API server has the log of a pod."""
+    return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}/log"
+
+
+def in_words(error: Exception, pod: Mapping[str, Any]) -> Exception:
+    """What a request for a log came to."""
+    name = pod["metadata"]["name"]
+    if isinstance(error, ApiRefused) and error.status.code in (400, 404):
+        return NoSuchLog(f"pod {name} has no log {'yet' if error.status.code == 400 else 'any more'}: {error.message}")
+    return ApiAway(f"the log of pod {name} did not come in time") if isinstance(error, TimeoutError) else error

@@ -1,0 +1,154 @@
+"""The `spec` of a pod: what its process is given, where it may run, and what it may not do. Pure.
+
+Pods keep the restricted Pod Security standard.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from elasticdl.cluster.base import ProcessSpec, Role
+from elasticdl.cluster.kubernetes.labels import ROLE_LABEL, secret_name, selector
+from elasticdl.cluster.kubernetes.plans import Json, Placement, PodPlan
+
+CONTAINER = "process"
+_NODE_GONE_AFTER_S = 30
+"""A node that does not answer keeps its pods for 5 min by default. The job has gone on long before that."""
+
+
+def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
+    """Everything below `spec`. Its one container is called `process`."""
+    role, placement = spec.name.role, plan.placement
+    body: Json = {
+        "containers": [_container(job, plan, spec)],
+        "restartPolicy": "Never",
+        "hostname": f"{role}-{spec.name.index}",
+        "subdomain": job,
+        "terminationGracePeriodSeconds": plan.grace_s,
+        "automountServiceAccountToken": role is Role.MASTER,
+        # Hundreds of pods in a namespace: no variables for each Service of it.
+        "enableServiceLinks": False,
+        # The process is not PID 1 then, so that signals mean what they mean elsewhere and its orphans are reaped.
+        "shareProcessNamespace": True,
+        "securityContext": _pod_security(plan),
+        "tolerations": [*map(dict, placement.tolerations), *_patience(placement)],
+        "affinity": dict(placement.affinity) if placement.affinity is not None else _affinity(job, role),
+        "volumes": [],
+    }
+    optional = {
+        "serviceAccountName": plan.identity.service_account,
+        "priorityClassName": placement.priority_class,
+        "nodeSelector": dict(placement.node_selector),
+        "imagePullSecrets": [{"name": secret} for secret in plan.image.pull_secrets],
+    }
+    body.update({key: value for key, value in optional.items() if value})
+    mount(body, "tmp", {"emptyDir": {}}, "/tmp", read_only=False)  # noqa: S108 - its own, in the pod
+    _mount_volumes(body, plan)
+    return body
+
+
+def _mount_volumes(body: Json, plan: PodPlan) -> None:
+    """A volume may be mounted at several places."""
+    sources = {volume.name: {"name": volume.name, **volume.source} for volume in plan.volumes}
+    body["volumes"] += sources.values()
+    for volume in plan.volumes:
+        place = {"name": volume.name, "mountPath": volume.mount_path, "readOnly": volume.read_only}
+        body["containers"][0]["volumeMounts"].append(place | ({"subPath": volume.sub_path} if volume.sub_path else {}))
+
+
+def mount(body: Json, name: str, source: Json, path: str, *, read_only: bool) -> None:
+    """Add a volume of our own to a pod's `spec`, and to its container."""
+    body["volumes"].append({"name": name, **source})
+    body["containers"][0]["volumeMounts"].append({"name": name, "mountPath": path, "readOnly": read_only})
+
+
+def from_field(name: str, path: str) -> Json:
+    """A variable that has a field of the pod itself."""
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _container(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
+    grown = {} if spec.memory_bytes is None else {"memory": str(spec.memory_bytes)}
+    resources = {"requests": {**plan.resources.requests, **grown}, "limits": {**plan.resources.limits, **grown}}
+    return {
+        "name": CONTAINER,
+        "image": plan.image.name,
+        "imagePullPolicy": plan.image.pull_policy,
+        "command": [_verbatim(part) for part in spec.command],
+        "env": _environment(job, plan, spec),
+        "resources": {key: value for key, value in resources.items() if value},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        # What a failed process said last is then part of the pod's status: no right to read logs is needed for it.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [],
+    }
+
+
+def _environment(job: str, plan: PodPlan, spec: ProcessSpec) -> list[Json]:
+    cores = plan.resources.cores
+    threads = str(max(1, math.ceil(spec.cores if cores is None else cores)))
+    plain = {
+        "HOME": "/tmp",  # noqa: S108 - its own, in the pod
+        "PYTHONUNBUFFERED": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "ELASTICDL_THREADS": threads,
+        "OMP_NUM_THREADS": threads,
+        "TF_NUM_INTRAOP_THREADS": threads,
+        "TF_NUM_INTEROP_THREADS": threads,
+        **plan.env,
+        **spec.env,
+    }
+    secret = [
+        {"name": key, "valueFrom": {"secretKeyRef": {"name": secret_name(job), "key": key}}}
+        for key in sorted(spec.secrets)
+    ]  # fmt: skip
+    own = from_field("ELASTICDL_POD_ADDRESS", "status.podIP")
+    return [own, *secret, *({"name": key, "value": _verbatim(value)} for key, value in plain.items() if key not in spec.secrets)]
+
+
+def _verbatim(text: str) -> str:
+    """Kubernetes would put variables in where it finds `$(NAME)`, and make one `$` of two."""
+    return text.replace("$", "$$")
+
+
+def _pod_security(plan: PodPlan) -> Json:
+    context: Json = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    if plan.identity.user is not None:
+        context["runAsUser"] = plan.identity.user
+    if plan.identity.group is not None:
+        context |= {"fsGroup": plan.identity.group, "fsGroupChangePolicy": "OnRootMismatch"}
+    return context
+
+
+def _patience(placement: Placement) -> list[Json]:
+    """How long a pod stays with a node that is gone, unless the user says it."""
+    said = {toleration.get("key") for toleration in placement.tolerations}
+    return [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_GONE_AFTER_S}
+        for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+        if key not in said
+    ]
+
+
+def _affinity(job: str, role: Role) -> Json:
+    """Workers near their servers; servers apart, so that one node takes one of them with it. Wishes, not conditions."""
+    servers: dict[str, Any] = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": {**selector(job), ROLE_LABEL: str(Role.PS)}},
+    }
+    match role:
+        case Role.WORKER:
+            return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [_wish(50, servers)]}}
+        case Role.PS:
+            return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [_wish(100, servers)]}}
+        case Role.MASTER:
+            return {}
+
+
+def _wish(weight: int, term: Json) -> Json:
+    return {"weight": weight, "podAffinityTerm": term}

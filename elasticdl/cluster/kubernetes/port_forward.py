@@ -1,0 +1,174 @@
+"""A port of a pod as a port of this machine, through the API server: what `kubectl port-forward` does, without kubectl.
+
+Every connection is a WebSocket of its own (`v4.channel.k8s.io`: each message begins with its channel, 0 for data and 1 for
+what went wrong; the first message on each only repeats the port). Whoever connects makes a new connection when one breaks,
+as gRPC does by itself; `problem` says why the last one did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from typing import TypeAlias, final
+
+import aiohttp
+
+from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer, Socket
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
+
+PROTOCOL = "v4.channel.k8s.io"
+LOOPBACK = "127.0.0.1"
+_DATA, _ERROR = 0, 1
+_REFUSED = "connection refused"
+_PIECE_BYTES = 64 << 10
+PodOf: TypeAlias = Callable[[], Awaitable[str]]
+
+
+@final
+class NobodyListens(TransientError):
+    """The pod is reached, and its port is not open yet, or not any more."""
+
+
+@final
+class PortForward:
+    """Listens on loopback until closed. Use it from the event loop of its ApiServer; connections may come from anywhere.
+
+    Nothing in it waits for ever: the API server must be reached within ten seconds and answer pings; a connection ends with
+    either of its sides.
+    """
+
+    def __init__(self, api: ApiServer, namespace: str, pod_of: PodOf, port: int) -> None:
+        """`pod_of` names the pod to reach; it is asked for each connection, so that a pod that was replaced is followed."""
+        self._api, self._pod_of, self._port = api, pod_of, port
+        self._namespace = namespace
+        self._server: asyncio.Server | None = None
+        self._carrying: set[asyncio.Task[None]] = set()
+        self.problem = ""
+        """Why the last connection was not made or broke, in words; '' when it was made, and ended in order if it ended."""
+
+    async def open(self, greeting_s: float = 0.0) -> str:
+        """See that the pod is reached, and begin to listen; the address, `127.0.0.1:4711`. Raises ElasticDLError, OSError.
+
+        `greeting_s` above 0: the pod has to say something within that time without being asked, as a gRPC server does.
+        """
+        pod = await self._pod_of()
+        try:
+            async with self._api.socket(self._path(pod), self._query, PROTOCOL) as socket:
+                if greeting_s:
+                    await self._greeted(socket, pod, greeting_s)
+        except ApiRefused as refused:
+            raise self._not_connected(refused, pod) from refused
+        self._server = await asyncio.start_server(self._accept, LOOPBACK, 0)
+        return f"{LOOPBACK}:{self._server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        """End all connections."""
+        if self._server is not None:
+            self._server.close()
+        tasks = list(self._carrying)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._carry(reader, writer))
+        self._carrying.add(task)
+        task.add_done_callback(self._carrying.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pod = ""
+        try:
+            pod = await self._pod_of()
+            async with self._api.socket(self._path(pod), self._query, PROTOCOL) as socket:
+                self.problem = ""
+                self.problem = self._in_words(await _joined(reader, writer, socket), pod)
+        except ApiRefused as refused:
+            self.problem = self._not_connected(refused, pod).message
+        except ElasticDLError as error:
+            self.problem = error.message
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    @property
+    def _query(self) -> dict[str, str]:
+        return {"ports": str(self._port)}
+
+    def _path(self, pod: str) -> str:
+        return f"/api/v1/namespaces/{self._namespace}/pods/{pod}/portforward"
+
+    def _not_connected(self, refused: ApiRefused, pod: str) -> ElasticDLError:
+        match refused.status.code:
+            case 401 | 403:
+                error = PermanentError(
+                    f"you may not connect to pods in namespace {self._namespace} (get and create pods/portforward)",
+                    hint="whoever runs the cluster can grant it; `kubectl port-forward` needs the same rights",
+                )
+                error.exit_code = ExitCode.CLUSTER_REFUSED
+                return error
+            case 404:
+                return TransientError(f"pod {pod} is gone")
+            case code:
+                return TransientError(f"the API server will not connect us to pod {pod}: HTTP {code}")
+
+    async def _greeted(self, socket: Socket, pod: str, limit_s: float) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                async for channel, content in _messages(socket):
+                    if channel == _DATA:
+                        return
+                    said = content.decode("utf-8", errors="replace")
+                    raise (NobodyListens if _REFUSED in said else TransientError)(self._in_words(said, pod))
+        except TimeoutError as error:
+            raise TransientError(f"pod {pod} says nothing at port {self._port}") from error
+        raise TransientError(f"the connection to pod {pod} broke")
+
+    def _in_words(self, said: str, pod: str) -> str:
+        if _REFUSED in said:
+            return f"nothing listens at port {self._port} of pod {pod}"
+        return f"the connection to pod {pod} broke: {said}" if said else ""
+
+
+async def _joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, socket: Socket) -> str:
+    """Carry bytes both ways until one side ends; what the other end said went wrong, '' if nothing did."""
+    outward, inward = asyncio.ensure_future(_send(reader, socket)), asyncio.ensure_future(_receive(socket, writer))
+    try:
+        await asyncio.wait((outward, inward), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (outward, inward):
+            task.cancel()
+        said = await asyncio.gather(outward, inward, return_exceptions=True)
+    return next((str(one) for one in said if one and not isinstance(one, asyncio.CancelledError)), "")
+
+
+async def _send(reader: asyncio.StreamReader, socket: Socket) -> str:
+    while piece := await reader.read(_PIECE_BYTES):
+        await socket.send_bytes(bytes((_DATA,)) + piece)
+    return ""
+
+
+async def _receive(socket: Socket, writer: asyncio.StreamWriter) -> str:
+    said = b""
+    async for channel, content in _messages(socket):
+        if channel == _DATA:
+            writer.write(content)
+            await writer.drain()
+        elif channel == _ERROR:
+            said += content
+    broke = socket.exception()
+    return said.decode("utf-8", errors="replace") or ("" if broke is None else f"{broke or type(broke).__name__}")
+
+
+async def _messages(socket: Socket) -> AsyncGenerator[tuple[int, bytes]]:
+    """(channel, content), without the first one of each channel."""
+    introduced: set[int] = set()
+    async for message in socket:
+        if message.type is aiohttp.WSMsgType.BINARY and message.data:
+            channel = message.data[0]
+            if channel in introduced:
+                yield channel, message.data[1:]
+            introduced.add(channel)

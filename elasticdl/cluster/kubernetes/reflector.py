@@ -1,0 +1,197 @@
+"""A copy of a list that an API server keeps: list, then watch, for as long as it is wanted.
+
+The copy is keyed by uid: an object that was made anew under an old name is another one. Whatever goes wrong (a watch too
+old to go on with, in both its forms; a server that is away, silent or talks nonsense) ends in another list, so nothing is
+missed for good. Costs next to nothing while the server is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, NoReturn, final
+
+from elasticdl.clock import Clock
+from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer, Status
+from elasticdl.cluster.kubernetes.plans import Json
+
+_LOG = logging.getLogger(__name__)
+_GONE = 410
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """`silence_s`: an API server sends a bookmark a minute, so one that says nothing for longer is not there.
+
+    `relist_s`: a full list at least so often, whatever the watch says.
+    """
+
+    silence_s: float = 90.0
+    relist_s: float = 300.0
+    first_back_off_s: float = 0.8
+    last_back_off_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Who hears of it. `changed` gets each object anew, `gone` the last that was known of one that is not there any more.
+
+    `listed` is called when the copy is whole.
+    """
+
+    changed: Callable[[Json], None]
+    gone: Callable[[Json], None]
+    listed: Callable[[], None]
+
+
+class _StartOver(Exception):
+    """The watch cannot go on from where it was; a list is due."""
+
+
+@final
+class Reflector:
+    """Use it from one event loop: `run` is a task there, and calls the sink there."""
+
+    def __init__(
+        self, api: ApiServer, path: str, label_selector: str, sink: Sink, clock: Clock, timing: Timing | None = None
+    ) -> None:
+        self._api = api
+        self._path = path
+        self._selector = {"labelSelector": label_selector}
+        self._sink = sink
+        self._clock = clock
+        self._timing = timing or Timing()
+        self._known: dict[str, Json] = {}
+        self._added: set[str] = set()
+        """Uids that came by `add` since the last list was asked for: it may not have them yet."""
+        self._heard_s = clock.now_s()
+        self._back_off_s = 0.0
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the API server was last heard."""
+        return self._clock.now_s() - self._heard_s
+
+    def add(self, item: Json) -> None:
+        """Take in an object that the caller has just made, so that its end is noticed whatever the watch misses."""
+        if _uid(item) not in self._known:
+            self._added.add(_uid(item))
+            self._take(item)
+
+    async def run(self) -> NoReturn:
+        """Until cancelled. Never raises for what a server or a network does."""
+        while True:
+            try:
+                await self._list_and_watch()
+            except _StartOver as why:
+                await self._pause(f"the watch starts over: {why}", 0.0)
+            except ApiAway as away:
+                await self._pause(away.message, away.retry_after_s)
+            except ApiRefused as refused:
+                await self._pause(refused.message, self._timing.last_back_off_s)
+
+    async def _pause(self, why: str, at_least_s: float) -> None:
+        timing = self._timing
+        self._back_off_s = min(timing.last_back_off_s, max(timing.first_back_off_s, self._back_off_s * 2))
+        pause_s = min(timing.last_back_off_s, max(at_least_s, self._back_off_s)) * random.uniform(0.8, 1.2)
+        _LOG.warning("%s: %s; again in %.1f s", self._path, why, pause_s)
+        await asyncio.sleep(pause_s)
+
+    async def _list_and_watch(self) -> None:
+        version = await self._list()
+        due_s = self._clock.now_s() + self._timing.relist_s
+        while (left_s := due_s - self._clock.now_s()) > 0:
+            version = await self._watch(version, left_s)
+
+    async def _list(self) -> str:
+        """Bring the copy up to date; the version of the list."""
+        self._added.clear()
+        whole = await self._api.get(self._path, self._selector)
+        try:
+            version = str(whole["metadata"]["resourceVersion"])
+            found = {_uid(item): item for item in whole["items"]}
+        except (KeyError, TypeError) as error:
+            raise ApiAway(f"its list makes no sense: {error!r}") from error
+        self._heard_s = self._clock.now_s()
+        for uid in self._known.keys() - found.keys() - self._added:
+            self._sink.gone(self._known.pop(uid))
+        for item in found.values():
+            self._take(item)
+        self._sink.listed()
+        return version
+
+    async def _watch(self, version: str, limit_s: float) -> str:
+        """Follow changes after `version` for at most `limit_s`; the version to go on from."""
+        query = {
+            **self._selector,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(max(1, int(limit_s))),
+        }
+        began_s, heard = self._clock.now_s(), False
+        try:
+            async with aclosing(self._api.lines(self._path, query, self._timing.silence_s)) as lines:
+                async for line in lines:
+                    heard = True
+                    version = self._change(line) or version
+                    self._heard_s, self._back_off_s = self._clock.now_s(), 0.0
+                    if self._heard_s - began_s > limit_s:
+                        # The server should have ended it itself.
+                        break
+        except ApiRefused as refused:
+            if refused.status.code == _GONE:
+                raise _StartOver(refused.message) from refused
+            raise
+        if not heard and self._clock.now_s() - began_s < self._timing.first_back_off_s:
+            raise ApiAway("it ends every watch at once")
+        return version
+
+    def _change(self, line: bytes) -> str:
+        """Take one line of a watch in; the version that it brings."""
+        if not line.strip():
+            return ""
+        kind, item, version = _event(line)
+        if kind == "DELETED":
+            self._known.pop(_uid(item), None)
+            self._sink.gone(item)
+        elif kind != "BOOKMARK":
+            self._take(item)
+        return version
+
+    def _take(self, item: Json) -> None:
+        before = self._known.get(_uid(item))
+        self._known[_uid(item)] = item
+        if before is None or before["metadata"].get("resourceVersion") != item["metadata"].get("resourceVersion"):
+            self._sink.changed(item)
+
+
+def _event(line: bytes) -> tuple[str, Json, str]:
+    """Kind, object and version of a watch's line. Raises ApiAway, and _StartOver where the watch has become too old."""
+    try:
+        event = json.loads(line)
+        kind, item = str(event["type"]), event["object"]
+        if kind == "ERROR":
+            raise _error(item)
+        if kind != "BOOKMARK":
+            _uid(item)
+        return kind, item, str(item["metadata"]["resourceVersion"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ApiAway(f"its watch makes no sense: {error!r} in {line[:200]!r}") from error
+
+
+def _uid(item: Mapping[str, Any]) -> str:
+    return str(item["metadata"]["uid"])
+
+
+def _error(item: Mapping[str, Any]) -> Exception:
+    """What the second form of an error means: a Status within a stream that had begun well."""
+    status = Status(int(item.get("code") or 0), str(item.get("reason") or ""), str(item.get("message") or "no reason given"))
+    if status.code == _GONE or status.reason == "Expired":
+        return _StartOver(status.message)
+    return ApiAway(f"its watch broke: {status.message}", status=status)

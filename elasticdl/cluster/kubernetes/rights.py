@@ -1,0 +1,99 @@
+"""What a job's master needs to be allowed, and asking the cluster whether it is. docker/rbac.yaml grants exactly this."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
+from elasticdl.cluster.kubernetes.plans import Json
+
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_REVIEWS_OF_OTHERS = "/apis/authorization.k8s.io/v1/namespaces/{}/localsubjectaccessreviews"
+Rights: TypeAlias = "tuple[Right, ...]"
+_AGAIN_S = 0.5
+
+
+@final
+@dataclass(frozen=True, slots=True, order=True)
+class Right:
+    """A verb on a resource of an API group; `why` says what it is for."""
+
+    verb: str
+    resource: str
+    why: str
+    group: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}"
+
+
+NEEDED: Rights = (
+    Right("create", "pods", "to start workers and parameter servers"),
+    Right("get", "pods", "to recognise its own pod after a request that was lost half-way"),
+    Right("list", "pods", "to see which of its processes are there"),
+    Right("watch", "pods", "to learn at once how a process ended"),
+    Right("delete", "pods", "to stop processes"),
+    Right("get", "pods/log", "to show what a process said last"),
+    Right("create", "services", "to give its processes names"),
+    Right("get", "services", "to recognise its own ones when it was replaced"),
+    Right("create", "secrets", "to keep the job's token"),
+    Right("create", "networkpolicies", "to let nobody else in", "networking.k8s.io"),
+    Right("get", "networkpolicies", "to recognise its own one when it was replaced", "networking.k8s.io"),
+)
+
+
+async def missing(api: ApiServer, namespace: str, needed: Rights = NEEDED) -> Rights:
+    """Those that we do not have in a namespace. Raises ApiRefused, ApiAway."""
+    answers = await asyncio.gather(*(_allowed(api, namespace, right) for right in needed))
+    return tuple(right for right, allowed in zip(needed, answers, strict=True) if not allowed)
+
+
+async def missing_of(api: ApiServer, namespace: str, account: str, needed: Rights = NEEDED) -> Rights | None:
+    """Those that a service account does not have; None if we may not ask that. Raises ApiRefused, ApiAway."""
+    try:
+        answers = await asyncio.gather(*(_allowed(api, namespace, right, account) for right in needed))
+    except ApiRefused as refused:
+        if refused.status.code == 403:
+            return None
+        raise
+    return tuple(right for right, allowed in zip(needed, answers, strict=True) if not allowed)
+
+
+async def lasting(ask: Callable[[], Awaitable[Rights | None]], patience_s: float) -> Rights | None:
+    """What is lacking, and still is after `patience_s`: an API server hears of a role that was just made a moment later.
+
+    `ask` is one of the above. Raises what it raises.
+    """
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + patience_s
+    while (lacking := await ask()) and loop.time() < end_s:
+        await asyncio.sleep(_AGAIN_S)
+    return lacking
+
+
+def in_words(lacking: Rights, namespace: str) -> str:
+    """One sentence for people; '' if nothing is lacking."""
+    if not lacking:
+        return ""
+    parts = "; ".join(f"{right} ({right.why})" for right in lacking)
+    return f"not allowed in namespace {namespace}: {parts}. docker/rbac.yaml grants what a job needs"
+
+
+async def _allowed(api: ApiServer, namespace: str, right: Right, account: str = "") -> bool:
+    resource, _, part = right.resource.partition("/")
+    attributes = {"namespace": namespace, "verb": right.verb, "group": right.group, "resource": resource, "subresource": part}
+    review: Json = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    if account:
+        groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
+        who = {"user": f"system:serviceaccount:{namespace}:{account}", "groups": groups}
+        review = {**review, "kind": "LocalSubjectAccessReview", "metadata": {"namespace": namespace}}
+        review["spec"] = {"resourceAttributes": attributes, **who}
+    found = await api.create(_REVIEWS_OF_OTHERS.format(namespace) if account else _REVIEWS, review)
+    return bool((found.get("status") or {}).get("allowed"))

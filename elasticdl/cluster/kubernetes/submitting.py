@@ -1,0 +1,160 @@
+"""Submits a job: asks first whether it could run, then makes the one object, once, however often the request was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar, final
+
+from elasticdl.cluster.kubernetes import rights
+from elasticdl.cluster.kubernetes.api_refusals import refusal
+from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
+from elasticdl.cluster.kubernetes.labels import DOMAIN
+from elasticdl.cluster.kubernetes.planning import job_object, pod_objects
+from elasticdl.cluster.kubernetes.plans import Json
+from elasticdl.errors import ExitCode, PermanentError, SpecError
+from elasticdl.job import JobSpec
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+LIMIT_S = 60.0
+"""For all of it, with an API server that is away for a moment."""
+RIGHTS_PATIENCE_S = 2.0
+"""For roles that were made by the command before this one."""
+SUBMISSION = f"{DOMAIN}/submission"
+_FEW = 3
+_SUBMITTING: rights.Rights = (rights.Right("create", "jobs", "to submit the job", "batch"),)
+
+
+class NameTaken(SpecError):
+    """Another Job has the name."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A Job as the API server made it. `warnings`: what it has to wait for, in words."""
+
+    job: Json
+    warnings: tuple[str, ...] = ()
+
+
+async def submit(api: ApiServer, spec: JobSpec, namespace: str, say: Callable[[str], None] = _LOG.info) -> Submitted:
+    """Make the Job. `spec` has a name and a directory; `say` is told of a wait.
+
+    Raises SpecError if the name is taken, PermanentError (exit code 3) if the cluster would refuse the job or one of its
+    pods, ApiAway if it was not reached for a minute. Nothing is made then.
+    """
+    return await _Submission(api, spec, namespace, say).run()
+
+
+@final
+class _Submission:
+    def __init__(self, api: ApiServer, spec: JobSpec, namespace: str, say: Callable[[str], None]) -> None:
+        self._api, self._spec, self._namespace, self._say = api, spec, namespace, say
+        self._waited = False
+
+    async def run(self) -> Submitted:
+        made = job_object(self._spec, self._namespace)
+        made["metadata"]["annotations"] = {SUBMISSION: uuid.uuid4().hex}
+        try:
+            async with asyncio.timeout(LIMIT_S) as limit:
+                return await self._steps(made, limit)
+        except TimeoutError as error:
+            raise ApiAway(f"the API server did not answer all that was asked within {LIMIT_S:g} s") from error
+
+    async def _steps(self, made: Json, limit: asyncio.Timeout) -> Submitted:
+        api, namespace = self._api, self._namespace
+        if await self._heard(lambda: rights.missing(api, namespace, _SUBMITTING), limit):
+            raise refused(f"you may not create jobs in namespace {namespace}", "whoever runs the cluster can grant it")
+        # Whether the name is free and the namespace is there, before anything that those would only obscure.
+        await self._heard(lambda: _create(api, namespace, made, dry_run=True), limit)
+        account = self._spec.kubernetes.service_account or "default"
+        lacking = await self._heard(
+            lambda: rights.lasting(lambda: rights.missing_of(api, namespace, account), RIGHTS_PATIENCE_S), limit
+        )
+        if lacking:
+            raise _powerless(lacking, account, namespace)
+        warnings = await self._heard(lambda: rehearsal(api, self._spec, namespace), limit)
+        return Submitted(await self._heard(lambda: _create(api, namespace, made), limit), warnings)
+
+    async def _heard(self, call: Callable[[], Awaitable[T]], limit: asyncio.Timeout) -> T:
+        """Once more while the server is away and there is time. Raises ApiAway."""
+        while True:
+            try:
+                return await call()
+            except ApiAway as away:
+                left_s = (limit.when() or 0.0) - asyncio.get_running_loop().time()
+                if away.retry_after_s + 1.0 > left_s:
+                    raise
+                if not self._waited:
+                    self._say(f"{away.message}; trying again for {left_s:.0f} s")
+                    self._waited = True
+                await asyncio.sleep(away.retry_after_s)
+
+
+async def rehearsal(api: ApiServer, spec: JobSpec, namespace: str) -> tuple[str, ...]:
+    """Ask for a pod of each role without making it; what would have to be waited for, in words.
+
+    Raises PermanentError (exit code 3) for one that the cluster would never take, ApiAway. Whoever may not create pods cannot
+    ask: the job's master tells it then.
+    """
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    warnings = []
+    for role, made in zip(("the master", "a worker", "a parameter server"), pod_objects(spec, namespace), strict=True):
+        try:
+            await api.create(path, made, dry_run=True)
+        except ApiRefused as found:
+            if found.status.code == 409 or "cannot create resource" in found.message:
+                continue
+            said = refusal(found.status.code, found.message)
+            if not said.retry:
+                raise refused(f"the cluster would not take {role}'s pod: {said.reason}", "") from found
+            warnings.append(f"{role} would have to wait: {said.reason}")
+    return tuple(warnings)
+
+
+def _powerless(lacking: rights.Rights, account: str, namespace: str) -> PermanentError:
+    parts = "; ".join(f"{right} ({right.why})" if len(lacking) <= _FEW else str(right) for right in lacking)
+    return refused(
+        f"the job's master would run as service account {account} of namespace {namespace}, which may not {parts}",
+        f"kubectl -n {namespace} apply -f docker/rbac.yaml, or name another --service-account",
+    )
+
+
+async def _create(api: ApiServer, namespace: str, made: Json, *, dry_run: bool = False) -> Json:
+    path, name = f"/apis/batch/v1/namespaces/{namespace}/jobs", made["metadata"]["name"]
+    try:
+        return await api.create(path, made, dry_run=dry_run)
+    except ApiRefused as found:
+        if found.status.reason != "AlreadyExists":
+            raise refused(refusal(found.status.code, found.message).reason, "") from found
+        there = await _there(api, f"{path}/{name}")
+        if there is not None and _submission(there) == _submission(made):
+            return there
+        raise NameTaken(
+            f"there is a job {name} already in namespace {namespace}",
+            hint=f"name another --job-name, or clear that one away: kubectl -n {namespace} delete job {name}",
+        ) from found
+
+
+async def _there(api: ApiServer, path: str) -> Json | None:
+    """The Job that has the name; None if it may not be read: then it is somebody else's."""
+    try:
+        return await api.get(path)
+    except ApiRefused:
+        return None
+
+
+def _submission(job: Json) -> str:
+    return str((job["metadata"].get("annotations") or {}).get(SUBMISSION) or "")
+
+
+def refused(message: str, hint: str) -> PermanentError:
+    """With the exit code for what a cluster refuses."""
+    error = PermanentError(message, hint=hint)
+    error.exit_code = ExitCode.CLUSTER_REFUSED
+    return error

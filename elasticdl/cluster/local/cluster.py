@@ -1,0 +1,203 @@
+"""Processes of this machine: each in a session and process group of its own, its output in a file of its own.
+
+No orphans: the leash and the guard end every process when ours ends, and what a process left in its group is killed
+as soon as it has ended itself. Linux only (pidfd).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from elasticdl.cluster.base import (
+    CreateRefused,
+    ExitFacts,
+    LogFile,
+    LogPart,
+    ProcessExited,
+    ProcessName,
+    ProcessObserved,
+    ProcessSpec,
+    Role,
+)
+from elasticdl.cluster.event_bus import EventBus, ProcessEvent
+from elasticdl.cluster.local.machine import free_memory_bytes
+from elasticdl.cluster.local.orphan_reaper import OrphanReaper
+from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
+from elasticdl.cluster.logs.local_files import log_path, log_sizes, open_log, read_log, read_tail
+
+CLOSE_GRACE_S = 3.0
+WORKER_BYTES = 600 << 20
+"""Python and TensorFlow have 400 MB before there is a model."""
+_TRY_AGAIN_LATER = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(slots=True)
+class _Child:
+    """A live process. Its process group has the number of its pid."""
+
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    log: Path
+    log_begin: int
+    asked: bool = False
+    kill_timer: asyncio.TimerHandle | None = None
+    kill_at_s: float = float("inf")
+
+
+@final
+class LocalCluster:
+    """Starts, stops and watches processes of this machine.
+
+    Use it from one event loop. The thread of that loop must live as long as the processes: they end with it.
+    """
+
+    def __init__(self, log_directory: Path, cores: float, free_bytes: Callable[[], int | None] = free_memory_bytes) -> None:
+        """`cores`: what this machine may give to a job; no process gets more threads than that."""
+        self._log_directory = log_directory
+        self._cores = cores
+        self._free_bytes = free_bytes
+        self._bus = EventBus()
+        self._guard = OrphanReaper()
+        self._children: dict[ProcessName, _Child] = {}
+        self._all_ended = asyncio.Event()
+        self._all_ended.set()
+        self._closed = False
+
+    async def create(self, spec: ProcessSpec) -> None:
+        """Start a process. A name that was started before is left as it is, ended or not. Raises CreateRefused."""
+        if self._closed:
+            raise CreateRefused("the local cluster is closed", retry=False)
+        if spec.name in self._bus:
+            return
+        self._check_memory(spec.name)
+        try:
+            child = self._start(spec)
+        except OSError as error:
+            reason = f"cannot start {spec.name}: {error.strerror or error}: {error.filename or spec.command[0]}"
+            raise CreateRefused(reason, retry=error.errno in _TRY_AGAIN_LATER) from error
+        self._children[spec.name] = child
+        self._all_ended.clear()
+        asyncio.get_running_loop().add_reader(child.pidfd, self._ended, spec.name)
+        self._bus.post(ProcessObserved(spec.name, running=True, where=f"pid {child.process.pid}"))
+
+    async def delete(self, name: ProcessName, *, grace_s: float) -> None:
+        """SIGTERM to the process, SIGKILL to its group after `grace_s`. The earliest end that was asked for counts."""
+        child = self._children.get(name)
+        if child is None:
+            return
+        loop = asyncio.get_running_loop()
+        if not child.asked:
+            child.asked = True
+            if grace_s > 0:
+                child.process.send_signal(signal.SIGTERM)
+        kill_at_s = loop.time() + grace_s
+        if kill_at_s < child.kill_at_s:
+            if child.kill_timer is not None:
+                child.kill_timer.cancel()
+            child.kill_at_s = kill_at_s
+            child.kill_timer = loop.call_later(grace_s, _kill_group, child.process.pid) if grace_s > 0 else None
+        if grace_s <= 0:
+            _kill_group(child.process.pid)
+
+    def observe(self) -> AsyncGenerator[ProcessEvent]:
+        """Every live process, then every ended one, then whatever happens, until closed."""
+        return self._bus.listen()
+
+    @property
+    def view_age_s(self) -> None:
+        """The kernel tells at once."""
+        return None
+
+    async def logs(self) -> list[LogFile]:
+        """One a process; those of its incarnations follow one another in it."""
+        found = await asyncio.to_thread(log_sizes, self._log_directory)
+        living = {f"{name.role}-{name.index}" for name in self._children} | {f"{Role.MASTER}-0"}
+        return [LogFile(process, size_bytes, process in living) for process, size_bytes in found.items()]
+
+    async def read_log(self, process: str, start: int, limit_bytes: int) -> LogPart:
+        """See Cluster. `ps-0.1` has its log in that of `ps-0`."""
+        return await asyncio.to_thread(read_log, self._log_directory, process, start, limit_bytes)
+
+    async def close(self) -> None:
+        """SIGTERM to every process, SIGKILL to what is left after 3 s; returns when all have ended."""
+        self._closed = True
+        for name in list(self._children):
+            await self.delete(name, grace_s=CLOSE_GRACE_S)
+        # SIGKILL cannot be refused: only a process stuck in the kernel outlives this, and then it is said.
+        async with asyncio.timeout(CLOSE_GRACE_S + 30):
+            await self._all_ended.wait()
+        self._guard.close()
+        self._bus.close()
+
+    def _check_memory(self, name: ProcessName) -> None:
+        """One worker may always try. Raises CreateRefused for another that would have the kernel end somebody."""
+        if name.role is not Role.WORKER or not any(other.role is Role.WORKER for other in self._children):
+            return
+        free_bytes = self._free_bytes()
+        if free_bytes is not None and free_bytes < WORKER_BYTES:
+            free, wanted = free_bytes >> 20, WORKER_BYTES >> 20
+            raise CreateRefused(f"this machine has {free} MiB of memory left, and a worker wants {wanted} MiB", retry=True)
+
+    def _start(self, spec: ProcessSpec) -> _Child:
+        log = log_path(self._log_directory, spec.name)
+        with open_log(log, spec.name) as output:
+            log_begin = output.tell()
+            process = subprocess.Popen(
+                spec.command,
+                env=self._environment(spec),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            self._guard.add(process.pid)
+            return _Child(process, os.pidfd_open(process.pid), log, log_begin)
+
+    def _environment(self, spec: ProcessSpec) -> dict[str, str]:
+        threads = str(max(1, round(min(spec.cores, self._cores))))
+        return {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+            "ELASTICDL_THREADS": threads,
+            "OMP_NUM_THREADS": threads,
+            "TF_NUM_INTRAOP_THREADS": threads,
+            "TF_NUM_INTEROP_THREADS": threads,
+            **spec.env,
+            **spec.secrets,
+            PARENT_PID_VARIABLE: str(os.getpid()),
+        }
+
+    def _ended(self, name: ProcessName) -> None:
+        """The process is a zombie now: its number is still its own until `wait`."""
+        child = self._children.pop(name)
+        asyncio.get_running_loop().remove_reader(child.pidfd)
+        os.close(child.pidfd)
+        if child.kill_timer is not None:
+            child.kill_timer.cancel()
+        _kill_group(child.process.pid)
+        self._guard.remove(child.process.pid)
+        status = child.process.wait()
+        facts = ExitFacts(
+            exit_code=status if status >= 0 else None,
+            signal=-status if status < 0 else None,
+            log_tail=read_tail(child.log, child.log_begin),
+            asked=child.asked,
+        )
+        self._bus.post(ProcessExited(name, facts))
+        if not self._children:
+            self._all_ended.set()
+
+
+def _kill_group(group: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)

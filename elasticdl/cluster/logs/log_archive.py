@@ -1,0 +1,133 @@
+"""The last part of the log of every pod that ends, in a file: a log that stays with the node goes with its pod.
+
+One file a process, its incarnations one after the other, as the logs of local processes are. Nothing waits for it, and what cannot
+be read or written is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Coroutine
+from contextlib import aclosing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import final
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.cluster.kubernetes.apiserver import ApiServer
+from elasticdl.cluster.kubernetes.pod_spec import CONTAINER
+from elasticdl.cluster.kubernetes.pods import Pod, has_ended, observed, process_name, uid
+from elasticdl.cluster.logs.local_files import log_path
+from elasticdl.errors import ElasticDLError
+
+_LOG = logging.getLogger(__name__)
+KEPT_BYTES = 64 << 10
+"""Of each log."""
+ALL_BYTES = 64 << 20
+"""Of all of them: then the oldest files go."""
+AT_ONCE = 16
+_LINES = 2000
+_READ_LIMIT_S = 15.0
+_LEAVE_LIMIT_S = 120.0
+"""How long a pod that is told to end may take: longer than any grace that we give."""
+
+
+@final
+class LogArchive:
+    """Use it from one event loop. `path` is that of the namespace's pods, `directory` need not be there yet."""
+
+    def __init__(self, api: ApiServer, path: str, directory: Path) -> None:
+        self._api, self._path, self._directory = api, path, directory
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._begun: set[str] = set()
+        self._turns, self._writing = asyncio.Semaphore(AT_ONCE), asyncio.Lock()
+        self._bytes: int | None = None
+        """Of all files; None: not counted yet."""
+
+    def changed(self, pod: Pod) -> None:
+        """Take a pod's change in: the log of one that has begun to leave is followed to its end, as it may be gone a moment later."""
+        leaving = "deletionTimestamp" in pod["metadata"] and observed(pod).running
+        if uid(pod) in self._begun or not (leaving or has_ended(pod)):
+            return
+        self._begun.add(uid(pod))
+        self._spawn(self._keep(pod, follow=not has_ended(pod)))
+
+    def gone(self, pod: Pod) -> None:
+        """The pod is there no more; reading that has begun goes on."""
+        self._begun.discard(uid(pod))
+
+    async def finish(self, limit_s: float) -> None:
+        """Wait for what is being read, so long at most, and leave the rest."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=limit_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _keep(self, pod: Pod, *, follow: bool) -> None:
+        name = process_name(pod)
+        try:
+            async with self._turns:
+                text = await self._last_part(pod, follow=follow)
+            if text:
+                async with self._writing:
+                    await asyncio.to_thread(self._write, name, text)
+        except (ElasticDLError, OSError) as error:
+            # The next change of the pod, if there is one, is another chance.
+            self._begun.discard(uid(pod))
+            _LOG.info("the log of %s is not kept: %s", name, error or "it was not read in time")
+
+    async def _last_part(self, pod: Pod, *, follow: bool) -> bytes:
+        """What was read until time is up. Raises ApiRefused, ApiAway only where that is nothing."""
+        limit_s = _LEAVE_LIMIT_S if follow else _READ_LIMIT_S
+        query = {"container": CONTAINER, "tailLines": str(_LINES), **({"follow": "true"} if follow else {})}
+        found = b""
+        try:
+            async with (
+                asyncio.timeout(limit_s),
+                aclosing(self._api.chunks(f"{self._path}/{pod['metadata']['name']}/log", query, limit_s)) as chunks,
+            ):
+                async for chunk in chunks:
+                    found = (found + chunk)[-KEPT_BYTES:]
+        except (ElasticDLError, TimeoutError):
+            if not found:
+                raise
+        return found if len(found) < KEPT_BYTES else found.partition(b"\n")[2] or found
+
+    def _write(self, name: ProcessName, text: bytes) -> None:
+        """In a thread of its own: a volume may take its time. Raises OSError."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        title = f"=== {name}, the last {len(text):,} bytes of its log, kept {now} ===\n".encode()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        file = os.open(
+            log_path(self._directory, name), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
+        try:
+            written = os.write(file, title + text + (b"" if text.endswith(b"\n") else b"\n"))
+        finally:
+            os.close(file)
+        before = self._bytes
+        self._bytes = None if before is None else before + written
+        if self._bytes is None or self._bytes > ALL_BYTES:
+            self._bytes = self._make_room(log_path(self._directory, name))
+
+    def _make_room(self, newest: Path) -> int:
+        """Remove the oldest files until half of the room is free; bytes that are left. Raises OSError."""
+        found = sorted(((path.stat(), path) for path in self._directory.glob("*.log")), key=lambda one: one[0].st_mtime_ns)
+        total = sum(facts.st_size for facts, _ in found)
+        if total <= ALL_BYTES:
+            return total
+        for facts, path in found:
+            if total <= ALL_BYTES // 2:
+                break
+            if path != newest and not path.name.startswith(Role.MASTER):
+                path.unlink(missing_ok=True)
+                total -= facts.st_size
+        return total

@@ -1,0 +1,99 @@
+"""How counts, shares, times and sizes are said, whoever says them: command line, page, record. `static/words.js` says the same."""
+
+from __future__ import annotations
+
+import math
+
+NOTHING = "–"
+"""For a number that is not known."""
+
+
+START_PARTS = {
+    "import": "importing TensorFlow",
+    "build": "building the model",
+    "weights": "exchanging weights with the parameter servers",
+    "initial": "giving the parameter servers initial values",
+    "compile": "compiling its step",
+}
+"""What a worker does between presenting itself and being ready for work, in this order where it does it."""
+FIRST_PART = "import"
+GIVING_PART = "initial"
+"""Some server had no values, and has the initial ones now."""
+
+IMPORTING = "importing the model module"
+BUILDING = "building the model"
+"""Parts of the check of a model that run user code and nothing else."""
+PIPE_VARIABLE = "ELASTICDL_CHECK_PIPE"
+"""Where the check tells what it is at: the number of a pipe, and the seconds between two stacks. `7:15`."""
+
+
+def amount(number: int, noun: str, plural: str = "") -> str:
+    """`1 shard`, `1,437 records`, `0 bytes`; `plural` where it is not the noun with an s."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def characters(text: str) -> str:
+    """The same without halves of characters (lone surrogates), which no encoding takes: whatever holds it can be written anywhere."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def done_word(action: str) -> str:
+    """What was done with the records of a job: a receipt counts all of them as `trained`."""
+    return {"evaluate": "evaluated", "predict": "predicted"}.get(action, "trained")
+
+
+def number(value: float | None) -> str:
+    """Three digits that say something: `1,235`, `12.3`, `0.0123`, `1.23e-6`, `1.23e15`."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    size = abs(value)
+    if size < 1e12 and (size >= 100 or value == int(value)):
+        return f"{value:,.0f}"
+    if size < 1e-4 or size >= 1e12:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    return f"{value:.{2 - math.floor(math.log10(size))}f}"
+
+
+def percent(done: int, expected: int) -> str:
+    """`55 %`: whole percents, and 100 only when nothing is left; of nothing it is 0."""
+    return f"{min(100, 100 * done // expected) if expected > 0 else 0} %"
+
+
+def duration(seconds: float | None) -> str:
+    """`7 s`, `3:07`, `2:03:07`, `2 d 03:07`: as a clock says it, to stand beside others."""
+    if seconds is None:
+        return NOTHING
+    whole = max(0, math.floor(seconds + 0.5))
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24:02}:{minutes:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{left:02}"
+    return f"{minutes}:{left:02}" if minutes else f"{left} s"
+
+
+def spoken(seconds: float) -> str:
+    """`0.4 s`, `41 s`, `12 min`, `3.4 h`, `2.5 d`: as exact as it matters, to stand in a sentence."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 119.5:
+        return f"{seconds:.0f} s"
+    if seconds < 7_170:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3_600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} d"
+
+
+def size(size_bytes: float | None) -> str:
+    """`0 B`, `312 KiB`, `1.50 GiB`."""
+    if size_bytes is None:
+        return NOTHING
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size_bytes >= scale:
+            return f"{number(size_bytes / scale)} {unit}"
+    return f"{size_bytes:.0f} B"

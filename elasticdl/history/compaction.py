@@ -1,0 +1,141 @@
+"""Which lines of a file that grew too long stay. Pure.
+
+What a job began with, what happened last, and what is notable (ends and causes) stays; of the rest between them either nothing
+or every second line does. A file that was thinned says so in a line of its own, which counts what is not there any more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, final
+
+from elasticdl.formatting import amount
+
+Row: TypeAlias = Mapping[str, Any]
+HISTORY = "history"
+"""The kind of the line that tells what was left out."""
+_FIRST, _NOTABLE, _NEWEST = 1 / 16, 1 / 4, 1 / 4
+"""Shares of the limit: so a file is thinned again only when it grew by more than a third of the limit."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a file is kept below `limit_bytes`.
+
+    `notable`: whether a row is to stay longer than others. `sparse`: every second of the others stays instead of none, for curves.
+    """
+
+    limit_bytes: int
+    notable: Callable[[Row], bool]
+    sparse: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line without its end, and what it says."""
+
+    text: bytes
+    row: Row
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.text) + 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What was left out: lines in all, and by cause or kind."""
+
+    lines: int = 0
+    by_word: Mapping[str, int] = field(default_factory=dict)
+
+
+def parsed(text: bytes) -> list[Line]:
+    """The whole lines of a file; those that are damaged or no objects are not there."""
+    found = []
+    for line in text.split(b"\n"):
+        try:
+            row = json.loads(line) if line else None
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            found.append(Line(line, row))
+    return found
+
+
+def left_out(lines: Sequence[Line]) -> Left:
+    """What the file says of itself."""
+    words: Counter[str] = Counter()
+    for line in lines:
+        if line.row.get("kind") == HISTORY:
+            details = line.row.get("details")
+            words.update({k: v for k, v in details.items() if isinstance(v, int)} if isinstance(details, dict) else {})
+    total = words.pop("dropped", 0)
+    return Left(total, dict(words))
+
+
+def thinned(lines: Sequence[Line], policy: Policy) -> list[Line]:
+    """At most three quarters of the limit, in order. The first and the newest line stay, whatever they are."""
+    before = left_out(lines)
+    lines = [line for line in lines if line.row.get("kind") != HISTORY]
+    first = _fitting(lines, policy.limit_bytes * _FIRST)
+    newest = _fitting(lines[first:][::-1], policy.limit_bytes * _NEWEST)
+    middle = lines[first : len(lines) - newest]
+    kept = _of_middle(middle, policy)
+    chosen = set(map(id, kept))
+    gone = [line for line in middle if id(line) not in chosen]
+    result = [*lines[:first], *kept, *lines[len(lines) - newest :]]
+    if before.lines or gone:
+        place = _gap(result, max(0, first - 1))
+        result.insert(place + 1, _told(before, gone, result[place].row, policy))
+    return result
+
+
+def _gap(lines: Sequence[Line], begin: int) -> int:
+    """The index, from `begin` on, of the last line before numbers are missing for the first time."""
+    for index in range(begin, len(lines) - 1):
+        here, after = lines[index].row.get("seq"), lines[index + 1].row.get("seq")
+        if not isinstance(here, int) or after != here + 1:
+            return index
+    return begin
+
+
+def _fitting(lines: Sequence[Line], size_bytes: float) -> int:
+    """How many of them fit; at least one, if there is any."""
+    total = 0
+    for count, line in enumerate(lines):
+        total += line.size_bytes
+        if total > size_bytes:
+            return max(1, count)
+    return len(lines)
+
+
+def _of_middle(middle: Sequence[Line], policy: Policy) -> list[Line]:
+    marked = [(line, policy.notable(line.row)) for line in middle]
+    kept = [line for index, (line, notable) in enumerate(marked) if notable or (policy.sparse and index % 2)]
+    limit_bytes = policy.limit_bytes * _NOTABLE
+    while sum(line.size_bytes for line in kept) > limit_bytes:
+        # The older half of what is notable, too: every second of it.
+        half = (len(kept) + 1) // 2
+        kept = [*kept[1:half:2], *kept[half:]] if half > 1 else kept[1:]
+    return kept
+
+
+def _told(before: Left, gone: Sequence[Line], last: Row, policy: Policy) -> Line:
+    """The line that says so. It has the number of one that is gone: the one after `last`."""
+    words = Counter(dict(before.by_word))
+    words.update(str(line.row.get("cause") or line.row.get("kind") or "line") for line in gone)
+    total = before.lines + len(gone)
+    listed = ", ".join(f"{count:,} {word}" for word, count in words.most_common(12))
+    text = f"{amount(total, 'older line')} left out to keep this file below {policy.limit_bytes / 2**20:g} MiB: {listed}"
+    stamp = {key: last[key] for key in ("seq", "at", "at_s", "version", "records") if key in last}
+    if isinstance(stamp.get("seq"), int):
+        stamp["seq"] += 1
+    row = {**stamp, "kind": HISTORY, "text": text, "values": {}, "details": {"dropped": total, **dict(words.most_common(24))}}
+    return Line(json.dumps(row).encode(), row)

@@ -1,0 +1,429 @@
+"""Why a job took as long as it did, and what became of its processes: each exit, wait and slow phase with its cause, in words."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar, final
+
+from elasticdl.formatting import START_PARTS, amount, spoken
+from elasticdl.history.job_event import EventKind, JobEvent
+
+K = TypeVar("K")
+V = TypeVar("V")
+MOST_ENTRIES = 2_000
+MOST_LOGGED = 200
+MARK = "why: "
+SLOW_S = 10.0
+"""What took longer is told of starts, checkpoints and evaluations."""
+_PREPARED_S = 5.0
+_AWAY_S = 1.0
+_MOST_OPEN = 1_000
+_MOST_NAMED = 5
+_EXPECTED = ("finished", "drained", "fenced")
+"""Causes of ends that somebody wanted."""
+AWAITED = {
+    "master": "a master",
+    "place": "a place",
+    "servers": "the parameter servers",
+    "work": "work",
+    "ring": "the ring",
+    "code": "user code",
+}
+
+
+OTHERS = "others"
+"""`recovered_by` where nobody came in time to do what a lost worker had left."""
+
+
+class What(StrEnum):
+    """What an entry is about."""
+
+    EXIT = "exit"
+    WAIT = "wait"
+    START = "start"
+    PHASE = "phase"
+    RING = "ring"
+    NOTE = "note"
+    """Something else that went wrong or was asked for."""
+
+
+@dataclass(slots=True)
+class DiagnosisEntry:
+    """`at_s`: when it began; `seconds`: how long it took, None where that means nothing or is not over."""
+
+    at: float
+    at_s: float
+    what: What
+    text: str
+    process: str = ""
+    cause: str = ""
+    seconds: float | None = None
+    level: str = "info"
+    open: bool = False
+    """It goes on."""
+    replaced_by: str = ""
+    recovered_s: float | None = None
+    """Of an exit: another did its part after so long, or the ring went on without it."""
+    recovered_by: str = ""
+    """That other one, `ring` or `others`."""
+    records: int = 0
+    """Of an exit: what it had done, with what was found when it was settled."""
+
+
+@final
+class Story:
+    """Takes occurrences in their order. The newest 2,000 entries stay, totals are of all."""
+
+    def __init__(self) -> None:
+        self._entries: deque[DiagnosisEntry] = deque(maxlen=MOST_ENTRIES)
+        self._count = 0
+        self._ending = self._has_ended = False
+        self._going: dict[str, None] = {}
+        """Processes whose end was not seen, in the order in which they were ordered."""
+        self._worked = self._thinned = False
+        """Somebody made progress under this master."""
+        self._at_s = 0.0
+        self._stopped_s = 0.0
+        """Between ends of the job and its being taken on again."""
+        self._exits: dict[str, DiagnosisEntry] = {}
+        """Unwanted ones that nobody has made up for yet, by process."""
+        self._ends: dict[str, DiagnosisEntry] = {}
+        """By process, for what is learned of them later."""
+        self._replacing: dict[str, DiagnosisEntry] = {}
+        """By the process that comes in the place of another."""
+        self._waits: dict[str, DiagnosisEntry] = {}
+        self._shards: Counter[tuple[str, str, int]] = Counter()
+        """Ends by role, cause and the shard that they were at."""
+        self._causes: Counter[str] = Counter()
+        self._waited_s: dict[str, float] = {}
+        self._recovered: list[float] = [0.0, 0.0, 0.0]
+        """How many, in all, the longest."""
+
+    def add(self, one: JobEvent) -> None:
+        """One more."""
+        self._at_s = max(self._at_s, one.at_s)
+        self._thinned = self._thinned or one.kind == "history"
+        match one.kind:
+            case "process":
+                self._process(one)
+            case "wait":
+                self._wait(one)
+            case "job":
+                self._job(one)
+            case "ring":
+                self._ring(one)
+            case "shard" if one.process in self._ends:
+                self._ends[one.process].records += max(0, int(one.number("trained")))
+            case "checkpoint" | "evaluation" if one.step in (EventKind.SAVED, EventKind.ENDED):
+                self._slow(one)
+            case kind if one.level in ("warning", "error") or kind in ("scale", "memory", "history"):
+                self._note(one)
+            case _:
+                pass
+
+    def cut_off(self, end: JobEvent) -> None:
+        """The master was killed, and all processes with it."""
+        self._gone_with_master()
+        self.add(end)
+
+    def as_dict(self, now_s: float | None = None) -> dict[str, Any]:
+        """For JSON: `entries`, how many were `dropped`, `totals`. `now_s`: default, that of the newest; what goes on has lasted so long."""
+        count, total_s, worst_s = self._recovered
+        recovered = {"count": int(count), "mean_s": round(total_s / count, 3) if count else None, "worst_s": round(worst_s, 3)}
+        return {
+            "entries": [_shown(entry, self._at_s if now_s is None else now_s) for entry in self._entries],
+            "dropped": self._count - len(self._entries),
+            "now_s": round(self._at_s if now_s is None else now_s, 3),
+            "totals": {
+                "exits": dict(+self._causes),
+                "waited_s": {what: round(seconds, 3) for what, seconds in self._waited_s.items()},
+                "recoveries": recovered,
+                "stopped_s": round(self._stopped_s, 3),
+            },
+        }
+
+    def _put(self, entry: DiagnosisEntry) -> DiagnosisEntry:
+        self._entries.append(entry)
+        self._count += 1
+        return entry
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    def _process(self, one: JobEvent) -> None:
+        if one.step == EventKind.ORDERED:
+            self._going[one.process] = None
+        elif one.step in (EventKind.ENDED, EventKind.LOST):
+            self._going.pop(one.process, None)
+        match one.step:
+            case EventKind.ORDERED:
+                self._ordered(one)
+            case EventKind.READY:
+                self._ready(one)
+            case EventKind.WORKING:
+                self._working(one)
+            case EventKind.ENDED | EventKind.LOST:
+                self._ended(one)
+            case EventKind.EXPLAINED:
+                entry = self._ends.get(one.process)
+                if entry is not None:
+                    self._causes[entry.cause] -= 1
+                    self._causes[one.cause] += 1
+                    entry.cause, entry.text = one.cause, f"{one.process} {one.details.get('reason', one.text)}"
+            case "" if one.level in ("warning", "error"):
+                self._note(one)
+            case _:
+                pass
+
+    def _ordered(self, one: JobEvent) -> None:
+        entry = self._exits.pop(str(one.details.get("replaces", "")), None)
+        if entry is not None:
+            entry.replaced_by = one.process
+            _make_room(self._replacing)
+            self._replacing[one.process] = entry
+
+    def _ready(self, one: JobEvent) -> None:
+        after_s, pending_s, start_s = one.number("after_s"), one.number("pending_s"), one.number("start_s")
+        if after_s >= SLOW_S:
+            parts = [f"{spoken(pending_s)} until it ran", f"{spoken(start_s)} until it presented itself"]
+            parts += [
+                f"{spoken(one.number(f'{part}_s'))} {words}" for part, words in START_PARTS.items() if one.number(f"{part}_s")
+            ]
+            text = f"{one.process} was ready {spoken(after_s)} after it was ordered: {', '.join(parts)}"
+            self._put(DiagnosisEntry(one.at - after_s, one.at_s - after_s, What.START, text, one.process, seconds=after_s))
+        if one.process.startswith("ps-"):
+            self._recover(one)
+
+    def _working(self, one: JobEvent) -> None:
+        self._worked = True
+        after_s = one.number("after_s")
+        if after_s >= SLOW_S:
+            text = f"{one.process} made its first progress {spoken(after_s)} after it was ready"
+            if "first_s" in one.details:
+                first_s = one.number("first_s")
+                waited = f"{spoken(after_s - first_s)} until it had work, " if after_s - first_s >= 1 else ""
+                text += f": {waited}{spoken(first_s)} for its first steps, compiling included"
+            self._put(DiagnosisEntry(one.at - after_s, one.at_s - after_s, What.START, text, one.process, seconds=after_s))
+        self._recover(one)
+
+    def _recover(self, one: JobEvent) -> None:
+        entry = self._replacing.pop(one.process, None)
+        if entry is not None:
+            self._recovered_at(entry, one.at_s, one.process)
+
+    def _recovered_at(self, entry: DiagnosisEntry, at_s: float, by: str) -> None:
+        entry.recovered_s, entry.recovered_by = round(at_s - entry.at_s, 3), by
+        count, total_s, worst_s = self._recovered
+        self._recovered = [count + 1, total_s + entry.recovered_s, max(worst_s, entry.recovered_s)]
+
+    def _ended(self, one: JobEvent) -> None:
+        cause = one.cause or "unknown"
+        self._causes[cause] += 1
+        reason = str(one.details.get("reason", one.text))
+        if cause == "finished" or (cause in _EXPECTED and self._ending):
+            return
+        shard = one.details.get("shard")
+        level = "info" if cause in _EXPECTED else "warning"
+        entry = self._put(DiagnosisEntry(one.at, one.at_s, What.EXIT, f"{one.process} {reason}", one.process, cause, level=level))
+        if cause in _EXPECTED:
+            return
+        if isinstance(shard, int):
+            key = one.process.rpartition("-")[0], cause, shard
+            _make_room(self._shards)
+            self._shards[key] += 1
+            times = self._shards[key]
+            entry.text += f", {_times(times)} on shard {shard}" if times > 1 else f", at shard {shard}"
+        entry.records = int(one.number("records"))
+        _make_room(self._ends)
+        self._ends[one.process] = entry
+        _make_room(self._exits)
+        self._exits[one.process] = entry
+
+    # -- waits --------------------------------------------------------------------------------------------------------
+
+    def _wait(self, one: JobEvent) -> None:
+        what = str(one.details.get("wait", ""))
+        reason = str(one.details.get("reason", "")) or one.text
+        match one.step:
+            case EventKind.BEGUN:
+                since_s = one.number("since_s", one.at_s)
+                entry = self._waits.get(what)
+                if entry is None:
+                    at = one.at - (one.at_s - since_s)
+                    entry = self._waits[what] = self._put(DiagnosisEntry(at, since_s, What.WAIT, "", open=True, level="warning"))
+                entry.text = f"for {AWAITED.get(what, what)}: {reason}"
+            case EventKind.ENDED:
+                self._over(one, what, reason)
+            case _:
+                self._note(one)
+
+    def _over(self, one: JobEvent, what: str, reason: str) -> None:
+        seconds = one.number("waited_s")
+        entry = self._waits.pop(what, None) or self._put(DiagnosisEntry(one.at - seconds, one.at_s - seconds, What.WAIT, ""))
+        entry.text, entry.seconds = f"for {AWAITED.get(what, what)}: {reason}", seconds
+        entry.open, entry.level = False, "info"
+        self._waited_s[what] = self._waited_s.get(what, 0.0) + seconds
+
+    # -- the job ------------------------------------------------------------------------------------------------------
+
+    def _job(self, one: JobEvent) -> None:
+        match one.step:
+            case EventKind.BEGUN:
+                self._begun(one)
+            case EventKind.PHASE:
+                self._ending = one.details.get("phase") == "ending"
+                before, before_s = str(one.details.get("before", "")), one.number("before_s")
+                if (
+                    before == "working"
+                    and one.level != "error"
+                    and one.details.get("phase") in ("evaluating", "checkpointing", "exporting", "ending")
+                ):
+                    self._made_up_by_others(one)
+                what = f"{before} took" if before != "working" or self._worked or self._thinned else "nothing was done in"
+                took = f" ({what} {spoken(before_s)})" if before_s >= SLOW_S else ""
+                self._put(DiagnosisEntry(one.at, one.at_s, What.PHASE, f"{_first_line(one.text)}{took}", level=one.level))
+            case EventKind.ENDED:
+                self._has_ended = True
+                self._end_waits(one)
+                self._note(one)
+            case _ if one.level in ("warning", "error") or "ended_early" in one.details:
+                self._note(one)
+            case _:
+                pass
+
+    def _end_waits(self, one: JobEvent) -> None:
+        """Whatever nobody saw the end of."""
+        for what, wait in self._waits.items():
+            wait.open, wait.level, wait.seconds = False, "info", max(0.0, one.at_s - wait.at_s)
+            self._waited_s[what] = self._waited_s.get(what, 0.0) + wait.seconds
+        self._waits.clear()
+
+    def _made_up_by_others(self, one: JobEvent) -> None:
+        """All work is done: what lost workers left was done by those that were there, before anybody came in their place."""
+        for pending in (self._exits, self._replacing):
+            for process in [name for name, entry in pending.items() if entry.process.startswith("worker-")]:
+                self._recovered_at(pending.pop(process), one.at_s, OTHERS)
+
+    def _begun(self, one: JobEvent) -> None:
+        """Between its end and a --resume nobody waited for the job: that time is told, and counts as no wait."""
+        self._ending = self._worked = False
+        for wait in self._waits.values():
+            wait.open, wait.seconds = False, max(0.0, one.at_s - wait.at_s)
+        self._waits.clear()
+        self._exits.clear()
+        self._replacing.clear()
+        away_s, prepared_s = one.number("away_s"), one.number("prepared_s")
+        if self._has_ended:
+            self._going.clear()
+            self._stopped_s += away_s
+        elif gone := self._gone_with_master():
+            listed = ", ".join(gone[:_MOST_NAMED]) + (", …" if len(gone) > _MOST_NAMED else "")
+            text = f"the master was killed or lost, and with it {amount(len(gone), 'process', 'processes')}: {listed}"
+            self._put(DiagnosisEntry(one.at - away_s, one.at_s - away_s, What.NOTE, text, level="error"))
+        if not self._has_ended and away_s >= _AWAY_S:
+            text = "for a master: the one before was gone"
+            self._put(DiagnosisEntry(one.at - away_s, one.at_s - away_s, What.WAIT, text, seconds=away_s))
+            self._waited_s["master"] = self._waited_s.get("master", 0.0) + away_s
+        took = f" ({spoken(prepared_s)} to look at the model and the data)" if prepared_s >= _PREPARED_S else ""
+        self._put(DiagnosisEntry(one.at, one.at_s, What.PHASE, f"{one.text}{took}"))
+        self._has_ended = False
+
+    def _gone_with_master(self) -> list[str]:
+        """Counts the processes that went, or were ended by the next one; their names."""
+        gone = list(self._going)
+        self._going.clear()
+        self._causes.update({"infrastructure": len(gone)} if gone else {})
+        return gone
+
+    def _ring(self, one: JobEvent) -> None:
+        match one.step:
+            case EventKind.PUBLISHED:
+                reason = one.details.get("reason", "")
+                members = len(str(one.details.get("members", "")).split())
+                text = f"generation {one.number('generation'):.0f} of the ring, {amount(members, 'member')}: {reason}"
+                self._put(DiagnosisEntry(one.at, one.at_s, What.RING, text))
+            case EventKind.COMPLETE:
+                for pending in (self._exits, self._replacing):
+                    for process in [name for name, entry in pending.items() if entry.process.startswith("worker-")]:
+                        self._recovered_at(pending.pop(process), one.at_s, "ring")
+            case _:
+                self._note(one)
+
+    def _slow(self, one: JobEvent) -> None:
+        seconds = one.number("seconds")
+        if seconds >= SLOW_S:
+            text = f"{_first_line(one.text)} ({spoken(seconds)})"
+            self._put(DiagnosisEntry(one.at - seconds, one.at_s - seconds, What.PHASE, text, seconds=seconds))
+
+    def _note(self, one: JobEvent) -> None:
+        self._put(DiagnosisEntry(one.at, one.at_s, What.NOTE, _first_line(one.text), one.process, one.cause, level=one.level))
+
+
+def story_lines(story: Mapping[str, Any]) -> list[str]:
+    """A story for a log: the newest 200 entries and the totals, a line each, as `story_of_lines` reads them."""
+    entries = story["entries"][-MOST_LOGGED:]
+    head = {"dropped": story["dropped"] + len(story["entries"]) - len(entries), "totals": story["totals"], "now_s": story["now_s"]}
+    return [MARK + json.dumps(one, ensure_ascii=False, separators=(",", ":")) for one in (head, *entries)]
+
+
+def story_of_lines(lines: Iterable[str]) -> dict[str, Any] | None:
+    """The newest story in a log, None if there is none. Lines may have anything before the mark."""
+    story: dict[str, Any] | None = None
+    for line in lines:
+        _, mark, text = line.partition(MARK)
+        try:
+            found = json.loads(text) if mark else None
+        except ValueError:
+            continue
+        if isinstance(found, dict) and "totals" in found:
+            story = {"entries": [], **found}
+        elif isinstance(found, dict) and story is not None:
+            story["entries"].append(found)
+    return story
+
+
+def told(entry: Mapping[str, Any]) -> str:
+    """An entry in one line: what it was, how long it took, and what came of it."""
+    text = str(entry["text"])
+    if records := int(entry.get("records") or 0):
+        text += f"; it had done {amount(records, 'record')}"
+    match entry["what"]:
+        case What.WAIT:
+            verb = "waiting for" if entry["open"] else "waited"
+            text = f"{verb} {spoken(entry['seconds'] or 0.0)}{' now' if entry['open'] else ''} {text}"
+        case What.EXIT if entry["recovered_s"] is not None:
+            by = str(entry["recovered_by"])
+            who = {"ring": "the ring went on", OTHERS: "the others had done its work"}.get(by, f"{by} took over")
+            text += f"; {who} {spoken(entry['recovered_s'])} later"
+        case What.EXIT if entry["replaced_by"]:
+            text += f"; {entry['replaced_by']} comes in its place"
+        case _:
+            pass
+    return text
+
+
+def _shown(entry: DiagnosisEntry, now_s: float) -> dict[str, Any]:
+    found = {name: getattr(entry, name) for name in DiagnosisEntry.__slots__}
+    found["what"] = str(entry.what)
+    if entry.open:
+        found["seconds"] = max(0.0, now_s - entry.at_s)
+    for key in ("at", "at_s", "seconds"):
+        found[key] = None if found[key] is None else round(found[key], 3)
+    return found
+
+
+def _times(count: int) -> str:
+    return {2: "twice", 3: "three times"}.get(count, f"{count} times")
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def _make_room(found: dict[K, V]) -> None:
+    """For one more: the oldest goes."""
+    while len(found) >= _MOST_OPEN:
+        del found[next(iter(found))]

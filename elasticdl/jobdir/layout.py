@@ -1,0 +1,108 @@
+"""What a job leaves in its directory. Written so that a reader sees all of a file or nothing, and no full disk ends a job."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+JOBS = Path("jobs")
+"""Parent of the directories of jobs on this machine without --job-dir, below the current directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobDirectory:
+    """The names of what is in a job's directory."""
+
+    path: Path
+
+    @property
+    def spec(self) -> Path:
+        """JobSpec, JSON."""
+        return self.path / "job.json"
+
+    @property
+    def scale(self) -> Path:
+        """The range of workers that the job was scaled to, JSON; see master.scaled."""
+        return self.path / "scale.json"
+
+    @property
+    def preflight(self) -> Path:
+        """What the preflight found, JSON."""
+        return self.path / "preflight.json"
+
+    @property
+    def master(self) -> Path:
+        """Where the master listens and its token, JSON, readable by the owner only; gone when it has ended."""
+        return self.path / "master.json"
+
+    @property
+    def journal(self) -> Path:
+        """Directory of the journal."""
+        return self.path / "journal"
+
+    @property
+    def logs(self) -> Path:
+        """Directory of the logs, one a process."""
+        return self.path / "logs"
+
+    @property
+    def events(self) -> Path:
+        """One JSON object a line: what was announced. Bounded: see history.thinning."""
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line: values of evaluation rounds, training losses. Bounded as well."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def series(self) -> Path:
+        """The curves of the job, JSON."""
+        return self.path / "series.json"
+
+    @property
+    def report(self) -> Path:
+        """The status page as it stood at the end, in one file."""
+        return self.path / "report.html"
+
+    @property
+    def receipt(self) -> Path:
+        """Records expected, trained, repeated, lost."""
+        return self.path / "receipt.json"
+
+    @property
+    def status(self) -> Path:
+        """The last status, left when the job has ended: {"status": …, "exit_code", "message", "hint"}."""
+        return self.path / "status.json"
+
+    @property
+    def newest(self) -> Path:
+        """The status as it was some seconds ago, while the job runs: {"status": …}; see master.last_known."""
+        return self.path / "newest.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Directory of the checkpoints."""
+        return self.path / "checkpoints"
+
+
+def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Replace a file: temporary name, fsync, rename. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Mapping[str, Any], *, mode: int = 0o644) -> None:
+    """Replace a file by one JSON object. Raises OSError."""
+    write_whole(path, json.dumps(value, indent=2) + "\n", mode=mode)

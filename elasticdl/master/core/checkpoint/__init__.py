@@ -1,0 +1,1 @@
+"""When checkpoints are taken, and the frozen views that they and evaluations need."""

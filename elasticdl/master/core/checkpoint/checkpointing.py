@@ -1,0 +1,239 @@
+"""When a checkpoint is taken, and what becomes of it. A failed one is announced and tried again; the old ones stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias, final
+
+from elasticdl.formatting import size
+from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.job import Action
+from elasticdl.master.core.checkpoint.snapshots import Snapshots, retry_s
+from elasticdl.master.core.commands import DropSnapshot, Purpose, SaveSnapshot
+from elasticdl.master.core.events import SnapshotSaved
+from elasticdl.master.core.job_context import JobContext, Phase
+from elasticdl.shard import Applied, SnapshotId
+
+SAVE_LIMIT_S = 1800.0
+_TRIES = 5
+"""In a row. What refuses that often refuses the next one too: it is left alone until the next one is due."""
+_WHAT_TO_DO = (
+    "mend what that names (no room: make some; a model that diverged: stop the job and --resume with a smaller learning rate); "
+    "`elasticdl checkpoint` asks for one at once"
+)
+
+LedgerAt: TypeAlias = Callable[[Mapping[str, Applied]], str]
+"""The ledger as JSON at the point of a cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A view that is being written."""
+
+    id: SnapshotId
+    version: int
+    since_s: float
+    final: bool
+    ledger: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A complete checkpoint."""
+
+    version: int
+    path: str
+    bytes: int
+    at_s: float
+    ledger: str = ""
+    """What a ring goes back to when all of its members are lost. Only the newest has it."""
+
+
+@final
+class Checkpointing:
+    """Decides on checkpoints. `wanted` says why one is wanted that was not ordered yet."""
+
+    def __init__(self, context: JobContext, snapshots: Snapshots, ledger_at: LedgerAt) -> None:
+        self._context = context
+        self._snapshots = snapshots
+        self._ledger_at = ledger_at
+        self.wanted = ""
+        self.saving: Saving | None = None
+        self._slow: Saving | None = None
+        """One that was given up as too slow: it may be complete later."""
+        self.saved: list[Saved] = []
+        self.last_problem = ""
+        self._cut: SnapshotId | None = None
+        self._anchor_version = 0
+        self._failures = 0
+        self._given_up = False
+        """The last one that was due was tried often enough; from then on each is tried once, until one is saved."""
+        self._retry_at_s = 0.0
+        self._cut_is_final = False
+        self._final_done = False
+
+    @property
+    def under_way(self) -> bool:
+        """A checkpoint is being cut or written."""
+        return self._cut is not None or self.saving is not None
+
+    def start(self, version: int) -> None:
+        """Count versions from here."""
+        self._anchor_version = version
+
+    def asked(self) -> None:
+        """A person wants one now."""
+        if why_not := self.why_not():
+            self._context.orders.announce("checkpoint", f"a checkpoint was asked for, but {why_not}", level="warning")
+            return
+        self._failures, self._given_up, self._retry_at_s = 0, False, self._context.now_s
+        self.request("a person asked for it")
+        self._context.orders.announce("checkpoint", f"a checkpoint was asked for{self.not_yet()}")
+
+    def why_not(self) -> str:
+        """Why none can be had because a person wants it, in words; '' if one can."""
+        if not self._context.spec.keeps_checkpoints:
+            return "--job-dir is on no --volume: there is no place that all servers see"
+        if self._context.spec.action is not Action.TRAIN:
+            return "there is nothing to keep: the job does not train"
+        if late := self._context.late():
+            return f"the job {late}: no other one is taken"
+        return "there is nothing to keep: the job has not begun" if self._context.phase is Phase.STARTING else ""
+
+    def not_yet(self) -> str:
+        """What there is to say if the one that is wanted has to wait for the first step."""
+        return "" if self.begun else "; it is taken when the first step is done: there is nothing to keep before"
+
+    def request(self, why: str) -> None:
+        """Somebody wants one as soon as possible."""
+        self.wanted = self.wanted or why
+
+    def begin_final(self) -> None:
+        """The work is over: one more, of what there is now."""
+        self._failures, self._retry_at_s = 0, self._context.now_s
+        self.wanted = "the end of the work"
+
+    @property
+    def final_saved(self) -> bool:
+        """The last checkpoint is on disk."""
+        return self._final_done
+
+    @property
+    def final_over(self) -> bool:
+        """The last checkpoint is on disk, or it was tried often enough."""
+        return self._final_done or (not self.under_way and self._failures >= _TRIES)
+
+    @property
+    def anchor(self) -> int:
+        """The newest version that was counted from."""
+        return self._anchor_version
+
+    def possible(self) -> bool:
+        """Whether a checkpoint could be taken now."""
+        phase = self._context.phase in (Phase.WORKING, Phase.EVALUATING, Phase.CHECKPOINTING) and self._context.work is not None
+        free = self._snapshots.cutting is None and not self.under_way and self._context.now_s >= self._retry_at_s
+        return phase and free and self.begun and not self._context.servers_away()
+
+    @property
+    def begun(self) -> bool:
+        """A step was done, by this job or by the one whose weights it began with: there are weights."""
+        work = self._context.work
+        return bool(self._context.version) or (work is not None and bool(work.totals().trained))
+
+    def decide(self) -> None:
+        """Order a checkpoint if one is due and can be taken now. A ring asks for its marks itself."""
+        if self.wanted and not self._context.on_ring and self.possible():
+            self._begin()
+
+    def mark(self, version: int) -> SnapshotId:
+        """A ring will make the next checkpoint at that version. Only if it is `possible`."""
+        self._anchor_version = max(self._anchor_version, version)
+        return self._begin()
+
+    def rolled_back(self, version: int) -> None:
+        """The job went back to an earlier version: whatever was saved of later ones is not what there is."""
+        self._anchor_version = version
+        self._final_done = False
+
+    def _begin(self) -> SnapshotId:
+        self._cut = self._snapshots.take(Purpose.CHECKPOINT)
+        self._cut_is_final = self._context.phase is Phase.CHECKPOINTING
+        return self._cut
+
+    def version_changed(self) -> None:
+        """The servers are at another version."""
+        steps, version = self._context.spec.checkpoint.checkpoint_steps, self._context.version
+        if version < self._anchor_version and self._context.version_may_fall():
+            self._anchor_version = version
+        if steps and self._context.phase is Phase.WORKING and version // steps > self._anchor_version // steps:
+            self._anchor_version = version
+            self.request(f"version {version}")
+
+    def cut(self, snapshot: SnapshotId, version: int, applied: Mapping[str, Applied]) -> None:
+        """The view is frozen: write it, together with the ledger at exactly that point."""
+        final_wanted = self._context.phase is Phase.CHECKPOINTING and not self._cut_is_final
+        self._cut, self.wanted = None, self.wanted if final_wanted else ""
+        self._anchor_version = max(self._anchor_version, version)
+        ledger = self._ledger_at(applied)
+        self.saving = Saving(snapshot, version, self._context.now_s, self._cut_is_final, ledger)
+        self._context.orders.give(SaveSnapshot(snapshot, version, ledger))
+
+    def completed(self, event: SnapshotSaved) -> None:
+        """A checkpoint is on disk, be it one that was given up as too slow."""
+        ledger, took_s, late = "", 0.0, True
+        if self.saving is not None and self.saving.id == event.snapshot:
+            took_s = event.at_s - self.saving.since_s
+            ledger, late = self.saving.ledger, False
+            self._final_done = self.saving.final
+            self.saving = None
+            self._failures, self._given_up = 0, False
+        elif self._slow is not None and self._slow.id == event.snapshot:
+            ledger, self._slow = self._slow.ledger, None
+        self._list(event, ledger, late=late)
+        self._context.orders.give(DropSnapshot(event.snapshot))
+        text = f"checkpoint of version {event.version} saved, {size(event.bytes)}: {event.path}"
+        details = meaning(EventKind.SAVED, version=event.version, bytes=event.bytes, seconds=took_s)
+        self._context.orders.announce("checkpoint", text, details=details)
+
+    def _list(self, event: SnapshotSaved, ledger: str, *, late: bool) -> None:
+        """One of a version that was saved before takes the place of that one, as it does on disk. `late`: newer ones overtook it."""
+        same = next((saved for saved in self.saved if saved.path == event.path), None)
+        others = [saved for saved in self.saved if saved is not same]
+        one = Saved(event.version, event.path, event.bytes, event.at_s, ledger or (same.ledger if same else ""))
+        *older, newest = sorted((*others, one), key=lambda saved: saved.version) if late else (*others, one)
+        keep = self._context.spec.checkpoint.keep_checkpoint_max
+        self.saved = [*(replace(saved, ledger="") for saved in older), newest][-keep if keep else 0 :]
+
+    def failed(self, snapshot: SnapshotId, reason: str) -> bool:
+        """A cut or a save did not work. False if it was none of ours."""
+        if snapshot != self._cut and (self.saving is None or self.saving.id != snapshot):
+            return False
+        if self.saving is not None:
+            self._context.orders.give(DropSnapshot(snapshot))
+        self._cut = self.saving = None
+        news = reason != self.last_problem or not self._failures
+        self._failures += 1
+        self.last_problem = reason
+        if self._context.phase is not Phase.CHECKPOINTING and self._failures >= (1 if self._given_up else _TRIES):
+            self._give_up()
+            return True
+        pause_s = retry_s(self._failures)
+        self._retry_at_s = self._context.now_s + pause_s
+        self.request("the last one failed")
+        if news:
+            text = f"no checkpoint: {reason}; the earlier ones stay, trying again in {pause_s:.0f} s"
+            self._context.orders.announce("checkpoint", text, level="warning")
+        return True
+
+    def _give_up(self) -> None:
+        if not self._given_up:
+            text = f"no checkpoint after {_TRIES} tries: {self.last_problem}; the earlier ones stay, the next is tried when it is due; {_WHAT_TO_DO}"
+            self._context.orders.announce("checkpoint", text, level="error")
+        self._given_up, self._failures, self.wanted = True, 0, ""
+
+    def tick(self) -> None:
+        """Give up a save that takes too long."""
+        if self.saving is not None and self._context.now_s - self.saving.since_s > SAVE_LIMIT_S:
+            self._slow = self.saving
+            self.failed(self.saving.id, f"the save was not complete after {SAVE_LIMIT_S:.0f} s")

@@ -1,0 +1,53 @@
+"""Frozen views of the parameters that were asked for. One cut at a time: a cut holds up every push for a moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from elasticdl.master.core.commands import Purpose, TakeSnapshot
+from elasticdl.master.core.job_context import JobContext
+from elasticdl.shard import SnapshotId
+
+_RETRY_S = 5.0
+_LONGEST_RETRY_S = 60.0
+
+
+def retry_s(failures: int) -> float:
+    """How long to wait after so many failures in a row."""
+    return min(_LONGEST_RETRY_S, _RETRY_S * 2.0 ** max(0, failures - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """A cut that was ordered and not yet answered."""
+
+    id: SnapshotId
+    purpose: Purpose
+    since_s: float
+
+
+@final
+class Snapshots:
+    """Orders cuts and knows which answer is waited for."""
+
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+        self._next = 0
+        self.cutting: Cutting | None = None
+
+    def take(self, purpose: Purpose) -> SnapshotId:
+        """Order a cut. Only while `cutting` is None. A ring makes it where its sequence of items says so: no order."""
+        snapshot = SnapshotId(self._next)
+        self._next += 1
+        self.cutting = Cutting(snapshot, purpose, self._context.now_s)
+        if not self._context.on_ring:
+            self._context.orders.give(TakeSnapshot(snapshot, purpose))
+        return snapshot
+
+    def answered(self, snapshot: SnapshotId) -> Purpose | None:
+        """The cut was made or failed: what it was for; None if nobody waits for it any more."""
+        if self.cutting is None or self.cutting.id != snapshot:
+            return None
+        purpose, self.cutting = self.cutting.purpose, None
+        return purpose

@@ -1,0 +1,49 @@
+"""Collects what one event leads to, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.master.core.commands import Announce, Command
+
+
+class ImpossibleTransition(Exception):
+    """The state machine contradicts itself: a bug of ours, never the fault of a sender. Tells the last events."""
+
+
+@final
+class CommandBuffer:
+    """Commands of the event that is being handled."""
+
+    def __init__(self) -> None:
+        self._commands: list[Command] = []
+
+    def give(self, *commands: Command) -> None:
+        """Add commands, to be carried out after those already given."""
+        self._commands.extend(commands)
+
+    def announce(
+        self,
+        kind: str,
+        text: str,
+        *,
+        process: ProcessName | None = None,
+        cause: str = "",
+        level: str = "info",
+        details: Mapping[str, float | int | str] | None = None,
+    ) -> None:
+        """Tell people one line."""
+        name = str(process) if process else ""
+        self.give(Announce(kind, text, process=name, cause=cause, level=level, details=dict(details or {})))
+
+    @property
+    def given(self) -> Sequence[Command]:
+        """Those of the event in hand so far."""
+        return self._commands
+
+    def take(self) -> list[Command]:
+        """All commands so far; the collection is empty afterwards."""
+        taken, self._commands = self._commands, []
+        return taken

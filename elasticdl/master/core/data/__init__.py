@@ -1,0 +1,1 @@
+"""The data ledger: shards, leases, and what becomes of a lost worker's leases."""

@@ -1,0 +1,103 @@
+"""What becomes of the work of a worker that is gone: fence it, learn what every server has of it, lease the rest again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.dropped import DropCause
+from elasticdl.formatting import amount
+from elasticdl.job import Action
+from elasticdl.master.core.commands import FenceWorker
+from elasticdl.master.core.data.ledger import Blame, HeldShard, Stage
+from elasticdl.master.core.events import WorkerFenced
+from elasticdl.master.core.job_context import JobContext, Phase
+from elasticdl.master.core.processes.table import Process
+from elasticdl.shard import Applied
+
+_ASK_AGAIN_S = 30.0
+
+
+@dataclass(slots=True)
+class Settling:
+    """An answer is waited for."""
+
+    asked_s: float
+    blame: Blame | None
+
+
+@final
+class LeaseReconciliation:
+    """Workers whose leases are being settled."""
+
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+        self.open: dict[ProcessName, Settling] = {}
+
+    def lost(self, process: Process, blame: Blame | None) -> bool:
+        """A worker is gone, or as good as. True if `blame` will be counted against a shard that it held."""
+        work = self._context.work
+        held = work.held_by(process.name) if work else []
+        if work is None or not process.attached:
+            return False
+        if self._context.spec.action is not Action.TRAIN or self._context.on_ring:
+            self._settle(process.name, blame, told=())
+            return bool(held) and blame is not None
+        for one in held:
+            one.stage = Stage.SETTLING
+        if held or not process.finished:
+            self._ask(process.name, blame)
+        return bool(held) and blame is not None
+
+    def returned(self, process: Process, held: HeldShard, offset: int) -> None:
+        """A draining worker gives back the rest of a lease; with the last of them, its word is checked with the servers."""
+        work = self._context.work
+        assert work is not None
+        work.advance(held, offset, 0)
+        if held.stage is Stage.CLOSING or self._context.spec.action is not Action.TRAIN:
+            work.give_back(held)
+            return
+        held.stage = Stage.SETTLING
+        if all(other.stage is Stage.SETTLING for other in work.held_by(process.name)):
+            self._ask(process.name, None)
+
+    def _ask(self, worker: ProcessName, blame: Blame | None) -> None:
+        if self._context.phase in (Phase.ENDING, Phase.ENDED):
+            return
+        waiting = self.open.get(worker)
+        if waiting is not None:
+            # Asked already: of a worker that failed and then ended, the failure is what counts.
+            waiting.blame = waiting.blame or blame
+            return
+        self.open[worker] = Settling(self._context.now_s, blame)
+        self._context.orders.give(FenceWorker(worker))
+
+    def fenced(self, event: WorkerFenced) -> None:
+        """Every server that could be asked told what it has. An answer that nobody waits for (any more) is dropped."""
+        settling = self.open.pop(event.worker, None)
+        if settling is None:
+            self._context.drop(DropCause.LATE_SETTLEMENT, event.worker, event)
+        elif self._context.work is not None:
+            self._settle(event.worker, settling.blame, told=event.applied)
+
+    def _settle(self, worker: ProcessName, blame: Blame | None, told: tuple[Applied | None, ...]) -> None:
+        work = self._context.work
+        assert work is not None
+        shards, before = len(work.held_by(worker)), work.totals()
+        parked = work.settle(worker, told, blame, self._context.spec.data.minibatch_size)
+        after = work.totals()
+        if shards:
+            trained, repeated = after.trained - before.trained, after.repeated - before.repeated
+            text = f"{worker}: {amount(shards, 'shard')} settled; {amount(trained, 'record')} more than it had reported, {repeated} to be repeated"
+            details = {"shards": shards, "trained": trained, "repeated": repeated}
+            self._context.orders.announce("shard", text, process=worker, details=details)
+        if parked is not None:
+            self._context.give_up(work.task, parked)
+
+    def tick(self) -> None:
+        """Ask again where no answer came."""
+        for worker, settling in self.open.items():
+            if self._context.now_s - settling.asked_s > _ASK_AGAIN_S:
+                settling.asked_s = self._context.now_s
+                self._context.orders.give(FenceWorker(worker))

@@ -1,0 +1,367 @@
+"""Who gets which lease, and what workers say of theirs. Reports of whoever does not hold a lease (any more) are dropped, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.dropped import DropCause
+from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.job import Action
+from elasticdl.master.core.commands import GrantLease, NoLeaseNow, RevokeLeases, WorkFinished
+from elasticdl.master.core.data.lease_reconciliation import LeaseReconciliation
+from elasticdl.master.core.data.ledger import Blame, HeldShard, Stage
+from elasticdl.master.core.data.stragglers import StragglerBounds
+from elasticdl.master.core.evaluation.rounds import Evaluation
+from elasticdl.master.core.evaluation.rounds import Stage as RoundStage
+from elasticdl.master.core.events import ExportFinished, LeaseRequested, LeaseReturned, ProgressReported, TaskFailed
+from elasticdl.master.core.job_context import JobContext, Phase
+from elasticdl.master.core.processes.table import Life, Process
+from elasticdl.shard import Applied, Lease, Task
+
+LEASES_PER_WORKER = 2
+_LEAVE_LIMIT_S = 60.0
+_CLOSE_AFTER_S = 3.0
+
+
+@final
+class Leasing:
+    """Answers requests and books reports."""
+
+    def __init__(self, context: JobContext, evaluation: Evaluation, settlement: LeaseReconciliation) -> None:
+        self._context = context
+        self._evaluation = evaluation
+        self._reconciliation = settlement
+        self.pace = StragglerBounds()
+        self.ring_progressed: Callable[[ProgressReported], int] = lambda event: 0
+        self.halt_ring: Callable[[str], None] = lambda why: None
+        self.ring_names: Callable[[], tuple[ProcessName, ...]] = tuple
+        """These are the ring's, where there is one: of the last, who trains together."""
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def requested(self, event: LeaseRequested) -> None:
+        """Answer with exactly one of GrantLease, NoLeaseNow, WorkFinished, RevokeLeases."""
+        give, name = self._context.orders.give, event.worker
+        process = self._context.worker(name)
+        if self._context.phase in (Phase.ENDING, Phase.ENDED):
+            if process is not None:
+                process.finished = True
+            give(WorkFinished(name))
+        elif process is None:
+            give(RevokeLeases(name, f"{name} is unknown here or was given up"))
+        elif process.life is not Life.READY:
+            give(
+                NoLeaseNow(name, f"{name} is {process.life}: {process.message}" if process.message else f"{name} is {process.life}")
+            )
+        else:
+            # A question that gets no lease must leave no trace: it is not in the journal.
+            answer = self._next(process)
+            if isinstance(answer, str):
+                give(NoLeaseNow(name, answer))
+                return
+            process.revoked = False
+            process.leased = True
+            if self.leases_of(name) == 1:
+                process.busy_since_s = event.at_s
+            give(GrantLease(name, answer))
+
+    def _next(self, process: Process) -> Lease | str:
+        """The best lease for that worker, or why there is none."""
+        if self.leases_of(process.name) >= LEASES_PER_WORKER:
+            return f"{process.name} has {LEASES_PER_WORKER} leases already"
+        if away := self._context.servers_away():
+            return f"waiting for parameter servers: {away}"
+        return (
+            self._evaluation.lease(process.name)
+            or self._work_lease(process.name)
+            or self._export_lease(process.name)
+            or self.idle_reason()
+        )
+
+    def apart(self, event: LeaseRequested) -> bool:
+        """Give a worker whose ring stands still a lease for itself, if there is one."""
+        process = self._context.worker(event.worker)
+        if process is None or self.leases_of(event.worker) >= LEASES_PER_WORKER:
+            return False
+        lease = self._evaluation.lease(event.worker) or self._export_lease(event.worker)
+        if lease is None:
+            return False
+        process.revoked = False
+        if self.leases_of(event.worker) == 1:
+            process.busy_since_s = event.at_s
+        self._context.orders.give(GrantLease(event.worker, lease))
+        return True
+
+    def _work_lease(self, worker: ProcessName) -> Lease | None:
+        work = self._context.work
+        if work is None or self._context.phase is not Phase.WORKING or self._context.on_ring:
+            return None
+        held = work.take(worker, self._context.now_s)
+        return work.lease(held) if held else None
+
+    def _export_lease(self, worker: ProcessName) -> Lease | None:
+        export = self._context.export
+        if self._context.phase is not Phase.EXPORTING or export is None or export.holder is not None:
+            return None
+        export.holder = worker
+        return Lease(Task.EXPORT, None, export.attempt, version=self._context.version)
+
+    def idle_reason(self) -> str:
+        """Why there is nothing to lease just now, in words."""
+        current, work = self._evaluation.round, self._context.work
+        if self._context.phase is Phase.STARTING:
+            return "the data is being counted"
+        if current is not None and current.stage is RoundStage.CUTTING:
+            return "waiting for the frozen view of an evaluation"
+        if current is not None and current.stage is RoundStage.SUMMARISING and (name := self._evaluation.summary_waits_for()):
+            return f"{name} is to sum up evaluation round {current.number}: its callbacks know the rounds before"
+        if current is not None:
+            return f"evaluation round {current.number} is {current.stage}; all of it is leased"
+        if work is not None and work.held and self._context.phase is Phase.WORKING:
+            settling = sum(held.stage is Stage.SETTLING for held in work.held.values())
+            return f"the last {len(work.held)} shards are leased to others" + (
+                f" ({settling} are being settled)" if settling else ""
+            )
+        return self._evaluation.pauses() or f"the job is {self._context.phase}"
+
+    def leases_of(self, worker: ProcessName) -> int:
+        """How many leases a worker holds, of every kind; revoked ones are not in its hands any more."""
+        current, export, work = self._evaluation.round, self._context.export, self._context.work
+        count = sum(held.stage is not Stage.CLOSING for held in work.held_by(worker)) if work else 0
+        if current is not None:
+            count += len(current.ledger.held_by(worker)) + (current.summary.holder == worker)
+        return count + (export is not None and export.holder == worker)
+
+    # -- reports ------------------------------------------------------------------------------------------------------
+
+    def progressed(self, event: ProgressReported) -> None:
+        """Book progress with a lease."""
+        process = self._context.worker(event.worker)
+        if process is None:
+            self._context.drop(DropCause.ENDED_PROCESS, event.worker, event)
+            return
+        on_ring = self._context.on_ring and event.task is Task.TRAINING
+        if on_ring:
+            gained = self.ring_progressed(event)
+        else:
+            gained = self._evaluation.progressed(event) if event.task is Task.EVALUATION else self._progressed_work(event)
+        if gained:
+            self.pace.saw(event.task, event.at_s - process.busy_since_s, gained)
+            self._context.budgets.progressed()
+            self._first_progress(*(self.ring_names() if on_ring else ()), event.worker)
+            process.done_records += gained
+            process.busy_since_s = event.at_s
+            if not on_ring:
+                self._tell_loss(event)
+
+    def _first_progress(self, *names: ProcessName) -> None:
+        """Workers that came up do their part from now on. On a ring one tells of the steps of all."""
+        for name in names:
+            process = self._context.worker(name)
+            if process is not None and not process.works:
+                process.works = True
+                self._tell_first_progress(process)
+
+    def _tell_first_progress(self, process: Process) -> None:
+        ready_s = self._context.now_s if process.ready_s is None else process.ready_s
+        after_s = self._context.now_s - ready_s
+        text = f"{process.name} works, {after_s:.1f} s after it was ready"
+        details = meaning(EventKind.WORKING, after_s=after_s)
+        if not self._context.on_ring:
+            details["first_s"] = round(self._context.now_s - max(ready_s, process.busy_since_s), 3)
+        self._context.orders.announce("process", text, process=process.name, level="detail", details=details)
+
+    def _progressed_work(self, event: ProgressReported) -> int:
+        work = self._context.work
+        held = work.find(event.worker, event.applied.shard, event.applied.attempt) if work else None
+        if work is None or held is None or work.task is not event.task:
+            other = held is not None and work is not None
+            cause = DropCause.OTHER_TASK if other else self._evaluation.why_not_found(event.worker, event.applied)
+            self._context.drop(cause, event.worker, event)
+            return 0
+        self._check_offset(event, held)
+        self._context.acknowledged_version = max(self._context.acknowledged_version, event.version)
+        gained = work.advance(held, event.applied.offset, event.bad_records)
+        if event.bad_records:
+            self._context.check_bad(work.counts[held.piece.epoch], event.bad_examples)
+        if event.done and not work.finish(held):
+            total = held.piece.shard.records
+            self._failed_work(held, f"{event.worker}: ended after {held.offset} of {total} records")
+        return gained
+
+    def _check_offset(self, event: ProgressReported, held: HeldShard) -> None:
+        """What is told of a lease grows, up to the end of its shard."""
+        told = event.applied.offset
+        if told > held.piece.shard.records:
+            self._context.drop(DropCause.BEYOND_LEASE, event.worker, f"{event}, of {held}")
+        elif told < held.offset:
+            self._context.drop(DropCause.BACKWARD, event.worker, f"{event}, of {held}")
+
+    def _tell_loss(self, event: ProgressReported) -> None:
+        if event.loss is not None:
+            self._context.saw_loss(self._context.version, {"loss": event.loss})
+
+    def returned(self, event: LeaseReturned) -> None:
+        """A worker gives back the rest of a lease. Unless it was revoked or never taken, the worker is draining."""
+        process, current = self._context.worker(event.worker), self._evaluation.round
+        if process is None:
+            self._context.drop(DropCause.ENDED_PROCESS, event.worker, event)
+            return
+        work = self._context.work
+        held = work.find(event.worker, event.applied.shard, event.applied.attempt) if work else None
+        if held is not None and work is not None and not event.taken:
+            work.give_back(held)
+        elif held is not None:
+            self._reconciliation.returned(process, held, event.applied.offset)
+        else:
+            applied = event.applied
+            found = current.ledger.find(event.worker, applied.shard, applied.attempt) if current else None
+            if found is not None and current is not None:
+                current.ledger.give_back(found)
+            else:
+                self._context.drop(self._evaluation.why_not_found(event.worker, applied), event.worker, event)
+        if process.life is Life.READY and event.taken and not process.revoked:
+            process.enter(Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + _LEAVE_LIMIT_S)
+            text = f"{event.worker} is draining: it gives its work back"
+            details = meaning(EventKind.STOPPING, reason="draining")
+            self._context.orders.announce("process", text, process=event.worker, details=details)
+
+    def failed(self, event: TaskFailed) -> None:
+        """The user's code raised: in a shard the shard is blamed, outside of any it spends the user's budget.
+
+        The worker ends after that by itself. What it pushed before is learned from the servers, as of any lost worker.
+        """
+        process = self._context.worker(event.worker)
+        if process is None:
+            self._context.drop(DropCause.ENDED_PROCESS, event.worker, event)
+            return
+        process.failure_reported = True
+        if process.life is Life.READY:
+            process.enter(Life.STOPPING, event.at_s, "its user code failed", deadline_s=event.at_s + _LEAVE_LIMIT_S)
+        self._context.orders.announce(
+            "task", f"{event.worker}: {event.error}", process=event.worker, cause="user_error", level="error"
+        )
+        if event.fatal:
+            self._context.fail(event.error)
+        elif self._of_no_shard(event):
+            if reason := self._context.budgets.user_error(event.error):
+                self._context.fail(reason, hint="mend the model module; `elasticdl logs` has the whole traceback")
+        elif not self._evaluation.failed_task(event):
+            self._failed_lease(process, event)
+
+    def _of_no_shard(self, event: TaskFailed) -> bool:
+        """Nothing can be given up for it. No member holds what a ring trains on: whoever comes next is at the same records."""
+        in_common = self._context.on_ring and event.task is Task.TRAINING
+        return in_common or event.task is None or (event.shard is None and event.task not in (Task.SUMMARY, Task.EXPORT))
+
+    def _failed_lease(self, process: Process, event: TaskFailed) -> None:
+        export, work = self._context.export, self._context.work
+        if event.task is Task.EXPORT and export is not None and export.release(event.worker, event.error):
+            self._context.fail(f"the export failed {len(export.failures)} times:\n{export.story()}")
+        if event.shard is None or work is None:
+            return
+        held = work.find(event.worker, event.shard, event.attempt)
+        if held is None:
+            applied = Applied(event.shard, event.attempt, 0)
+            self._context.drop(self._evaluation.why_not_found(event.worker, applied), event.worker, event)
+        else:
+            self._reconciliation.lost(process, Blame(f"{event.worker}: {event.error}", event.shard))
+
+    def _failed_work(self, held: HeldShard, reason: str) -> None:
+        work = self._context.work
+        assert work is not None
+        if work.fail(held, reason):
+            self._context.give_up(work.task, held.piece)
+
+    def exported(self, event: ExportFinished) -> bool:
+        """The export is there. False if it is not by whom was asked."""
+        export = self._context.export
+        if export is None or export.holder != event.worker:
+            self._context.drop(DropCause.LATE_EXPORT, event.worker, event)
+            return False
+        self._context.orders.announce("export", f"exported: {event.path}", process=event.worker)
+        return True
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def lost(self, process: Process, blame: str) -> bool:
+        """A worker is gone: take all back. True if `blame` was counted against some work that it held."""
+        name, export = process.name, self._context.export
+        blamed = self._evaluation.lost(name, blame)
+        if export is not None and export.holder == name:
+            blamed = blamed or bool(blame)
+            if export.release(name, blame):
+                self._context.fail(f"the export failed {len(export.failures)} times:\n{export.story()}")
+        # An evaluation shard is worked on before a training shard: if there is one, that one is to blame.
+        return self._reconciliation.lost(process, Blame(blame) if blame and not blamed else None) or blamed
+
+    def stop_early(self, why: str) -> None:
+        """Training ends now: what nobody has begun is left."""
+        work = self._context.work
+        if (
+            work is None
+            or work.stopped
+            or self._context.phase is not Phase.WORKING
+            or self._context.spec.action is not Action.TRAIN
+        ):
+            return
+        self._context.orders.announce("job", f"training ends early: {why}", details={"ended_early": why})
+        self._context.ended_early = why
+        work.stop()
+        if self._context.on_ring:
+            self.halt_ring("training ends early")
+            return
+        for name in dict.fromkeys(held.worker for held in work.held.values() if held.stage is Stage.LEASED):
+            self.revoke(name, "training ends early")
+
+    def revoke(self, worker: ProcessName, reason: str) -> None:
+        """Void the leases of a live worker. Evaluation goes back at once, training when its last reports are in."""
+        process, work = self._context.worker(worker), self._context.work
+        if process is None:
+            return
+        process.revoked = True
+        self._evaluation.lost(worker, "")
+        for held in work.held_by(worker) if work else ():
+            if held.stage is Stage.LEASED:
+                held.stage, held.since_s = Stage.CLOSING, self._context.now_s
+        self._context.orders.give(RevokeLeases(worker, reason))
+
+    def tick(self) -> None:
+        """Close what was revoked long enough ago."""
+        work = self._context.work
+        # A push may be waiting for a server that is away: its outcome is not known yet.
+        if work is None or self._context.servers_away():
+            return
+        due_s = self._context.now_s - _CLOSE_AFTER_S
+        closing = [held for held in work.held.values() if held.stage is Stage.CLOSING and held.since_s <= due_s]
+        for held in closing:
+            work.give_back(held)
+        if closing:
+            self._context.orders.announce("shard", f"{len(closing)} revoked shards came back")
+
+    def put_off_closing(self) -> None:
+        """Servers are back: pushes that waited for them go through now."""
+        for held in self._context.work.held.values() if self._context.work else ():
+            if held.stage is Stage.CLOSING:
+                held.since_s = self._context.now_s
+
+    def limit_s(self, process: Process) -> float | None:
+        """How long that worker may be without progress with what it holds; None if it holds nothing."""
+        name, warm, limits = process.name, process.done_records > 0, list[float]()
+        current, work = self._evaluation.round, self._context.work
+        for ledger in (work, current.ledger if current else None):
+            held = ledger.held_by(name) if ledger else []
+            limits += [self.pace.limit_s(ledger.task, one.piece.shard.records, warm=warm) for one in held if ledger]
+        if errand_s := self.errand_limit_s(process):
+            limits.append(errand_s)
+        return max(limits, default=None)
+
+    def errand_limit_s(self, process: Process) -> float:
+        """How long the summary or the export that a worker holds may take; 0 if it holds neither."""
+        current, export = self._evaluation.round, self._context.export
+        if export is not None and export.holder == process.name:
+            return self.pace.limit_s(Task.EXPORT, 0, warm=True)
+        summary = current is not None and current.summary.holder == process.name
+        return self.pace.limit_s(Task.SUMMARY, 0, warm=True) if summary else 0.0

@@ -1,0 +1,195 @@
+"""The training ledger as JSON, for checkpoints: at exactly the point of a cut, whatever was reported since."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from elasticdl.errors import UserError
+from elasticdl.job import Shuffle
+from elasticdl.master.core.data.ledger import Count, HeldShard, Ids, Ledger, Piece, reached
+from elasticdl.master.core.data.sharding import Plan
+from elasticdl.shard import Applied, ShardId, Source, Task, same_data
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What a checkpoint's ledger brings back. `workers_used`: the first worker index that was never used.
+
+    `updates_lost`: those that the checkpoint lacks, since they went with parameter servers before it.
+    """
+
+    ledger: Ledger
+    workers_used: int
+    rounds_used: int
+    updates_lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunBefore:
+    """What is known of the run that a job goes on from: records trained and repeated, by epoch.
+
+    `trained`: of all epochs, where that was heard of later than `counts`. `killed`: it ended without a word.
+    """
+
+    counts: Mapping[int, tuple[int, int]]
+    trained: int = 0
+    killed: bool = False
+
+
+def ledger_json(
+    ledger: Ledger,
+    ids: Ids,
+    applied: Mapping[str, Applied],
+    *,
+    ring_at: Mapping[ShardId, int] | None = None,
+    workers_used: int = 0,
+    rounds_used: int = 0,
+    updates_lost: int = 0,
+) -> str:
+    """The ledger with every holding at where `applied` (worker's name -> its last push within the cut) says.
+
+    `ring_at`: how far each shard is that a ring holds; None if none does.
+
+    The ledger itself is not changed. Holdings become pieces with their next attempt: their workers are gone by then.
+    """
+    counts = [replace(count) for count in ledger.counts]
+    held = _ring_pieces(ledger, counts, ring_at) if ring_at is not None else _held_pieces(ledger, counts, applied)
+    pieces = [*held, *ledger.returned]
+    return json.dumps(
+        {
+            "format": _FORMAT,
+            "sources": [asdict(source) for source in ledger.plan.sources],
+            "shard_records": ledger.plan.shard_records,
+            "shuffle": ledger.plan.shuffle,
+            "seed": ledger.plan.seed,
+            "counts": [asdict(count) for count in counts],
+            "cursor": ledger.cursor,
+            "first_id": ledger.first_id,
+            "next_id": ids.next,
+            "pieces": [_piece_plain(piece) for piece in pieces],
+            "stopped": ledger.stopped,
+            "parked": [_piece_plain(piece) for piece in ledger.parked],
+            "done_shards": ledger.done_shards + sum(not piece.rest for piece in pieces),
+            "workers_used": workers_used,
+            "rounds_used": rounds_used,
+            "updates_lost": updates_lost,
+            "repeated_at_least": ledger.repeated_at_least,
+            "repeated_before": {str(epoch): count for epoch, count in ledger.repeated_before.items()},
+        }
+    )
+
+
+def _held_pieces(ledger: Ledger, counts: list[Count], applied: Mapping[str, Applied]) -> Iterable[Piece]:
+    workers = dict.fromkeys(held.worker for held in ledger.held.values())
+    for worker in workers:
+        mine = ledger.held_by(worker)
+        yield from _at_cut(mine, counts, [offset for offset, _ in reached(mine, [applied.get(str(worker))])])
+
+
+def _ring_pieces(ledger: Ledger, counts: list[Count], ring_at: Mapping[ShardId, int]) -> Iterable[Piece]:
+    mine = list(ledger.held.values())
+    return _at_cut(mine, counts, [max(held.offset, ring_at.get(held.piece.shard.id, 0)) for held in mine])
+
+
+def _at_cut(mine: list[HeldShard], counts: list[Count], offsets: list[int]) -> Iterable[Piece]:
+    for held, offset in zip(mine, offsets, strict=True):
+        piece, count = held.piece, counts[held.piece.epoch]
+        count.trained += offset - piece.offset
+        count.unfinished -= offset == piece.shard.records
+        yield replace(piece, offset=offset, attempt=piece.attempt + 1)
+
+
+def _piece_plain(piece: Piece) -> dict[str, Any]:
+    return {
+        "number": piece.number,
+        "id": piece.shard.id,
+        "epoch": piece.epoch,
+        "offset": piece.offset,
+        "attempt": piece.attempt,
+        "failures": piece.failures,
+    }
+
+
+def resume(text: str, training: tuple[Source, ...], epochs: int, ids: Ids) -> Resumed:
+    """The ledger of a checkpoint, to be gone on with for `epochs` epochs in all.
+
+    The cut, its order and its seed are those of the ledger: pieces half done keep their meaning. Raises UserError if
+    the data is not what it was.
+    """
+    try:
+        plain = json.loads(text)
+        if plain["format"] != _FORMAT:
+            raise UserError(f"the checkpoint's ledger has format {plain['format']}, this version reads {_FORMAT}")
+        return _rebuild(plain, training, epochs, ids)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise UserError(f"the checkpoint's ledger cannot be read: {error!r}", hint="resume from an earlier checkpoint") from error
+
+
+def gone_on(text: str, before: RunBefore) -> tuple[str, int]:
+    """The ledger with what the run before is known to have trained beyond it counted as repeated, and how many records that are.
+
+    The run may have done more that nobody was told of any more. A ledger that cannot be read stays as it is.
+    """
+    again = 0
+    try:
+        plain = json.loads(text)
+        counts, later = {count["epoch"]: count for count in plain["counts"]}, plain.setdefault("repeated_before", {})
+        known = dict(before.counts)
+        if newer := max(0, before.trained - sum(trained for trained, _ in known.values())) if known else 0:
+            # Of which epoch they are was not told: of the one that the run was at.
+            trained, repeated = known[max(known)]
+            known[max(known)] = trained + newer, repeated
+        for epoch, (trained, repeated) in known.items():
+            mine = counts.get(epoch)
+            more = max(0, trained - (mine["trained"] if mine else 0))
+            told = max(repeated, mine["repeated"] if mine else later.get(str(epoch), 0))
+            if mine:
+                mine["repeated"] = told + more
+            elif told or more:
+                later[str(epoch)] = told + more
+            again += more
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return text, 0
+    plain["repeated_at_least"] = plain.get("repeated_at_least", False) or before.killed or again > 0
+    return json.dumps(plain), again
+
+
+def _rebuild(plain: dict[str, Any], training: tuple[Source, ...], epochs: int, ids: Ids) -> Resumed:
+    sources = tuple(Source(**source) for source in plain["sources"])
+    _check_same(sources, training)
+    plan = Plan(sources, plain["shard_records"], epochs, Shuffle(plain["shuffle"]), plain["seed"])
+    ids.next = max(ids.next, plain["next_id"])
+    ledger = Ledger(plan, ids, task=Task.TRAINING)
+    ledger.reopen((Count(**count) for count in plain["counts"]), plain["cursor"], plain["first_id"])
+    ledger.returned.extend(piece for piece in (_piece(plan, entry) for entry in plain["pieces"]) if piece.rest)
+    ledger.parked.extend(_piece(plan, entry) for entry in plain["parked"])
+    ledger.done_shards = plain["done_shards"]
+    ledger.stopped = plain["stopped"]
+    ledger.repeated_at_least = bool(plain.get("repeated_at_least", False))
+    ledger.repeated_before = {int(epoch): count for epoch, count in plain.get("repeated_before", {}).items()}
+    return Resumed(ledger, plain["workers_used"], plain["rounds_used"], plain.get("updates_lost", 0))
+
+
+def _piece(plan: Plan, entry: dict[str, Any]) -> Piece:
+    shard = plan.shard(entry["number"], ShardId(entry["id"]))
+    return Piece(entry["number"], shard, entry["epoch"], entry["offset"], entry["attempt"], list(entry["failures"]))
+
+
+def _check_same(before: tuple[Source, ...], now: tuple[Source, ...]) -> None:
+    for old, new in zip(before, now, strict=False):
+        if not same_data(old, new):
+            raise UserError(
+                f"the training data changed since the checkpoint: {old.name} had {old.records} records"
+                f" (fingerprint {old.fingerprint or 'none'}), now {new.name} has {new.records} ({new.fingerprint or 'none'})",
+                hint="resume with the same data, or start afresh with --checkpoint-dir-for-init",
+            )
+    if len(before) != len(now):
+        raise UserError(
+            f"the training data changed since the checkpoint: {len(before)} sources then, {len(now)} now",
+            hint="resume with the same data, or start afresh with --checkpoint-dir-for-init",
+        )

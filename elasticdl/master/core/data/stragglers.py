@@ -1,0 +1,44 @@
+"""How long a worker may be without progress before it counts as a straggler."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import final
+
+from elasticdl.shard import Task
+
+_SAMPLES = 101
+_SHORTEST_S = 30.0
+_FIRST_S = 300.0
+_LONGEST_S = 3600.0
+_TIMES_MEDIAN = 10.0
+_ERRANDS_S = {Task.SUMMARY: 300.0, Task.EXPORT: 1800.0}
+
+
+@final
+class StragglerBounds:
+    """Seconds per record, as seen lately, by task."""
+
+    def __init__(self) -> None:
+        self._samples: dict[Task, deque[float]] = {}
+        self._overruns = 0
+
+    def saw(self, task: Task, seconds: float, records: int) -> None:
+        """A worker took `seconds` for `records` > 0."""
+        self._samples.setdefault(task, deque(maxlen=_SAMPLES)).append(seconds / records)
+
+    def overran(self) -> None:
+        """Somebody was cut off for being slow: while nothing else is known, the next one gets twice the time."""
+        self._overruns += 1
+
+    def limit_s(self, task: Task, records: int, *, warm: bool) -> float:
+        """Time without progress that is allowed. `warm` False: the worker did nothing yet and has a model to compile."""
+        if task in _ERRANDS_S:
+            return _ERRANDS_S[task]
+        first_s = min(_LONGEST_S, _FIRST_S * 2.0 ** min(self._overruns, 10))
+        samples = self._samples.get(task)
+        if not samples:
+            return first_s
+        usual_s = max(_SHORTEST_S, _TIMES_MEDIAN * median(samples) * records)
+        return usual_s if warm else max(usual_s, first_s)

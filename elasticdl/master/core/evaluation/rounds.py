@@ -1,0 +1,380 @@
+"""Rounds of evaluation at one stated version: freeze a view, lease the validation shards, add up the metric states
+exactly once per shard, then let one worker turn the sums into values.
+
+It is the same worker in each round, as long as it lives: callbacks count rounds. Another that has to take over is told the rounds before.
+The payload of the SUMMARY lease is JSON: `{"round", "version", "epoch", "metrics": {name: [[…], …]}, "history": [{"round", "epoch",
+"values": {name: value}, "loss": of training}, …]}`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.dropped import DropCause
+from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.job import Action
+from elasticdl.master.core.checkpoint.snapshots import Snapshots, retry_s
+from elasticdl.master.core.commands import DropSnapshot, Purpose, RecordMetrics
+from elasticdl.master.core.data.ledger import Blame, Ledger, Piece
+from elasticdl.master.core.data.sharding import Plan, shard_records
+from elasticdl.master.core.data.singleton_tasks import SingletonTask
+from elasticdl.master.core.events import Numbers, ProgressReported, SummaryReported, TaskFailed
+from elasticdl.master.core.job_context import JobContext, Phase
+from elasticdl.master.core.processes.table import Life
+from elasticdl.shard import Applied, Lease, SnapshotId, Task
+
+_TRIES = 20
+_KEPT_RESULTS = 1000
+_SUMMARY_PATIENCE_S = 300.0
+"""How long a summary waits for the worker that made those before, which may be busy; then anybody makes it."""
+
+
+class Stage(StrEnum):
+    """How far a round is."""
+
+    CUTTING = "waiting for a frozen view"
+    LEASING = "computing metrics"
+    SUMMARISING = "summarising"
+
+
+@dataclass(slots=True)
+class Round:
+    """A round under way. `snapshot` is None on the live parameters (`elasticdl evaluate`)."""
+
+    number: int
+    final: bool
+    since_s: float
+    stage: Stage
+    snapshot: SnapshotId | None
+    ledger: Ledger
+    version: int = 0
+    epoch: int = 0
+    sums: dict[str, list[list[float]]] = field(default_factory=dict)
+    summary: SingletonTask = field(default_factory=lambda: SingletonTask(Task.SUMMARY))
+    added_up_s: float = 0.0
+    """When its last shard was done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a round found. `loss`: the newest loss of training at that time."""
+
+    round: int
+    version: int
+    epoch: int
+    at_s: float
+    values: dict[str, float]
+    loss: float | None = None
+
+
+@final
+class Evaluation:
+    """Decides on rounds, one at a time."""
+
+    def __init__(self, context: JobContext, snapshots: Snapshots) -> None:
+        self._context = context
+        self._snapshots = snapshots
+        self.round: Round | None = None
+        self.results: list[Result] = []
+        self.final_done = False
+        self.last_ledger: Ledger | None = None
+        self.rounds = 0
+        self._summariser: ProcessName | None = None
+        """Who made the last summary: callbacks that count rounds live there."""
+        self._anchor_version = 0
+        self._anchor_s = 0.0
+        self._failures = 0
+        self._retry_at_s = 0.0
+        self._problem = ""
+        """Why the last try got no frozen view."""
+        self.ring_stands: Callable[[], bool] = lambda: False
+        """On a ring: whether it stands still, so that all weights are the same."""
+        self.ring_first: Callable[[], ProcessName | None] = lambda: None
+        """On a ring: rank 0, whose learning rate counts, and which callbacks of a round may change."""
+
+    def start(self, version: int) -> None:
+        """Count versions and seconds from here."""
+        self._anchor_version, self._anchor_s = version, self._context.now_s
+
+    def version_changed(self) -> None:
+        """The servers are at another version; at an older one after a restore."""
+        if self._context.on_ring or self._context.version_may_fall():
+            self._anchor_version = min(self._anchor_version, self._context.version)
+
+    # -- when ---------------------------------------------------------------------------------------------------------
+
+    def decide(self) -> None:
+        """Open a round if one is due and can begin now."""
+        if self.round is not None or self._context.now_s < self._retry_at_s or self._context.servers_away():
+            return
+        final = self._context.phase is Phase.EVALUATING and not self.final_done
+        if not final and not self._due():
+            return
+        if self._context.spec.action is Action.EVALUATE or self._context.on_ring:
+            if self._context.on_ring and not self.ring_stands():
+                return
+            self._open(final, None)
+            self._anchor_version = self._context.version
+            self._begin_leasing(self._context.version)
+        elif self._snapshots.cutting is None:
+            self._open(final, self._snapshots.take(Purpose.EVALUATION))
+
+    def _due(self) -> bool:
+        if self._context.phase is not Phase.WORKING or not self._context.validation or self._context.work is None:
+            return False
+        return self.due_at(self._context.version)
+
+    def due_at(self, version: int) -> bool:
+        """Whether one is due when training has come to that version."""
+        if not self._context.validation:
+            return False
+        training = self._context.spec.training
+        steps = training.evaluation_steps
+        by_steps = steps > 0 and version // steps > self._anchor_version // steps
+        by_time = 0 < training.evaluation_seconds <= self._context.now_s - self._anchor_s and version > self._anchor_version
+        return by_steps or by_time or self._failures > 0
+
+    def _open(self, final: bool, snapshot: SnapshotId | None) -> None:
+        data, workers = self._context.spec.data, self._context.spec.cluster.num_workers.high
+        sources = self._context.validation
+        plan = Plan(sources, shard_records(data, sum(source.records for source in sources), workers))
+        ledger = Ledger(plan, self._context.ids, task=Task.EVALUATION)
+        self.round = Round(self.rounds, final, self._context.now_s, Stage.CUTTING, snapshot, ledger)
+        self.rounds += 1
+
+    def cut(self, snapshot: SnapshotId, version: int) -> None:
+        """The frozen view of the open round is there."""
+        if self.round is None or self.round.snapshot != snapshot:
+            self._context.drop(DropCause.LATE_SNAPSHOT, None, snapshot)
+            self._context.orders.give(DropSnapshot(snapshot))
+            return
+        self._anchor_version = version
+        self._begin_leasing(version)
+
+    def _begin_leasing(self, version: int) -> None:
+        assert self.round is not None
+        self.round.version, self.round.stage = version, Stage.LEASING
+        self.round.epoch = self._context.work.epoch if self._context.work else 0
+        details = meaning(EventKind.BEGUN, round=self.round.number, version=version)
+        text = f"evaluation round {self.round.number} begins at version {version}"
+        self._context.orders.announce("evaluation", text, details=details)
+        self._maybe_summarise(self.round)
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    def lease(self, worker: ProcessName) -> Lease | None:
+        """A validation shard, or the summary, if there is one to be had."""
+        current = self.round
+        if current is None or current.stage is Stage.CUTTING:
+            return None
+        if current.stage is Stage.SUMMARISING:
+            return self._summary_lease(current, worker)
+        held = current.ledger.take(worker, self._context.now_s)
+        if held is None:
+            return None
+        lease = current.ledger.lease(held)
+        return replace(lease, epoch=current.epoch, round=current.number, snapshot=current.snapshot, version=current.version)
+
+    def _summary_lease(self, current: Round, worker: ProcessName) -> Lease | None:
+        if current.summary.holder is not None or self.summary_waits_for() not in (None, worker):
+            return None
+        current.summary.holder = worker
+        return Lease(
+            Task.SUMMARY,
+            None,
+            current.summary.attempt,
+            epoch=current.epoch,
+            round=current.number,
+            snapshot=current.snapshot,
+            version=current.version,
+            payload=json.dumps(self._payload(current)),
+        )
+
+    def _payload(self, current: Round) -> dict[str, object]:
+        """Whoever gets it takes from the history what its callbacks were not told yet."""
+        history = [{"round": one.round, "epoch": one.epoch, "values": one.values, "loss": one.loss} for one in self.results]
+        told = {"round": current.number, "version": current.version, "epoch": current.epoch}
+        return {**told, "metrics": current.sums, "history": history}
+
+    def summary_waits_for(self) -> ProcessName | None:
+        """The worker that is to make the open summary, since it made those before; None: anybody may."""
+        before, current = self.ring_first() or self._summariser, self.round
+        process = self._context.worker(before) if before else None
+        if current is None or process is None or process.life is not Life.READY:
+            return None
+        return before if self._context.now_s - current.added_up_s < _SUMMARY_PATIENCE_S else None
+
+    def progressed(self, event: ProgressReported) -> int:
+        """A worker's report on a validation shard; returns the records that are new."""
+        current = self.round
+        held = current.ledger.find(event.worker, event.applied.shard, event.applied.attempt) if current else None
+        if current is None or held is None:
+            self._context.drop(self.why_not_found(event.worker, event.applied), event.worker, event)
+            return 0
+        if event.applied.offset > held.piece.shard.records:
+            self._context.drop(DropCause.BEYOND_LEASE, event.worker, f"{event}, of {held}")
+        gained = current.ledger.advance(held, event.applied.offset, event.bad_records)
+        if event.done:
+            problem = self._not_addable(current, event.metrics)
+            if problem or held.offset < held.piece.shard.records:
+                problem = problem or f"ended after {held.offset} of {held.piece.shard.records} records"
+                self._failed_piece(held.piece if current.ledger.fail(held, f"{event.worker}: {problem}") else None)
+            else:
+                current.ledger.finish(held)
+                self._count(event.worker, held.piece.shard.records - held.bad)
+                _add(current.sums, event.metrics)
+                self._context.check_bad(current.ledger.counts[0], event.bad_examples)
+        self._maybe_summarise(current)
+        return gained
+
+    def why_not_found(self, worker: ProcessName, applied: Applied) -> DropCause:
+        """Why nothing is known of a lease that a worker speaks of, be it of this round or of the work."""
+        ledgers = (self._context.work, self.round.ledger if self.round else None)
+        causes = {one.why_not_found(worker, applied.shard, applied.attempt) for one in ledgers if one is not None}
+        known = self._context.ids.given(applied.shard) and DropCause.UNKNOWN_LEASE not in causes
+        return DropCause.VOIDED_LEASE if known else DropCause.UNKNOWN_LEASE
+
+    def _count(self, worker: ProcessName, records: int) -> None:
+        """Beside a training; of `elasticdl evaluate` the receipt counts them."""
+        process = self._context.processes.all.get(worker)
+        if process is not None and self._context.spec.action is Action.TRAIN:
+            process.evaluated_records += records
+
+    def _not_addable(self, current: Round, metrics: dict[str, tuple[Numbers, ...]]) -> str:
+        """Why these states cannot be added to the sums; '' if they can."""
+        if current.sums and current.sums.keys() != metrics.keys():
+            return f"its metrics are {sorted(metrics)}, those of other shards {sorted(current.sums)}"
+        for name, arrays in metrics.items():
+            before = current.sums.get(name)
+            if before is not None and [len(array) for array in before] != [len(array) for array in arrays]:
+                return f"the state of metric {name!r} has another shape than with other shards"
+        return ""
+
+    def _maybe_summarise(self, current: Round) -> None:
+        if current.stage is Stage.LEASING and current.ledger.finished:
+            current.stage, current.added_up_s = Stage.SUMMARISING, self._context.now_s
+
+    def summarised(self, event: SummaryReported) -> bool:
+        """The values of the open round. False if they are not of whom was asked, or too late."""
+        current = self.round
+        if current is None or current.number != event.round or current.summary.holder != event.worker:
+            known = 0 <= event.round < self.rounds
+            cause = DropCause.LATE_SUMMARY if known else DropCause.UNKNOWN_LEASE
+            self._context.drop(cause, event.worker, event)
+            return False
+        # In one order: over the wire they come in any.
+        values = {name: event.values[name] for name in sorted(event.values, key=lambda name: (name != "loss", name))}
+        loss = self._context.loss
+        self.results.append(Result(current.number, current.version, current.epoch, event.at_s, values, loss))
+        del self.results[:-_KEPT_RESULTS]
+        self._summariser = event.worker
+        self._context.metrics = dict(values)
+        trained = self._context.work.totals().trained if self._context.work else current.ledger.totals().trained
+        orders = self._context.orders
+        orders.give(RecordMetrics("evaluation", current.version, trained, dict(values)))
+        found = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        seconds = event.at_s - current.since_s
+        text = f"evaluation round {current.number} at version {current.version}: {found or 'no metrics'}"
+        orders.announce(
+            "evaluation", text, details=meaning(EventKind.ENDED, round=current.number, version=current.version, seconds=seconds)
+        )
+        self.final_done = self.final_done or current.final
+        self._failures = 0
+        self._anchor_s = self._context.now_s
+        self._close()
+        return True
+
+    # -- what goes wrong ----------------------------------------------------------------------------------------------
+
+    def failed_task(self, event: TaskFailed) -> bool:
+        """User code raised in a shard or in the summary. False if that lease is not of this round."""
+        current = self.round
+        if current is None:
+            return False
+        if event.shard is None:
+            return event.task is Task.SUMMARY and current.summary.holder == event.worker and self._failed_summary(event)
+        held = current.ledger.find(event.worker, event.shard, event.attempt)
+        if held is None:
+            return False
+        self._failed_piece(held.piece if current.ledger.fail(held, f"{event.worker}: {event.error}") else None)
+        self._maybe_summarise(current)
+        return True
+
+    def _failed_summary(self, event: TaskFailed) -> bool:
+        assert self.round is not None
+        if self.round.summary.release(event.worker, event.error):
+            self._context.fail(f"the summary of an evaluation failed:\n{self.round.summary.story()}")
+        return True
+
+    def _failed_piece(self, parked: Piece | None) -> None:
+        if parked is not None:
+            self._context.give_up(Task.EVALUATION, parked)
+
+    def lost(self, worker: ProcessName, blame: str) -> bool:
+        """A worker is gone. True if `blame` was counted against something that it held here."""
+        current = self.round
+        if current is None:
+            return False
+        blamed = bool(blame) and (current.summary.holder == worker or bool(current.ledger.held_by(worker)))
+        if current.summary.release(worker, blame):
+            self._context.fail(f"the summary of an evaluation failed:\n{current.summary.story()}")
+        self._failed_piece(current.ledger.settle(worker, (), Blame(blame) if blame else None))
+        self._maybe_summarise(current)
+        return blamed
+
+    def failed_cut(self, reason: str) -> None:
+        """The open round got no frozen view: again later."""
+        self._close()
+        self._failures += 1
+        self._problem = reason
+        pause_s = retry_s(self._failures)
+        self._retry_at_s = self._context.now_s + pause_s
+        self._context.orders.announce(
+            "evaluation", f"no evaluation yet: {reason}; trying again in {pause_s:.0f} s", level="warning"
+        )
+        if self._failures >= _TRIES:
+            self._context.fail(f"no evaluation after {_TRIES} tries: {reason}")
+
+    def pauses(self) -> str:
+        """Why the round that is due is only tried again later; '' if it is not."""
+        if self.round is not None or not self._failures or self._context.now_s >= self._retry_at_s:
+            return ""
+        return f"no evaluation yet: {self._problem}; trying again in {self._retry_at_s - self._context.now_s:.0f} s"
+
+    def server_lost(self, name: ProcessName) -> list[ProcessName]:
+        """A frozen view is gone with the server that held a part of it. Returns who is working with that view."""
+        current = self.round
+        if current is None or current.snapshot is None or current.stage is Stage.CUTTING:
+            return []
+        holders = [held.worker for held in current.ledger.held.values()]
+        if current.summary.holder is not None:
+            holders.append(current.summary.holder)
+        self.failed_cut(f"the frozen view went with {name}")
+        return list(dict.fromkeys(holders))
+
+    def abandon(self) -> None:
+        """The job is to end, or to train again: no round is wanted any more."""
+        self._failures, self._retry_at_s = 0, self._context.now_s
+        if self.round is not None:
+            text = f"evaluation round {self.round.number} is not made: the job goes on without it"
+            self._context.orders.announce("evaluation", text)
+            self._close()
+
+    def _close(self) -> None:
+        assert self.round is not None
+        if self.round.snapshot is not None and self.round.stage is not Stage.CUTTING:
+            self._context.orders.give(DropSnapshot(self.round.snapshot))
+        self.last_ledger, self.round = self.round.ledger, None
+
+
+def _add(sums: dict[str, list[list[float]]], metrics: dict[str, tuple[Numbers, ...]]) -> None:
+    for name, arrays in metrics.items():
+        if name not in sums:
+            sums[name] = [list(array) for array in arrays]
+        else:
+            sums[name] = [[a + b for a, b in zip(one, other, strict=True)] for one, other in zip(sums[name], arrays, strict=True)]

@@ -1,0 +1,223 @@
+"""What the parts of the state machine share: one job's facts, as they are now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.dropped import WRONG, DropCause
+from elasticdl.errors import ExitCode
+from elasticdl.formatting import amount
+from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.job import Action, JobSpec, Strategy
+from elasticdl.master.core.command_buffer import CommandBuffer
+from elasticdl.master.core.commands import RecordMetrics
+from elasticdl.master.core.data.ledger import Count, Ids, Ledger, Piece
+from elasticdl.master.core.data.singleton_tasks import SingletonTask
+from elasticdl.master.core.processes.budgets import Budgets
+from elasticdl.master.core.processes.failures import MEMORY_WORDS
+from elasticdl.master.core.processes.memory_limits import MemoryLimits
+from elasticdl.master.core.processes.table import Process, Processes
+from elasticdl.shard import Source, Task
+
+_LOSS_EVERY_S = 1.0
+_FALLING_S = 10.0
+"""So long after a server came back reports of both the old and the new versions may come."""
+MORE_MEMORY = (
+    "allow for more with --worker-resource-limit, --ps-resource-limit and --oom-memory-limit, or use a smaller --minibatch-size"
+)
+
+
+class Phase(StrEnum):
+    """Where the job is. It goes down this list, with some left out; only a ring whose weights were lost goes back to WORKING."""
+
+    STARTING = "starting"
+    WORKING = "working"
+    """The training (or prediction) ledger is worked on."""
+    EVALUATING = "evaluating"
+    """The one round at the end, or the only one of `evaluate`."""
+    DRAINING = "draining"
+    """A person stopped the job; workers give their leases back."""
+    CHECKPOINTING = "checkpointing"
+    EXPORTING = "exporting"
+    ENDING = "ending"
+    """All is decided; processes are ending."""
+    ENDED = "ended"
+
+
+_LATE = {
+    Phase.DRAINING: "is being stopped",
+    Phase.CHECKPOINTING: "takes its last checkpoint",
+    Phase.EXPORTING: "exports its model",
+    Phase.ENDING: "is over: its processes are ending",
+    Phase.ENDED: "has ended",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the job ends."""
+
+    exit_code: ExitCode
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the place where the job runs bears. `starting`: workers that come up at the same time; None: any number.
+
+    On one machine each worker that comes up wants a core for seconds: too many at once starve those that work, and the master.
+    """
+
+    starting: int | None = None
+
+
+@dataclass(slots=True)
+class JobContext:
+    """Facts of the job that more than one part reads. `now_s` is the time of the event in hand: kept for status only."""
+
+    spec: JobSpec
+    orders: CommandBuffer = field(default_factory=CommandBuffer)
+    processes: Processes = field(default_factory=Processes)
+    ids: Ids = field(default_factory=Ids)
+    budgets: Budgets = field(default_factory=lambda: Budgets(0))
+    memory: MemoryLimits = field(default_factory=lambda: MemoryLimits({}))
+    limits: Limits = field(default_factory=Limits)
+    work: Ledger | None = None
+    """Training or prediction; None for evaluation, and before the data was counted."""
+    validation: tuple[Source, ...] = ()
+    phase: Phase = Phase.STARTING
+    phase_since_s: float = 0.0
+    outcome: Outcome | None = None
+    version: int = 0
+    acknowledged_version: int = 0
+    """The newest that a worker was told: each server was there. `version` comes with heartbeats only, thus later."""
+    updates_lost: int = 0
+    server_back_s: float = float("-inf")
+    """When a server last came back from a checkpoint."""
+    now_s: float = 0.0
+    loss: float | None = None
+    untold: tuple[int, Mapping[str, float]] | None = None
+    """The version and values of the newest loss, if it was not recorded."""
+    loss_told_s: float = float("-inf")
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    bad_examples: list[str] = field(default_factory=list)
+    given_up: list[str] = field(default_factory=list)
+    """Parked shards of all tasks, in words."""
+    export: SingletonTask | None = None
+    ended_early: str = ""
+    """Why training ended before all of its epochs, if it did: a callback's word."""
+    dropped: Counter[DropCause] = field(default_factory=Counter)
+    """Messages that changed nothing."""
+
+    def drop(self, cause: DropCause, sender: ProcessName | None, what: object, count: int = 1) -> None:
+        """Count messages that change nothing. A cause that no correct process gives is said once."""
+        if cause in WRONG and not self.dropped[cause]:
+            who = sender or "a process"
+            text = f"{who} told what it cannot know ({cause}), a defect of ElasticDL; it is not counted: {what}"
+            details = {"dropped": str(cause)}
+            self.orders.announce("job", text, process=sender, level="error", details=details)
+        self.dropped[cause] += count
+
+    @property
+    def servers(self) -> int:
+        return self.spec.cluster.num_ps_pods
+
+    @property
+    def on_ring(self) -> bool:
+        """Workers train on a ring: there are no servers, and the weights live in the workers."""
+        training = self.spec.training.distribution_strategy is Strategy.ALLREDUCE
+        return training and self.spec.action is Action.TRAIN
+
+    def worker(self, name: ProcessName) -> Process | None:
+        """A worker whose word counts; None if it is unknown, ended or given up."""
+        process = self.processes.going.get(name)
+        return process if process and process.heard and name.role is Role.WORKER else None
+
+    def servers_away(self) -> str:
+        """Why no server-backed work can be done now, in words; '' if it can."""
+        parts = []
+        for index in self.processes.away(self.servers):
+            process = self.processes.server(index)
+            why = f": {process.message}" if process and process.message else ""
+            parts.append(f"{process.name} is {process.life}{why}" if process else f"ps-{index} is away")
+        return "; ".join(parts)
+
+    def late(self) -> str:
+        """How the job is on its way to its end, in words that go on after "the job": nothing new is begun. '' if it is not."""
+        if self.phase in _LATE:
+            return _LATE[self.phase]
+        return "is being stopped" if self.outcome is not None else ""
+
+    def version_may_fall(self) -> bool:
+        """Whether a lower version is news: else it is a heartbeat that was sent before workers told of a newer one."""
+        return self.now_s - self.server_back_s < _FALLING_S
+
+    def saw_loss(self, version: int, values: Mapping[str, float]) -> None:
+        """A step of training had that `loss`, among other values. One a second is recorded, and the one that a phase ends with."""
+        self.loss, self.untold = values["loss"], (version, values)
+        if self.now_s - self.loss_told_s >= _LOSS_EVERY_S:
+            self._tell_loss()
+
+    def _tell_loss(self) -> None:
+        if self.untold is not None and self.work is not None:
+            version, values = self.untold
+            self.untold, self.loss_told_s = None, self.now_s
+            self.orders.give(RecordMetrics("training", version, self.work.totals().trained, dict(values)))
+
+    def enter(self, phase: Phase, text: str) -> None:
+        """Go to another phase, and say so."""
+        details = meaning(EventKind.PHASE, phase=str(phase), before=str(self.phase), before_s=self._phase_s())
+        self._tell_loss()
+        self.phase, self.phase_since_s = phase, self.now_s
+        self.orders.announce("job", text, details=details)
+
+    def fail(self, message: str, *, hint: str = "", exit_code: ExitCode = ExitCode.JOB_FAILED) -> None:
+        """The job cannot be done. The first reason stands; one that is being stopped goes on stopping."""
+        if self.phase in (Phase.ENDING, Phase.ENDED):
+            return
+        if self.outcome is not None:
+            self.orders.announce("job", f"while the job is being stopped: {message}", level="error")
+            return
+        self.outcome = Outcome(exit_code, message, hint)
+        self._tell_loss()
+        details = meaning(EventKind.PHASE, phase="ending", before=str(self.phase), before_s=self._phase_s())
+        self.orders.announce("job", f"the job fails: {message}", level="error", details=details)
+        self.phase, self.phase_since_s = Phase.ENDING, self.now_s
+
+    def _phase_s(self) -> float:
+        """How long the phase has lasted; of the first one nothing is known here: a master that goes on does not begin at 0."""
+        return 0.0 if self.phase is Phase.STARTING else self.now_s - self.phase_since_s
+
+    def give_up(self, task: Task, piece: Piece) -> None:
+        """A shard was parked: within the user's limit the job goes on without it."""
+        shard = piece.shard
+        text = f"{task} shard {shard.id} ({shard.source} records {shard.begin} to {shard.end}) failed {amount(len(piece.failures), 'time')}"
+        reasons = "\n".join(f"attempt {n}: {reason}" for n, reason in enumerate(piece.failures, 1))
+        self.given_up.append(f"{text}:\n{reasons}")
+        details = {"shard": int(shard.id), "failures": len(piece.failures)}
+        self.orders.announce("shard", f"{text} and is given up:\n{reasons}", level="error", details=details)
+        limit = self.spec.training.max_failed_shards
+        if len(self.given_up) <= limit:
+            return
+        told, hint = f"{text} (--max-failed-shards {limit}):\n{reasons}", "mend what the reasons name, or allow for it"
+        if all(MEMORY_WORDS in reason for reason in piece.failures):
+            last = piece.failures[-1].replace(": ", " ", 1)
+            self.fail(f"{last}, {amount(len(piece.failures), 'time')} on shard {shard.id}; {told}", hint=MORE_MEMORY)
+        else:
+            self.fail(told, hint=f"{hint} with --max-failed-shards")
+
+    def check_bad(self, count: Count, examples: tuple[str, ...]) -> None:
+        """Compare the unreadable records of one pass with the user's limit."""
+        self.bad_examples.extend(examples[: max(0, 3 - len(self.bad_examples))])
+        limit = self.spec.data.max_bad_records
+        if count.bad > limit:
+            first = self.bad_examples[0] if self.bad_examples else "no example was told"
+            self.fail(
+                f"{amount(count.bad, 'record')} could not be read (--max-bad-records {limit}); the first: {first}",
+                hint="mend the data, or allow for it with --max-bad-records",
+            )

@@ -1,0 +1,261 @@
+"""What comes after what: train → evaluate → checkpoint → export → end; or drain → checkpoint → end, when stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import final
+
+from elasticdl.cluster.base import Role
+from elasticdl.errors import ExitCode
+from elasticdl.formatting import amount
+from elasticdl.job import Action
+from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
+from elasticdl.master.core.commands import FinishJob, StopProcess, WorkFinished
+from elasticdl.master.core.data.leasing import Leasing
+from elasticdl.master.core.data.singleton_tasks import SingletonTask
+from elasticdl.master.core.evaluation.rounds import Evaluation
+from elasticdl.master.core.events import ExportFinished, StopRequested
+from elasticdl.master.core.job_context import JobContext, Outcome, Phase
+from elasticdl.master.core.processes.scaling import DRAIN_GRACE_S, Scaling
+from elasticdl.master.core.processes.table import Life
+from elasticdl.shard import Task
+
+_END_LIMIT_S = 30.0
+_SERVERS_LIMIT_S = 15.0
+_NO_SERVERS_LIMIT_S = 30.0
+_HALT_LIMIT_S = 30.0
+
+
+@final
+class Phases:
+    """Moves the job from phase to phase."""
+
+    def __init__(
+        self, context: JobContext, scaling: Scaling, leasing: Leasing, evaluation: Evaluation, checkpointing: Checkpointing
+    ) -> None:
+        self._context = context
+        self._scaling = scaling
+        self._leasing = leasing
+        self._evaluation = evaluation
+        self._checkpointing = checkpointing
+        self._exported = False
+        self._ending = False
+        self._servers_stopped = False
+        self._stopped_for = ""
+        self.ring_idle: Callable[[], bool] = lambda: True
+        """On a ring: whether nothing is in its hands."""
+        self.end_waits: Callable[[], None] = lambda: None
+        """Tells that nothing is waited for any more."""
+
+    def begin(self) -> None:
+        """The data was counted."""
+        action = self._context.spec.action
+        if action is Action.EVALUATE:
+            self._context.enter(Phase.EVALUATING, "evaluation begins")
+            return
+        work = self._context.work
+        assert work is not None
+        records, shards, epochs = work.plan.records, work.plan.shards, work.plan.epochs
+        text = f"{amount(records, 'record')} in {amount(shards, 'shard')}" + (
+            f", {amount(epochs, 'epoch')}" if action is Action.TRAIN else ""
+        )
+        what = "training" if action is Action.TRAIN else "prediction"
+        if work.resumed:
+            total = amount(records * epochs, "record")
+            self._context.enter(
+                Phase.WORKING, f"{what} goes on in epoch {work.epoch + 1}, {work.resumed:,} of {total} are done: {text}"
+            )
+        else:
+            self._context.enter(Phase.WORKING, f"{what} begins: {text}")
+
+    def work_again(self, why: str) -> None:
+        """Work that was done is not any more: its results are gone."""
+        context = self._context
+        if context.phase in (Phase.EVALUATING, Phase.CHECKPOINTING, Phase.EXPORTING) and context.outcome is None:
+            self._evaluation.final_done = self._exported = False
+            context.export = None
+            context.enter(Phase.WORKING, why)
+
+    def exported(self, event: ExportFinished) -> None:
+        """A worker wrote the export."""
+        self._exported = self._exported or self._leasing.exported(event)
+
+    def stop(self, event: StopRequested) -> None:
+        """A person wants the job to end; wanted twice, it ends without grace."""
+        phase = self._context.phase
+        if phase in (Phase.ENDING, Phase.ENDED):
+            return
+        hurry = self._context.outcome is not None
+        self._stopped_for = self._stopped_for or event.reason  # the first reason stands: signals may follow
+        why = f"the job is stopped: {self._stopped_for}"
+        if self._context.outcome is None:  # else it is being stopped already: any other outcome comes with the end
+            self._context.outcome = Outcome(ExitCode.INTERRUPTED, f"stopped: {self._stopped_for}", "")
+        self._wind_down(why, hurry=hurry)
+
+    def _wind_down(self, why: str, *, hurry: bool) -> None:
+        """Workers give their work back, or the ring stops where it is; then comes the last checkpoint."""
+        phase = self._context.phase
+        self._evaluation.abandon()
+        if self._context.on_ring and not hurry and self._context.work is not None:
+            # The weights live in the workers: they stop where they are and stay for the last checkpoint.
+            self._leasing.halt_ring(why)
+            self._context.enter(Phase.DRAINING, f"{why}; the ring stops at the step that it is at")
+            return
+        if not hurry:
+            self._context.enter(Phase.DRAINING, f"{why}; workers give their work back")
+        grace_s = 0.0 if hurry else DRAIN_GRACE_S
+        for process in list(self._context.processes.workers()):
+            if process.live or (hurry and process.life is Life.STOPPING):
+                self._scaling.stop(process, grace_s, why)
+        if hurry and (phase is Phase.CHECKPOINTING or self._context.on_ring):
+            # The weights of a ring go with its workers: no ring of those who end a moment later is of use.
+            self._context.enter(Phase.ENDING, "stopped twice: the job ends without a last checkpoint")
+
+    def stalled(self, why: str, exact: bool) -> None:
+        """Nothing helps against the job's standing still: it ends. While it trains, a last checkpoint is taken, but only if that is
+        `exact`: one that has more updates than the books would have a resumed job train these records again.
+        """
+        context = self._context
+        hint = "where its processes were is in events.jsonl; a job with checkpoints goes on from the newest with --resume"
+        if context.phase not in (Phase.WORKING, Phase.EVALUATING) or context.outcome is not None or not exact:
+            context.fail(why, hint=hint, exit_code=ExitCode.STALLED)
+            return
+        context.outcome = Outcome(ExitCode.STALLED, why, hint)
+        context.orders.announce("job", f"the job fails: {why}", level="error")
+        self._wind_down("the job fails", hurry=False)
+
+    def decide(self) -> None:
+        """Go as far as the facts allow."""
+        before = None
+        while before is not self._context.phase:
+            before = self._context.phase
+            self._step()
+
+    def _step(self) -> None:
+        match self._context.phase:
+            case Phase.WORKING:
+                self._after_work()
+            case Phase.EVALUATING if self._evaluation.final_done:
+                self._to_checkpoint()
+            case Phase.DRAINING:
+                self._after_draining()
+            case Phase.CHECKPOINTING:
+                self._after_checkpoint()
+            case Phase.EXPORTING if self._exported:
+                self._done()
+            case Phase.ENDING:
+                self._ending_step()
+            case _:
+                pass
+
+    def _after_work(self) -> None:
+        work, context = self._context.work, self._context
+        if work is None or not work.finished or self._evaluation.round is not None:
+            return
+        lost = sum(count.lost - count.parked for count in work.counts)
+        if lost:
+            context.fail(f"{amount(lost, 'record')} neither trained nor given up: the ledger does not add up")
+        elif context.spec.action is Action.PREDICT:
+            self._done()
+        elif context.validation:
+            context.enter(Phase.EVALUATING, "training is done; the final evaluation begins")
+        else:
+            self._to_checkpoint()
+
+    def _to_checkpoint(self) -> None:
+        if self._context.spec.action is not Action.TRAIN:
+            self._done()
+        elif self._context.spec.checkpoint.checkpoint_steps and self._checkpointing.begun:
+            self._checkpointing.begin_final()
+            self._context.enter(Phase.CHECKPOINTING, "the last checkpoint is taken")
+        else:
+            self._to_export()
+
+    def _after_draining(self) -> None:
+        work = self._context.work
+        if self._context.on_ring:
+            if not self.ring_idle() and self._context.now_s - self._context.phase_since_s < _HALT_LIMIT_S:
+                return
+        elif any(True for _ in self._context.processes.workers()) or (work is not None and work.held):
+            return
+        spec = self._context.spec
+        if spec.action is Action.TRAIN and self._checkpointing.begun and spec.keeps_checkpoints:
+            self._checkpointing.begin_final()
+            text = "the ring stands" if self._context.on_ring else "workers are gone"
+            self._context.enter(Phase.CHECKPOINTING, f"{text}; the last checkpoint is taken")
+        else:
+            self._end("")
+
+    def _after_checkpoint(self) -> None:
+        context, checkpointing = self._context, self._checkpointing
+        # Servers that are away hold the last checkpoint up only for a while, if the job was stopped.
+        away = context.servers_away() or context.on_ring
+        hopeless = bool(away) and context.now_s - context.phase_since_s > _NO_SERVERS_LIMIT_S and context.outcome is not None
+        if not checkpointing.final_over and not hopeless:
+            return
+        if not checkpointing.final_saved:
+            problem = checkpointing.last_problem or context.servers_away() or "the members of the ring are gone or do not answer"
+            context.orders.announce("checkpoint", f"there is no last checkpoint: {problem}", level="error")
+            if context.outcome is not None:
+                message = f"{context.outcome.message}; the last checkpoint could not be taken: {problem}"
+                context.outcome = replace(context.outcome, message=message)
+        if context.outcome is not None:
+            self._end("")
+        else:
+            self._to_export()
+
+    def _to_export(self) -> None:
+        if self._context.spec.checkpoint.output:
+            self._context.export = SingletonTask(Task.EXPORT)
+            self._context.enter(Phase.EXPORTING, "the model is exported")
+        else:
+            self._done()
+
+    def _done(self) -> None:
+        """All that the user asked for is there; what a dead server took with it is said, since the receipt is of records only."""
+        if not (updates := self._context.updates_lost):
+            return self._end("done")
+        self._context.outcome = self._context.outcome or Outcome(
+            ExitCode.DONE,
+            f"done, but {amount(updates, 'update')} of weights went with parameter servers that died",
+            "--checkpoint-steps bounds how many can go: a server comes back with its part of the newest checkpoint",
+        )
+        return self._end("")
+
+    def _end(self, message: str) -> None:
+        self._context.outcome = self._context.outcome or Outcome(ExitCode.DONE, message)
+        self._context.enter(Phase.ENDING, f"the job is over: {self._context.outcome.message}")
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _ending_step(self) -> None:
+        context = self._context
+        if not self._ending:
+            self._ending = True
+            self.end_waits()
+            self._evaluation.abandon()
+            self._dismiss_workers()
+        workers_left = any(True for _ in context.processes.workers())
+        waited_s = context.now_s - context.phase_since_s
+        if not self._servers_stopped and (not workers_left or waited_s > _SERVERS_LIMIT_S):
+            self._servers_stopped = True
+            for process in list(context.processes.going.values()):
+                if process.name.role is Role.PS and process.live:
+                    self._scaling.stop(process, 5.0, "the job is over")
+        if self._servers_stopped and (not context.processes.going or waited_s > _END_LIMIT_S):
+            assert context.outcome is not None
+            context.phase, context.phase_since_s = Phase.ENDED, context.now_s
+            context.orders.give(FinishJob(context.outcome.exit_code, context.outcome.message, context.outcome.hint))
+
+    def _dismiss_workers(self) -> None:
+        outcome = self._context.outcome
+        assert outcome is not None
+        for process in list(self._context.processes.workers()):
+            if process.life is Life.READY and outcome.exit_code is ExitCode.DONE:
+                process.finished = True
+                self._context.orders.give(WorkFinished(process.name))
+            elif process.live:
+                self._scaling.stop(process, 5.0, "the job is over")
+            elif process.life is Life.STOPPING:
+                self._context.orders.give(StopProcess(process.name, 5.0, "the job is over"))

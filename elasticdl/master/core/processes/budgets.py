@@ -1,0 +1,115 @@
+"""What each cause of an end may cost before the job must end. What a cluster does to processes never spends anything.
+
+Only what the user can mend ends a job: their own errors, their own memory limit, their own image. A crash that nobody explains
+ends it only if it keeps coming back without one batch done in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elasticdl.formatting import amount
+from elasticdl.master.core.processes.failures import Cause, Verdict
+
+_OUT_OF_MEMORY_DEATHS = 3
+_CRASHES_IN_A_ROW = 5
+_KILLS_IN_A_ROW = 50
+_FIRST_START_ERRORS = 3
+_BACK_OFF_S = (0.0, 0.0, 0.5, 1.0, 2.0, 5.0)
+_START_BACK_OFF_S = (0.0, 0.5, 2.0, 5.0, 15.0, 30.0)
+
+
+@dataclass(slots=True)
+class Budgets:
+    """How often each cause happened, as far as it is limited. `in_a_row` counts since the last batch that was done."""
+
+    max_user_errors: int
+    user_errors: int = 0
+    out_of_memory: int = 0
+    """Deaths that no more memory could answer, and that no shard is blamed for."""
+    crashes_in_a_row: int = 0
+    kills_in_a_row: int = 0
+    starts_in_a_row: int = 0
+    """Processes that could not be started: no image, no program."""
+    deaths_in_a_row: int = 0
+    """Of any cause: for backing off only."""
+    last_error: str = ""
+    _counted_s: dict[str, float] = field(default_factory=dict)
+    """When an end in a row was last counted, of crashes and of kills."""
+
+    def progressed(self) -> None:
+        """A batch was done: whatever crashes is not stopping the job."""
+        self.crashes_in_a_row = 0
+        self.kills_in_a_row = 0
+        self.starts_in_a_row = 0
+        self.deaths_in_a_row = 0
+
+    def user_error(self, error: str) -> str:
+        """Count an error of the user's code outside of any shard. Returns why the job must end, or ''."""
+        self.user_errors += 1
+        self.last_error = error
+        if self.user_errors <= self.max_user_errors:
+            return ""
+        return f"the user's code failed {amount(self.user_errors, 'time')} (--max-relaunches {self.max_user_errors}): {error}"
+
+    def died(
+        self, who: str, told: Verdict, *, answered: bool, role_ran: bool = True, life: tuple[float, float] | None = None
+    ) -> str:
+        """Count an end of a process. Returns why the job must end, or ''.
+
+        `answered`: a shard is blamed for it, the next one gets more memory, or others have to come back first. `role_ran`: some process of
+        that role ran before. `life`: from when to when the process was there; None: after all that was counted before.
+        """
+        self.deaths_in_a_row += 1
+        match told.cause:
+            case Cause.USER_ERROR:
+                return "" if answered else self.user_error(f"{who}: {told.text}")
+            case Cause.OUT_OF_MEMORY:
+                return "" if answered else self._out_of_memory(who, told)
+            case Cause.IMAGE | Cause.START_ERROR:
+                return self._not_started(who, told, role_ran)
+            case Cause.INFRASTRUCTURE if told.blames_work or "SIGABRT" in told.text:
+                self.crashes_in_a_row += self._follows("crash", life)
+                over = self.crashes_in_a_row >= _CRASHES_IN_A_ROW
+                return self._in_a_row(who, told, self.crashes_in_a_row) if over else ""
+            case Cause.STRANDED if answered:
+                return ""
+            case Cause.INFRASTRUCTURE | Cause.SILENT | Cause.STRAGGLER | Cause.STALLED | Cause.FENCED | Cause.STRANDED:
+                self.kills_in_a_row += self._follows("kill", life)
+                over = self.kills_in_a_row >= _KILLS_IN_A_ROW
+                return self._in_a_row(who, told, self.kills_in_a_row) if over else ""
+            case _:
+                return ""
+
+    def explained(self) -> None:
+        """An end that counted as a kill turned out to be the platform's doing."""
+        self.kills_in_a_row = max(0, self.kills_in_a_row - 1)
+
+    def back_off_s(self) -> float:
+        """How long to wait before the next start: 0 at first, growing to 5 s (30 s if nothing can be started) without progress."""
+        pause_s = _BACK_OFF_S[min(self.deaths_in_a_row, len(_BACK_OFF_S) - 1)]
+        return max(pause_s, _START_BACK_OFF_S[min(self.starts_in_a_row, len(_START_BACK_OFF_S) - 1)])
+
+    def _follows(self, kind: str, life: tuple[float, float] | None) -> bool:
+        """Whether an end comes after the last that was counted. What takes many at the same time, a node or a network, is one."""
+        began_s, ended_s = life or (float("inf"), 0.0)
+        follows = began_s >= self._counted_s.get(kind, float("-inf"))
+        if follows and life is not None:
+            self._counted_s[kind] = ended_s
+        return follows
+
+    def _out_of_memory(self, who: str, told: Verdict) -> str:
+        self.out_of_memory += 1
+        over = self.out_of_memory > _OUT_OF_MEMORY_DEATHS
+        return f"{who} {told.text}; this was the {self.out_of_memory}th such end" if over else ""
+
+    def _not_started(self, who: str, told: Verdict, role_ran: bool) -> str:
+        """A registry was asked for long before it is told; a program that is not there may be a runtime's hiccup."""
+        self.starts_in_a_row += 1
+        if not role_ran and (told.cause is Cause.IMAGE or self.starts_in_a_row >= _FIRST_START_ERRORS):
+            return f"{who}: {told.text}"
+        over = self.starts_in_a_row >= _KILLS_IN_A_ROW
+        return self._in_a_row(who, told, self.starts_in_a_row) if over else ""
+
+    def _in_a_row(self, who: str, told: Verdict, times: int) -> str:
+        return f"{times} processes died in a row without one batch done in between; the last, {who}: {told.text}"

@@ -1,0 +1,123 @@
+"""Which processes have no place yet, and why: one sentence a role, told when it changes.
+
+Nobody waits for the workers that are missing: training goes on with those that are there, from the first one on. So there is no
+deadline either, only a name for the wait. Without all of its parameter servers no job can train.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import final
+
+from elasticdl.cluster.base import Role
+from elasticdl.formatting import amount
+from elasticdl.history.job_event import EventKind, Value, meaning
+from elasticdl.master.core.job_context import JobContext, Phase
+from elasticdl.master.core.processes.scaling import Scaling
+from elasticdl.master.core.processes.table import Life, Process
+from elasticdl.master.core.waits import Awaited, Reasons
+
+_SETTLE_S = 5.0
+"""Being placed takes a moment; only then is it a wait. A refusal is one at once."""
+_TELL_EVERY_S = 10.0
+_PLACING = (Phase.WORKING, Phase.EVALUATING, Phase.EXPORTING)
+"""Phases in which who is missing is started."""
+_NAMES = {Role.WORKER: "workers", Role.PS: "parameter servers"}
+
+
+@dataclass(slots=True)
+class _Spell:
+    """Of waiting, for people only: since when, and how long for which reasons."""
+
+    since_s: float | None = None
+    looked_s: float = 0.0
+    reasons: Reasons = field(default_factory=Reasons)
+
+
+@final
+class PendingProcesses:
+    """Reads the process table. Keeps only what people were told."""
+
+    def __init__(self, context: JobContext, scaling: Scaling) -> None:
+        self._context = context
+        self._scaling = scaling
+        self._told = ""
+        self._told_s = 0.0
+        self._spell = _Spell()
+
+    def waits(self) -> list[str]:
+        """What is waited for now, in words: `2 of 4 workers placed; quota team exhausted: cpu 8 of 8 used, 2 more asked for`."""
+        if self._context.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED):
+            return []
+        waits = [text for role in (Role.PS, Role.WORKER) if (text := self._wait(role))]
+        if turn := self._scaling.waiting_turn():
+            waits.append(turn)
+        return waits
+
+    def tick(self) -> None:
+        """Tell people what has changed, but not more often than anybody can read."""
+        now = "; ".join(self.waits())
+        self._measure(bool(now))
+        if not now and self._told and self._context.phase in _PLACING and self._some_on_their_way():
+            # Between two reasons to wait nobody has a place yet.
+            return
+        if now == self._told or (now and self._told and self._context.now_s - self._told_s < _TELL_EVERY_S):
+            return
+        self._told, self._told_s = now, self._context.now_s
+        if now:
+            self._context.orders.announce("wait", now, level="warning", details=self._details(EventKind.BEGUN))
+            return
+        text = "every process has its place" if self._context.phase in _PLACING else "no place is waited for any more: the job ends"
+        self._context.orders.announce("wait", text, details=self._details(EventKind.ENDED))
+        self._spell = _Spell()
+
+    def _some_on_their_way(self) -> bool:
+        """A process that is wanted is not ordered yet, or does not run yet."""
+        workers = self._processes(Role.WORKER)
+        unplaced = (Life.REQUESTED, Life.PENDING, Life.REFUSED)
+        return len(workers) < self._scaling.low or any(one.life in unplaced for one in (*workers, *self._processes(Role.PS)))
+
+    def _measure(self, waits: bool) -> None:
+        """Add the time since the last look to the reasons of now. A wait counts from the order of whoever waits longest."""
+        spell, now_s = self._spell, self._context.now_s
+        looked_s, spell.looked_s = spell.looked_s, now_s
+        if not waits:
+            return
+        waiting = [one for role in (Role.PS, Role.WORKER) for one in self._processes(role) if self._waits(one)]
+        if spell.since_s is None:
+            looked_s = spell.since_s = min((one.ordered_s for one in waiting), default=now_s)
+        for reason in dict.fromkeys(map(_reason, waiting)) or (self._scaling.waiting_turn(),):
+            spell.reasons.add(reason, now_s - looked_s)
+
+    def _details(self, step: EventKind) -> dict[str, Value]:
+        since_s = self._context.now_s if self._spell.since_s is None else self._spell.since_s
+        waited_s = self._context.now_s - since_s
+        return meaning(step, wait=str(Awaited.PLACE), since_s=since_s, waited_s=waited_s, reason=self._spell.reasons.words())
+
+    def _wait(self, role: Role) -> str:
+        processes = self._processes(role)
+        waiting = Counter(_reason(process) for process in processes if self._waits(process))
+        if not waiting:
+            return ""
+        placed = sum(process.life in (Life.STARTING, Life.READY) for process in processes)
+        (reason, _), *others = waiting.most_common()
+        more = f" (and {amount(len(others), 'other reason')})" if others else ""
+        short = role is Role.WORKER and placed < self._scaling.low < len(processes)
+        least = f", fewer than the {self._scaling.low} that are wanted at least" if short else ""
+        return f"{placed} of {len(processes)} {_NAMES[role]} placed{least}; {reason}{more}"
+
+    def _processes(self, role: Role) -> list[Process]:
+        if role is Role.WORKER:
+            return self._context.processes.live_workers()
+        servers = (self._context.processes.server(index) for index in range(self._context.servers))
+        return [server for server in servers if server is not None]
+
+    def _waits(self, process: Process) -> bool:
+        if process.life is Life.REFUSED or (process.life is Life.REQUESTED and process.refusals):
+            return True
+        return process.life in (Life.REQUESTED, Life.PENDING) and self._context.now_s - process.ordered_s >= _SETTLE_S
+
+
+def _reason(process: Process) -> str:
+    return process.message or "the cluster has not shown it yet"

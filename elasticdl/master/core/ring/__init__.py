@@ -1,0 +1,1 @@
+"""Who is in the ring, and the ring's sequence of work."""

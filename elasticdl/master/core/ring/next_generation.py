@@ -1,0 +1,211 @@
+"""Who is in the ring: a pure decision over what is known of the workers.
+
+A generation is a fixed list of members. `decide` says which one there is to be, why, and when to look again if only time
+can change that. Generations only ever grow. Members of one generation meet at a rendezvous that lets early ones wait, so
+a new generation may be published while some of its members are still in a step; but one that says nothing at all while
+the others wait for it is left out of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.formatting import amount
+
+QUORUM_S = 30.0
+"""How long the first workers that are ready wait for the fewest that the user wants."""
+SETTLE_S = 0.3
+"""Workers that become ready within this time of one another join together."""
+LONGEST_SETTLE_S = 1.0
+UNHEARD_S = 3.0
+"""Every worker reports every two seconds. One that is due at a rendezvous and was not heard of for so long is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberState:
+    """What is known of a worker that has not ended.
+
+    `entered`: the newest generation that it said it is in. `broken`: the newest that it said it fell out of. `free_since_s`:
+    since when it is warm and in no generation; None while it is not. `cut_off`: its connection broke and did not come back.
+    """
+
+    name: ProcessName
+    heard_s: float
+    entered: int = 0
+    broken: int = 0
+    free_since_s: float | None = None
+    leaving: bool = False
+    cut_off: bool = False
+    holds_state: bool = False
+    """It has the weights that the ring has come to: whatever it counted as trained is in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One that was published."""
+
+    number: int
+    members: tuple[ProcessName, ...]
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RingTarget:
+    """What the plan asks for. `coming`: workers that are starting and may be ready soon. `anew`: a new generation is due in
+    any case, and why.
+    """
+
+    low: int
+    high: int
+    coming: int
+    anew: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`members` by rank. `generation` is the present one if all is to stay as it is. `look_again_s`: when time alone may
+    change that, None if it cannot.
+    """
+
+    members: tuple[ProcessName, ...]
+    generation: int
+    reason: str
+    look_again_s: float | None = None
+
+
+def decide(now_s: float, present: Generation | None, workers: Sequence[MemberState], wanted: RingTarget) -> Decision:
+    """The generation that there is to be. `workers`: all that have not ended, in any order."""
+    known = {worker.name: worker for worker in workers}
+    if present is None or not any(name in known for name in present.members):
+        return _first(now_s, present, workers, wanted)
+    survivors, why, look_again_s = _survivors(now_s, present, known)
+    joiners = _joiners(present, workers)
+    # Who leaves and is still in takes nobody's place: it only hands its weights over.
+    room = max(0, wanted.high - sum(not known[name].leaving for name in survivors))
+    joining = joiners[:room]
+    if not survivors:
+        return _first(now_s, present, [worker for worker in workers if worker.name not in present.members], wanted)
+    if why or wanted.anew:
+        return _next(present, survivors, joining, why or wanted.anew)
+    entered = all(known[name].entered >= present.number for name in present.members)
+    if not joining:
+        return _stay(present, "complete" if entered else "its members are entering it", look_again_s)
+    if not entered:
+        return _stay(present, f"{_names(joining)} may join when all members are in", look_again_s)
+    urgent = any(known[name].leaving for name in survivors)
+    at_s = now_s if urgent else _settled_s(joiners, wanted, enough=len(joiners) >= room)
+    if now_s < at_s:
+        return _stay(present, f"{_names(joining)} may join; others may be about to", at_s)
+    return _next(present, survivors, joining, f"{_names(joining)} {'take over' if urgent else 'joined'}")
+
+
+def _first(now_s: float, present: Generation | None, workers: Sequence[MemberState], wanted: RingTarget) -> Decision:
+    """Nobody is in a ring: wait for enough, but not for ever."""
+    free = _in_order(worker for worker in workers if worker.free_since_s is not None and not worker.leaving and not worker.cut_off)
+    number = present.number if present else 0
+    if not free:
+        return Decision((), number, "no worker is ready yet")
+    since_s = min(worker.free_since_s or 0.0 for worker in free)
+    at_s = since_s + QUORUM_S
+    if len(free) >= wanted.low or not wanted.coming:
+        at_s = min(at_s, _settled_s(free, wanted, enough=len(free) >= wanted.high))
+    if now_s < at_s:
+        few = f"{len(free)} of {amount(wanted.low, 'worker')} ready; waiting for the others for at most {QUORUM_S:.0f} s"
+        enough = f"{amount(len(free), 'worker')} ready; others may be about to be"
+        return Decision((), number, few if len(free) < wanted.low else enough, at_s)
+    members = tuple(worker.name for worker in free[: wanted.high])
+    few = "" if len(members) >= wanted.low else f", though {wanted.low} are wanted"
+    return Decision(members, number + 1, f"{amount(len(members), 'worker')} ready{few}")
+
+
+def _survivors(
+    now_s: float, present: Generation, known: dict[ProcessName, MemberState]
+) -> tuple[tuple[ProcessName, ...], str, float | None]:
+    """Members that stay, by rank; why a new generation is due without regard to joiners; when to look again.
+
+    One that leaves stays as long as nobody else has the weights.
+    """
+    here = [known[name] for name in present.members if name in known]
+    spare = any(worker.holds_state and not worker.leaving for worker in here) or not any(worker.holds_state for worker in here)
+    reasons, look_again_s = [], None
+    gone = [name for name in present.members if name not in known]
+    if gone:
+        reasons.append(f"{_listed(gone)} ended")
+    leaving = [worker for worker in here if worker.leaving and spare]
+    if leaving:
+        reasons.append(f"{_names(leaving)} {'leaves' if len(leaving) == 1 else 'leave'}")
+    staying = [worker for worker in here if worker not in leaving]
+    broken = [worker for worker in staying if worker.broken >= present.number]
+    awaited = [worker for worker in staying if worker.broken < present.number and (broken or worker.entered < present.number)]
+    if broken or len(awaited) < len(staying):
+        # The others stand and wait for these.
+        lost = [worker for worker in awaited if worker.cut_off or now_s - worker.heard_s >= UNHEARD_S]
+        if lost and not any(worker.holds_state for worker in staying if worker not in lost):
+            lost = [worker for worker in lost if not worker.holds_state]
+        staying = [worker for worker in staying if worker not in lost]
+        unsure = [worker for worker in awaited if worker not in lost]
+        if lost:
+            reasons.append(f"{_names(lost)} {'is' if len(lost) == 1 else 'are'} not heard of")
+        look_again_s = _unheard_s(now_s, unsure)
+    if reasons:
+        # A new generation comes anyway: whoever may be dead is not in it, if that costs no weights.
+        sure = [worker for worker in staying if not worker.cut_off]
+        if any(worker.holds_state for worker in sure) or not any(worker.holds_state for worker in staying):
+            staying = sure
+    elif broken:
+        reasons, look_again_s = _broken(now_s, present, broken, awaited, look_again_s)
+    return tuple(worker.name for worker in staying), "; ".join(reasons), look_again_s
+
+
+def _broken(
+    now_s: float, present: Generation, broken: list[MemberState], awaited: list[MemberState], look_again_s: float | None
+) -> tuple[list[str], float | None]:
+    """Some fell out of the generation, and nobody is known to be gone. Those who say so, or were heard of since, go on."""
+    told_s = min(worker.free_since_s if worker.free_since_s is not None else worker.heard_s for worker in broken)
+    unsure = [worker for worker in awaited if worker.heard_s <= told_s]
+    if unsure:
+        return [], _unheard_s(now_s, unsure)
+    return [f"generation {present.number} broke for {_names(broken)}"], look_again_s
+
+
+def _unheard_s(now_s: float, unsure: Sequence[MemberState]) -> float | None:
+    """When the next of these is left out if it says nothing; None if nobody is: the last that has the weights stays."""
+    return min((at_s for worker in unsure if (at_s := worker.heard_s + UNHEARD_S) > now_s), default=None)
+
+
+def _joiners(present: Generation, workers: Sequence[MemberState]) -> list[MemberState]:
+    return _in_order(
+        worker
+        for worker in workers
+        if worker.name not in present.members and worker.free_since_s is not None and not worker.leaving and not worker.cut_off
+    )
+
+
+def _next(present: Generation, survivors: Sequence[ProcessName], joining: Sequence[MemberState], why: str) -> Decision:
+    return Decision((*survivors, *(worker.name for worker in joining)), present.number + 1, why)
+
+
+def _stay(present: Generation, reason: str, look_again_s: float | None) -> Decision:
+    return Decision(present.members, present.number, reason, look_again_s)
+
+
+def _settled_s(free: Sequence[MemberState], wanted: RingTarget, *, enough: bool) -> float:
+    """When those who are free need not wait for others any more."""
+    times = [worker.free_since_s or 0.0 for worker in free]
+    if enough or not wanted.coming:
+        return min(times)
+    return min(max(times) + SETTLE_S, min(times) + LONGEST_SETTLE_S)
+
+
+def _in_order(workers: Iterable[MemberState]) -> list[MemberState]:
+    return sorted(workers, key=lambda worker: (worker.free_since_s or 0.0, worker.name))
+
+
+def _names(workers: Sequence[MemberState]) -> str:
+    return _listed([worker.name for worker in workers])
+
+
+def _listed(names: Sequence[ProcessName]) -> str:
+    return ", ".join(map(str, names))

@@ -1,0 +1,330 @@
+"""The ring's work: one numbered sequence of items, the same for every member, and one position of progress for all.
+
+Leases of the ledger are held by the ring as a whole. An item ends where an evaluation or a checkpoint is due, so these
+come at exactly the version that they are asked for. A *pause* has the members stand still: then the weights are the same
+everywhere and nothing but leases for single workers is handed out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import final
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.dropped import DropCause
+from elasticdl.formatting import amount
+from elasticdl.job import GlobalBatch, RateScaling
+from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
+from elasticdl.master.core.checkpoint.snapshots import Snapshots
+from elasticdl.master.core.data.ledger import HeldShard, Ledger
+from elasticdl.master.core.evaluation.rounds import Evaluation
+from elasticdl.master.core.events import ProgressReported
+from elasticdl.master.core.job_context import JobContext, Phase
+from elasticdl.shard import Barrier, ShardId, SnapshotId, WorkItem
+
+RING = ProcessName(Role.MASTER, 0)
+"""Who holds the ring's leases: no worker does."""
+
+_KEPT = 8
+
+
+@dataclass(slots=True)
+class Item:
+    """One of the sequence: records [begin, end) of a held shard, or a mark."""
+
+    number: int
+    mark: Barrier = Barrier.NONE
+    held: HeldShard | None = None
+    begin: int = 0
+    end: int = 0
+    batch: int = 0
+    rate_scale: float = 1.0
+    snapshot: SnapshotId | None = None
+
+    @property
+    def steps_left(self) -> int:
+        """Steps that are not booked."""
+        begin = max(self.begin, self.held.offset) if self.held else 0
+        return -(-max(0, self.end - begin) // self.batch) if self.held else 0
+
+
+@final
+class RingWork:
+    """Hands out items and books the ring's progress.
+
+    `first_number`: items below are void. `halting`: why the ring is to stop where it is, until it has.
+    """
+
+    def __init__(self, context: JobContext, evaluation: Evaluation, checkpointing: Checkpointing, snapshots: Snapshots) -> None:
+        self._context = context
+        self._evaluation = evaluation
+        self._checkpointing = checkpointing
+        self._snapshots = snapshots
+        self._items: deque[Item] = deque()
+        self._open: list[HeldShard] = []
+        """What the ring holds, in the order of taking."""
+        self.next_number = 1
+        self.first_number = 1
+        self.halting = ""
+        self.halt_published = False
+        self.members = 1
+        self.names: tuple[ProcessName, ...] = ()
+        """Of the newest generation that was complete."""
+        self.begun_with = ""
+        """The ledger that the job began with, JSON; '' for a fresh one."""
+        self.begun_version = 0
+        self.restore: Callable[[str], int] = lambda ledger: 0
+        """Puts the ledger of a checkpoint in the place of the job's, and returns how many records were trained in vain."""
+
+    # -- out ----------------------------------------------------------------------------------------------------------
+
+    def item(self, number: int) -> WorkItem | None:
+        """The item of that number, made now if it is the next one and there is something for the ring to do."""
+        found = next((item for item in self._items if item.number == number), None)
+        if found is None and number == self.next_number and not self.halting:
+            found = self._append()
+        return self._told(found) if found else None
+
+    def present(self, number: int) -> WorkItem | None:
+        """What the ring trains on now (0), or was given to train on: one that is to join may read it before it does."""
+        left = () if self.halting else (item for item in self._items if item.steps_left and number in (0, item.number))
+        found = next(iter(left), None)
+        return self._told(found) if found else None
+
+    @property
+    def standing(self) -> bool:
+        """The ring has come to a pause, and all of its work before that is booked."""
+        last = self._items[-1] if self._items else None
+        return last is not None and last.mark is Barrier.PAUSE and not any(item.steps_left for item in self._items)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is in the ring's hands."""
+        return not self._open and not self.halting
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """Those that are not done, and a few that are, in their order."""
+        return tuple(self._items)
+
+    @property
+    def planned_version(self) -> int:
+        """The version at which the newest item ends."""
+        return self._context.version + sum(item.steps_left for item in self._items)
+
+    def offsets_at(self, snapshot: SnapshotId) -> dict[ShardId, int]:
+        """How far each shard that the ring holds is at a checkpoint mark."""
+        found: dict[ShardId, int] = {}
+        for item in self._items:
+            if item.snapshot == snapshot:
+                break
+            if item.held is not None:
+                found[item.held.piece.shard.id] = item.end
+        return found
+
+    def _append(self) -> Item | None:
+        context, paused = self._context, bool(self._items) and self._items[-1].mark is Barrier.PAUSE
+        if self._checkpoint_due():
+            return self._add(Item(self.next_number, Barrier.CHECKPOINT, snapshot=self._checkpointing.mark(self.planned_version)))
+        if context.phase is Phase.WORKING and not self._pause_due():
+            item = self._training_item()
+            if item is not None:
+                return self._add(item)
+        return None if paused else self._add(Item(self.next_number, Barrier.PAUSE))
+
+    def _add(self, item: Item) -> Item:
+        self._items.append(item)
+        self.next_number += 1
+        self._forget()
+        return item
+
+    def _forget(self) -> None:
+        """A few that are done stay, for members that ask again."""
+        while len(self._items) > _KEPT and not self._items[0].steps_left:
+            self._items.popleft()
+
+    def _checkpoint_due(self) -> bool:
+        steps, planned = self._context.spec.checkpoint.checkpoint_steps, self.planned_version
+        by_steps = bool(steps) and self._context.phase is Phase.WORKING and planned // steps > self._checkpointing.anchor // steps
+        return (by_steps or bool(self._checkpointing.wanted)) and self._checkpointing.possible()
+
+    def _pause_due(self) -> bool:
+        return self._evaluation.round is not None or self._evaluation.due_at(self.planned_version)
+
+    def _training_item(self) -> Item | None:
+        work = self._context.work
+        assert work is not None
+        held = self._open[-1] if self._open else None
+        begin = max([held.offset, *(item.end for item in self._items if item.held is held)]) if held else 0
+        if held is None or begin >= held.piece.shard.records:
+            held = work.take(RING, self._context.now_s)
+            if held is None:
+                return None
+            self._open.append(held)
+            begin = held.offset
+        batch, scale = self._batch()
+        end = min(held.piece.shard.records, begin + self._steps_to_boundary() * batch)
+        return Item(self.next_number, Barrier.NONE, held, begin, end, batch, scale)
+
+    def _steps_to_boundary(self) -> int:
+        planned = self.planned_version
+        every = [self._context.spec.checkpoint.checkpoint_steps]
+        if self._context.validation:
+            every.append(self._context.spec.training.evaluation_steps)
+        return min((steps - planned % steps for steps in every if steps), default=1 << 40)
+
+    def _batch(self) -> tuple[int, float]:
+        """Records of a step of the whole ring, and what the learning rate is multiplied with."""
+        training, batch = self._context.spec.training, self._context.spec.data.minibatch_size
+        if training.global_batch is GlobalBatch.FIXED:
+            return batch, 1.0
+        match training.lr_scaling:
+            case RateScaling.NONE:
+                scale = 1.0
+            case RateScaling.LINEAR:
+                scale = float(self.members)
+            case RateScaling.SQRT:
+                scale = math.sqrt(self.members)
+        return batch * self.members, scale
+
+    def _told(self, item: Item) -> WorkItem:
+        work, lease = self._context.work, None
+        if item.held is not None and work is not None:
+            limit = item.end if item.end < item.held.piece.shard.records else 0
+            lease = replace(work.lease(item.held), offset=item.begin, limit=limit)
+        return WorkItem(item.number, lease, item.batch, item.rate_scale, item.mark, item.snapshot)
+
+    # -- back ---------------------------------------------------------------------------------------------------------
+
+    def progressed(self, event: ProgressReported) -> int:
+        """Book what the ring has for certain; returns the records that are new. All before the lease told of is done."""
+        work, applied = self._context.work, event.applied
+        at = next((i for i, held in enumerate(self._open) if held.piece.shard.id == applied.shard), None)
+        if work is None or at is None or self._open[at].piece.attempt != applied.attempt:
+            # The leases are the ring's: any member may tell of them.
+            wrong = work is None or work.why_not_found(RING, applied.shard, applied.attempt) is DropCause.UNKNOWN_LEASE
+            cause = DropCause.UNKNOWN_LEASE if wrong else DropCause.VOIDED_LEASE
+            self._context.drop(cause, event.worker, event)
+            return 0
+        self._context.acknowledged_version = max(self._context.acknowledged_version, event.version)
+        gained, epoch = 0, self._open[at].piece.epoch
+        for held in self._open[:at]:
+            gained += work.advance(held, held.piece.shard.records, 0)
+        held = self._open[at]
+        handed_out = self._handed_out(held)
+        if applied.offset > handed_out:
+            self._context.drop(DropCause.BEYOND_LEASE, event.worker, f"{event}, of {held}")
+        elif applied.offset <= held.offset:
+            self._context.drop(DropCause.REPEATED_REPORT, event.worker, event)
+        gained += work.advance(held, min(applied.offset, handed_out), event.bad_records)
+        for held in [held for held in self._open if held.offset == held.piece.shard.records]:
+            work.finish(held)
+            self._open.remove(held)
+        if event.bad_records:
+            self._context.check_bad(work.counts[epoch], event.bad_examples)
+        self._share_out(event.worker)
+        self._missed_cut()
+        self._tell_loss(event, work)
+        return gained
+
+    def _share_out(self, *tellers: ProcessName) -> None:
+        """What the ring did is the work of all its members alike: parts of a step differ by a record at most.
+
+        What was told of one that has ended stands: what is booked after that is the others'.
+        """
+        live = tuple(name for name in self.names if name in self._context.processes.going)
+        work, names = self._context.work, live or self.names or tellers
+        assert work is not None
+        records = work.done_by.pop(RING, 0) if names else 0
+        for index, name in enumerate(names):
+            work.done_by[name] += records * (index + 1) // len(names) - records * index // len(names)
+
+    def _handed_out(self, held: HeldShard) -> int:
+        return max((item.end for item in self._items if item.held is held), default=held.offset)
+
+    def _missed_cut(self) -> None:
+        """The ring is past a checkpoint mark whose copy nobody told of: whoever made it is gone."""
+        cutting = self._snapshots.cutting
+        if cutting is None:
+            return
+        passed = False
+        for item in self._items:
+            if passed and item.held is not None and item.held.offset > item.begin:
+                self._snapshots.answered(cutting.id)
+                self._checkpointing.failed(cutting.id, "the worker that had the copy of the weights is gone")
+                return
+            passed = passed or item.snapshot == cutting.id
+
+    def _doubtful_cut(self) -> None:
+        """The ring has come to a checkpoint mark, and another generation: whoever was to make the copy may be gone."""
+        cutting = self._snapshots.cutting
+        if cutting is None:
+            return
+        for item in self._items:
+            if item.steps_left:
+                return
+            if item.snapshot == cutting.id:
+                self._fail_cut("the ring was formed anew just there")
+                return
+
+    def _tell_loss(self, event: ProgressReported, work: Ledger) -> None:
+        if event.loss is None:
+            return
+        batch, scale = self._batch()
+        values = {"loss": event.loss, "global_batch": float(batch), "learning_rate_scale": scale, "workers": float(self.members)}
+        self._context.saw_loss(event.version, values)
+
+    # -- changes ------------------------------------------------------------------------------------------------------
+
+    def formed(self, names: tuple[ProcessName, ...]) -> None:
+        """All members of a generation are in, with weights that are booked: what was void is void now."""
+        self.names, self.members = names, len(names)
+        self._doubtful_cut()
+        if self.halting and self.halt_published:
+            self.halting = ""
+            self._drop_items()
+
+    def halt(self, why: str) -> None:
+        """The ring is to stop at the step that it is at: the rest of what it holds goes back."""
+        if not self.halting and self._items:
+            self.halting, self.halt_published, self.first_number = why, False, self.next_number
+            self._fail_cut(why)
+
+    def roll_back(self, why: str) -> str:
+        """The weights are gone: back to the newest checkpoint, or to the beginning. Returns where the weights are, '' for
+        where the job began.
+        """
+        saved = self._checkpointing.saved[-1] if self._checkpointing.saved else None
+        ledger, version, path = (saved.ledger, saved.version, saved.path) if saved else (self.begun_with, self.begun_version, "")
+        self._fail_cut(why)
+        self._items.clear()
+        self._open.clear()
+        self.first_number, self.halting = self.next_number, ""
+        self._evaluation.abandon()
+        repeated = self.restore(ledger)
+        self._share_out()
+        self._context.version = self._context.acknowledged_version = version
+        self._checkpointing.rolled_back(version)
+        self._evaluation.version_changed()
+        if repeated:
+            where = path or "the beginning"
+            text = f"{why}: training goes on from {where}, version {version}; {amount(repeated, 'record')} to be trained again"
+            self._context.orders.announce("ring", text, level="warning", details={"repeated": repeated, "version": version})
+        return path
+
+    def _drop_items(self) -> None:
+        work = self._context.work
+        assert work is not None
+        for held in reversed(self._open):
+            work.give_back(held)
+        self._open.clear()
+        self._items.clear()
+
+    def _fail_cut(self, why: str) -> None:
+        if self._snapshots.cutting is not None:
+            snapshot = self._snapshots.cutting.id
+            self._snapshots.answered(snapshot)
+            self._checkpointing.failed(snapshot, why)

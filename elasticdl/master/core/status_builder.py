@@ -1,0 +1,238 @@
+"""Makes the status and the receipt out of the facts. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.formatting import START_PARTS, amount
+from elasticdl.job import Action
+from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
+from elasticdl.master.core.data.leasing import Leasing
+from elasticdl.master.core.data.ledger import Count, HeldShard, Ledger, Stage
+from elasticdl.master.core.evaluation.rounds import Evaluation
+from elasticdl.master.core.job_context import JobContext, Phase
+from elasticdl.master.core.processes.pending_processes import PendingProcesses
+from elasticdl.master.core.processes.scaling import Scaling
+from elasticdl.master.core.processes.table import Life, Process
+from elasticdl.master.core.status import (
+    CheckpointStatus,
+    JobStatus,
+    ProcessStatus,
+    RecordCounts,
+    RoundStatus,
+    ScaleStatus,
+    ShardCounts,
+)
+
+_SHOWN_ROUNDS = 50
+_SHOWN_EPOCHS = 200
+_COUNTED = ("expected", "trained", "repeated", "bad", "lost", "left")
+
+
+def receipt(context: JobContext, ledger: Ledger | None, newest: int | None = None) -> dict[str, Any]:
+    """What became of every record: expected = trained + bad + lost + left, in each epoch and in total; `repeated` beside.
+
+    `epochs` are those that were begun, the `newest` of them only if that is given; `total` is of all that were planned, with those that
+    are `not_begun`. `repeated_at_least`, if there: what a run before had trained is repeated, maybe more of it than is known.
+    `why_left`: of a job that ended, or whose training ended early; '' as long as what is left is to come.
+    """
+    counts = ledger.counts if ledger else []
+    rows = [{"epoch": epoch, **_row(count)} for epoch, count in enumerate(counts)]
+    waiting, records = (ledger.epochs_not_begun, ledger.plan.records) if ledger else (0, 0)
+    total = {key: sum(row[key] for row in rows) for key in _COUNTED}
+    total["expected"] += waiting * records
+    total["left"] += waiting * records
+    shown = rows if newest is None else rows[-newest:]
+    return {
+        "epochs": shown,
+        "epochs_left_out": len(rows) - len(shown),
+        "not_begun": {"epochs": waiting, "records": waiting * records},
+        "total": total,
+        **({"repeated_at_least": True} if ledger and ledger.repeated_at_least else {}),
+        "why_left": _why_left(context) if total["left"] else "",
+    }
+
+
+def _row(count: Count) -> dict[str, int]:
+    values = (count.planned, count.trained, count.repeated, count.bad, count.lost, count.left)
+    return dict(zip(_COUNTED, values, strict=True))
+
+
+def _why_left(context: JobContext) -> str:
+    if context.ended_early:
+        return f"training ended early: {context.ended_early}"
+    if context.work is not None and context.work.stopped:
+        return "training had ended early before"
+    return context.outcome.message if context.outcome else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of the state machine that there is something to see of."""
+
+    scaling: Scaling
+    placement: PendingProcesses
+    leasing: Leasing
+    evaluation: Evaluation
+    checkpointing: Checkpointing
+
+
+def status(context: JobContext, parts: Parts) -> JobStatus:
+    """The whole job as it is now."""
+    evaluation, checkpointing = parts.evaluation, parts.checkpointing
+    main = main_ledger(context, evaluation)
+    told, outcome = receipt(context, main, _SHOWN_EPOCHS), context.outcome
+    return JobStatus(
+        action=context.spec.action,
+        phase=context.phase,
+        message=_message(context, evaluation),
+        at_s=context.now_s,
+        epoch=main.epoch if main else 0,
+        epochs=main.plan.epochs if main else 0,
+        version=context.version,
+        records=_records(main, told["total"]),
+        shards=_shards(context, evaluation),
+        scale=_scale(context, parts.scaling),
+        processes=tuple(_process(context, evaluation, process, main) for process in context.processes.shown.values()),
+        loss=context.loss,
+        metrics=dict(context.metrics),
+        rounds=_rounds(evaluation),
+        checkpoints=tuple(CheckpointStatus(s.version, s.path, s.bytes, s.at_s) for s in checkpointing.saved),
+        updates_lost=context.updates_lost,
+        waiting=tuple(_waiting(context, parts)),
+        parked=tuple(context.given_up),
+        bad_examples=tuple(context.bad_examples),
+        receipt=told,
+        outcome=outcome.message if outcome else "",
+        exit_code=int(outcome.exit_code) if outcome else None,
+        dropped={str(cause): count for cause, count in sorted(context.dropped.items())},
+        ends={str(role): {str(cause): count for cause, count in ends.items()} for role, ends in context.processes.ends.items()},
+    )
+
+
+def main_ledger(context: JobContext, evaluation: Evaluation) -> Ledger | None:
+    """The ledger that the receipt is of: training or prediction, or the round of `elasticdl evaluate`."""
+    if context.spec.action is not Action.EVALUATE:
+        return context.work
+    return evaluation.round.ledger if evaluation.round else evaluation.last_ledger
+
+
+def _message(context: JobContext, evaluation: Evaluation) -> str:
+    match context.phase:
+        case Phase.STARTING:
+            return "checking the model and the data"
+        case Phase.WORKING if context.spec.action is Action.PREDICT:
+            return "predicting"
+        case Phase.WORKING:
+            work = context.work
+            return f"training, epoch {work.epoch + 1} of {work.plan.epochs}" if work else "training"
+        case Phase.EVALUATING:
+            current = evaluation.round
+            what = "final evaluation" if context.spec.action is Action.TRAIN else "evaluating"
+            return f"{what}: {current.stage}" if current else what
+        case Phase.DRAINING:
+            return "stopping: workers give their work back"
+        case Phase.CHECKPOINTING:
+            return "taking the last checkpoint"
+        case Phase.EXPORTING:
+            return "exporting the model"
+        case Phase.ENDING | Phase.ENDED:
+            return context.outcome.message if context.outcome else "over"
+
+
+def _records(ledger: Ledger | None, total: Mapping[str, int]) -> RecordCounts:
+    return RecordCounts(**total, resumed=ledger.resumed, undone=ledger.undone) if ledger else RecordCounts()
+
+
+def _shards(context: JobContext, evaluation: Evaluation) -> dict[str, ShardCounts]:
+    # Of `elasticdl evaluate` the round is all there is, also when it is over.
+    ledgers = [
+        context.work or main_ledger(context, evaluation),
+        evaluation.round.ledger if evaluation.round and context.work else None,
+    ]
+    return {
+        str(ledger.task): ShardCounts(
+            ledger.available + ledger.epochs_left * ledger.plan.shards,
+            len(ledger.held),
+            ledger.done_shards,
+            len(ledger.parked),
+        )
+        for ledger in ledgers
+        if ledger is not None
+    }
+
+
+def _scale(context: JobContext, scaling: Scaling) -> ScaleStatus:
+    workers = context.processes.live_workers()
+    return ScaleStatus(scaling.low, scaling.high, len(workers), sum(process.up for process in workers))
+
+
+def _process(context: JobContext, evaluation: Evaluation, process: Process, main: Ledger | None) -> ProcessStatus:
+    at_work = process.life is not Life.READY or process.up
+    return ProcessStatus(
+        str(process.name),
+        str(process.name.role),
+        str(process.life if at_work else Life.STARTING),
+        max(process.since_s, process.ready_s or 0.0) if process.up else process.since_s,
+        process.started_s,
+        process.where,
+        str(process.cause or ""),
+        process.message if at_work else START_PARTS.get(process.part, process.part),
+        _doing(context, evaluation, process.name) if process.life is not Life.ENDED else "",
+        main.done_by[process.name] if main else 0,
+        process.evaluated_records,
+    )
+
+
+def _doing(context: JobContext, evaluation: Evaluation, name: ProcessName) -> str:
+    if name.role is not Role.WORKER:
+        return ""
+    current = evaluation.round
+    for ledger in (current.ledger if current else None, context.work):
+        for held in ledger.held_by(name) if ledger else ():
+            shard = held.piece.shard
+            where = f"{ledger.task if ledger else ''} shard {shard.id}: {_done(held)}"
+            return where + (f" ({held.stage})" if held.stage is not Stage.LEASED else "")
+    if current is not None and current.summary.holder == name:
+        return f"summary of round {current.number}"
+    return "export" if context.export is not None and context.export.holder == name else ""
+
+
+def _done(held: HeldShard) -> str:
+    """Workers tell where they are every two seconds, and when they are through: nothing is known of a shard that takes less."""
+    records = held.piece.shard.records
+    return f"{held.offset:,} of {records:,}" if held.offset else amount(records, "record")
+
+
+def _rounds(evaluation: Evaluation) -> tuple[RoundStatus, ...]:
+    done = [RoundStatus(r.round, r.version, r.epoch, "done", dict(r.values)) for r in evaluation.results[-_SHOWN_ROUNDS:]]
+    current = evaluation.round
+    if current is not None:
+        done.append(RoundStatus(current.number, current.version, current.epoch, str(current.stage), {}))
+    return tuple(done)
+
+
+def _waiting(context: JobContext, parts: Parts) -> list[str]:
+    leasing = parts.leasing
+    reasons = parts.placement.waits()
+    for process in context.processes.going.values():
+        if process.life is not Life.READY:
+            reasons.append(f"{process.name} is {process.life}" + (f": {process.message}" if process.message else ""))
+        elif process.part:
+            reasons.append(f"{process.name} is {Life.STARTING}: {START_PARTS.get(process.part, process.part)}")
+    if context.phase in (Phase.ENDING, Phase.ENDED):
+        return reasons
+    for process in context.processes.live_workers() if not context.on_ring else ():
+        if process.up and not leasing.leases_of(process.name):
+            away = context.servers_away()
+            reasons.append(f"{process.name} has no work: {f'waiting for {away}' if away else leasing.idle_reason()}")
+    if context.work is not None:
+        settling = sum(held.stage is Stage.SETTLING for held in context.work.held.values())
+        if settling:
+            reasons.append(f"being settled with the parameter servers: {amount(settling, 'shard')} of lost workers")
+    if parts.checkpointing.under_way:
+        reasons.append("a checkpoint is being taken")
+    return reasons

@@ -1,0 +1,86 @@
+"""Where facts come in, and the job's time. Tasks of the driver end here too, if they end badly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, final
+
+from elasticdl.clock import Clock
+from elasticdl.master.core.events import Event
+
+_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedEvent:
+    """An event, and who waits for it to be handled."""
+
+    event: Event
+    handled: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Crash:
+    task: str
+    error: BaseException
+
+
+@final
+class EventQueue:
+    """Events in the order in which they came. Use it from one event loop."""
+
+    def __init__(self, clock: Clock, began_s: float = 0.0) -> None:
+        """`began_s`: the newest `at_s` of the journal, from where the job's time goes on."""
+        self.clock = clock
+        self._origin_s = clock.now_s() - began_s
+        self._queue: asyncio.Queue[QueuedEvent | _Crash] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def at_s(self) -> float:
+        """The job's time, for events."""
+        return self.clock.now_s() - self._origin_s
+
+    def post(self, event: Event) -> asyncio.Future[None]:
+        """Put an event in. The future is done when it is on disk, was handled, and its commands are under way.
+
+        It is cancelled if the job ends before.
+        """
+        entry = QueuedEvent(event, asyncio.get_running_loop().create_future())
+        self._queue.put_nowait(entry)
+        return entry.handled
+
+    def spawn(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run work beside the loop. An exception out of it is a bug and ends the master visibly."""
+        task = asyncio.get_running_loop().create_task(work, name=what)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def take(self) -> list[QueuedEvent]:
+        """At least one event, and whatever else is there: they share one write to the disk. Raises what a task raised."""
+        entries: list[QueuedEvent] = []
+        item = await self._queue.get()
+        while True:
+            if isinstance(item, _Crash):
+                raise RuntimeError(f"{item.task} failed: {item.error!r}") from item.error
+            entries.append(item)
+            if self._queue.empty() or len(entries) >= _BATCH:
+                return entries
+            item = self._queue.get_nowait()
+
+    async def close(self) -> None:
+        """End all work and everybody's waiting."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while not self._queue.empty():
+            item = self._queue.get_nowait()
+            if isinstance(item, QueuedEvent):
+                item.handled.cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._queue.put_nowait(_Crash(task.get_name(), error))

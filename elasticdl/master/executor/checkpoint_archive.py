@@ -1,0 +1,159 @@
+"""Checkpoints as the master sees them: what a job begins with, and how a cut view becomes files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, final
+
+from pydantic import ValidationError
+
+from elasticdl.checkpoint import store
+from elasticdl.checkpoint.layout import Manifest, PartFile
+from elasticdl.checkpoint.maker import maker_of
+from elasticdl.embedding.spec import ParametersSpec
+from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
+from elasticdl.job import Action, JobSpec, Strategy
+from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.scale_override import keep_scale
+from elasticdl.master.core.commands import SaveSnapshot
+from elasticdl.master.core.data.resuming import gone_on
+from elasticdl.master.last_status import run_before
+from elasticdl.rpc.ps_control import ServerSaved
+from elasticdl.shard import SnapshotId
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JobStart:
+    """Where a job begins: `restore_from` is a checkpoint's directory, '' for none; `ledger` is '' for a fresh one.
+
+    `passed_over`: why newer checkpoints were not used. `again`: records that the run before is known to have trained beyond it.
+    """
+
+    restore_from: str = ""
+    ledger: str = ""
+    version: int = 0
+    passed_over: tuple[str, ...] = ()
+    again: int = 0
+
+
+class Saver(Protocol):
+    """Writes what a cut froze: the servers, or the worker of a ring that has the copy."""
+
+    async def save(self, snapshot: SnapshotId, directory: str) -> tuple[ServerSaved, ...]:
+        """Every part of a view, below `directory`. Raises ElasticDLError."""
+
+
+@final
+class CheckpointArchive:
+    """A job's checkpoint directory. `restore_from` is what servers that come up are told to restore."""
+
+    def __init__(self, spec: JobSpec, checkpoints: Path) -> None:
+        self._spec = spec.checkpoint
+        self._workers = spec.cluster.num_workers
+        self._action = spec.action
+        self._strategy = spec.training.distribution_strategy
+        self._checkpoints = checkpoints
+        self.restore_from = ""
+
+    def beginning(self) -> JobStart:
+        """By the flags: go on from the job's own newest checkpoint, or take the parameters of another, or start afresh.
+
+        Reads every byte of the checkpoint. Raises UserError if there is none where one was named, Corrupted if none is whole.
+        """
+        if self._spec.resume:
+            return self._resumed()
+        if self._spec.checkpoint_dir_for_init:
+            found = store.require(Path(self._spec.checkpoint_dir_for_init).resolve())
+            self._refuse_of_other_strategy(found)
+            _LOG.info("beginning with the parameters of %s", found.directory)
+            # Servers tell their version themselves; a ring has none that would.
+            still = self._strategy is Strategy.ALLREDUCE and self._action is not Action.TRAIN
+            return JobStart(str(found.directory), version=found.manifest.version if still else 0, passed_over=found.rejected)
+        return JobStart()
+
+    async def save(self, command: SaveSnapshot, snapshots: Saver) -> tuple[str, int]:
+        """Have every server write its part, add the manifest, remove what is too old. The earlier ones stay on failure.
+
+        Raises ElasticDLError.
+        """
+        try:
+            making = await asyncio.to_thread(store.begin, self._checkpoints)
+        except OSError as error:
+            raise TransientError(f"cannot write to {self._checkpoints}: {error.strerror or error}") from error
+        manifest = await self._parts(command, snapshots, making)
+        try:
+            # If the job ends meanwhile the thread goes on, and what it makes complete is not to be taken away under it.
+            directory = await asyncio.to_thread(store.complete, making, manifest)
+        except OSError as error:
+            await asyncio.to_thread(store.abandon, making)
+            raise TransientError(f"cannot write to {making}: {error.strerror or error}") from error
+        self.restore_from = str(directory)
+        try:
+            await asyncio.to_thread(store.prune, self._checkpoints, self._spec.keep_checkpoint_max, command.version)
+        except OSError as error:
+            _LOG.warning("old checkpoints stay in %s: %s", self._checkpoints, error)
+        return str(directory), manifest.bytes
+
+    def keep_scale(self, low: int, high: int) -> None:
+        """The job was scaled: it goes on so when it is resumed."""
+        keep_scale(JobDirectory(self._checkpoints.parent), self._workers, low, high)
+
+    async def _parts(self, command: SaveSnapshot, snapshots: Saver, making: Path) -> Manifest:
+        whole = False
+        try:
+            manifest = manifest_of(command, await snapshots.save(command.snapshot, str(making)))
+            whole = True
+            return manifest
+        finally:
+            if not whole:
+                await asyncio.to_thread(store.abandon, making)
+
+    def _resumed(self) -> JobStart:
+        found = store.newest(self._checkpoints)
+        if found is None:
+            raise UserError(
+                f"--resume, but there is no checkpoint in {self._checkpoints}",
+                hint="start afresh without --resume, and with --checkpoint-steps to have checkpoints",
+            )
+        if not found.manifest.ledger:
+            raise UserError(f"{found.directory} has no data ledger to resume", hint="use --checkpoint-dir-for-init instead")
+        self._refuse_of_other_strategy(found)
+        _LOG.info("going on from %s", found.directory)
+        ledger, again = gone_on(found.manifest.ledger, run_before(JobDirectory(self._checkpoints.parent)))
+        return JobStart(str(found.directory), ledger, found.manifest.version, found.rejected, again)
+
+    def _refuse_of_other_strategy(self, found: store.Found) -> None:
+        """Raise UserError: servers hold rows by id, a ring whole variables; neither reads the other's files."""
+        made_by = maker_of(found.manifest)
+        if made_by is not self._strategy:
+            raise UserError(
+                f"{found.directory} was made with --distribution-strategy {made_by}, this job has {self._strategy}",
+                hint="begin with a checkpoint of the same strategy",
+            )
+
+
+def manifest_of(command: SaveSnapshot, saved: Sequence[ServerSaved]) -> Manifest:
+    """What the servers wrote, as one checkpoint. Raises PermanentError if they do not agree."""
+    parameters = {part.parameters for part in saved}
+    if len(parameters) != 1:
+        raise PermanentError(f"the {len(saved)} servers hold parameters of {len(parameters)} different models")
+    spec = parameters.pop()
+    try:
+        return Manifest(
+            version=command.version,
+            servers=len(saved) if spec else 0,
+            parameters=ParametersSpec.model_validate_json(spec) if spec else None,
+            files=tuple(PartFile(name=one.name, bytes=one.bytes, checksum=one.checksum) for part in saved for one in part.files),
+            rows=sum(part.rows for part in saved),
+            ledger=command.ledger,
+            wall_s=time.time(),
+        )
+    except ValidationError as error:
+        raise Corrupted(f"the servers described their parts in a way that makes no manifest: {error}") from error

@@ -1,0 +1,194 @@
+"""Carries out what the core orders. What takes time runs beside the loop, and its outcome comes back as an event."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, final
+
+from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessName, Role
+from elasticdl.errors import ElasticDLError
+from elasticdl.master.core import commands as do
+from elasticdl.master.core import events as happened
+from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.executor.checkpoint_archive import Saver
+from elasticdl.master.executor.fencing import Fences
+from elasticdl.master.executor.launcher import Launcher
+from elasticdl.master.executor.snapshots import Snapshots
+from elasticdl.master.gateway.process_gateway import ProcessGateway
+from elasticdl.rpc.conversation import Drain, Finish, Finished, Order, Revoke, TellState, Wait
+from elasticdl.shard import SnapshotId
+
+_LOG = logging.getLogger(__name__)
+_LEVELS = {"detail": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+NEVER_STARTED = ExitFacts(reason="NeverStarted", asked=True)
+"""Of a process that was stopped while its start was put off."""
+
+
+class Archive(Protocol):
+    """Checkpoints on disk."""
+
+    async def save(self, command: do.SaveSnapshot, snapshots: Saver) -> tuple[str, int]:
+        """Write a cut view as a complete checkpoint; its directory and size in bytes. Raises ElasticDLError."""
+
+    def keep_scale(self, low: int, high: int) -> None:
+        """What a resumed job begins with. A disk that refuses it costs that only."""
+
+
+class Record(Protocol):
+    """What people read later of what happened: `history.event_log.EventLog`."""
+
+    def append(self, stamp: Mapping[str, float], told: Mapping[str, Any]) -> object:
+        """Write an announcement down. A disk that refuses it costs the line only."""
+
+
+class Rows(Protocol):
+    """Where numbers go: `history.lines.JsonLines`."""
+
+    def append(self, value: Mapping[str, Any]) -> None:
+        """Write a row. A disk that refuses it costs the row only."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorDeps:
+    """What the hands work with."""
+
+    launcher: Launcher
+    fences: Fences
+    snapshots: Snapshots
+    archive: Archive
+    events: Record
+    metrics: Rows
+
+
+@final
+class Executor:
+    """Use it from one event loop."""
+
+    def __init__(self, queue: EventQueue, desk: ProcessGateway, means: ExecutorDeps) -> None:
+        self._queue = queue
+        self._desk = desk
+        self._means = means
+        self.finish: do.FinishJob | None = None
+        """Set by the last command of a job."""
+
+    def carry_out(self, command: do.Command) -> None:
+        """Do it, or begin to."""
+        match command:
+            case do.StartProcess():
+                self._queue.spawn(f"start of {command.name}", self._start(command))
+            case do.StopProcess():
+                self._stop(command)
+            case do.FenceWorker():
+                self._queue.spawn(f"fence of {command.worker}", self._fence(command.worker))
+            case do.PublishRing():
+                assert self._desk.ring is not None
+                self._desk.ring.publish(command)
+            case do.WithdrawRing():
+                assert self._desk.ring is not None
+                self._desk.ring.withdraw()
+            case do.LookAgain(after_s):
+                self._queue.spawn("a look at the ring", self._look_again(after_s))
+            case do.PublishServers():
+                self._desk.orders.publish(command.addresses)
+            case do.TakeSnapshot() | do.SaveSnapshot() | do.DropSnapshot():
+                self._snapshot(command)
+            case do.Announce():
+                self._announce(command)
+            case do.RecordMetrics():
+                self._means.metrics.append({**self._stamp(), **asdict(command)})
+            case do.KeepScale(low, high):
+                self._means.archive.keep_scale(low, high)
+            case do.FinishJob():
+                self.finish = command
+            case _:
+                self._tell(command)
+
+    def _tell(self, command: do.Command) -> None:
+        """Commands that a worker hears of."""
+        match command:
+            case do.GrantLease():
+                self._desk.throughput.granted(command.lease)
+                self._desk.leases.answer(command.worker, command.lease)
+            case do.GrantItem():
+                self._desk.give_item(command.worker, command.item)
+            case do.NoLeaseNow():
+                self._desk.leases.answer(command.worker, Wait(command.reason))
+            case do.WorkFinished():
+                if not self._desk.leases.answer(command.worker, Finished()):
+                    # It is busy coming up, or going: it need not ask first.
+                    self._order(command.worker, Finish())
+            case do.RevokeLeases():
+                self._order(command.worker, Revoke(command.reason, self._desk.leases.revoked(command.worker)))
+            case do.AskState():
+                self._order(command.process, TellState())
+            case _:
+                raise TypeError(f"nobody knows how to carry out {command}")
+
+    def _snapshot(self, command: do.TakeSnapshot | do.SaveSnapshot | do.DropSnapshot) -> None:
+        match command:
+            case do.TakeSnapshot():
+                self._queue.spawn(f"cut of view {command.snapshot}", self._cut(command.snapshot))
+            case do.SaveSnapshot():
+                self._queue.spawn(f"save of view {command.snapshot}", self._save(command))
+            case do.DropSnapshot(snapshot) if self._desk.ring is not None:
+                self._desk.ring.drop(snapshot)
+            case do.DropSnapshot():
+                self._queue.spawn(f"drop of view {command.snapshot}", self._means.snapshots.drop(command.snapshot))
+
+    async def _start(self, command: do.StartProcess) -> None:
+        name = command.name
+        try:
+            started = await self._means.launcher.start(name, command.delay_s, command.memory_bytes)
+        except CreateRefused as refused:
+            self._queue.post(happened.CreateFailed(self._queue.at_s(), name, refused.reason, refused.retry))
+            return
+        if not started:
+            self._queue.post(happened.ProcessEnded(self._queue.at_s(), name, NEVER_STARTED))
+
+    def _stop(self, command: do.StopProcess) -> None:
+        _LOG.debug("stopping %s within %g s: %s", command.name, command.grace_s, command.reason)
+        if command.name.role is Role.WORKER and command.grace_s > 0:
+            self._order(command.name, Drain(command.reason))
+        self._queue.spawn(f"stop of {command.name}", self._means.launcher.stop(command.name, command.grace_s))
+
+    async def _look_again(self, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        self._queue.post(happened.Tick(self._queue.at_s()))
+
+    async def _fence(self, worker: ProcessName) -> None:
+        self._desk.leave(worker, "was fenced")
+        applied = await self._means.fences.fence(str(worker))
+        self._queue.post(happened.WorkerFenced(self._queue.at_s(), worker, applied))
+
+    async def _cut(self, snapshot: SnapshotId) -> None:
+        try:
+            async with self._means.snapshots.cut(snapshot) as cut:
+                await self._queue.post(happened.SnapshotCut(self._queue.at_s(), snapshot, cut.version, dict(cut.applied)))
+        except ElasticDLError as error:
+            # What some servers froze is dropped beside: the job does not wait for that.
+            self._snapshot(do.DropSnapshot(snapshot))
+            self._queue.post(happened.SnapshotFailed(self._queue.at_s(), snapshot, error.message))
+
+    async def _save(self, command: do.SaveSnapshot) -> None:
+        try:
+            path, size_bytes = await self._means.archive.save(command, self._desk.ring or self._means.snapshots)
+        except ElasticDLError as error:
+            self._queue.post(happened.SnapshotFailed(self._queue.at_s(), command.snapshot, error.message))
+        else:
+            saved = happened.SnapshotSaved(self._queue.at_s(), command.snapshot, command.version, path, size_bytes)
+            self._queue.post(saved)
+
+    def _order(self, worker: ProcessName, order: Order) -> None:
+        """One that has left, or has not come, cannot be told anything."""
+        if worker in self._desk.sessions:
+            self._desk.orders.put(worker, order)
+
+    def _announce(self, command: do.Announce) -> None:
+        _LOG.log(_LEVELS.get(command.level, logging.INFO), "%s", command.text)
+        self._means.events.append(self._stamp(), asdict(command))
+
+    def _stamp(self) -> dict[str, float]:
+        return {"at": round(self._queue.clock.wall_s(), 3), "at_s": round(self._queue.at_s(), 3)}

@@ -1,0 +1,65 @@
+"""What a worker or a parameter server is started with."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import final
+
+from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
+from elasticdl.job import Action, JobSpec, Strategy
+
+COMMANDS = {
+    Role.WORKER: (sys.executable, "-m", "elasticdl.worker.main"),
+    Role.PS: (sys.executable, "-m", "elasticdl.ps.main"),
+}
+
+_FAST_ENDS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "PYTHONMALLOC": "malloc"}
+"""Memory in large pages. The kernel frees the memory of a killed process before it closes its connections, by which the ring
+learns of its end: 60 ms for a process with TensorFlow, of which a third is left with large pages.
+"""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ProcessEnv:
+    """Makes process specs. `address` is the master's, `cores` what the machine gives to the job; None: each its own.
+
+    `bind_host`: where servers listen; '': on this machine only.
+    """
+
+    spec: JobSpec
+    directory: str
+    address: str
+    token: str = field(repr=False)
+    cores: float | None
+    bind_host: str = ""
+
+    def __call__(self, name: ProcessName) -> ProcessSpec:
+        """The spec of one process. The user's environment cannot change what is ours."""
+        bind = {"ELASTICDL_BIND_HOST": self.bind_host} if self.bind_host else {}
+        return ProcessSpec(
+            name=name,
+            command=COMMANDS[name.role],
+            env={
+                **(_FAST_ENDS if self._on_ring(name.role) else {}),
+                **self.spec.cluster.envs,
+                "ELASTICDL_MASTER": self.address,
+                "ELASTICDL_PROCESS": str(name),
+                "ELASTICDL_JOB_DIR": self.directory,
+                **bind,
+            },
+            secrets={"ELASTICDL_TOKEN": self.token},
+            cores=self._share(name.role),
+        )
+
+    def _on_ring(self, role: Role) -> bool:
+        on_ring = self.spec.training.distribution_strategy is Strategy.ALLREDUCE and self.spec.action is Action.TRAIN
+        return on_ring and role is Role.WORKER
+
+    def _share(self, role: Role) -> float:
+        """A fair part of the cores among processes of the same role: the two take turns, workers waiting for servers."""
+        if self.cores is None:
+            return 1.0
+        number = self.spec.cluster.num_workers.high if role is Role.WORKER else self.spec.cluster.num_ps_pods
+        return max(1.0, self.cores / number)

@@ -1,0 +1,127 @@
+"""The master's hands on the ring: generations go out with a rendezvous of their own, copies of weights become files."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol, final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.errors import TransientError
+from elasticdl.master.core.commands import PublishRing
+from elasticdl.master.gateway.order_streams import OrderStreams
+from elasticdl.rpc.conversation import RingDrop, RingGeneration, RingSave, RingSaved
+from elasticdl.rpc.ps_control import SavedFile, ServerSaved
+from elasticdl.rpc.rendezvous import Rendezvous, new_scope
+from elasticdl.shard import SnapshotId
+
+_SAVE_S = 600.0
+
+
+class MeetingPlace(Protocol):
+    """Where the members of a generation meet: `rpc.rendezvous.Rendezvous`."""
+
+    async def start(self, host: str = "", port: int = 0) -> int:
+        """Listen; the port. Raises OSError if that is not possible."""
+
+    def open(self, scope: str) -> None:
+        """Serve this scope from now on, until it is withdrawn."""
+
+    def withdraw(self, scope: str) -> None:
+        """This generation will never be complete, or was superseded."""
+
+    async def close(self) -> None:
+        """Stop listening, and withdraw every scope."""
+
+
+@final
+class RingCoordinator:
+    """Use it from one event loop."""
+
+    def __init__(self, orders: OrderStreams, begin_from: str, rendezvous: MeetingPlace | None = None) -> None:
+        """`begin_from`: the checkpoint that the job began with, '' for none. `rendezvous`: by default one over HTTP."""
+        self._orders = orders
+        self._begin_from = begin_from
+        self._rendezvous = rendezvous if rendezvous is not None else Rendezvous()
+        self._port = 0
+        self._scope = ""
+        self._members: tuple[ProcessName, ...] = ()
+        self._copies: dict[SnapshotId, ProcessName] = {}
+        self._saving: dict[SnapshotId, asyncio.Future[RingSaved]] = {}
+
+    async def start(self, host: str, port: int = 0) -> int:
+        """Serve rendezvous; the port. Raises OSError if that is not possible."""
+        self._port = await self._rendezvous.start(host, port)
+        return self._port
+
+    async def close(self) -> None:
+        """Stop serving."""
+        await self._rendezvous.close()
+
+    def publish(self, command: PublishRing) -> None:
+        """Tell a generation to its members, and to those of the one before that are not in it; that one is over."""
+        self.withdraw()
+        self._scope = new_scope(command.generation) if len(command.members) > 1 else ""
+        if self._scope:
+            self._rendezvous.open(self._scope)
+        form = RingGeneration(
+            command.generation,
+            tuple(map(str, command.members)),
+            command.holders,
+            command.first_number,
+            "" if command.holders else command.restore_from or self._begin_from,
+            self._port,
+            self._scope,
+        )
+        for name in dict.fromkeys((*self._members, *command.members)):
+            self._orders.form(name, form)
+        self._members = command.members
+
+    def withdraw(self) -> None:
+        """The newest generation will not be complete, or is over: who waits in it is told so."""
+        if self._scope:
+            self._rendezvous.withdraw(self._scope)
+            self._scope = ""
+
+    def cut(self, worker: ProcessName, snapshot: SnapshotId) -> None:
+        """That worker keeps a copy for `snapshot`."""
+        self._copies[snapshot] = worker
+
+    async def save(self, snapshot: SnapshotId, directory: str) -> tuple[ServerSaved, ...]:
+        """Have the copy written below `directory`. Raises TransientError if that did not work."""
+        holder = self._copies.get(snapshot)
+        if holder is None:
+            raise TransientError(f"nobody has a copy of the weights for checkpoint {snapshot} any more")
+        done: asyncio.Future[RingSaved] = asyncio.get_running_loop().create_future()
+        self._saving[snapshot] = done
+        self._orders.put(holder, RingSave(snapshot, directory))
+        try:
+            async with asyncio.timeout(_SAVE_S):
+                saved = await done
+        except TimeoutError as error:
+            raise TransientError(f"{holder} did not write its copy of the weights within {_SAVE_S:.0f} s") from error
+        finally:
+            del self._saving[snapshot]
+        if saved.problem:
+            raise TransientError(f"{holder}: {saved.problem}")
+        files = tuple(SavedFile(one.name, one.bytes, one.checksum) for one in saved.files)
+        return (ServerSaved(files, saved.version, saved.rows, saved.parameters),)
+
+    def saved(self, saved: RingSaved) -> bool:
+        """A worker wrote its copy, or could not. False if nobody waits for it any more."""
+        waiting = self._saving.get(saved.snapshot)
+        if waiting is None or waiting.done():
+            return False
+        waiting.set_result(saved)
+        return True
+
+    def drop(self, snapshot: SnapshotId) -> None:
+        """A copy is not needed any more."""
+        holder = self._copies.pop(snapshot, None)
+        if holder is not None:
+            self._orders.put(holder, RingDrop(snapshot))
+
+    def leave(self, name: ProcessName) -> None:
+        """A worker is gone, and its copies with it."""
+        for snapshot in [snapshot for snapshot, holder in self._copies.items() if holder == name]:
+            del self._copies[snapshot]
+            self.saved(RingSaved(snapshot, problem="it is gone, and the copy of the weights with it"))

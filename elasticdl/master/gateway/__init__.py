@@ -1,0 +1,1 @@
+"""What a job's processes talk to: gRPC servicer, sessions, lease polls, order streams."""

@@ -1,0 +1,88 @@
+"""What the master wants of each process, until its order stream has taken it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.rpc.conversation import Order, RingGeneration, Servers
+
+
+@final
+class OrderStreams:
+    """Orders by process. One stream per process: a newer one ends the older. Use it from one event loop."""
+
+    def __init__(self, servers: int) -> None:
+        """`servers`: how many the job has; all are away until `publish`."""
+        self._servers = Servers(("",) * servers)
+        self._waiting: dict[ProcessName, deque[Order]] = {}
+        self._wake: dict[ProcessName, asyncio.Event] = {}
+        self._forms: dict[ProcessName, RingGeneration] = {}
+        self.broke: Callable[[ProcessName], None] = lambda name: None
+        """Told when a stream ends without our doing."""
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The servers' bulk addresses as last published."""
+        return self._servers.addresses
+
+    def publish(self, addresses: tuple[str, ...]) -> None:
+        """Tell the servers' addresses to everybody, now and later."""
+        self._servers = Servers(addresses)
+        for name in tuple(self._waiting):
+            self.put(name, self._servers)
+
+    def put(self, name: ProcessName, order: Order) -> None:
+        """Tell one process; kept until it has a stream."""
+        self._waiting.setdefault(name, deque()).append(order)
+        wake = self._wake.get(name)
+        if wake is not None:
+            wake.set()
+
+    def form(self, name: ProcessName, form: RingGeneration) -> None:
+        """Tell one process the newest generation of the ring; again with each stream that it opens."""
+        if name in self._wake:
+            self.put(name, form)
+        self._forms[name] = form
+
+    async def stream(self, name: ProcessName) -> AsyncIterator[Order]:
+        """The servers' addresses, then every order as it comes, until `leave` or a newer stream."""
+        self._end_stream(name)
+        wake = self._wake[name] = asyncio.Event()
+        waiting = self._waiting.setdefault(name, deque())
+        try:
+            async for order in self._orders(name, wake, waiting):
+                yield order
+        finally:
+            if self._wake.get(name) is wake:
+                self.broke(name)
+
+    async def _orders(self, name: ProcessName, wake: asyncio.Event, waiting: deque[Order]) -> AsyncIterator[Order]:
+        yield self._servers
+        if name in self._forms:
+            # What waits may have an older one, or the same: a worker takes each once, and none that is older.
+            yield self._forms[name]
+        while self._wake.get(name) is wake:
+            wake.clear()
+            while waiting and self._wake.get(name) is wake:
+                order = waiting[0]
+                yield order
+                # Only now has the transport taken it: a stream that broke leaves it to the next.
+                if waiting and waiting[0] is order:
+                    waiting.popleft()
+            if not waiting and self._wake.get(name) is wake:
+                await wake.wait()
+
+    def leave(self, name: ProcessName) -> None:
+        """The process is gone."""
+        self._waiting.pop(name, None)
+        self._forms.pop(name, None)
+        self._end_stream(name)
+
+    def _end_stream(self, name: ProcessName) -> None:
+        wake = self._wake.pop(name, None)
+        if wake is not None:
+            wake.set()

@@ -1,0 +1,230 @@
+"""What the job's processes say to the master, in plain values: the servicer is its gRPC side.
+
+Speaks for the core where no decision is needed: who is who, what was said before, which answer belongs to whom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import final
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.dropped import DropCause
+from elasticdl.errors import Refused
+from elasticdl.master.core.events import (
+    ActivityTold,
+    ConnectionLost,
+    LeaseRequested,
+    LeaseReturned,
+    MessagesDropped,
+    ProcessAttached,
+    ProcessSilent,
+    VersionAdvanced,
+)
+from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.executor.fencing import Fences
+from elasticdl.master.executor.ring_coordinator import RingCoordinator
+from elasticdl.master.gateway.lease_polls import LeasePolls
+from elasticdl.master.gateway.order_streams import OrderStreams
+from elasticdl.master.gateway.ps_registry import PsRegistry, Server
+from elasticdl.master.gateway.reports import events_of, state_told
+from elasticdl.master.gateway.sessions import Sessions
+from elasticdl.master.throughput import Throughput
+from elasticdl.rpc.conversation import Activity, LeaseAnswer, Order, Report, Wait
+from elasticdl.shard import Applied, Lease, Task, WorkItem
+
+SILENCE_S = 10.0
+_SAME_S = 2.0
+"""Ages of one activity may differ by so much: reports are under way for a while."""
+
+
+@final
+class ProcessGateway:
+    """Use it from one event loop. Methods that name a process count as having heard of it."""
+
+    def __init__(
+        self, queue: EventQueue, registry: PsRegistry, fences: Fences, task: Task, expected: Callable[[ProcessName], bool]
+    ) -> None:
+        """`task`: whose records make the throughput. `expected`: whether a process of a name may attach."""
+        self._queue = queue
+        self._expected = expected
+        self._registry = registry
+        self._fences = fences
+        self._version = 0
+        self._ticked_s = queue.clock.now_s()
+        self.sessions = Sessions()
+        self.orders = OrderStreams(registry.number)
+        self.leases = LeasePolls(self._ask, self._give_back)
+        self.throughput = Throughput(task)
+        self.ring: RingCoordinator | None = None
+        """Set before the first process is there, if the job is on a ring."""
+        self._items: dict[ProcessName, tuple[int, bool]] = {}
+        """Which item of the ring each worker wants, and whether it stands at a mark before it."""
+        self._busy: dict[ProcessName, tuple[str, float]] = {}
+        """What each process has been at for long, and since when."""
+        self.orders.broke = self._hung_up
+
+    # -- what processes say -------------------------------------------------------------------------------------------
+
+    async def attach(self, event: ProcessAttached, instance: str) -> None:
+        """A process presents itself; returns when the job knows. Once more from the same process is fine.
+
+        A server does so twice: without addresses, to learn what it has to restore, and with them when it can serve.
+        Raises Refused for a second process of a name, and for one that nobody ordered.
+        """
+        name = event.name
+        if name in self.sessions or self.sessions.has_left(name):
+            refusal = self.sessions.refusal(name, instance)
+            if refusal:
+                raise Refused(refusal)
+        elif not self._expected(name):
+            raise Refused(f"{name} is not a process that this job expects")
+        presence = self.sessions.claim(name, instance)
+        if presence.announced or (name.role is Role.PS and not event.control_address):
+            return
+        presence.announced = True
+        if name.role is Role.PS:
+            presence.version = event.restored_version or 0
+            told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            server = self._registry.attach(name, event.control_address)
+            self._queue.spawn(f"fences for {name}", self._introduce(server, event, told))
+            # The call may be given up meanwhile; the introduction goes on.
+            await asyncio.shield(told)
+        else:
+            await self._queue.post(event)
+
+    async def poll(
+        self, worker: ProcessName, sequence: int, wait_s: float, *, ring_number: int = 0, at_mark: bool = False
+    ) -> LeaseAnswer:
+        """Wait up to `wait_s` for a lease, or for an item of the ring."""
+        self.sessions.heard(worker)
+        self._items[worker] = (ring_number, at_mark)
+        return await self.leases.poll(worker, sequence, wait_s)
+
+    async def report(self, name: ProcessName, report: Report, sequence: int) -> None:
+        """Take a report in; returns when it is on disk. A repeat counts nothing."""
+        presence = self.sessions.heard(name)
+        if presence is None:
+            raise Refused(self.sessions.refusal(name, ""))
+        for cause, count in presence.told(report.gauges).items():
+            self._dropped(name, cause, count)
+        if sequence <= presence.reports:
+            # Handled in order: when this is on disk, so is what the first one told.
+            await self._dropped(name, DropCause.REPEATED_REPORT)
+            return
+        presence.reports = sequence
+        if name.role is Role.PS:
+            presence.version = report.version
+            self._server_reported()
+            if report.state is not None:
+                await self._queue.post(state_told(name, report.state, self._queue.at_s()))
+            return
+        at_s = self._queue.at_s()
+        for progress in report.progress:
+            self.throughput.reported(name, progress, at_s)
+        self._busy_reported(name, report.activity, at_s)
+        self._ring_reported(name, report)
+        handled = [self._queue.post(event) for event in events_of(name, report, at_s)]
+        if handled:
+            # Handled in order: the last is the last.
+            await handled[-1]
+
+    def stream(self, name: ProcessName) -> AsyncIterator[Order]:
+        """What the master wants of a process, from now on."""
+        self.sessions.heard(name)
+        return self.orders.stream(name)
+
+    # -- what the driver knows ----------------------------------------------------------------------------------------
+
+    def leave(self, name: ProcessName, why: str) -> None:
+        """A process ended or was given up: it is refused from now on. `why` completes "worker-3 …"."""
+        self.sessions.leave(name, why)
+        self.leases.leave(name)
+        self.orders.leave(name)
+        self.throughput.leave(name)
+        self._items.pop(name, None)
+        self._busy.pop(name, None)
+        if self.ring is not None:
+            self.ring.leave(name)
+        if name.role is Role.PS:
+            self._queue.spawn(f"hanging up on {name}", self._registry.leave(name))
+
+    def tick(self) -> None:
+        """Time passed: see who has fallen silent."""
+        now_s = self._queue.clock.now_s()
+        elapsed_s, self._ticked_s = now_s - self._ticked_s, now_s
+        for name, silent_s in self.sessions.pass_time(elapsed_s):
+            if silent_s >= SILENCE_S:
+                self.leave(name, f"was not heard of for {silent_s:.0f} s")
+                self._queue.post(ProcessSilent(self._queue.at_s(), name, silent_s))
+
+    def numbers(self) -> dict[str, object]:
+        """For people, beside the core's status: `gauges` by process, `records_per_s` in total."""
+        at_s = self._queue.at_s()
+        gauges = {str(name): dict(presence.gauges) for name, presence in self.sessions}
+        for worker, rate in self.throughput.by_worker(at_s).items():
+            gauges.setdefault(str(worker), {})["records_per_s"] = round(rate, 1)
+        return {"gauges": gauges, "records_per_s": round(self.throughput.total(at_s), 1)}
+
+    async def _introduce(self, server: Server, event: ProcessAttached, told: asyncio.Future[None]) -> None:
+        """Nobody hears of a server before it refuses everybody who is fenced: fences are not in its checkpoint."""
+        try:
+            await self._fences.catch_up(server)
+            await self._queue.post(event)
+        finally:
+            told.set_result(None)
+
+    def _server_reported(self) -> None:
+        """The job's version is that of the least advanced server; while one is away nothing is known of it."""
+        versions = [one.version for name, one in self.sessions if name.role is Role.PS and one.announced]
+        if len(versions) == self._registry.number and min(versions) != self._version:
+            self._version = min(versions)
+            self._queue.post(VersionAdvanced(self._queue.at_s(), self._version))
+
+    def _ask(self, worker: ProcessName) -> None:
+        number, at_mark = self._items.get(worker, (0, False))
+        self._queue.post(LeaseRequested(self._queue.at_s(), worker, number, at_mark))
+
+    def give_item(self, worker: ProcessName, item: WorkItem) -> None:
+        """The core's answer to a member of the ring."""
+        if self._items.get(worker, (0, False))[0] in (0, item.number):
+            self.throughput.given(item)
+            self.leases.answer(worker, item)
+        else:
+            # It was asked for before the worker changed its mind.
+            self.leases.answer(worker, Wait("another item is wanted now"))
+            self.leases.work_appeared()
+
+    def _busy_reported(self, name: ProcessName, activity: Activity | None, at_s: float) -> None:
+        """The core hears of a long activity when it is told for the first time, and when it is over."""
+        before, now = self._busy.get(name), (activity.what, at_s - activity.age_s) if activity else None
+        if now is None and before is not None:
+            del self._busy[name]
+            self._queue.post(ActivityTold(at_s, name, ""))
+        elif now is not None and (before is None or now[0] != before[0] or abs(now[1] - before[1]) > _SAME_S):
+            self._busy[name] = now
+            self._queue.post(ActivityTold(at_s, name, now[0], at_s - now[1]))
+
+    def _ring_reported(self, name: ProcessName, report: Report) -> None:
+        if self.ring is not None:
+            for cut in report.ring_cuts:
+                self.ring.cut(name, cut.snapshot)
+            for saved in report.ring_saves:
+                if not self.ring.saved(saved):
+                    self._dropped(name, DropCause.LATE_SNAPSHOT)
+
+    def _dropped(self, name: ProcessName, cause: DropCause, count: int = 1) -> asyncio.Future[None]:
+        """Have it counted, and kept in the journal, though the core hears nothing else of it."""
+        return self._queue.post(MessagesDropped(self._queue.at_s(), name, cause, count))
+
+    def _hung_up(self, name: ProcessName) -> None:
+        """The order stream of a process broke. Killed processes are heard of in this way before any other."""
+        if self.ring is not None and name in self.sessions:
+            self._queue.post(ConnectionLost(self._queue.at_s(), name))
+
+    def _give_back(self, worker: ProcessName, lease: Lease) -> None:
+        """A lease of a shard that reached nobody."""
+        assert lease.shard is not None, f"{lease} has nothing to give back"
+        applied = Applied(lease.shard.id, lease.attempt, lease.offset)
+        self._queue.post(LeaseReturned(self._queue.at_s(), worker, applied, taken=False))

@@ -1,0 +1,69 @@
+"""What a process reported, as events of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.master.core.events import (
+    Event,
+    ExportFinished,
+    LeaseReturned,
+    ProgressReported,
+    RingTold,
+    SnapshotCut,
+    StartWentOn,
+    StateTold,
+    StopAsked,
+    SummaryReported,
+    TaskFailed,
+)
+from elasticdl.rpc.conversation import Progress, Report, State
+
+
+def events_of(worker: ProcessName, report: Report, at_s: float) -> Iterator[Event]:
+    """Copies of weights before progress that is beyond them; then progress: what was done counts, whatever went wrong
+    afterwards. Where a worker stands with the ring comes last: what it was handed over there is told before.
+    """
+    for part in report.starting:
+        yield StartWentOn(at_s, worker, part)
+    for cut in report.ring_cuts:
+        yield SnapshotCut(at_s, cut.snapshot, cut.version, {})
+    for progress in report.progress:
+        yield _progressed(worker, progress, at_s)
+        if progress.returned:
+            yield LeaseReturned(at_s, worker, progress.applied)
+    for summary in report.summaries:
+        yield SummaryReported(at_s, worker, summary.round, dict(summary.values), summary.stop_training)
+    for failure in report.failures:
+        yield TaskFailed(at_s, worker, failure.task, failure.shard, failure.attempt, failure.error, failure.fatal)
+    if report.exported:
+        yield ExportFinished(at_s, worker, report.exported)
+    if report.stop_asked:
+        yield StopAsked(at_s, worker, report.stop_asked)
+    if report.ring is not None:
+        word = report.ring
+        place = (word.version, word.number, word.offset)
+        yield RingTold(at_s, worker, word.ready, word.entered, word.broken, word.leaving, word.problem, *place)
+    if report.state is not None:
+        yield state_told(worker, report.state, at_s)
+
+
+def state_told(name: ProcessName, state: State, at_s: float) -> StateTold:
+    """The answer of a process that was asked for its state."""
+    return StateTold(at_s, name, state.held, state.stacks, state.doing)
+
+
+def _progressed(worker: ProcessName, progress: Progress, at_s: float) -> ProgressReported:
+    return ProgressReported(
+        at_s,
+        worker,
+        progress.task,
+        progress.applied,
+        version=progress.version,
+        loss=progress.loss,
+        bad_records=progress.bad_records,
+        bad_examples=progress.bad_examples,
+        done=progress.done,
+        metrics=dict(progress.metrics),
+    )

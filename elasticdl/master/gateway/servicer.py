@@ -1,0 +1,199 @@
+"""The gRPC side of the master: who may call, messages to values, values to messages. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NoReturn, Protocol, final
+
+import grpc
+import grpc.aio
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.errors import Refused
+from elasticdl.master.core.events import CheckpointRequested, ProcessAttached, ScaleRequested, StopRequested
+from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.gateway.process_gateway import ProcessGateway
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc import messages
+from elasticdl.rpc.channel import AsyncChecks, AsyncContext, Caller, caller_of, server_options
+from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from elasticdl.shard import Source
+
+HEARTBEAT_S = 2.0
+_LONGEST_POLL_S = 60.0
+_CLOSE_S = 1.0
+_OF_PROCESSES = frozenset({"RequestLease", "Report", "Orders"})
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What every process is told when it attaches. `restore_from` changes with each checkpoint; `sources` are for workers."""
+
+    term: int
+    job: str
+    restore_from: Callable[[], str]
+    sources: Sequence[Source] = ()
+
+
+class _NonsenseError(Exception):
+    """A message that makes no sense: INVALID_ARGUMENT."""
+
+
+@contextmanager
+def _sense() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise _NonsenseError(str(error)) from error
+
+
+class Wishes(Protocol):
+    """What people may ask of a job, and until when."""
+
+    def why_not_scale(self) -> str:
+        """'' if another number of workers can be had."""
+
+    def why_not_checkpoint(self) -> str:
+        """'' if a checkpoint can be had."""
+
+
+def _caller(context: AsyncContext) -> Caller:
+    return caller_of(context.invocation_metadata())
+
+
+def _name(context: AsyncContext) -> ProcessName:
+    """The sender; the check has seen that it is one."""
+    return ProcessName.parse(_caller(context).name)
+
+
+@final
+class MasterService(MasterServicer):
+    """One instance a master."""
+
+    def __init__(
+        self, queue: EventQueue, desk: ProcessGateway, welcome: Welcome, status: Callable[[], str], wishes: Wishes
+    ) -> None:
+        """`status` gives the job's status as JSON; `wishes` knows what can still be asked for."""
+        self._queue = queue
+        self._desk = desk
+        self._welcome = welcome
+        self._status = status
+        self._wishes = wishes
+
+    def refusal(self, caller: Caller, method: str) -> str:
+        """Why a caller who has the token is refused, '' if it is not. People may call what is theirs under any name."""
+        if method not in _OF_PROCESSES:
+            return ""
+        if caller.term != self._welcome.term:
+            return f"{caller.name} speaks to the master of term {caller.term}, this is term {self._welcome.term}"
+        try:
+            name = ProcessName.parse(caller.name)
+        except ValueError:
+            return f"{caller.name!r} is not the name of a process"
+        return self._desk.sessions.refusal(name, caller.instance)
+
+    async def Attach(self, request: pb.AttachRequest, context: AsyncContext) -> pb.AttachReply:
+        caller = _caller(context)
+        try:
+            with _sense():
+                event = self._attached(caller.name, request)
+            await self._desk.attach(event, caller.instance)
+        except _NonsenseError as error:
+            await _invalid(context, error)
+        except Refused as refused:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refused.message)
+        return pb.AttachReply(
+            term=self._welcome.term,
+            heartbeat_s=HEARTBEAT_S,
+            job=self._welcome.job,
+            servers=self._desk.orders.servers,
+            restore_from=self._welcome.restore_from(),
+            sources=self._sources() if event.name.role is Role.WORKER else (),
+        )
+
+    async def RequestLease(self, request: pb.LeaseRequest, context: AsyncContext) -> pb.LeaseReply:
+        name = _name(context)
+        if name.role is not Role.WORKER or not request.wait_s >= 0:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{name} asks for a lease within {request.wait_s} s")
+        wait_s, number = min(request.wait_s, _LONGEST_POLL_S), request.ring_number
+        if number < 0:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{name} asks for item {number} of the ring")
+        answer = await self._desk.poll(name, request.sequence, wait_s, ring_number=number, at_mark=request.at_mark)
+        return messages.lease_answer_to_wire(answer)
+
+    async def Report(self, request: pb.ReportRequest, context: AsyncContext) -> pb.ReportReply:
+        try:
+            with _sense():
+                report = messages.report_from_wire(request)
+            await self._desk.report(_name(context), report, request.sequence)
+        except _NonsenseError as error:
+            await _invalid(context, error)
+        except Refused as refused:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refused.message)
+        return pb.ReportReply()
+
+    async def Orders(self, request: pb.OrdersRequest, context: AsyncContext) -> AsyncIterator[pb.Order]:
+        async for order in self._desk.stream(_name(context)):
+            yield messages.order_to_wire(order)
+
+    async def Status(self, request: pb.StatusRequest, context: AsyncContext) -> pb.StatusReply:
+        return pb.StatusReply(status=self._status())
+
+    async def Stop(self, request: pb.StopRequest, context: AsyncContext) -> pb.Done:
+        await self._queue.post(StopRequested(self._queue.at_s(), request.reason or "no reason was given"))
+        return pb.Done()
+
+    async def Scale(self, request: pb.ScaleRequest, context: AsyncContext) -> pb.Done:
+        low, high = request.min_workers, request.max_workers
+        if not 1 <= low <= high:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"workers {low}:{high}: expected 1 <= MIN <= MAX")
+        if why_not := self._wishes.why_not_scale():
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"the job is not scaled: {why_not}")
+        await self._queue.post(ScaleRequested(self._queue.at_s(), low, high))
+        return pb.Done()
+
+    async def Checkpoint(self, request: pb.CheckpointRequest, context: AsyncContext) -> pb.Done:
+        if why_not := self._wishes.why_not_checkpoint():
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"no checkpoint is taken: {why_not}")
+        await self._queue.post(CheckpointRequested(self._queue.at_s()))
+        return pb.Done()
+
+    def _sources(self) -> Iterator[pb.Source]:
+        for source in self._welcome.sources:
+            yield pb.Source(name=source.name, records=source.records, fingerprint=source.fingerprint)
+
+    def _attached(self, sender: str, request: pb.AttachRequest) -> ProcessAttached:
+        name = ProcessName.parse(sender)
+        if name.role is Role.MASTER:
+            raise ValueError(f"{sender} attaches to a master")
+        control, bulk = messages.bounded((request.control_address, request.bulk_address))
+        if bool(control) != bool(bulk):
+            raise ValueError(f"{sender} attaches with half of its addresses: control {control!r}, bulk {bulk!r}")
+        version = request.restored_version if request.has_state else None
+        return ProcessAttached(self._queue.at_s(), name, control, bulk, version, starting=request.starting)
+
+
+async def _invalid(context: AsyncContext, error: _NonsenseError) -> NoReturn:
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+
+@final
+class MasterServer:
+    """The master's port."""
+
+    def __init__(self, service: MasterService, token: str) -> None:
+        checks = AsyncChecks(token, service.refusal)
+        self._server = grpc.aio.server(interceptors=[checks], options=server_options())
+        add_MasterServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; the port, chosen by the system if `port` is 0. Raises RuntimeError if it is taken."""
+        bound = self._server.add_insecure_port(f"{host}:{port}")
+        await self._server.start()
+        return int(bound)
+
+    async def close(self) -> None:
+        """Stop listening; calls under way get a second."""
+        await self._server.stop(_CLOSE_S)

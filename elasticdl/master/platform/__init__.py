@@ -1,0 +1,1 @@
+"""Where a master runs: this machine, or a pod on Kubernetes."""

@@ -1,0 +1,208 @@
+"""A master in a pod of its job: told by variables of its Job, ended by the cluster whenever that likes, and then started again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import final
+
+import yaml
+
+from elasticdl.checkpoint.maker import as_trained
+from elasticdl.cluster.base import Cluster
+from elasticdl.cluster.kubernetes.apiserver import ApiServer, connect
+from elasticdl.cluster.kubernetes.cluster import Habits, KubernetesCluster
+from elasticdl.cluster.kubernetes.labels import MASTER
+from elasticdl.cluster.kubernetes.manifests import master_address, master_names
+from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE, pod_plan
+from elasticdl.cluster.kubernetes.plans import MASTER_PORT, RENDEZVOUS_PORT, STATUS_PORT, Owner
+from elasticdl.cluster.kubernetes.priority_ladder import PriorityLadder
+from elasticdl.cluster.kubernetes.termination_message import Ended, outcome_text
+from elasticdl.cluster.logs.local_files import log_path
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError
+from elasticdl.job import Action, JobSpec
+from elasticdl.jobdir.layout import JobDirectory, write_json, write_whole
+from elasticdl.jobdir.output_folder import refuse_output
+from elasticdl.jobdir.scale_override import as_scaled, forget_scale_unless
+from elasticdl.master.core.job_context import Limits
+from elasticdl.master.executor.process_env import ProcessEnv
+from elasticdl.master.platform.kubernetes_resources import KubernetesResources, ProvisionedResources
+from elasticdl.master.platform.platform import Farewell, MasterEnvironment, PageAddress
+from elasticdl.master.resume_command import has_checkpoint
+
+_LOG = logging.getLogger(__name__)
+OWN_LOG_BYTES = 8 << 20
+LOG_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
+_ANY = "0.0.0.0"  # noqa: S104 - a pod's own addresses, and a token guards what listens there
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MasterPodEnv:
+    """What the Job tells its master."""
+
+    spec: JobSpec
+    owner: Owner
+    pod_name: str
+    token_folder: Path
+    outcome: Path
+
+    @classmethod
+    def read(cls) -> MasterPodEnv:
+        """From the environment. Raises PermanentError with the exit code for usage."""
+        try:
+            return cls(
+                JobSpec.model_validate_json(os.environ[SPEC_VARIABLE]),
+                Owner(*(os.environ[f"ELASTICDL_{key}"] for key in ("NAMESPACE", "JOB_NAME", "JOB_UID"))),
+                os.environ["ELASTICDL_POD_NAME"],
+                Path(os.environ["ELASTICDL_TOKEN_FILE"]).parent,
+                Path(os.environ["ELASTICDL_OUTCOME_FILE"]),
+            )
+        except (KeyError, ValueError) as garbled:
+            error = PermanentError(f"the environment of the master lacks or garbles {garbled}", hint="`elasticdl train` sets it")
+            error.exit_code = ExitCode.USAGE
+            raise error from garbled
+
+
+@final
+class KubernetesPlatform:
+    """The site of a master whose processes are pods beside its own."""
+
+    has_next = True
+    limits = Limits()
+
+    def __init__(self) -> None:
+        """Raises PermanentError if the environment is none of a job's pod."""
+        self._told = MasterPodEnv.read()
+        self._token = ""
+
+    def open(self) -> MasterEnvironment:
+        furnished = asyncio.run(self._furnish())
+        directory, warnings = open_directory(self._told.spec, self._told.owner, replaces=furnished.replaces)
+        _keep_own_log(directory, self._told.pod_name)
+        self._token = furnished.token
+        host = "[::]" if _v6() else _ANY
+        owner = self._told.owner
+        page = PageAddress(host.strip("[]"), STATUS_PORT, master_names(owner), owner.namespace)
+        return MasterEnvironment(directory, furnished.token, host, MASTER_PORT, furnished.term, RENDEZVOUS_PORT, warnings, page)
+
+    def process_env(self, spec: JobSpec, environment: MasterEnvironment, port: int) -> ProcessEnv:
+        address = master_address(self._told.owner.job)
+        return ProcessEnv(spec, str(environment.directory.path), address, environment.token, None, "::" if _v6() else _ANY)
+
+    @asynccontextmanager
+    async def cluster(self, farewell: Farewell) -> AsyncIterator[Cluster]:
+        api = await connect()
+        spec = self._told.spec
+        habits = Habits(logs=JobDirectory(Path(spec.cluster.job_dir)).logs)
+        cluster = KubernetesCluster(api, self._told.owner, lambda name: pod_plan(spec, name.role, rungs.of(name)), habits)
+        rungs = PriorityLadder(cluster.has_ended)
+        keeping = asyncio.ensure_future(self._furnishing(api).keep(self._token))
+        try:
+            yield cluster
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            await (cluster.leave() if farewell.to_the_next else cluster.close())
+            await api.close()
+
+    def tell(self, ended: Ended) -> None:
+        try:
+            self._told.outcome.write_text(outcome_text(ended), encoding="utf-8")
+        except OSError as error:
+            _LOG.error("cannot leave the outcome in %s: %s", self._told.outcome, error)
+
+    async def _furnish(self) -> ProvisionedResources:
+        api = await connect()
+        try:
+            return await self._furnishing(api).run()
+        finally:
+            await api.close()
+
+    def _furnishing(self, api: ApiServer) -> KubernetesResources:
+        return KubernetesResources(api, self._told.owner, self._told.pod_name, self._told.token_folder)
+
+
+def _keep_own_log(directory: JobDirectory, pod_name: str) -> None:
+    """What this master logs from now on is in the job's directory, too: its pod goes, and the log of it on the node with it."""
+    try:
+        directory.logs.mkdir(parents=True, exist_ok=True)
+        kept = RotatingFileHandler(log_path(directory.logs, MASTER), maxBytes=OWN_LOG_BYTES, backupCount=1, encoding="utf-8")
+    except OSError as error:
+        _LOG.warning("the master's log is not kept in %s: %s", directory.logs, error)
+        return
+    kept.setFormatter(logging.Formatter(LOG_FORMAT))
+    logging.getLogger().addHandler(kept)
+    _LOG.info("=== the master in pod %s ===", pod_name)
+
+
+def _v6() -> bool:
+    return ":" in os.environ.get("ELASTICDL_POD_ADDRESS", "")
+
+
+def open_directory(spec: JobSpec, owner: Owner, *, replaces: bool) -> tuple[JobDirectory, tuple[str, ...]]:
+    """Make the job's directory, or take it over from the master before; and what people should know of that.
+
+    Raises SpecError for a directory that holds another job or cannot be written, and for an --output that is in use.
+    """
+    directory = JobDirectory(Path(spec.cluster.job_dir))
+    claim = directory.path / "kubernetes.json"
+    try:
+        directory.path.mkdir(parents=True, exist_ok=True)
+        ours = _uid(claim) == owner.uid
+        if directory.spec.exists() and not ours and not spec.checkpoint.resume:
+            raise SpecError(f"{directory.path} holds a job already", hint="go on with it by --resume, or name another --job-dir")
+        if not replaces:
+            refuse_output(spec)
+        if not ours:
+            # Of the run before: data and model may have changed since.
+            directory.preflight.unlink(missing_ok=True)
+            directory.status.unlink(missing_ok=True)
+        write_json(claim, {"namespace": owner.namespace, "job": owner.job, "uid": owner.uid})
+        spec, scaled = as_scaled(spec, directory, anew=spec.workers_anew and not ours)
+        forget_scale_unless(spec, directory)
+        resumed, warnings = (_gone_on(spec, directory), _loss(spec, directory)) if replaces else (spec, ())
+        warnings = (*warnings, *([scaled] if scaled else ()))
+        told = spec.replace(resume=False).flags(defaults=False)
+        text = f"# elasticdl {spec.action} -f job.yaml\n{yaml.safe_dump(told, sort_keys=False)}"
+        write_whole(directory.path / "job.yaml", text, mode=0o600)
+        write_whole(directory.spec, as_trained(resumed).model_dump_json(indent=2) + "\n", mode=0o600)
+    except OSError as error:
+        raise _unusable(directory.path, error) from error
+    return directory, warnings
+
+
+def _uid(claim: Path) -> str:
+    try:
+        return str(json.loads(claim.read_text(encoding="utf-8"))["uid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _gone_on(spec: JobSpec, directory: JobDirectory) -> JobSpec:
+    """As with --resume, if there is anything to go on from."""
+    if spec.action is not Action.TRAIN or not has_checkpoint(directory.checkpoints):
+        return spec
+    return spec.replace(resume=True)
+
+
+def _loss(spec: JobSpec, directory: JobDirectory) -> tuple[str, ...]:
+    if spec.action is Action.TRAIN and has_checkpoint(directory.checkpoints):
+        return ("the master was started again: the job goes on from its newest checkpoint",)
+    why = f"there is no checkpoint in {directory.checkpoints}" if spec.action is Action.TRAIN else "nothing was kept"
+    hint = "" if spec.kubernetes.keeps(spec.cluster.job_dir) else "; --volume, --job-dir and --checkpoint-steps keep the work"
+    return (f"the master was started again, and {why}: the job begins afresh{hint}",)
+
+
+def _unusable(path: Path, error: OSError) -> ElasticDLError:
+    return SpecError(
+        f"--job-dir {path} cannot be used in the master's pod: {error.strerror or error}",
+        hint="name a path on a --volume that this user may write to (--fs-group, --run-as-user), or leave it out",
+    )

@@ -1,0 +1,106 @@
+"""The next command to type after a job that is not done: on from its newest checkpoint, or afresh.
+
+Whoever tells people of such an end (the master, the command line, the page, report.html) says it by this, so that there is one answer.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticdl.errors import ExitCode
+from elasticdl.job_name import next_name
+from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.output_folder import names_in
+from elasticdl.jobdir.scale_override import kept_scale
+
+if TYPE_CHECKING:
+    from elasticdl.job import JobSpec
+    from elasticdl.master.core.commands import FinishJob
+
+TRAIN, PREDICT = "train", "predict"
+
+
+def has_checkpoint(location: Path) -> bool:
+    """Whether a directory is, or holds, a checkpoint that was completed. Whether it is whole is seen when it is read."""
+    return (location / "manifest.json").exists() or any(location.glob("version-*/manifest.json"))
+
+
+def resume_command(told: Mapping[str, Any], directory: JobDirectory) -> str:
+    """What to do next, with a command that can be pasted. `told` is the job's job.json; it may be empty where that is gone."""
+    return _words(told, directory, resumes=_action(told) == TRAIN and has_checkpoint(directory.checkpoints))
+
+
+def after_a_stop(spec: JobSpec, directory: JobDirectory) -> str:
+    """The same, while the job goes on, for whoever is about to stop it: it takes a checkpoint then, where it keeps any."""
+    kept = spec.keeps_checkpoints or has_checkpoint(directory.checkpoints)
+    return _words(spec.model_dump(mode="json"), directory, resumes=spec.action == TRAIN and kept)
+
+
+def _action(told: Mapping[str, Any]) -> str:
+    return str(told.get("action") or TRAIN)
+
+
+def _words(told: Mapping[str, Any], directory: JobDirectory, *, resumes: bool) -> str:
+    action = _action(told)
+    words = "go on with: " if resumes else "begin afresh with: "
+    if action == TRAIN and not resumes:
+        words = f"no checkpoint was made: {words}"
+    if (told.get("kubernetes") or {}).get("image_name"):
+        return words + _submitted(told, directory, resumes=resumes)
+    return words + _local(action, told, directory.path, resumes=resumes)
+
+
+def with_way_on(finish: FinishJob, told: Mapping[str, Any], directory: JobDirectory) -> FinishJob:
+    """The end of a job with what to do next; that of a job that is done, or was wrong from the start, as it is."""
+    if finish.exit_code in (ExitCode.DONE, ExitCode.USAGE, ExitCode.DRAINED):
+        return finish
+    on = resume_command(told, directory)
+    return replace(finish, hint=f"{finish.hint}; then {on}" if finish.hint else on)
+
+
+def _submitted(told: Mapping[str, Any], directory: JobDirectory, *, resumes: bool) -> str:
+    """The kept command of a job on a cluster. It goes on with the workers that the job was scaled to."""
+    command = str(told.get("resume_command" if resumes else "restart_command") or "")
+    if not command:
+        return "the command that it was submitted with" + (" and --resume" if resumes else "")
+    scaled = kept_scale(directory) if resumes else ""
+    return command + (f" --num-workers {shlex.quote(scaled)}" if scaled else "")
+
+
+def _local(action: str, told: Mapping[str, Any], path: Path, *, resumes: bool) -> str:
+    cluster = told.get("cluster") or {}
+    command = [*_program(), action, "-f", str(path / "job.yaml")]
+    if resumes:
+        # Where it is said in job.yaml already, unless somebody moved it.
+        moved = [] if cluster.get("job_dir") == str(path) else ["--job-dir", str(path)]
+        return shlex.join([*command, *moved, "--resume"])
+    name, place = str(cluster.get("job_name") or path.name), path
+    while place.exists() or place == path:
+        name, place = next_name(name), Path(next_name(str(place)))
+    return shlex.join([*command, "--job-name", name, "--job-dir", str(place), *_new_output(action, told)])
+
+
+def _new_output(action: str, told: Mapping[str, Any]) -> list[str]:
+    """For predictions, where some were made: those of two jobs are not mixed."""
+    said = output = str((told.get("checkpoint") or {}).get("output") or "")
+    if action != PREDICT or not said or "://" in said:
+        return []
+    with suppress(OSError):
+        while names_in(Path(output)):
+            output = next_name(output)
+    return [] if output == said else ["--output", output]
+
+
+def _program() -> list[str]:
+    """How this shell calls `elasticdl`."""
+    if shutil.which("elasticdl"):
+        return ["elasticdl"]
+    beside = Path(sys.executable).with_name("elasticdl")
+    return [str(beside)] if beside.exists() else [sys.executable, "-m", "elasticdl.cli.main"]

@@ -1,0 +1,148 @@
+"""Looks at the job once a second: for its curves always, and while anybody watches to tell what changed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias, final
+
+from elasticdl.master.status.event_frames import EventFrames, event_bytes
+from elasticdl.master.status.job_view import JobView
+
+_LOG = logging.getLogger(__name__)
+LOOK_EVERY_S = 1.0
+_LOOK_ON_S = 30.0
+"""So long after the last browser left it goes on: they come back after a break."""
+_MOST_OCCURRENCES = 200
+"""In one frame; more come with the next."""
+Row: TypeAlias = dict[str, Any]
+
+
+def rows_of(status: Mapping[str, Any]) -> dict[str, Row]:
+    """One row a process, with its gauges."""
+    gauges = status["gauges"]
+    return {row["name"]: {**gauges[row["name"]], **row} if row["name"] in gauges else row for row in status["processes"]}
+
+
+def without_rows(status: Mapping[str, Any]) -> dict[str, Any]:
+    """A status but for what the rows have."""
+    return {key: value for key, value in status.items() if key not in ("processes", "gauges")}
+
+
+@final
+class ChangeFeed:
+    """Use it from one event loop."""
+
+    def __init__(self, watched: JobView, feed: EventFrames) -> None:
+        self._watched = watched
+        self.feed = feed
+        self._status: Mapping[str, Any] = {}
+        self._rows: dict[str, Row] = {}
+        self._seq, self._looks = -1, -1
+        self._whole: tuple[int, bytes] = (-1, b"")
+        self._watchers = 0
+        self._idle_s = _LOOK_ON_S
+        self._task: asyncio.Task[None] | None = None
+        self._saving: asyncio.Future[None] | None = None
+
+    @property
+    def watchers(self) -> int:
+        """How many watch."""
+        return self._watchers
+
+    def join(self) -> None:
+        """One more watches."""
+        self._watchers += 1
+        self.heed()
+
+    def leave(self) -> None:
+        """One less watches."""
+        self._watchers -= 1
+
+    def heed(self) -> None:
+        """Somebody looks at the job now, and may come to watch it: frames tell what changes from here on."""
+        if self._idle_s >= _LOOK_ON_S and not self.feed.closed:
+            if self._status:
+                # Somebody may come back to the frames of a time before nobody watched.
+                self._publish([])
+            else:
+                self._seq = self._watched.event_log.next_seq - 1
+                self._look()
+        self._idle_s = 0.0
+
+    def start(self) -> None:
+        """Look at the job once a second from now on."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="looks at the job for onlookers")
+
+    def whole(self) -> bytes:
+        """The state that the newest frame left, for one that has none."""
+        if self._whole[0] != self.feed.newest:
+            rows = {"rows": list(self._rows.values()), "gone": [], "all": True}
+            data = event_bytes("status", self._status) + event_bytes("processes", rows, self.feed.id(self.feed.newest))
+            self._whole = (self.feed.newest, data)
+        return self._whole[1]
+
+    async def close(self, ended: Mapping[str, Any] | None) -> None:
+        """Tell the last changes, and (None: the job goes on with another master) how the job ended."""
+        for task in (self._task, self._saving):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        self._watched.read_anew()
+        self._watched.collector.look(self._watched.reading())
+        self._watched.collector.save()
+        if self._idle_s < _LOOK_ON_S:
+            self._publish([("ended", dict(ended))] if ended is not None else [])
+        self.feed.close()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                self._tick()
+            except Exception:  # noqa: BLE001 - the top of a task: an error in the page must not reach the job
+                _LOG.exception("the page cannot be kept up to date")
+
+    def _tick(self) -> None:
+        collector = self._watched.collector
+        collector.look(self._watched.reading())
+        self._idle_s = 0.0 if self._watchers else self._idle_s + LOOK_EVERY_S
+        if self._idle_s < _LOOK_ON_S:
+            self._publish([])
+        if self._saving is None or self._saving.done():
+            # Beside: a volume may take its time.
+            self._saving = asyncio.ensure_future(collector.save_if_due())
+
+    def _publish(self, last: list[tuple[str, Any]]) -> None:
+        self.feed.publish([*self._look(), *last])
+
+    def _look(self) -> list[tuple[str, Any]]:
+        """What changed since the last time."""
+        reading = self._watched.reading()
+        return [*self._status_changes(reading), *self._row_changes(reading), *self._news(), *self._samples()]
+
+    def _status_changes(self, reading: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        before, self._status = self._status, without_rows(reading)
+        changed = {key: value for key, value in self._status.items() if key not in before or before[key] != value}
+        if changed:
+            yield "status", changed
+
+    def _row_changes(self, reading: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        before, self._rows = self._rows, rows_of(reading)
+        changed = [row for name, row in self._rows.items() if before.get(name) != row]
+        gone = [name for name in before if name not in self._rows]
+        if changed or gone:
+            yield "processes", {"rows": changed, "gone": gone}
+
+    def _news(self) -> Iterator[tuple[str, Any]]:
+        found = self._watched.event_log.after(self._seq, _MOST_OCCURRENCES)
+        if found:
+            self._seq = found[-1].seq
+            yield "occurrences", [one.as_dict() for one in found]
+
+    def _samples(self) -> Iterator[tuple[str, Any]]:
+        collector = self._watched.collector
+        if collector.newest and collector.looks != self._looks:
+            yield "samples", [one.as_dict() for one in collector.newest]
+        self._looks = collector.looks

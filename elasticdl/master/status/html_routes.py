@@ -1,0 +1,114 @@
+"""The page itself, what it loads, and the way in: the token once, then a cookie."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from functools import lru_cache
+from typing import final
+from urllib.parse import parse_qs
+
+from aiohttp import web
+
+from elasticdl.master.status.access import AccessGuard, body_of
+from elasticdl.master.status.change_feed import ChangeFeed
+from elasticdl.master.status.job_view import JobView
+from elasticdl.master.status.json_api import snapshot_of
+from elasticdl.master.status.responses import NO_STORE, Refusal
+from elasticdl.page import NoSuchFile, render_page, render_sign_in, static
+
+_FORM = "application/x-www-form-urlencoded"
+_FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
+_GZIP = 31
+"""zlib's number for a gzip header with the largest window."""
+
+
+@final
+class HtmlRoutes:
+    """What needs no token is here, and nothing else: the sign-in page, what it loads, and the session."""
+
+    def __init__(self, guard: AccessGuard, watched: JobView, live: ChangeFeed) -> None:
+        self._guard, self._watched, self._live = guard, watched, live
+        self._drawing = asyncio.Lock()
+
+    open_to_all = frozenset(
+        {(method, path) for method in ("GET", "HEAD") for path in ("/", "/static/{name}")}
+        | {("POST", "/session"), ("DELETE", "/session")}
+    )
+
+    def routes(self) -> list[web.RouteDef]:
+        """See the module."""
+        return [
+            web.get("/", self.page),
+            web.get("/static/{name}", self.file),
+            web.post("/session", self.sign_in),
+            web.delete("/session", self.sign_out),
+        ]
+
+    async def page(self, request: web.Request) -> web.Response:
+        """Complete without any script. Drawn in a thread: with a thousand processes that takes a moment."""
+        if not self._guard.knows(request):
+            # Nobody is refused who has given nothing: for a 401 browsers tell people of an error in this page.
+            return _html(render_sign_in(), 401 if "Authorization" in request.headers else 200)
+        async with self._drawing:
+            return _html(await asyncio.to_thread(render_page, snapshot_of(self._watched, self._live)))
+
+    async def file(self, request: web.Request) -> web.Response:
+        """By its name with the hash of its content: looked up, never made into a path."""
+        zipped = "gzip" in request.headers.get("Accept-Encoding", "")
+        try:
+            body, kind = _file(request.match_info["name"], zipped=zipped)
+        except NoSuchFile as error:
+            raise Refusal(404, "there is no such file") from error
+        return web.Response(
+            body=body, headers={**_FOR_EVER, "Content-Type": kind, **({"Content-Encoding": "gzip"} if zipped else {})}
+        )
+
+    async def sign_in(self, request: web.Request) -> web.Response:
+        """{"token"} as JSON: 204, or of the form: back to the page. With the cookie."""
+        form = request.content_type == _FORM
+        if not form and request.content_type != "application/json":
+            raise Refusal(415, f"expected application/json or a form, got {request.content_type[:60]}")
+        right = self._guard.is_token(_token_of(await body_of(request), form=form))
+        if not right and form:
+            return _html(render_sign_in("That is not the token of this job."), 401)
+        if not right:
+            raise Refusal(401, "that is not the token of this job", "it is at the end of the address that the job told")
+        response = web.Response(status=303, headers={"Location": "/"}) if form else web.Response(status=204)
+        response.headers.update(NO_STORE)
+        self._guard.let_in(response)
+        return response
+
+    async def sign_out(self, _request: web.Request) -> web.Response:
+        """The cookie is taken back."""
+        response = web.Response(status=204, headers=NO_STORE)
+        self._guard.let_out(response)
+        return response
+
+
+def _html(text: str, status: int = 200) -> web.Response:
+    body = text.encode("utf-8", errors="replace")
+    return web.Response(body=body, status=status, content_type="text/html", charset="utf-8", headers=NO_STORE)
+
+
+def _token_of(body: bytes, *, form: bool) -> str:
+    """'' where there is none."""
+    try:
+        text = body.decode("utf-8")
+        found = parse_qs(text, max_num_fields=8) if form else json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, "the body makes no sense") from error
+    given = found.get("token", "") if isinstance(found, dict) else ""
+    if form and given:
+        given = given[0]
+    return given.strip() if isinstance(given, str) else ""
+
+
+@lru_cache(maxsize=32)
+def _file(name: str, *, zipped: bool) -> tuple[bytes, str]:
+    body, kind = static(name)
+    if not zipped:
+        return body, kind
+    packer = zlib.compressobj(9, zlib.DEFLATED, _GZIP)
+    return packer.compress(body) + packer.flush(), kind

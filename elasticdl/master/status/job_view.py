@@ -1,0 +1,160 @@
+"""The job as onlookers see it: copies, made at most twice a second however many there are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from operator import attrgetter
+from typing import Any, final
+
+from elasticdl.cluster.base import Cluster, ProcessName
+from elasticdl.errors import ExitCode
+from elasticdl.history.event_log import EventLog
+from elasticdl.history.snapshot import About, record_of, shown_status, snapshot
+from elasticdl.master.core.data.shard_list import ShardPage, ShardWish
+from elasticdl.master.core.events import Event
+from elasticdl.master.core.job_context import Phase
+from elasticdl.master.core.state import JobState
+from elasticdl.master.core.status import ProcessStatus
+from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.gateway.process_gateway import ProcessGateway
+from elasticdl.master.status.collector import Collector
+from elasticdl.master.status.responses import Refusal
+
+FRESH_S = 0.5
+_HANDLED_WITHIN_S = 10.0
+_STATES = {
+    Phase.STARTING: "starting",
+    Phase.WORKING: "running",
+    Phase.EVALUATING: "evaluating",
+    Phase.DRAINING: "stopping",
+    Phase.CHECKPOINTING: "taking the last checkpoint",
+    Phase.EXPORTING: "exporting",
+}
+_ENDS = {ExitCode.DONE: "done", ExitCode.INTERRUPTED: "stopped"}
+
+
+_ROW = tuple(field.name for field in fields(ProcessStatus))
+row_of = attrgetter(*_ROW)
+
+
+def job_status(core: JobState, desk: ProcessGateway) -> dict[str, Any]:
+    """The core's status with what only an onlooker knows."""
+    numbers, status = desk.numbers(), core.status()
+    found = asdict(replace(status, processes=()))
+    # There may be a thousand of them, and `asdict` takes its time.
+    found["processes"] = [dict(zip(_ROW, row_of(process), strict=True)) for process in status.processes]
+    found["records"]["records_per_s"] = numbers["records_per_s"]
+    if found["phase"] in (Phase.ENDING, Phase.ENDED):
+        # What went by in the last seconds of a job that is over says nothing of it.
+        found["records"]["records_per_s"] = numbers["records_per_s"] = 0.0
+    return {**found, **numbers}
+
+
+def end_in_words(exit_code: int) -> str:
+    """Of a job that has ended: done, stopped or failed."""
+    return _ENDS.get(exit_code, "failed")  # type: ignore[call-overload, no-any-return]
+
+
+def state_in_words(status: Mapping[str, Any]) -> str:
+    """One or two words for the head of a page."""
+    phase, code = status["phase"], status["exit_code"]
+    if code is not None and phase in (Phase.ENDING, Phase.ENDED):
+        return end_in_words(code)
+    if phase == Phase.WORKING and not status["scale"]["observed"]:
+        return "waiting for workers"
+    return _STATES.get(phase, "ending")
+
+
+@final
+class JobView:
+    """Use it from the master's event loop."""
+
+    def __init__(
+        self,
+        about: About,
+        core: JobState,
+        desk: ProcessGateway,
+        queue: EventQueue,
+        event_log: EventLog,
+        collector: Collector,
+    ) -> None:
+        self.about = about
+        self._core, self._desk, self._queue = core, desk, queue
+        self.event_log = event_log
+        self.collector = collector
+        self.cluster: Cluster | None = None
+        """Set once processes can be started."""
+        self._reading: Mapping[str, Any] | None = None
+        self._read_s = 0.0
+
+    def read_anew(self) -> None:
+        """The next reading is of now."""
+        self._reading = None
+
+    def reading(self) -> Mapping[str, Any]:
+        """The status as /api/v1/status has it, at most half a second old. Not to be changed."""
+        now_s = self._queue.clock.now_s()
+        if self._reading is None or now_s - self._read_s >= FRESH_S:
+            found = job_status(self._core, self._desk)
+            view_age_s = self.cluster.view_age_s if self.cluster is not None else None
+            wall_s = self._queue.clock.wall_s()
+            self._reading = shown_status(self.about, found, now=wall_s, state=state_in_words(found), view_age_s=view_age_s)
+            self._read_s = now_s
+        return self._reading
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that the page is drawn from."""
+        status = self.reading()
+        return snapshot(self.about, status, record_of(self.event_log, status), self.collector.as_list(), self.outcome())
+
+    def timeline(self) -> Mapping[str, Any]:
+        """Bars, generations and marks."""
+        return record_of(self.event_log, self.reading()).timeline
+
+    def outcome(self) -> dict[str, Any] | None:
+        """How the job ended; None while it goes on."""
+        status = self.reading()
+        if status["exit_code"] is None or status["phase"] != Phase.ENDED:
+            return None
+        return {"exit_code": status["exit_code"], "message": status["outcome"], "hint": ""}
+
+    def shards(self, wish: ShardWish) -> ShardPage:
+        """Some of the shards."""
+        return self._core.shards(wish)
+
+    def at_s(self) -> float:
+        """The job's time."""
+        return self._queue.at_s()
+
+    def why_not_replace(self, name: ProcessName) -> str:
+        """See JobState."""
+        return self._core.why_not_replace(name)
+
+    def why_not_scale(self) -> str:
+        """See JobState."""
+        return self._core.why_not_scale()
+
+    def why_not_checkpoint(self) -> str:
+        """See JobState."""
+        return self._core.why_not_checkpoint()
+
+    def knows(self, name: ProcessName) -> bool:
+        """There is, or was, a process of that name."""
+        return any(row["name"] == str(name) for row in self.reading()["processes"])
+
+    async def post(self, event: Event) -> None:
+        """Put an event in and return when it was handled. Raises Refusal: 409 when the job is over, 503 when it is not handled soon."""
+        over = Refusal(409, "the job has ended", "start it again with --resume, or read what it left")
+        if self._core.over:
+            raise over
+        try:
+            async with asyncio.timeout(_HANDLED_WITHIN_S):
+                await asyncio.shield(self._queue.post(event))
+        except TimeoutError as error:
+            raise Refusal(503, f"the master did not get to it within {_HANDLED_WITHIN_S:g} s", "see whether it was done") from error
+        except asyncio.CancelledError:
+            if self._core.over:
+                raise over from None
+            raise

@@ -1,0 +1,85 @@
+"""The job as JSON: status, snapshot, occurrences, timeline, curves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+from aiohttp import web
+
+from elasticdl.cluster.logs.log_tails import ends_of
+from elasticdl.master.status.change_feed import ChangeFeed
+from elasticdl.master.status.job_view import JobView
+from elasticdl.master.status.metrics import CONTENT_TYPE, render
+from elasticdl.master.status.responses import API, NO_STORE, answer, encoded, number, ready
+
+_MOST_OCCURRENCES = 1000
+_FAR = 1 << 53
+
+
+@final
+class JsonApi:
+    """What is the same for all who ask within half a second is encoded once."""
+
+    def __init__(self, watched: JobView, live: ChangeFeed) -> None:
+        self._watched, self._live = watched, live
+        self._made: dict[str, tuple[Mapping[str, Any], bytes]] = {}
+
+    def routes(self) -> list[web.RouteDef]:
+        """GET only."""
+        return [
+            web.get(f"{API}/status", self.status),
+            web.get(f"{API}/snapshot", self.snapshot),
+            web.get(f"{API}/occurrences", self.occurrences),
+            web.get(f"{API}/timeline", self.timeline),
+            web.get(f"{API}/series", self.series),
+            web.get("/metrics", self.metrics),
+        ]
+
+    async def status(self, _request: web.Request) -> web.Response:
+        """See JobView.reading."""
+        return self._once("status", self._watched.reading)
+
+    async def snapshot(self, request: web.Request) -> web.Response:
+        """See `snapshot_of`; with `?logs=1` also the ends of the logs, for a report."""
+        cluster = self._watched.cluster
+        if "logs" in request.query and cluster is not None:
+            found = snapshot_of(self._watched, self._live)
+            return answer({**found, "logs": await ends_of(cluster, found["status"])})
+        return self._once("snapshot", lambda: snapshot_of(self._watched, self._live))
+
+    async def occurrences(self, request: web.Request) -> web.Response:
+        """{"occurrences", "dropped"} of ?after=&limit=: those with a higher seq, the oldest first."""
+        after = number(request, "after", -1, -1, _FAR)
+        limit = number(request, "limit", _MOST_OCCURRENCES, 1, _MOST_OCCURRENCES)
+        event_log = self._watched.event_log
+        found = [one.as_dict() for one in event_log.after(after, limit)]
+        return answer({"occurrences": found, "dropped": event_log.dropped})
+
+    async def timeline(self, _request: web.Request) -> web.Response:
+        """See Timeline."""
+        return self._once("timeline", self._watched.timeline)
+
+    async def series(self, _request: web.Request) -> web.Response:
+        """The curves as they are now."""
+        return self._once("series", self._watched.collector.as_list)
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        """As Prometheus reads them."""
+        body = self._made_once("metrics", lambda: render(self._watched.reading(), self._watched.about))
+        return web.Response(body=body, headers={**NO_STORE, "Content-Type": CONTENT_TYPE})
+
+    def _once(self, what: str, make: Callable[[], Any]) -> web.Response:
+        return ready(self._made_once(what, lambda: encoded(make())))
+
+    def _made_once(self, what: str, make: Callable[[], bytes]) -> bytes:
+        reading = self._watched.reading()
+        if what not in self._made or self._made[what][0] is not reading:
+            self._made[what] = (reading, make())
+        return self._made[what][1]
+
+
+def snapshot_of(watched: JobView, live: ChangeFeed) -> dict[str, Any]:
+    """The snapshot, and where in the stream it stands."""
+    live.heed()
+    return {**watched.snapshot(), "stream_id": live.feed.id(live.feed.newest)}

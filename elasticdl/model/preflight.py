@@ -1,0 +1,174 @@
+"""What can be known of a model and its data before a job starts: the data is counted, and one step of each kind is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from elasticdl.data import open_custom_reader, open_reader
+from elasticdl.data.base import Block, Reader
+from elasticdl.errors import UserError
+from elasticdl.formatting import BUILDING, amount
+from elasticdl.job import Action, JobSpec, Strategy
+from elasticdl.model.bad_record_filter import BadRecordFilter, Fed
+from elasticdl.model.dry_run import DryRun, check_callbacks, check_destination, check_processor
+from elasticdl.model.input import Feeder, grouping
+from elasticdl.model.module import ModelModule
+from elasticdl.model.ps_model import PsModel
+from elasticdl.model.ring_model import RingModel
+from elasticdl.model.stages import Stages
+from elasticdl.model.step import CompiledStep
+from elasticdl.model.structure import Structure
+from elasticdl.model.usercode import place, user_code
+from elasticdl.shard import Shard, ShardId, Source, Task
+
+_FIRST_BATCHES = 8
+"""A feed may filter all of the first records out; so many minibatches are tried before that is an error."""
+
+
+@final
+@dataclass(slots=True)
+class TaskData:
+    """What the check saw of one task's data."""
+
+    sources: Sequence[Source]
+    features: Structure
+    labels: Structure
+
+
+@final
+@dataclass(slots=True)
+class JobPreflight:
+    """Of one job."""
+
+    spec: JobSpec
+    module: ModelModule
+    stages: Stages = field(default_factory=Stages)
+    found: dict[Task, TaskData] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    grouping: str = ""
+    """What most likely is wrong with `feed` if the model cannot take what it gives."""
+
+    def run(self) -> dict[str, Any]:
+        """Look at everything. Raises UserError for the first thing that is wrong."""
+        if self.spec.action is Action.PREDICT:
+            check_destination(self.module, self.spec.checkpoint.output)
+        for task, origin in self._origins().items():
+            if origin:
+                self.stages.begin(f"reading the {task} data")
+                self.found[task] = self._data(task, origin)
+        self.warnings += check_callbacks(self.module, on_ring=self.spec.training.distribution_strategy is Strategy.ALLREDUCE)
+        try:
+            self.stages.begin(BUILDING)
+            trial = self._trial()
+            self.stages.begin("trying one step of each kind")
+            tried = self._try(trial)
+        except UserError as error:
+            error.hint = self.grouping or error.hint
+            raise
+        check_processor(self.module)
+        return {"ok": True, **self._sources(), "model": {**trial.told(), **tried}, "warnings": self.warnings}
+
+    def _origins(self) -> Mapping[Task, str]:
+        """Only the data that the job's action uses."""
+        data = self.spec.data
+        match self.spec.action:
+            case Action.TRAIN:
+                return {Task.TRAINING: data.training_data, Task.EVALUATION: data.validation_data}
+            case Action.EVALUATE:
+                return {Task.EVALUATION: data.validation_data}
+            case Action.PREDICT:
+                return {Task.PREDICTION: data.prediction_data}
+
+    def _sources(self) -> dict[str, list[dict[str, Any]]]:
+        keys = {Task.TRAINING: "training", Task.EVALUATION: "validation", Task.PREDICTION: "prediction"}
+        return {
+            key: [
+                {"name": source.name, "records": source.records, "fingerprint": source.fingerprint}
+                for source in (self.found[task].sources if task in self.found else ())
+            ]
+            for task, key in keys.items()
+        }
+
+    def _data(self, task: Task, origin: str) -> TaskData:
+        """Sources of a task, and the first batch that `feed` makes of them."""
+        with user_code("the data reader", self.module.zoo):
+            reader = self._reader(origin)
+            try:
+                sources = tuple(reader.sources())
+                feeder = Feeder(self.module, task, reader.metadata)
+                features, labels = self._first_batch(reader, sources, feeder, task)
+            finally:
+                reader.close()
+        return TaskData(sources, features, labels)
+
+    def _reader(self, origin: str) -> Reader:
+        data = self.spec.data
+        if self.module.custom_data_reader is None:
+            return open_reader(origin, data.data_reader_params, max_bad_records=data.max_bad_records, counting=self.stages.counted)
+        records_per_task = data.records_per_task or None
+        return open_custom_reader(
+            self.module.custom_data_reader, origin, data.data_reader_params, records_per_task=records_per_task
+        )
+
+    def _first_batch(self, reader: Reader, sources: Sequence[Source], feeder: Feeder, task: Task) -> tuple[Structure, Structure]:
+        source = next((one for one in sources if one.records > 0), None)
+        if source is None:
+            raise UserError(f"the {task} data has no records", hint=f"sources: {', '.join(one.name for one in sources) or 'none'}")
+        size = self.spec.data.minibatch_size
+        sieve = BadRecordFilter(feeder, reader, self.spec.data.max_bad_records)
+        for begin in range(0, min(source.records, _FIRST_BATCHES * size), size):
+            shard = Shard(ShardId(0), source.name, begin, min(begin + size, source.records))
+            made = self._fed(shard, reader.read(shard), sieve)
+            if made is not None:
+                return made
+        function = self.module.feed_batch or self.module.feed
+        where = self.module.path if function is None else place(function)
+        raise UserError(
+            f"{where}: feed kept none of the first {amount(min(source.records, _FIRST_BATCHES * size), 'record')} of {source.name}"
+        )
+
+    def _fed(self, shard: Shard, blocks: Iterable[Block], sieve: BadRecordFilter) -> tuple[Structure, Structure] | None:
+        """What `feed` makes of the first block of which it keeps something."""
+        seen = 0
+        for block in blocks:
+            good = block.count - block.bad
+            fed = sieve(block.records, shard, range(seen, seen + good)) if good else Fed(None)
+            self.warnings += [text for text in fed.bad_examples if text not in self.warnings]
+            if fed.made is not None:
+                self.grouping = self.grouping or grouping(fed.made, good)
+                return fed.made
+            seen += good
+        return None
+
+    def _trial(self) -> DryRun:
+        first = next(iter(self.found.values()))
+        if self.spec.training.distribution_strategy is Strategy.ALLREDUCE:
+            data, params = self.spec.data, self.spec.model.model_params
+            ring = RingModel.build(self.module, params, seed=data.seed, features=first.features)
+            whole = ring.served()
+            return DryRun(self.module, whole, CompiledStep(whole, self.module), ring)
+        served = PsModel.build(
+            self.module,
+            self.spec.model.model_params,
+            threshold_bytes=self.spec.training.embedding_threshold_bytes,
+            seed=self.spec.data.seed,
+            features=first.features,
+        )
+        return DryRun(self.module, served, CompiledStep(served, self.module))
+
+    def _try(self, trial: DryRun) -> dict[str, Any]:
+        """One step of each kind of work that the job has."""
+        tried: dict[str, Any] = {}
+        if (training := self.found.get(Task.TRAINING)) is not None:
+            outcome = trial.train(training.features, training.labels)
+            tried["loss"] = outcome.loss
+            if outcome.nonfinite:
+                self.warnings.append(f"the first batch gives NaN or infinity: {outcome.nonfinite} (loss {outcome.loss})")
+        evaluated = self.found.get(Task.EVALUATION)
+        if evaluated is not None:
+            tried["metrics"] = sorted(trial.evaluate(evaluated.features, evaluated.labels))
+        if (predicted := self.found.get(Task.PREDICTION)) is not None:
+            trial.predict(predicted.features)
+        return tried

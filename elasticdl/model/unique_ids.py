@@ -1,0 +1,136 @@
+"""From the ids of a batch to what to pull: distinct ids by table, and where each lookup finds its rows among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elasticdl.errors import UserError
+from elasticdl.model import embedding_hooks
+from elasticdl.model.ids import IdGraph, LookupSite
+from elasticdl.model.ps_model import PsModel
+from elasticdl.native import _native
+from elasticdl.rpc.parameters import Float32s, Int64s
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Lookups:
+    """`ids[t]`: int64[n_t], the distinct ids of table t, what to pull. `positions[k]`: int32 of any shape, for lookup k
+    the row of each id among the rows of its table.
+    """
+
+    ids: tuple[Int64s, ...]
+    positions: tuple[NDArray[np.int32], ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LookupPlan:
+    """Duplicates are looked for once for all tables that are asked for the same id arrays.
+
+    `groups[g]` are such id arrays; `group_of[t]` is the group of table t, None if it is never looked up; `slots[s]` is
+    (group, place within it): one array of positions; `sites[k].array` is the slot of lookup k.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    group_of: tuple[int | None, ...]
+    slots: tuple[tuple[int, int], ...]
+    sites: tuple[LookupSite, ...]
+    first_site: tuple[int, ...]
+    """Slot -> a lookup that has its positions."""
+
+    @classmethod
+    def of(cls, graph: IdGraph, tables: int) -> LookupPlan:
+        """The plan for a model's lookups."""
+        asked: list[dict[int, None]] = [{} for _ in range(tables)]
+        for site in graph.sites:
+            asked[site.table][site.array] = None
+        groups: dict[tuple[int, ...], int] = {}
+        group_of = tuple(groups.setdefault(tuple(arrays), len(groups)) if arrays else None for arrays in asked)
+        slots: dict[tuple[int, int], int] = {}
+        sites, first_site = [], []
+        for number, site in enumerate(graph.sites):
+            group = group_of[site.table]
+            assert group is not None
+            slot = (group, list(groups)[group].index(site.array))
+            if slot not in slots:
+                slots[slot] = len(slots)
+                first_site.append(number)
+            sites.append(LookupSite(site.table, slots[slot], site.shape))
+        return cls(tuple(groups), group_of, tuple(slots), tuple(sites), tuple(first_site))
+
+    def lookups(self, arrays: Sequence[Int64s], served: PsModel) -> Lookups:
+        """Distinct ids and positions of a batch.
+
+        Raises:
+            UserError: an id is not within 0..input_dim - 1 (nor, as Keras has it, within -input_dim..-1).
+        """
+        arrays = self._wrapped(arrays, served)
+        found = [_distinct([arrays[index] for index in group]) for group in self.groups]
+        ids = tuple(_NONE if group is None else found[group][0] for group in self.group_of)
+        for table, layer in enumerate(served.tables):
+            _check(ids[table], layer)
+        positions = [found[group][1][place] for group, place in self.slots]
+        return Lookups(ids, tuple(positions[site.array] for site in self.sites))
+
+    def _wrapped(self, arrays: Sequence[Int64s], served: PsModel) -> Sequence[Int64s]:
+        """Keras takes -1 for the last row of a bounded vocabulary, and so on."""
+        made = list(arrays)
+        for index, array in enumerate(arrays):
+            if array.size and array.min() < 0:
+                sizes = {
+                    embedding_hooks.vocabulary(served.tables[table])
+                    for table, group in enumerate(self.group_of)
+                    if group is not None and index in self.groups[group]
+                }
+                if len(sizes) == 1 and (size := sizes.pop()) is not None:
+                    made[index] = np.where(array < 0, array + size, array)
+        return made
+
+
+_NONE = np.empty(0, np.int64)
+
+
+def _distinct(arrays: Sequence[Int64s]) -> tuple[Int64s, list[NDArray[np.int32]]]:
+    """Distinct ids of all arrays together, and positions in the shape of each."""
+    if len(arrays) == 1:
+        ids, positions = _native.distinct(arrays[0].reshape(-1))
+        return ids, [positions.reshape(arrays[0].shape)]
+    ids, positions = _native.distinct(np.concatenate([array.reshape(-1) for array in arrays]))
+    ends = np.cumsum([array.size for array in arrays])[:-1]
+    return ids, [part.reshape(array.shape) for part, array in zip(np.split(positions, ends), arrays, strict=True)]
+
+
+def _check(ids: Int64s, layer: object) -> None:
+    size = embedding_hooks.vocabulary(layer)
+    if size is None or not ids.size:
+        return
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= size:
+        name = getattr(layer, "name", "")
+        raise UserError(
+            f"embedding layer {name!r} was given id {low if low < 0 else high}, expected 0..{size - 1} (its input_dim is {size})",
+            hint="raise input_dim, hash the ids, or use elasticdl.model.layers.Embedding without input_dim",
+        )
+
+
+def merged(
+    gradients: Sequence[Float32s], lookups: Lookups, sites: Sequence[LookupSite], tables: Sequence[int]
+) -> tuple[Float32s, ...]:
+    """Gradients of lookups, float32[*shape of ids, dim], summed by distinct id: float32[n_t, dim] for each table.
+
+    `tables` are the dims of the tables. Runs without the GIL.
+    """
+    sums: list[Float32s | None] = [None] * len(tables)
+    for number, site in enumerate(sites):
+        dim = tables[site.table]
+        positions = lookups.positions[number].reshape(-1)
+        one = _native.merge_rows(gradients[number].reshape(-1, dim), positions, len(lookups.ids[site.table]))
+        before = sums[site.table]
+        sums[site.table] = one if before is None else np.add(before, one, out=before)
+    return tuple(np.zeros((0, dim), np.float32) if one is None else one for one, dim in zip(sums, tables, strict=True))

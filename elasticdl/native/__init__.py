@@ -1,0 +1,1 @@
+"""The C++ extension `_native`: tables, servers, wire and readers. It imports nothing of the project."""

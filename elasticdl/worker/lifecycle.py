@@ -1,0 +1,285 @@
+"""What a worker does from its first word to the master to its last. The one place where its environment is read.
+
+Importing TensorFlow takes seconds, so a thread does it while the main one attaches and connects.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elasticdl.clock import SystemClock
+from elasticdl.cluster.base import ProcessName
+from elasticdl.data.files import DataChanged
+from elasticdl.errors import ElasticDLError, PermanentError, UserError
+from elasticdl.formatting import BUILDING, GIVING_PART, IMPORTING
+from elasticdl.job import Action, Strategy
+from elasticdl.model.bad_record_filter import BadRecords
+from elasticdl.model.tensorflow_import import load_tensorflow
+from elasticdl.rpc.conversation import Attached, Failure
+from elasticdl.rpc.master_client import MasterClient
+from elasticdl.rpc.parameters import Parameters
+from elasticdl.rpc.ps_client import ServerPool
+from elasticdl.shard import Task
+from elasticdl.worker.pipeline.context import WorkerContext
+from elasticdl.worker.pipeline.leases import LeaseKeeper
+from elasticdl.worker.pipeline.outbox import Outbox
+from elasticdl.worker.pipeline.reporter import Reporter
+from elasticdl.worker.pipeline.retry import ServerRetry
+from elasticdl.worker.pipeline.state_reports import StateReports
+from elasticdl.worker.process.channel import Ended
+from elasticdl.worker.process.gauges import Gauges
+from elasticdl.worker.process.hang_watch import HangWatch, StoodStill
+from elasticdl.worker.process.orders import Orders
+from elasticdl.worker.process.os_process import leave
+from elasticdl.worker.process.shutdown import CallbackFailed, Done, Draining, Failed, NonFinite, Shutdown
+from elasticdl.worker.ps.revival import Revival
+from elasticdl.worker.ring.generations import Generations
+
+if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
+    from elasticdl.worker.ps.wiring import Worker
+    from elasticdl.worker.ring.wiring import RingWorker
+
+_log = logging.getLogger(__name__)
+
+SETTLE_S = 3.0
+FLUSH_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnvironment:
+    """What the cluster tells a worker."""
+
+    master: str
+    token: str
+    name: ProcessName
+    job_dir: Path
+    threads: int
+
+    @classmethod
+    def read(cls) -> WorkerEnvironment:
+        """From ELASTICDL_*. The token is taken out, so that user code does not pass it on to processes it starts."""
+        try:
+            return cls(
+                os.environ["ELASTICDL_MASTER"],
+                os.environ.pop("ELASTICDL_TOKEN"),
+                ProcessName.parse(os.environ["ELASTICDL_PROCESS"]),
+                Path(os.environ["ELASTICDL_JOB_DIR"]),
+                int(os.environ.get("ELASTICDL_THREADS", "0")),
+            )
+        except (KeyError, ValueError) as error:
+            raise PermanentError(f"the environment of this worker lacks or garbles {error}", hint="jobs start workers") from error
+
+
+def import_tensorflow(threads: int) -> None:
+    """Import it, and give it `threads` threads for a step (0: as many as it likes), before it starts any.
+
+    Steps, ids and `feed` are called from three threads. With fewer threads between operations than that, the small calls
+    would queue behind the step (measured: 1200 ms instead of 0.8 ms), and nothing would overlap.
+    """
+    load_tensorflow()
+    import tensorflow as tf
+
+    if threads:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads + 2)
+    import elasticdl.worker.ps.wiring  # noqa: F401 - so that the rest of the model layer is imported here, too
+
+
+class _Import(threading.Thread):
+    """Imports TensorFlow in the background; `wait` raises what that raised."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(name="import", daemon=True)
+        self._threads = threads
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            import_tensorflow(self._threads)
+        except BaseException as error:  # noqa: BLE001 - the top of a thread: `wait` raises it
+            self._error = error
+
+    def wait(self, shutdown: Shutdown) -> None:
+        """Block until it is done. Raises Ended if the worker ends first."""
+        while self.is_alive():
+            if shutdown:
+                raise Ended
+            self.join(0.1)
+        if self._error is not None:
+            raise self._error
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What is there once the master knows this worker, long before the model is built."""
+
+    attached: Attached
+    context: WorkerContext
+    orders: Orders
+    reporter: Reporter
+    parameters: Parameters
+    forms: Generations
+    revival: Revival
+
+    @classmethod
+    def make(cls, environment: WorkerEnvironment, client: MasterClient, shutdown: Shutdown) -> Link:
+        """Attach, connect, and begin to report and to follow orders. Leases wait until there is a model to use them."""
+        attached = client.attach(starting=True)
+        clock = SystemClock()
+        outbox, gauges, watch = Outbox(), Gauges(clock), HangWatch(clock)
+        keeper = LeaseKeeper(client, outbox, shutdown)
+        context = WorkerContext(keeper, outbox, gauges, ServerRetry(shutdown, gauges, clock), watch, shutdown)
+        parameters = ServerPool(attached.servers or ("",), str(environment.name), environment.token)
+        revival = Revival(shutdown)
+
+        def move(servers: Sequence[str]) -> None:
+            # A ring has no servers: the order that names them is empty.
+            if servers:
+                parameters.move(servers)
+                revival.moved(servers)
+
+        orders = Orders(client.orders, move, shutdown)
+        forms = Generations(shutdown, outbox.drop)
+        orders.ring_by(forms.follow)
+        states = StateReports(outbox, watch)
+        orders.state_by(states.ask)
+        reporter = Reporter(outbox, gauges, client, attached.heartbeat_s, shutdown, states)
+        reporter.start()
+        orders.start()
+
+        def report(error: StoodStill) -> None:
+            _tell_standing(error, outbox, reporter)
+
+        watch.start(shutdown, lambda: leave(shutdown), report)
+        return cls(attached, context, orders, reporter, parameters, forms, revival)
+
+
+def work(environment: WorkerEnvironment, client: MasterClient, link: Link, importing: _Import) -> Worker | RingWorker:
+    """Build the worker and let it work until it ends, for whatever reason: that is in `Shutdown` then."""
+    outbox = link.context.outbox
+    importing.wait(link.context.shutdown)
+    outbox.starting("build")
+    spec = link.attached.spec
+    if spec.training.distribution_strategy is Strategy.ALLREDUCE and spec.action is Action.TRAIN:
+        return _work_on_ring(environment, client, link)
+    from elasticdl.worker.ps.wiring import Assignment, assemble
+    from elasticdl.worker.ring.evaluation import assemble_whole
+
+    begin_s = time.monotonic()
+    assignment = Assignment(environment.name, link.attached.spec, environment.job_dir, link.attached.sources)
+    with link.context.watch.starting(f"{IMPORTING}, or {BUILDING},", spec.model.model_zoo):
+        if spec.training.distribution_strategy is Strategy.ALLREDUCE:
+            worker = assemble_whole(assignment, Path(link.attached.restore_from), link.context)
+        else:
+            worker = assemble(assignment, link.parameters, link.context)
+    link.orders.revoke_by(worker.loading.revoke)
+    outbox.starting("weights")
+    if worker.start():
+        outbox.starting(GIVING_PART)
+    link.revival.start(worker.trainer.revive)
+    outbox.starting("")
+    link.context.keeper.start()
+    _log.info("ready: the model was built, and has its weights, in %.1f s", time.monotonic() - begin_s)
+    worker.run()
+    return worker
+
+
+def _work_on_ring(environment: WorkerEnvironment, client: MasterClient, link: Link) -> RingWorker:
+    from elasticdl.worker.ps.wiring import Assignment
+    from elasticdl.worker.ring.wiring import assemble_ring
+
+    assignment = Assignment(environment.name, link.attached.spec, environment.job_dir)
+    host = environment.master.rpartition(":")[0]
+    with link.context.watch.starting(f"{IMPORTING}, or {BUILDING},", link.attached.spec.model.model_zoo):
+        worker = assemble_ring(assignment, host, client, link.forms, link.context)
+    link.forms.copies_by(worker.copies.follow)
+    # It says itself when it is warm.
+    link.context.outbox.starting("compile")
+    worker.run()
+    return worker
+
+
+def wind_down(worker: Worker | RingWorker | None, link: Link) -> None:
+    """What the reason to end still asks for, and the last report."""
+    context = link.context
+    reason = context.shutdown.reason
+    _log.info("leaving: %s", reason or "no more work")
+    match reason:
+        case Done() | None:
+            if worker is not None:
+                worker.settle(SETTLE_S)
+                worker.callbacks.end()
+            context.shutdown.end(Done())
+        case Draining():
+            if worker is not None:
+                worker.leave()
+            if worker is None or worker.settle(SETTLE_S):
+                context.outbox.give_back(context.outbox.held())
+        case Failed(error):
+            _tell_failure(reason, error, link)
+    if not link.reporter.flush(FLUSH_S):
+        _log.warning("the last report did not get to the master within %g s", FLUSH_S)
+
+
+def _tell_failure(reason: Failed, error: BaseException, link: Link) -> None:
+    """To the log in any case; to the master if it is the user's to mend."""
+    log_error(error)
+    if isinstance(error, UserError):
+        lease = reason.lease
+        fatal = lease is None or isinstance(error, (NonFinite, BadRecords, DataChanged))
+        if isinstance(error, CallbackFailed) and lease is not None and lease.task is Task.TRAINING:
+            lease = None
+        text = f"{error.message}\n{error.hint}".strip()
+        link.context.outbox.fail(
+            Failure(
+                task=lease.task if lease else None,
+                shard=lease.shard.id if lease and lease.shard else None,
+                attempt=lease.attempt if lease else 0,
+                error=text,
+                fatal=fatal,
+            )
+        )
+
+
+def _tell_standing(error: StoodStill, outbox: Outbox, reporter: Reporter) -> None:
+    """Another worker tries what did not come to an end here, within the job's budget for errors of user code."""
+    outbox.fail(Failure(task=None, shard=None, attempt=0, error=f"{error.message}\n{error.hint}", fatal=False))
+    if not reporter.flush(FLUSH_S):
+        _log.warning("the last report did not get to the master within %g s", FLUSH_S)
+
+
+def log_error(error: BaseException) -> None:
+    """What went wrong, to the log; a traceback only where the error is none of ours. The last line is what the master shows."""
+    if isinstance(error, ElasticDLError):
+        _log.error("%s: %s%s", type(error).__name__, error.message, f"; {error.hint}" if error.hint else "")
+    else:
+        _log.error("%s", "".join(traceback.format_exception(error)).rstrip())
+
+
+def run(shutdown: Shutdown) -> None:
+    """All of a worker's life but its end as a process."""
+    environment = WorkerEnvironment.read()
+    importing = _Import(environment.threads)
+    client = MasterClient(environment.master, environment.token, str(environment.name))
+    link = Link.make(environment, client, shutdown)
+    worker: Worker | RingWorker | None = None
+    try:
+        worker = work(environment, client, link, importing)
+    except Ended:
+        _log.info("ended before the first step")
+    except Exception as error:  # noqa: BLE001 - the top of the process: it ends the worker visibly
+        shutdown.fail(error)
+    try:
+        wind_down(worker, link)
+    except UserError as error:  # of `on_train_end`
+        shutdown.fail(error)
+        wind_down(None, link)

@@ -1,0 +1,1 @@
+"""From leases to trained batches: read, feed, load, loop, report."""

@@ -1,0 +1,156 @@
+"""Keeps the worker in leases, by a thread that asks ahead: while one lease is worked on, the next is here already."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import Protocol, assert_never, final
+
+from elasticdl.dropped import DropCause
+from elasticdl.errors import PermanentError, TransientError
+from elasticdl.rpc.conversation import Finished, LeaseAnswer, Wait
+from elasticdl.shard import Lease, WorkItem
+from elasticdl.worker.pipeline.outbox import Outbox
+from elasticdl.worker.process.channel import LOOK_AGAIN_S, Channel, Ended
+from elasticdl.worker.process.shutdown import Shutdown
+
+_log = logging.getLogger(__name__)
+
+WAIT_S = 10.0
+AHEAD = 2
+"""Leases that are not worked through: the current one and the next."""
+
+_LEAST_S = 0.05
+"""Between two questions that were both answered with "not now" at once, so that a hasty master costs no core."""
+
+_GIVE_UP_S = 600.0
+
+
+class LeaseSource(Protocol):
+    """Who grants leases: the master's client."""
+
+    def request_lease(self, wait_s: float) -> LeaseAnswer:
+        """Blocks up to `wait_s`. Raises Refused, TransientError."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLease:
+    """A lease in hand. `LeaseKeeper.is_void` tells whether it still counts."""
+
+    lease: Lease
+
+
+@final
+class LeaseKeeper:
+    """Thread-safe: the reader takes leases, the loop gives room for more, orders revoke them."""
+
+    def __init__(self, source: LeaseSource, outbox: Outbox, shutdown: Shutdown) -> None:
+        self._source = source
+        self._outbox = outbox
+        self._shutdown = shutdown
+        self._leases: Channel[HeldLease] = Channel(depth=AHEAD)
+        self._ahead: set[HeldLease] = set()
+        self._revocation = 0
+        self._changed = threading.Condition()
+        shutdown.listen(self._leases.close)
+        shutdown.listen(self._wake)
+
+    @property
+    def revocation(self) -> int:
+        """Leases of earlier revocations are void."""
+        return self._revocation
+
+    def is_void(self, held: HeldLease) -> bool:
+        """The master took this lease back."""
+        return held.lease.revocation < self._revocation
+
+    def start(self) -> None:
+        """Begin to ask for leases."""
+        threading.Thread(target=self._run, name="keeper", daemon=True).start()
+
+    def next(self) -> HeldLease:
+        """The next lease, in the order granted; blocks until there is one. Raises Ended when there will be none."""
+        return self._leases.get()
+
+    def worked_through(self, held: HeldLease) -> None:
+        """The last batch of this lease was computed: there is room for another lease."""
+        with self._changed:
+            self._ahead.discard(held)
+            self._changed.notify_all()
+
+    def revoke(self, revocation: int) -> tuple[Lease, ...]:
+        """All leases of revocations before this one are void from now on; gives those in hand that were not done.
+
+        One that was granted before the master's order and comes after it is void, too; one that was granted after the
+        order and came before it is not.
+        """
+        with self._changed:
+            self._revocation = max(self._revocation, revocation)
+            void = tuple(lease for lease in self._outbox.held() if lease.revocation < self._revocation)
+            self._leases.drop(self.is_void)
+            self._ahead = {held for held in self._ahead if not self.is_void(held)}
+            self._changed.notify_all()
+        return void
+
+    def _run(self) -> None:
+        try:
+            while not self._shutdown:
+                self._wait_for_room()
+                if not self._fill_room():
+                    return
+        except Ended:
+            return
+        except Exception as error:  # noqa: BLE001 - the top of a thread: it ends the worker visibly
+            self._shutdown.fail(error)
+
+    def _wait_for_room(self) -> None:
+        with self._changed:
+            while len(self._ahead) >= AHEAD and not self._shutdown:
+                self._changed.wait(LOOK_AGAIN_S)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _fill_room(self) -> bool:
+        """Ask until a lease is granted; False when there will be no more."""
+        away_since_s: float | None = None
+        while not self._shutdown:
+            begin_s = time.monotonic()
+            try:
+                answer = self._source.request_lease(WAIT_S)
+            except TransientError as error:
+                away_since_s = away_since_s or begin_s
+                if begin_s - away_since_s > _GIVE_UP_S:
+                    raise
+                _log.warning("waiting for a lease: %s", error)
+                self._shutdown.wait(error.retry_after_s)
+                continue
+            away_since_s = None
+            match answer:
+                case Lease():
+                    self._accept(answer)
+                    return True
+                case Wait(reason):
+                    _log.debug("no lease now: %s", reason)
+                    self._shutdown.wait(max(0.0, _LEAST_S - (time.monotonic() - begin_s)))
+                case Finished():
+                    self._leases.finish()
+                    return False
+                case WorkItem():
+                    raise PermanentError(f"asked for a lease, got item {answer.number} of a ring")
+                case _:
+                    assert_never(answer)
+        return False
+
+    def _accept(self, lease: Lease) -> None:
+        held = HeldLease(lease)
+        with self._changed:
+            if self.is_void(held):
+                self._outbox.drop(DropCause.VOIDED_LEASE)
+                return
+            self._outbox.hold(lease)
+            self._ahead.add(held)
+            self._leases.put(held)

@@ -1,0 +1,62 @@
+"""The loop of a worker: takes loaded batches in the order of their leases and runs each by its task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Protocol, final
+
+from elasticdl.shard import Task
+from elasticdl.worker.pipeline.context import WorkerContext
+from elasticdl.worker.pipeline.prefetch import Prefetch
+from elasticdl.worker.pipeline.retry import NoLongerNeeded
+from elasticdl.worker.pipeline.trainer import Loaded, Trainer
+from elasticdl.worker.process.channel import Ended
+
+
+class TaskRunner(Protocol):
+    """What is done with the batches of one task."""
+
+    def run(self, loaded: Loaded) -> None:
+        """One batch."""
+
+    def leave(self) -> None:
+        """The worker drains: let count what is done of the current lease."""
+
+
+@final
+class Loop:
+    """Runs in the main thread until there is no more work or the worker ends for another reason."""
+
+    def __init__(self, loading: Prefetch, trainer: Trainer, tasks: Mapping[Task, TaskRunner], context: WorkerContext) -> None:
+        self._loaded = loading.loaded
+        self._trainer = trainer
+        self._tasks = tasks
+        self._context = context
+
+    def run(self) -> None:
+        """Work. Errors end the worker (see `Shutdown`) and this returns; a step that was begun is finished first."""
+        try:
+            while True:
+                with self._context.gauges.timed("wait_ms"):
+                    loaded = self._loaded.get()
+                self._run_one(loaded)
+        except Ended:
+            return
+
+    def leave(self) -> None:
+        """The worker drains: let count what is done of the current lease."""
+        for task in self._tasks.values():
+            task.leave()
+
+    def _run_one(self, loaded: Loaded) -> None:
+        held = loaded.batch.held
+        with self._context.shutdown.failing_for(held.lease), self._context.watch.doing(f"a {held.lease.task} step"):
+            if self._context.keeper.is_void(held):
+                self._trainer.drop(loaded)
+                return
+            # A task that asks servers for more may learn only then that its lease is void.
+            with suppress(NoLongerNeeded):
+                self._tasks[held.lease.task].run(loaded)
+        if loaded.batch.last:
+            self._context.keeper.worked_through(held)

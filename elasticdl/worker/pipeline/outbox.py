@@ -1,0 +1,280 @@
+"""What the master is to be told next: progress merged per lease, and everything else in the order it happened.
+
+Progress gets in only when it is true: in parameter-server mode after every server acknowledged the push. What is told of a lease
+that does not count any more is dropped, and counted; what a worker cannot know, or takes back, is an error of this worker's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, final
+
+from elasticdl.dropped import GAUGE_PREFIX, DropCause
+from elasticdl.errors import PermanentError
+from elasticdl.rpc.conversation import Failure, MetricState, Progress, Report, RingCut, RingReport, RingSaved, Summary
+from elasticdl.shard import Applied, Lease, Shard, ShardId
+
+LeaseKey: TypeAlias = tuple[ShardId, int]
+
+_REMEMBERED = 1000
+"""Leases that do not count any more, of which something may still be told: more than can be under way."""
+
+
+class Contradiction(PermanentError):
+    """This worker tells what cannot be: a defect of ours, which would otherwise show as records that are never booked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """The first `offset` records of a lease's shard are done. `bad` of them, newly counted, could not be read.
+
+    `bad_so_far`: so many of the whole lease, where whoever tells did not tell of all of it; `bad` does not count then.
+    """
+
+    offset: int
+    version: int = 0
+    loss: float | None = None
+    bad: int = 0
+    bad_examples: tuple[str, ...] = ()
+    done: bool = False
+    metrics: Mapping[str, MetricState] = field(default_factory=dict)
+    bad_so_far: int | None = None
+
+
+@dataclass(slots=True)
+class _Held:
+    """A lease that is not done. Invariant: `offset` and `bad` never fall; `losses` and examples are those since the last report."""
+
+    lease: Lease
+    shard: Shard
+    offset: int
+    version: int = 0
+    losses: list[float] = field(default_factory=list)
+    bad: int = 0
+    bad_examples: tuple[str, ...] = ()
+    metrics: Mapping[str, MetricState] = field(default_factory=dict)
+    changed: bool = False
+    done: bool = False
+    closed: bool = False
+    """Nothing more is accepted of it. Told to the master only if it was given back."""
+    given_back: bool = False
+
+    @property
+    def standing(self) -> str:
+        """For people: why it cannot be granted."""
+        return "given back" if self.given_back else "told to its end" if self.done else "held"
+
+    def add(self, advance: Advance) -> None:
+        if self.done or not self.offset <= advance.offset <= self.shard.records:
+            told = "told to its end" if self.done else f"at {self.offset} of {self.shard.records} records"
+            raise Contradiction(f"{advance} is told of {self.lease}, which is {told}")
+        self.offset = advance.offset
+        self.version = max(self.version, advance.version)
+        if advance.loss is not None:
+            self.losses.append(advance.loss)
+        self.bad = self.bad + advance.bad if advance.bad_so_far is None else advance.bad_so_far
+        self.bad_examples = (self.bad_examples + advance.bad_examples)[:3]
+        self.metrics = advance.metrics or self.metrics
+        self.done = self.done or advance.done
+        self.changed = True
+
+    def take(self) -> Progress:
+        progress = Progress(
+            task=self.lease.task,
+            applied=Applied(self.shard.id, self.lease.attempt, self.offset),
+            version=self.version,
+            loss=sum(self.losses) / len(self.losses) if self.losses else None,
+            bad_records=self.bad,
+            bad_examples=self.bad_examples,
+            done=self.done,
+            returned=self.given_back,
+            metrics=self.metrics,
+        )
+        self.losses, self.bad_examples, self.changed = [], (), False
+        return progress
+
+
+@final
+class Outbox:
+    """Thread-safe. `urgent` is set while something waits that should be sent at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[LeaseKey, _Held] = {}
+        self._closed: dict[LeaseKey, None] = {}
+        """Leases that were closed and told of for the last time, the oldest first."""
+        self._dropped: Counter[DropCause] = Counter()
+        self._summaries: list[Summary] = []
+        self._failures: list[Failure] = []
+        self._exported = ""
+        self._stop_asked = ""
+        self._word: RingReport | None = None
+        self._cuts: list[RingCut] = []
+        self._saves: list[RingSaved] = []
+        self._starting: list[str] = []
+        self.position: Callable[[], tuple[int, int, int]] | None = None
+        """On a ring: steps in this member's weights, the item that it is at, and the offset in it. Called from any thread."""
+        self.urgent = threading.Event()
+
+    def tell_all(self) -> tuple[Applied, ...]:
+        """Every lease in hand is told with the next report, whether anything of it changed or not. How far each is."""
+        with self._lock:
+            for held in self._held.values():
+                held.changed = held.changed or not held.closed
+            told = tuple(Applied(shard, attempt, held.offset) for (shard, attempt), held in self._held.items() if not held.closed)
+        self.urgent.set()
+        return told
+
+    def starting(self, part: str) -> None:
+        """This worker has come to a part of its start; '': it is ready for work."""
+        with self._lock:
+            self._starting.append(part)
+        self.urgent.set()
+
+    def hold(self, lease: Lease) -> None:
+        """A lease was granted. Leases without a shard are not held: there is nothing of them to give back.
+
+        One that was forgotten may be held again, as a member of a ring does that tells of its progress again; what was not
+        reported of it yet stays. Raises Contradiction for one that is held, done or given back.
+        """
+        if lease.shard is None:
+            return
+        key = lease.shard.id, lease.attempt
+        with self._lock:
+            before = self._held.get(key)
+            if before is None:
+                self._closed.pop(key, None)
+                self._held[key] = _Held(lease, lease.shard, lease.offset)
+            elif before.closed and not before.given_back:
+                before.closed = False
+            else:
+                raise Contradiction(f"{lease} is granted, but it is {before.standing}")
+
+    def advance(self, lease: Lease, advance: Advance) -> None:
+        """More of a lease is done. Of a lease that was given back or voided meanwhile, nothing is told any more.
+
+        Raises Contradiction for a lease that this worker never held or has told to its end, and for an offset that is not in the
+        lease or before what was told.
+        """
+        assert lease.shard is not None
+        key = lease.shard.id, lease.attempt
+        with self._lock:
+            held = self._held.get(key)
+            if key in self._closed or (held is not None and held.closed):
+                self._dropped[DropCause.VOIDED_LEASE] += 1
+                return
+            if held is None:
+                raise Contradiction(f"{advance} is told of {lease}, which is not held: never granted, or told to its end before")
+            held.add(advance)
+        if advance.done:
+            self.urgent.set()
+
+    def drop(self, cause: DropCause) -> None:
+        """Count a message that this worker leaves aside."""
+        with self._lock:
+            self._dropped[cause] += 1
+
+    def held(self) -> tuple[Lease, ...]:
+        """Leases that are neither done nor given back."""
+        with self._lock:
+            return tuple(held.lease for held in self._held.values() if not held.done and not held.closed)
+
+    def give_back(self, leases: Collection[Lease]) -> None:
+        """The rest of these leases goes back to the master, with the next report.
+
+        It is not urgent by itself: the master may refuse every report after that one, so it should be the last.
+        """
+        keys = {(lease.shard.id, lease.attempt) for lease in leases if lease.shard is not None}
+        with self._lock:
+            for key in keys & self._held.keys():
+                if not self._held[key].done:
+                    held = self._held[key]
+                    held.closed = held.given_back = held.changed = True
+
+    def forget(self, leases: Collection[Lease]) -> None:
+        """These leases were voided by the master: what is told of them already is the last."""
+        keys = {(lease.shard.id, lease.attempt) for lease in leases if lease.shard is not None}
+        with self._lock:
+            for key in keys & self._held.keys():
+                if not self._held[key].done:
+                    self._held[key].closed = True
+
+    def summarise(self, summary: Summary) -> None:
+        """Values of an evaluation round."""
+        with self._lock:
+            self._summaries.append(summary)
+        self.urgent.set()
+
+    def fail(self, failure: Failure) -> None:
+        """User code failed."""
+        with self._lock:
+            self._failures.append(failure)
+        self.urgent.set()
+
+    def exported(self, path: str) -> None:
+        """The model was written to `path`."""
+        with self._lock:
+            self._exported = path
+        self.urgent.set()
+
+    def ask_stop(self, reason: str) -> None:
+        """A callback asks that training end."""
+        with self._lock:
+            self._stop_asked = reason
+        self.urgent.set()
+
+    def say(self, word: RingReport) -> None:
+        """Where this worker stands with the ring; told in each report from now on."""
+        with self._lock:
+            self._word = word
+        self.urgent.set()
+
+    def cut(self, cut: RingCut) -> None:
+        """A copy of the weights is kept."""
+        with self._lock:
+            self._cuts.append(cut)
+        self.urgent.set()
+
+    def saved(self, saved: RingSaved) -> None:
+        """A copy was written, or could not be."""
+        with self._lock:
+            self._saves.append(saved)
+        self.urgent.set()
+
+    def _placed(self, word: RingReport | None) -> RingReport | None:
+        if word is None or self.position is None:
+            return word
+        version, number, offset = self.position()
+        return replace(word, version=version, number=number, offset=offset)
+
+    def take(self, gauges: Mapping[str, float]) -> Report:
+        """All that waits, as one report. Empty but for the gauges if nothing does."""
+        with self._lock:
+            self.urgent.clear()
+            report = Report(
+                progress=tuple(held.take() for held in self._held.values() if held.changed),
+                summaries=tuple(self._summaries),
+                failures=tuple(self._failures),
+                exported=self._exported,
+                stop_asked=self._stop_asked,
+                gauges={**gauges, **{f"{GAUGE_PREFIX}{cause}": float(count) for cause, count in self._dropped.items()}},
+                ring=self._placed(self._word),
+                ring_cuts=tuple(self._cuts),
+                ring_saves=tuple(self._saves),
+                starting=tuple(self._starting),
+            )
+            self._starting = []
+            self._cuts, self._saves = [], []
+            self._let_go()
+            self._summaries, self._failures, self._exported, self._stop_asked = [], [], "", ""
+            return report
+
+    def _let_go(self) -> None:
+        """Of what is over, the last was told."""
+        self._closed.update((key, None) for key, held in self._held.items() if held.closed and not held.done)
+        self._held = {key: held for key, held in self._held.items() if not held.done and not held.closed}
+        for key in list(self._closed)[:-_REMEMBERED]:
+            del self._closed[key]

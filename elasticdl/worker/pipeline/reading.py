@@ -1,0 +1,140 @@
+"""From leases to batches, in two threads: one reads whole shards, the other cuts windows and applies `feed`.
+
+While one shard is fed, the next is read. Everything comes out in the order in which leases were granted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, final
+
+from elasticdl.data.base import Reader
+from elasticdl.model.bad_record_filter import BadRecordFilter, Feed
+from elasticdl.shard import Task
+from elasticdl.worker.pipeline.context import WorkerContext
+from elasticdl.worker.pipeline.leases import HeldLease
+from elasticdl.worker.pipeline.record_order import LoadedShard, order_of
+from elasticdl.worker.pipeline.trainer import Batch
+from elasticdl.worker.process.channel import Channel, Ended
+
+DEPTH = 2
+"""Batches that are fed ahead of the one whose rows are pulled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where records come from and what is made of them. Both are opened once per task, when first asked for."""
+
+    reader: Callable[[Task], Reader]
+    feed: Callable[[Task], Feed]
+    minibatch_size: int
+    max_bad_records: int = 0
+    reading: AbstractContextManager[Any] = field(default_factory=threading.Lock)
+    """Held by whoever uses a reader: readers are for one thread at a time."""
+    open_features: Callable[[Task], Any] = lambda task: None
+    """What features look like whatever the batch, lengths that `feed` leaves open unknown; None before a first batch."""
+
+    def sieve(self, task: Task) -> BadRecordFilter:
+        """`feed` of a task that leaves out, and tells, the records that it cannot take."""
+        return BadRecordFilter(self.feed(task), self.reader(task), self.max_bad_records, self.reading)
+
+
+_Read: TypeAlias = tuple[HeldLease, LoadedShard | None]
+
+
+@final
+class ShardReading:
+    """Thread 1: leases to shards in memory, one ahead."""
+
+    def __init__(self, sources: Sources, context: WorkerContext) -> None:
+        self._sources = sources
+        self._keeper = context.keeper
+        self._shutdown = context.shutdown
+        self._gauges = context.gauges
+        self._watch = context.watch
+        self.shards: Channel[_Read] = Channel(depth=1)
+        context.shutdown.listen(self.shards.close)
+
+    def start(self) -> None:
+        """Begin to read."""
+        threading.Thread(target=self._run, name="reader", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                held = self._keeper.next()
+                with self._shutdown.failing_for(held.lease), self._watch.doing("reading a shard"):
+                    loaded = self._read(held)
+                self.shards.put((held, loaded))
+        except Ended:
+            self.shards.finish()
+
+    def _read(self, held: HeldLease) -> LoadedShard | None:
+        shard = held.lease.shard
+        if shard is None or self._keeper.is_void(held):
+            return None
+        reader = self._sources.reader(held.lease.task)
+        with self._sources.reading, self._gauges.timed("read_ms"):
+            return LoadedShard.read(shard, reader.read(shard))
+
+
+@final
+class Feeding:
+    """Thread 2: shards in memory to batches. The consumer drops batches whose lease is void."""
+
+    def __init__(self, reading: ShardReading, sources: Sources, context: WorkerContext) -> None:
+        self._shards = reading.shards
+        self._sources = sources
+        self._keeper = context.keeper
+        self._shutdown = context.shutdown
+        self._gauges = context.gauges
+        self._watch = context.watch
+        self.batches: Channel[Batch] = Channel(DEPTH)
+        context.shutdown.listen(self.batches.close)
+
+    def start(self) -> None:
+        """Begin to feed."""
+        threading.Thread(target=self._run, name="feeder", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                held, loaded = self._shards.get()
+                with self._shutdown.failing_for(held.lease):
+                    self._feed(held, loaded)
+        except Ended:
+            self.batches.finish()
+
+    def _feed(self, held: HeldLease, loaded: LoadedShard | None) -> None:
+        """All batches of one lease. Windows of which nothing is left count with the batch after them."""
+        lease, shard = held.lease, held.lease.shard
+        if shard is None:
+            self.batches.put(Batch(held))
+            return
+        if loaded is None:
+            return
+        feed = self._sources.sieve(lease.task)
+        told = lease.offset
+        bad = 0
+        examples: tuple[str, ...] = ()
+        if told >= shard.records:
+            # Nothing is left of it, so no window will tell that it is done.
+            self.batches.put(Batch(held, end=told))
+        for window in loaded.windows(order_of(shard.records, lease.order_seed), lease.offset, self._sources.minibatch_size):
+            if self._keeper.is_void(held):
+                return
+            bad, examples = bad + window.bad, (*examples, *window.bad_examples)[:3]
+            made = None
+            if window.good:
+                with self._gauges.timed("feed_ms"), self._watch.doing("feed"):
+                    fed = feed(window.records, shard, window.places)
+                made, bad, examples = fed.made, bad + fed.bad, (*examples, *fed.bad_examples)[:3]
+            last = window.end == shard.records
+            if made is None and not last:
+                continue
+            features, labels = made if made is not None else (None, None)
+            self.batches.put(Batch(held, window.end, window.end - told, bad, examples, last, made is not None, features, labels))
+            told, bad, examples = window.end, 0, ()

@@ -1,0 +1,70 @@
+"""Waiting for parameter servers that are away: long enough for one to come back, and never silently."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar, final
+
+from elasticdl.clock import Clock
+from elasticdl.errors import TransientError
+from elasticdl.worker.process.channel import Ended
+from elasticdl.worker.process.gauges import Gauges
+from elasticdl.worker.process.shutdown import Shutdown
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+FIRST_CALL_S = 5.0
+LONGEST_CALL_S = 60.0
+"""An attempt may take this long: short at first, so that a wait is soon told, then twice as long each time, so that a slow
+server is not asked again and again for what it is about to send.
+"""
+
+GIVE_UP_S = 600.0
+_LONGEST_DELAY_S = 5.0
+
+
+class NoLongerNeeded(Exception):
+    """Nobody wants the result any more."""
+
+
+@final
+class ServerRetry:
+    """Thread-safe. Calls again, with back-off, what may work later."""
+
+    def __init__(self, shutdown: Shutdown, gauges: Gauges, clock: Clock, *, give_up_s: float = GIVE_UP_S) -> None:
+        self._shutdown = shutdown
+        self._gauges = gauges
+        self._clock = clock
+        self._give_up_s = give_up_s
+
+    def call(self, attempt: Callable[[float], T], doing: str, wanted: Callable[[], bool] = lambda: True) -> T:
+        """`attempt(timeout_s)` until it works. `doing` is shown while it does not: "waiting for servers: pull: …".
+
+        Raises Ended if the worker ends meanwhile, NoLongerNeeded between attempts when not `wanted()` any more, and the last
+        TransientError after `give_up_s`.
+        """
+        begin_s = self._clock.now_s()
+        tries = 0
+        while True:
+            try:
+                result = attempt(min(LONGEST_CALL_S, FIRST_CALL_S * 2.0 ** min(tries, 8)))
+            except TransientError as error:
+                tries += 1
+                away_s = self._clock.now_s() - begin_s
+                if self._shutdown:
+                    raise Ended from error
+                if not wanted():
+                    self._gauges.level("waiting_for_servers_s", 0)
+                    raise NoLongerNeeded from error
+                if away_s >= self._give_up_s:
+                    raise TransientError(f"{doing}: gave up after {away_s:.0f} s: {error.message}", hint=error.hint) from error
+                _log.warning("waiting for parameter servers since %.1f s: %s: %s", away_s, doing, error)
+                self._gauges.level("waiting_for_servers_s", max(away_s, 1e-3))
+                self._shutdown.wait(min(_LONGEST_DELAY_S, error.retry_after_s * 1.5 ** min(tries - 1, 12)))
+                continue
+            if tries:
+                self._gauges.level("waiting_for_servers_s", 0)
+                _log.info("parameter servers are back after %.1f s", self._clock.now_s() - begin_s)
+            return result

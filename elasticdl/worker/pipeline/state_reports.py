@@ -1,0 +1,39 @@
+"""What a report says beside what was done: what this worker has been at for long, and, once the master asks, its whole state."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import final
+
+from elasticdl.rpc.conversation import Report, State
+from elasticdl.worker.pipeline.outbox import Outbox
+from elasticdl.worker.process.hang_watch import HangWatch
+
+
+@final
+class StateReports:
+    """Thread-safe: the orders' thread asks, the reporter's thread adds."""
+
+    def __init__(self, outbox: Outbox, watch: HangWatch) -> None:
+        self._outbox = outbox
+        self._watch = watch
+        self._asked = threading.Event()
+
+    def ask(self) -> None:
+        """The master wants the whole state with the next report, which is due at once."""
+        self._asked.set()
+        self._outbox.urgent.set()
+
+    def prepare(self) -> State | None:
+        """To be called before the outbox is emptied: what is asked for then tells every lease in hand. None if nothing is asked."""
+        if not self._asked.is_set():
+            return None
+        self._asked.clear()
+        held, activity = self._outbox.tell_all(), self._watch.activity()
+        return State(held, self._watch.stacks(), f"in {activity.what} for {activity.age_s:.0f} s" if activity else "")
+
+    def complete(self, report: Report, state: State | None) -> Report:
+        """The report with what there is to add."""
+        activity = self._watch.activity()
+        return replace(report, activity=activity, state=state) if activity or state else report

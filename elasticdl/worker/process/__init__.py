@@ -1,0 +1,1 @@
+"""The worker as a process: lifecycle, signals, shutdown, orders, gauges."""

@@ -1,0 +1,135 @@
+"""Why this worker ends. Any thread may say so; the first reason stands, and every wait of the worker hears of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+from elasticdl.errors import ElasticDLError, ExitCode, TransientError, UserError
+from elasticdl.shard import Lease
+from elasticdl.worker.process.channel import Ended
+
+
+class NonFinite(UserError):
+    """NaN or infinity, again and again: nothing that another worker would not get, too."""
+
+
+class CallbackFailed(UserError):
+    """A callback of the module raised: not the fault of the records that were just trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The job is over, or has no more work."""
+
+    def __str__(self) -> str:
+        return "the job is done"
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """Somebody asked us to go: what is not done is given back."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"draining: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An error ended this worker; `lease` is what it was at, if anything."""
+
+    error: BaseException
+    lease: Lease | None = None
+
+    def __str__(self) -> str:
+        return f"failed: {type(self.error).__name__}"
+
+
+Reason: TypeAlias = Done | Draining | Failed
+
+
+@final
+class Shutdown:
+    """Thread-safe. `listen`ers are called once, from the thread that ended the worker (at once if it has ended)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._reason: Reason | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def reason(self) -> Reason | None:
+        """None while the worker runs."""
+        return self._reason
+
+    def __bool__(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until the worker ends, at most `timeout_s`; True if it ended."""
+        return self._ended.wait(timeout_s)
+
+    def end(self, reason: Reason) -> bool:
+        """End the worker for this reason unless it has one; True if this one stands.
+
+        A failure overrules `Done` and `Draining`: what went wrong while winding down must not be lost.
+        """
+        with self._lock:
+            first = self._reason is None
+            stands = first or (isinstance(reason, Failed) and not isinstance(self._reason, Failed))
+            if stands:
+                self._reason = reason
+            listeners = self._listeners if first else []
+            self._ended.set()
+        for listener in listeners:
+            listener()
+        return stands
+
+    def fail(self, error: BaseException, lease: Lease | None = None) -> bool:
+        """`end(Failed(error, lease))`."""
+        return self.end(Failed(error, lease))
+
+    @contextmanager
+    def failing_for(self, lease: Lease) -> Iterator[None]:
+        """Whatever is raised in the block ends the worker, as a failure at this lease; then `Ended` is raised.
+
+        For the outermost calls of threads that run user code: even `sys.exit` in it must end the worker visibly.
+        """
+        try:
+            yield
+        except Ended:
+            raise
+        except BaseException as error:
+            self.fail(error, lease)
+            raise Ended from error
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call this when the worker ends."""
+        with self._lock:
+            ended = self._ended.is_set()
+            if not ended:
+                self._listeners.append(listener)
+        if ended:
+            listener()
+
+
+def exit_code(reason: Reason | None) -> ExitCode:
+    """The process's exit code."""
+    match reason:
+        case Draining():
+            return ExitCode.DRAINED
+        case Failed(error):
+            if isinstance(error, UserError):
+                return ExitCode.USER_ERROR
+            if isinstance(error, TransientError):
+                # Others stayed away: neither this process nor what it was at is to blame.
+                return ExitCode.UNAVAILABLE
+            return error.exit_code if isinstance(error, ElasticDLError) else ExitCode.JOB_FAILED
+        case _:
+            return ExitCode.DONE

@@ -1,0 +1,140 @@
+"""The last stage of a step: gradients to the servers, and then the truth to the outbox.
+
+One thread, in the order of the steps. It numbers the pushes, from 1 and without gaps, so that servers apply each once;
+it is also the one place where it is decided whether a batch of a revoked lease was still pushed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, final
+
+from elasticdl.rpc.parameters import Parameters, Pushed, Update
+from elasticdl.shard import Applied
+from elasticdl.worker.pipeline.context import WorkerContext
+from elasticdl.worker.pipeline.outbox import Advance
+from elasticdl.worker.pipeline.trainer import Loaded
+from elasticdl.worker.process.channel import Channel, Ended
+from elasticdl.worker.ps.staleness_limit import StalenessLimit
+
+if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
+    from elasticdl.model.step import StepOutcome
+
+_DEPTH = 64
+"""More than steps can be in flight, so that only leases of which nothing is computed ever wait here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A batch and what its step gave; no outcome where nothing was computed."""
+
+    loaded: Loaded
+    outcome: StepOutcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    call: Callable[[], None]
+
+
+_Item: TypeAlias = Trained | _Call
+
+
+@final
+class Pusher:
+    """Thread-safe. Ends with the worker, but what was handed over before is pushed first."""
+
+    def __init__(self, parameters: Parameters, context: WorkerContext, staleness_limit: StalenessLimit) -> None:
+        self._parameters = parameters
+        self._context = context
+        self._staleness_limit = staleness_limit
+        self._queue: Channel[_Item] = Channel(_DEPTH)
+        self._sequence = 0
+        self._version = 0
+        self._broken = threading.Event()
+
+    @property
+    def version(self) -> int:
+        """The model's version as the last acknowledgement told it."""
+        return self._version
+
+    def start(self) -> None:
+        """Begin to push."""
+        threading.Thread(target=self._run, name="pusher", daemon=True).start()
+
+    def push(self, trained: Trained) -> None:
+        """Hand over; does not wait for the servers. Raises Ended if pushing ended by an error."""
+        self._queue.put(trained)
+
+    def after_all(self, call: Callable[[], None]) -> None:
+        """Call this from the pushing thread when all before it is settled. Dropped if pushing ended by an error."""
+        try:
+            self._queue.put(_Call(call))
+        except Ended:
+            return
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until all that was handed over is acknowledged."""
+        settled = threading.Event()
+        self.after_all(settled.set)
+        return settled.wait(timeout_s) and not self._broken.is_set()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                match self._queue.get():
+                    case _Call(call):
+                        call()
+                    case Trained() as trained:
+                        self._settle_one(trained)
+        except Ended:
+            self._broken.set()
+            self._queue.close()
+        except Exception as error:  # noqa: BLE001 - the top of a thread: it ends the worker visibly
+            self._broken.set()
+            self._context.shutdown.fail(error)
+            self._queue.close()
+
+    def _settle_one(self, trained: Trained) -> None:
+        held = trained.loaded.batch.held
+        try:
+            if not self._context.keeper.is_void(held):
+                if trained.outcome is not None:
+                    self._push(trained, trained.outcome)
+                self._tell(trained)
+        finally:
+            if trained.outcome is not None:
+                self._staleness_limit.leave()
+
+    def _push(self, trained: Trained, outcome: StepOutcome) -> None:
+        batch = trained.loaded.batch
+        lookups, pulled = trained.loaded.ready
+        shard = batch.held.lease.shard
+        assert shard is not None
+        update = Update(
+            sequence=self._sequence + 1,
+            applied=Applied(shard.id, batch.held.lease.attempt, batch.end),
+            versions=pulled.versions,
+            learning_rate=outcome.learning_rate,
+            dense=outcome.dense,
+            ids=lookups.ids,
+            gradients=outcome.gradients,
+        )
+
+        def attempt(timeout_s: float) -> Pushed:
+            return self._parameters.push(update, timeout_s=timeout_s)
+
+        with self._context.gauges.timed("push_ms"):
+            pushed = self._context.retry.call(attempt, "push")
+        self._sequence += 1
+        self._version = min(pushed.versions)
+        self._context.gauges.add("staleness", max(pushed.staleness))
+
+    def _tell(self, trained: Trained) -> None:
+        batch = trained.loaded.batch
+        loss = trained.outcome.loss if trained.outcome is not None else None
+        advance = Advance(batch.end, self._version, loss, batch.bad, batch.bad_examples, done=batch.last)
+        self._context.gauges.count_records(batch.records)
+        self._context.outbox.advance(batch.held.lease, advance)

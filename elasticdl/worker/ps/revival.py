@@ -1,0 +1,56 @@
+"""Gives servers that came back empty the dense weights that this worker pulled last, even while it has no work.
+
+A worker that trains does so with its next pull or push. When all records are trained nobody pulls before a frozen view is cut,
+and a server without weights cannot cut one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import final
+
+from elasticdl.errors import TransientError
+from elasticdl.worker.process.channel import LOOK_AGAIN_S, Ended
+from elasticdl.worker.process.shutdown import Shutdown
+
+_log = logging.getLogger(__name__)
+
+
+@final
+class Revival:
+    """Thread-safe. Call `start` once the worker has weights."""
+
+    def __init__(self, shutdown: Shutdown) -> None:
+        self._shutdown = shutdown
+        self._moved = threading.Event()
+
+    def moved(self, addresses: Sequence[str]) -> None:
+        """Servers have these addresses now; '' is away. One that is new may be empty."""
+        if all(addresses):
+            self._moved.set()
+
+    def start(self, revive: Callable[[], None]) -> None:
+        """From now on call `revive` in a thread each time after servers moved, until the worker ends."""
+
+        def run() -> None:
+            try:
+                while not self._shutdown:
+                    if self._moved.wait(LOOK_AGAIN_S):
+                        self._moved.clear()
+                        self._once(revive)
+            except Ended:
+                return
+            except Exception as error:  # noqa: BLE001 - the top of a thread: it ends the worker visibly
+                self._shutdown.fail(error)
+
+        threading.Thread(target=run, name="revival", daemon=True).start()
+
+    @staticmethod
+    def _once(revive: Callable[[], None]) -> None:
+        try:
+            revive()
+        except TransientError as error:
+            # The server is gone again. Its next incarnation has another address.
+            _log.warning("a parameter server that moved was not reached: %s", error.message)

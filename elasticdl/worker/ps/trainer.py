@@ -1,0 +1,248 @@
+"""Asynchronous SGD through parameter servers: pull, step and push of three successive batches overlap.
+
+A pull is issued while at most `max_staleness` of this worker's own updates are on their way, so 0 is plain sequential SGD.
+Updates of others are not waited for, but a step that took unusually long (it traced the model, or the machine had no time for
+it) is computed again on newer parameters: its gradients would be hundreds of versions late.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, final
+
+import numpy as np
+
+from elasticdl.clock import Clock, SystemClock
+from elasticdl.embedding.spec import ParametersSpec
+from elasticdl.rpc.parameters import Float32s, Int64s, Parameters, Pulled
+from elasticdl.shard import Lease, SnapshotId, Task
+from elasticdl.worker.pipeline.context import WorkerContext
+from elasticdl.worker.pipeline.leases import HeldLease
+from elasticdl.worker.pipeline.trainer import Batch, Loaded
+from elasticdl.worker.process.shutdown import NonFinite
+from elasticdl.worker.ps.pusher import Pusher, Trained
+from elasticdl.worker.ps.staleness_limit import StalenessLimit
+
+if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
+    from elasticdl.model.step import Lookups, StepOutcome
+    from elasticdl.model.structure import Structure
+
+_log = logging.getLogger(__name__)
+
+_ALL_ROWS_S = 600.0
+"""A whole table may be large."""
+
+
+class Step(Protocol):
+    """What of `model.step.CompiledStep` training needs."""
+
+    def prepare(self, features: Structure, *, training: bool = False) -> Lookups:
+        """The rows that a batch needs."""
+
+    def train(self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled) -> StepOutcome:
+        """Loss and gradients."""
+
+
+_OLD_S = 1.0
+_OLD_STEPS = 5.0
+"""Parameters are too old for a gradient after a second, or after that many of this worker's shortest steps if they are long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What to pull besides rows, and whether anybody still wants it."""
+
+    snapshot: SnapshotId | None = None
+    dense: bool = True
+    wanted: Callable[[], bool] = lambda: True
+
+
+_LIVE = _Wish()
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How stale a step may be, and how often in a row a step may give NaN or infinity."""
+
+    max_staleness: int = 1
+    max_nonfinite_steps: int = 3
+
+
+@final
+class PsTrainer:
+    """A `Trainer`. Call `start` first."""
+
+    def __init__(
+        self, step: Step, parameters: Parameters, context: WorkerContext, bounds: Bounds, clock: Clock | None = None
+    ) -> None:
+        self._step = step
+        self._parameters = parameters
+        self._context = context
+        self._bounds = bounds
+        self._clock = clock or SystemClock()
+        self._shortest_s = 0.0
+        self._staleness_limit = StalenessLimit(context.shutdown)
+        self._pusher = Pusher(parameters, context, self._staleness_limit)
+        # A retried step pulls from the loop's thread, while the loader may pull for the next batch.
+        self._one_pull = threading.Lock()
+        self._tables = 0
+        self._frozen: tuple[SnapshotId, Float32s] | None = None
+
+    @property
+    def version(self) -> int:
+        """The model's version as the last acknowledgement told it."""
+        return self._pusher.version
+
+    def start(self, spec: ParametersSpec, dense: Float32s) -> bool:
+        """Give the servers their initial values; False if they had some already. Raises as `load`."""
+        self._tables = len(spec.tables)
+        given = False
+
+        def attempt(timeout_s: float) -> None:
+            nonlocal given
+            given = self._parameters.initialise(spec, dense, timeout_s=timeout_s) or given
+            # With what the servers have now this worker can revive one that comes back empty.
+            self._parameters.pull(self._no_ids(), timeout_s=timeout_s)
+
+        self._context.retry.call(attempt, "initialise")
+        if given:
+            _log.info("gave the parameter servers their initial values")
+        self._pusher.start()
+        return given
+
+    def revive(self) -> None:
+        """Give servers that came back empty the dense values that were pulled last; the others are only asked. Raises as `load`."""
+        self._pull(self._no_ids(), _Wish(dense=False))
+
+    def load(self, batch: Batch) -> Loaded:
+        if not batch.computes:
+            return Loaded(batch)
+        lease = batch.held.lease
+        training = lease.task is Task.TRAINING
+        with self._context.gauges.timed("prepare_ms"):
+            lookups = self._step.prepare(batch.features, training=training)
+        held = batch.held
+        wish = _Wish(lease.snapshot, wanted=lambda: not self._context.keeper.is_void(held))
+        if not training:
+            return Loaded(batch, lookups, self._frozen_pull(lookups.ids, wish))
+        with self._context.gauges.timed("staleness_wait_ms"):
+            self._staleness_limit.enter(self._bounds.max_staleness)
+        try:
+            asked_at_s = self._clock.now_s()
+            return Loaded(batch, lookups, self._pull(lookups.ids, wish), asked_at_s)
+        except BaseException:
+            self._staleness_limit.leave()
+            raise
+
+    def drop(self, loaded: Loaded) -> None:
+        if loaded.pulled is not None and loaded.batch.held.lease.task is Task.TRAINING:
+            self._staleness_limit.leave()
+
+    def train(self, loaded: Loaded) -> float | None:
+        if not loaded.batch.computes:
+            self._pusher.push(Trained(loaded))
+            return None
+        batch, nonfinite = loaded.batch, ""
+        for again in range(self._bounds.max_nonfinite_steps):
+            if again:
+                loaded = self._reloaded(loaded)
+            loaded, outcome = self._computed(loaded)
+            if not outcome.nonfinite:
+                self._pusher.push(Trained(loaded, outcome))
+                return outcome.loss
+            nonfinite = outcome.nonfinite
+            _log.warning("step not applied: %s is not finite at %s (loss %r)", nonfinite, place_of(batch), outcome.loss)
+        raise NonFinite(
+            f"{nonfinite} is NaN or infinite, {self._bounds.max_nonfinite_steps} times in a row, at {place_of(batch)}",
+            hint="lower the learning rate, clip gradients, or look at these records; none of these steps was applied",
+        )
+
+    def after_all(self, call: Callable[[], None]) -> None:
+        self._pusher.after_all(call)
+
+    def settle(self, timeout_s: float) -> bool:
+        return self._pusher.settle(timeout_s)
+
+    def dense(self, snapshot: SnapshotId | None) -> Float32s:
+        """All dense weights: float32[trainable_size + additive_size]. Raises as `load`."""
+        return self._dense(_Wish(snapshot))
+
+    def dense_of(self, lease: Lease) -> Float32s:
+        """The same as this lease reads them. Raises NoLongerNeeded when it became void: its view may be gone."""
+        held = HeldLease(lease)
+        return self._dense(_Wish(lease.snapshot, wanted=lambda: not self._context.keeper.is_void(held)))
+
+    def rows(self, table: int, snapshot: SnapshotId | None) -> tuple[Int64s, Float32s]:
+        """All rows of a table: ids int64[n] ascending, weights float32[n, dim]. Raises as `load`."""
+
+        def attempt(timeout_s: float) -> tuple[Int64s, Float32s]:
+            return self._parameters.rows(table, snapshot=snapshot, timeout_s=max(timeout_s, _ALL_ROWS_S))
+
+        with self._one_pull:
+            return self._context.retry.call(attempt, "read all rows")
+
+    def _dense(self, wish: _Wish) -> Float32s:
+        pulled = self._pull(self._no_ids(), wish)
+        assert pulled.dense is not None
+        return pulled.dense
+
+    def _no_ids(self) -> tuple[Int64s, ...]:
+        return tuple(np.empty(0, dtype=np.int64) for _ in range(self._tables))
+
+    def _computed(self, loaded: Loaded) -> tuple[Loaded, StepOutcome]:
+        """A step, computed once more if its parameters were too old when it was done; then it counts as it is."""
+        limit_s = max(_OLD_S, _OLD_STEPS * self._shortest_s)
+        outcome = self._timed(loaded)
+        age_s = self._clock.now_s() - loaded.asked_at_s
+        if age_s <= limit_s:
+            return loaded, outcome
+        _log.info("computing a step again: its parameters were %.1f s old, at %s", age_s, place_of(loaded.batch))
+        loaded = self._reloaded(loaded)
+        return loaded, self._timed(loaded)
+
+    def _timed(self, loaded: Loaded) -> StepOutcome:
+        begin_s = self._clock.now_s()
+        with self._context.gauges.timed("step_ms"):
+            outcome = self._step.train(loaded.batch.features, loaded.batch.labels, *loaded.ready)
+        took_s = self._clock.now_s() - begin_s
+        self._shortest_s = min(self._shortest_s or took_s, took_s)
+        return outcome
+
+    def _reloaded(self, loaded: Loaded) -> Loaded:
+        """The same batch with parameters that have all of this worker's earlier updates, and others' newer ones."""
+        self._pusher.settle(timeout_s=60.0)
+        asked_at_s = self._clock.now_s()
+        return replace(loaded, pulled=self._pull(loaded.ready[0].ids), asked_at_s=asked_at_s)
+
+    def _pull(self, ids: Sequence[Int64s], wish: _Wish = _LIVE) -> Pulled:
+        def attempt(timeout_s: float) -> Pulled:
+            return self._parameters.pull(ids, dense=wish.dense, snapshot=wish.snapshot, timeout_s=timeout_s)
+
+        with self._one_pull, self._context.gauges.timed("pull_ms"):
+            return self._context.retry.call(attempt, "pull", wish.wanted)
+
+    def _frozen_pull(self, ids: Sequence[Int64s], wish: _Wish) -> Pulled:
+        """From a frozen view; its dense weights travel once."""
+        if wish.snapshot is None:
+            return self._pull(ids, wish)
+        if self._frozen is not None and self._frozen[0] == wish.snapshot:
+            return replace(self._pull(ids, replace(wish, dense=False)), dense=self._frozen[1])
+        pulled = self._pull(ids, wish)
+        assert pulled.dense is not None
+        self._frozen = (wish.snapshot, pulled.dense)
+        return pulled
+
+
+def place_of(batch: Batch) -> str:
+    """Which records a batch was made of, for people."""
+    lease = batch.held.lease
+    if lease.shard is None:
+        return f"the {lease.task} task"
+    order = "in file order" if lease.order_seed is None else f"in the order of seed {lease.order_seed}"
+    return (
+        f"{lease.shard.source}, records {lease.shard.begin}:{lease.shard.end}, "
+        f"of these {batch.end - batch.records}:{batch.end} {order} (epoch {lease.epoch})"
+    )

@@ -1,0 +1,1 @@
+"""Synchronous training on an AllReduce ring."""

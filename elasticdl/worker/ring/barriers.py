@@ -1,0 +1,201 @@
+"""What a member of the ring does between training steps: callbacks, evaluation, export and copies for checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, final
+
+import numpy as np
+
+from elasticdl.checkpoint import ring_file
+from elasticdl.errors import PermanentError, TransientError
+from elasticdl.rpc.conversation import Finished, RingCut, RingDrop, RingSave, RingSaved, Wait, WrittenFile
+from elasticdl.rpc.parameters import Pulled
+from elasticdl.shard import Lease, SnapshotId, Task, WorkItem
+from elasticdl.worker.pipeline.context import WorkerContext
+from elasticdl.worker.pipeline.leases import HeldLease
+from elasticdl.worker.pipeline.loop import TaskRunner
+from elasticdl.worker.pipeline.reading import Sources
+from elasticdl.worker.pipeline.record_order import LoadedShard, order_of
+from elasticdl.worker.pipeline.trainer import Batch, Loaded
+from elasticdl.worker.ring.reading import ItemSource
+
+if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
+    from elasticdl.model.ring_rate import Rate
+    from elasticdl.model.step import Lookups
+    from elasticdl.model.structure import Structure
+    from elasticdl.worker.ring.exchange import Exchange
+    from elasticdl.worker.tasks.callbacks import JobCallbacks
+
+_log = logging.getLogger(__name__)
+
+_WAIT_S = 1.0
+"""How long the master may keep a question at a mark: a newer ring has to wait for the answer."""
+
+_LEAST_S = 0.02
+_GIVE_UP_S = 600.0
+
+
+class Preparing(Protocol):
+    """What of `model.step.CompiledStep` is needed to call it on a batch."""
+
+    def prepare(self, features: Structure, *, training: bool = False) -> Lookups:
+        """Nothing is looked up on a ring."""
+
+
+@final
+class BarrierTasks:
+    """A `Listener` of the trainer. Belongs to the loop's thread."""
+
+    def __init__(
+        self, source: ItemSource, sources: Sources, tasks: Mapping[Task, TaskRunner], step: Preparing, context: WorkerContext
+    ) -> None:
+        self._source = source
+        self._sources = sources
+        self._tasks = tasks
+        self._step = step
+        self._context = context
+        self._version = 0
+
+    def work(self, number: int, version: int, stop: Callable[[], bool]) -> bool:
+        """Do single leases before item `number` until it is there. False if `stop()` first."""
+        self._version = version
+        tries = 0
+        while not stop():
+            try:
+                answer = self._source.request_item(number, _WAIT_S, at_mark=True)
+            except TransientError as error:
+                tries += 1
+                if tries * error.retry_after_s > _GIVE_UP_S:
+                    raise
+                _log.warning("waiting for work at a mark: %s", error)
+                threading.Event().wait(error.retry_after_s)
+                continue
+            match answer:
+                case Lease():
+                    self._run(answer)
+                case Wait(reason):
+                    _log.debug("nothing to do at a mark: %s", reason)
+                    threading.Event().wait(_LEAST_S)
+                case WorkItem() | Finished():
+                    return True
+        return False
+
+    def _run(self, lease: Lease) -> None:
+        context = self._context
+        context.outbox.hold(lease)
+        with context.shutdown.failing_for(lease), context.watch.doing(f"a {lease.task} task"):
+            for loaded in self._loaded(HeldLease(lease)):
+                self._tasks[lease.task].run(loaded)
+
+    def _loaded(self, held: HeldLease) -> Iterator[Loaded]:
+        """All batches of a lease, with what a step wants beside them where parameters are elsewhere: nothing."""
+        lease = held.lease
+        pulled = Pulled((self._version,), np.empty(0, np.float32), ())
+        if lease.shard is None:
+            yield Loaded(Batch(held))
+            return
+        loaded = LoadedShard.read(lease.shard, self._sources.reader(lease.task).read(lease.shard))
+        order = order_of(lease.shard.records, lease.order_seed)
+        feed = self._sources.feed(lease.task)
+        for window in loaded.windows(order, lease.offset, self._sources.minibatch_size):
+            made = feed(window.records) if window.good else None
+            last = window.end == lease.shard.records
+            records, bad = window.end - window.begin, window.bad
+            if made is None:
+                yield Loaded(Batch(held, window.end, records, bad, window.bad_examples, last))
+                continue
+            batch = Batch(held, window.end, records, bad, window.bad_examples, last, True, *made)
+            yield Loaded(batch, self._step.prepare(made[0]), pulled)
+
+
+@final
+class Copies:
+    """Copies of the state that are kept for checkpoints until they are written or dropped. Thread-safe."""
+
+    def __init__(self, exchange: Exchange, names: Sequence[str], context: WorkerContext) -> None:
+        """`names` of the arrays, in the order in which `exchange` has them."""
+        self._exchange = exchange
+        self._names = tuple(names)
+        self._context = context
+        self._lock = threading.Lock()
+        self._kept: dict[SnapshotId, tuple[int, list[np.ndarray]]] = {}
+
+    def cut(self, snapshot: SnapshotId, version: int) -> None:
+        """Copy the state now, and tell."""
+        values = self._exchange.copied()
+        with self._lock:
+            self._kept[snapshot] = (version, values)
+        self._context.outbox.cut(RingCut(snapshot, version))
+
+    def drop(self, snapshot: SnapshotId) -> None:
+        """It is not needed any more."""
+        with self._lock:
+            self._kept.pop(snapshot, None)
+
+    def follow(self, order: RingSave | RingDrop) -> None:
+        """Write, or forget. A copy that is not here, or cannot be written, is told with the reason."""
+        if isinstance(order, RingDrop):
+            self.drop(order.snapshot)
+        else:
+            threading.Thread(target=self._save, args=(order,), name="saver", daemon=True).start()
+
+    def _save(self, order: RingSave) -> None:
+        """Beside the steps. A disk that refuses it costs this checkpoint only."""
+        try:
+            version, values = self.kept(order.snapshot)
+            part = ring_file.write(Path(order.directory), version, dict(zip(self._names, values, strict=True)))
+        except (OSError, PermanentError) as error:
+            self._context.outbox.saved(RingSaved(order.snapshot, problem=f"cannot write to {order.directory}: {error}"))
+            return
+        file = WrittenFile(part.name, part.bytes, part.checksum)
+        self._context.outbox.saved(RingSaved(order.snapshot, version, (file,)))
+
+    def kept(self, snapshot: SnapshotId) -> tuple[int, list[np.ndarray]]:
+        """Version and values. Raises PermanentError if there is no such copy."""
+        with self._lock:
+            if snapshot not in self._kept:
+                raise PermanentError(f"no copy is kept for snapshot {snapshot}")
+            return self._kept[snapshot]
+
+
+@final
+class RingListener:
+    """What the trainer calls around its steps."""
+
+    def __init__(
+        self, marks: BarrierTasks, copies: Copies, callbacks: JobCallbacks, rate: Rate, restore: Callable[[str], int]
+    ) -> None:
+        self._marks = marks
+        self._copies = copies
+        self._callbacks = callbacks
+        self._rate = rate
+        self._restore = restore
+
+    def before_step(self, item: WorkItem) -> None:
+        """Callbacks of the module."""
+        assert item.lease is not None
+        self._callbacks.before_step(item.lease)
+
+    def after_step(self, loss: float | None, version: int) -> None:
+        """Callbacks of the module."""
+        self._callbacks.after_step(loss, version)
+
+    def rate(self, version: int, scale: float) -> None:
+        """Of the next step."""
+        self._rate.set(version, scale)
+
+    def at_mark(self, item: WorkItem, version: int, rank: int, stop: Callable[[], bool]) -> bool:
+        """See `Listener`."""
+        if item.mark == "checkpoint":
+            if rank == 0 and item.snapshot is not None:
+                self._copies.cut(item.snapshot, version)
+            return True
+        return self._marks.work(item.number + 1, version, stop)
+
+    def restore(self, directory: str) -> int:
+        """See `Listener`."""
+        return self._restore(directory)

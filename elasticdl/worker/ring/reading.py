@@ -1,0 +1,364 @@
+"""From the ring's items to this member's parts of each global minibatch, a few steps ahead, from any position.
+
+Two threads: one asks the master for items and reads their shards, the other cuts this member's parts and applies `feed`. A
+change of the ring's members, or of the position, is a new `ReadPlan`: what was made for the old one is thrown away, but shards that
+are in memory stay, so that the minibatch that was in flight is there again within the time of one `feed`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias, final
+
+from elasticdl.data.base import Block
+from elasticdl.errors import TransientError
+from elasticdl.rpc.conversation import Finished, LeaseAnswer, Wait
+from elasticdl.shard import Lease, Task, WorkItem
+from elasticdl.worker.pipeline.reading import Sources
+from elasticdl.worker.pipeline.record_order import LoadedShard, Positions, order_of
+from elasticdl.worker.process.channel import LOOK_AGAIN_S, Ended
+from elasticdl.worker.process.hang_watch import HangWatch
+from elasticdl.worker.process.shutdown import Draining, Shutdown
+
+if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
+    from elasticdl.model.structure import Structure
+
+_log = logging.getLogger(__name__)
+
+DEPTH = 2
+"""Parts that are ready before they are wanted."""
+
+UNDER_WAY = 2
+"""So many parts of a new plan are taken before a shard is read that is not wanted yet: whoever forms a ring needs the cores."""
+
+WAIT_S = 2.0
+"""How long the master may keep a question for an item. A new plan may have to wait for the answer to an old question."""
+
+_LEAST_S = 0.02
+_GIVE_UP_S = 600.0
+
+
+class ItemSource(Protocol):
+    """Who knows the sequence of items: the master's client."""
+
+    def request_item(self, number: int, wait_s: float, *, at_mark: bool = False) -> LeaseAnswer:
+        """Blocks up to `wait_s`. Raises Refused, TransientError."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """Begin at `offset` of item `number` (None: where its lease begins), as member `rank` of `size`."""
+
+    number: int
+    offset: int | None
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPart:
+    """What this member has to do of one global minibatch: entries [begin, end) of the order of its item's shard.
+
+    `batch` is (features, labels) of this member's part of it, None if nothing of it is left. `records` counts the whole
+    window, `mine` this member's records.
+    """
+
+    item: WorkItem
+    begin: int
+    end: int
+    mine: int
+    bad: int = 0
+    bad_examples: tuple[str, ...] = ()
+    batch: tuple[Structure, Structure] | None = None
+
+    @property
+    def records(self) -> int:
+        """Of the whole window, on all members."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class AtBarrier:
+    """The sequence asks for something else than training here."""
+
+    item: WorkItem
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """There are no more items."""
+
+
+Next: TypeAlias = BatchPart | AtBarrier | End
+
+
+def slice_of(begin: int, end: int, rank: int, size: int) -> tuple[int, int]:
+    """The part of [begin, end) that member `rank` of `size` does. Parts differ by at most one, and follow one another."""
+    length = end - begin
+    return begin + length * rank // size, begin + length * (rank + 1) // size
+
+
+@final
+class RingReading:
+    """Thread-safe. `begin` and `next` are called by the loop's thread; `wake` by any."""
+
+    def __init__(self, source: ItemSource, sources: Sources, watch: HangWatch, shutdown: Shutdown) -> None:
+        self._source = source
+        self._sources = sources
+        self._watch = watch
+        self._shutdown = shutdown
+        self._changed = threading.Condition()
+        self._plan: ReadPlan | None = None
+        self._turn = 0
+        """Grows with each plan. What was made in an earlier turn is dropped."""
+        self._taken = 0
+        """How much of the plan `next` has given."""
+        self._items: dict[int, WorkItem | Finished] = {}
+        self._shards: dict[int, LoadedShard] = {}
+        self._ready: deque[Next] = deque()
+        self._wanted = 0
+        shutdown.listen(self.wake)
+
+    def start(self) -> None:
+        """Begin to wait for a plan."""
+        for name, run in (("items", self._fetch), ("feeder", self._feed)):
+            threading.Thread(target=self._top, args=(run,), name=name, daemon=True).start()
+
+    def read_ahead(self) -> None:
+        """Have in memory what the ring trains on now: one that joins it then need not read while the others wait.
+
+        Call it before `start`. Nothing is read if there is no ring, or the master does not answer. Raises Ended.
+        """
+        number = 0
+        for _ in range(2):  # the ring may come to the next one before this worker is in it
+            try:
+                answer = self._source.request_item(number, 0.0)
+            except TransientError as error:
+                _log.info("nothing is read ahead: %s", error)
+                return
+            if not isinstance(answer, WorkItem) or answer.lease is None:
+                return
+            with self._shutdown.failing_for(answer.lease):
+                self._items[answer.number] = answer
+                self._read(answer.number, answer.lease)
+            number = answer.number + 1
+
+    def begin(self, plan: ReadPlan) -> None:
+        """From now on `next` gives what this plan asks for. Nothing happens if that is being made, and nothing of it was taken."""
+        with self._changed:
+            if plan == self._plan and not self._taken:
+                return
+            self._plan = plan
+            self._taken = 0
+            self._turn += 1
+            self._ready.clear()
+            self._wanted = plan.number
+            for number in [one for one in self._items if not plan.number - 1 <= one <= plan.number + 2]:
+                self._forget(number)
+            self._changed.notify_all()
+
+    def next(self, stop: Callable[[], bool]) -> Next | None:
+        """What comes next; blocks until it is there. None as soon as `stop()` (see `wake`). Raises Ended."""
+        with self._changed:
+            while not self._ready:
+                self._check()
+                if stop():
+                    return None
+                self._changed.wait(LOOK_AGAIN_S)
+            made = self._ready.popleft()
+            self._taken += 1
+            self._changed.notify_all()
+            return made
+
+    def wake(self) -> None:
+        """Have whoever waits look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _check(self) -> None:
+        reason = self._shutdown.reason
+        if reason is not None and not isinstance(reason, Draining):
+            raise Ended
+
+    def _top(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except Ended:
+            return
+        except BaseException as error:  # noqa: BLE001 - the top of a thread: it ends the worker visibly
+            self._shutdown.fail(error)
+
+    # Thread 1: items and their shards.
+
+    def _fetch(self) -> None:
+        while True:
+            number = self._missing()
+            answer = self._ask(number)
+            if answer is None:
+                continue
+            with self._changed:
+                self._items[number] = answer
+                self._changed.notify_all()
+            if isinstance(answer, WorkItem) and answer.lease is not None:
+                with self._shutdown.failing_for(answer.lease):
+                    self._read(number, answer.lease)
+
+    def _missing(self) -> int:
+        """The item to ask for next: the current one, or the one after it unless that depends on what is done at a pause."""
+        with self._changed:
+            while True:
+                self._check()
+                number = self._wanted
+                beyond = self._wanted + (1 if self._taken < UNDER_WAY else 2)
+                while number and number in self._items and number < beyond:
+                    found = self._items[number]
+                    if isinstance(found, Finished) or found.mark == "pause":
+                        break
+                    number += 1
+                if number and number not in self._items and number < beyond:
+                    return number
+                self._changed.wait(LOOK_AGAIN_S)
+
+    def _ask(self, number: int) -> WorkItem | Finished | None:
+        tries = 0
+        while True:
+            try:
+                answer = self._source.request_item(number, WAIT_S)
+            except TransientError as error:
+                tries += 1
+                if tries * error.retry_after_s > _GIVE_UP_S:
+                    raise
+                _log.warning("waiting for item %d of the ring: %s", number, error)
+                self._pause(error.retry_after_s)
+                return None
+            match answer:
+                case WorkItem() | Finished():
+                    return answer
+                case Wait(reason):
+                    _log.debug("no item %d now: %s", number, reason)
+                    self._pause(_LEAST_S)
+                    return None
+                case Lease():
+                    raise AssertionError(f"asked for item {number} of the ring, got a lease of {answer.task}")
+
+    def _pause(self, seconds: float) -> None:
+        """Not by `Shutdown`: a worker that drains goes on until the ring can do without it."""
+        with self._changed:
+            self._check()
+            self._changed.wait(seconds)
+
+    def _read(self, number: int, lease: Lease) -> None:
+        assert lease.shard is not None
+        with self._watch.doing("reading a shard"):
+            blocks = self._sources.reader(Task.TRAINING).read(lease.shard)
+            loaded = LoadedShard.read(lease.shard, self._giving_way(number, blocks))
+        with self._changed:
+            if number in self._items:
+                self._shards[number] = loaded
+                self._changed.notify_all()
+
+    def _giving_way(self, number: int, blocks: Iterable[Block]) -> Iterator[Block]:
+        """These blocks; the rest of a shard that is not wanted yet waits until a new plan is under way."""
+        for block in blocks:
+            yield block
+            with self._changed:
+                while self._gives_way(number):
+                    self._check()
+                    self._changed.wait(LOOK_AGAIN_S)
+
+    def _gives_way(self, number: int) -> bool:
+        """Whether the shard of that item may wait. Not if an item before it is missing: this thread is the one that asks."""
+        early = self._plan is not None and self._taken < UNDER_WAY and self._wanted < number <= self._wanted + 2
+        return early and all(one in self._items for one in range(self._wanted, number))
+
+    def _forget(self, number: int) -> None:
+        self._items.pop(number, None)
+        self._shards.pop(number, None)
+
+    # Thread 2: parts.
+
+    def _feed(self) -> None:
+        turn = 0
+        while True:
+            with self._changed:
+                while self._turn == turn or self._plan is None:
+                    self._check()
+                    self._changed.wait(LOOK_AGAIN_S)
+                turn, plan = self._turn, self._plan
+            for made in self._made(plan, turn):
+                if not self._put(made, turn):
+                    break
+
+    def _put(self, made: Next, turn: int) -> bool:
+        with self._changed:
+            while len(self._ready) >= DEPTH and self._turn == turn:
+                self._check()
+                self._changed.wait(LOOK_AGAIN_S)
+            if self._turn != turn:
+                return False
+            self._ready.append(made)
+            self._changed.notify_all()
+            return True
+
+    def _made(self, plan: ReadPlan, turn: int) -> Iterator[Next]:
+        number, offset = plan.number, plan.offset
+        while True:
+            item = self._item(number, turn)
+            if item is None:
+                return
+            if isinstance(item, Finished):
+                yield End()
+                return
+            if item.lease is None:
+                yield AtBarrier(item)
+                if item.mark == "pause":
+                    return
+            else:
+                loaded = self._loaded(number, turn)
+                if loaded is None:
+                    return
+                yield from self._parts(plan, item, loaded, item.lease.offset if offset is None else offset)
+            number, offset = number + 1, None
+
+    def _item(self, number: int, turn: int) -> WorkItem | Finished | None:
+        """None if the plan is an old one."""
+        with self._changed:
+            if self._turn == turn:
+                self._wanted = number
+                for old in [one for one in self._items if one < number - 1]:
+                    self._forget(old)
+                self._changed.notify_all()
+            while number not in self._items and self._turn == turn:
+                self._check()
+                self._changed.wait(LOOK_AGAIN_S)
+            return self._items[number] if self._turn == turn else None
+
+    def _loaded(self, number: int, turn: int) -> LoadedShard | None:
+        with self._changed:
+            while number not in self._shards and self._turn == turn:
+                self._check()
+                self._changed.wait(LOOK_AGAIN_S)
+            return self._shards[number] if self._turn == turn else None
+
+    def _parts(self, plan: ReadPlan, item: WorkItem, loaded: LoadedShard, offset: int) -> Iterator[BatchPart]:
+        lease = item.lease
+        assert lease is not None and lease.shard is not None
+        order = order_of(lease.shard.records, lease.order_seed)
+        for begin in range(offset, lease.end, item.batch):
+            with self._shutdown.failing_for(lease), self._watch.owing("feed"):
+                part = self._part(plan, item, loaded, order, begin)
+            yield part
+
+    def _part(self, plan: ReadPlan, item: WorkItem, loaded: LoadedShard, order: Positions, begin: int) -> BatchPart:
+        assert item.lease is not None
+        end = min(begin + item.batch, item.lease.end)
+        mine = slice_of(begin, end, plan.rank, plan.size)
+        records, bad_of_mine = loaded.entries(order, *mine)
+        good = mine[1] - mine[0] - bad_of_mine
+        batch = self._sources.feed(Task.TRAINING)(records) if good else None
+        bad = loaded.bad_among(order, begin, end)
+        return BatchPart(item, begin, end, mine[1] - mine[0], bad, loaded.bad_examples[:bad], batch)

@@ -1,0 +1,41 @@
+"""Callbacks of an evaluation round on a ring: they run on one member, so what they do to the model must not stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+from elasticdl.model.ring_model import RingModel
+from elasticdl.shard import Lease
+from elasticdl.worker.tasks.callbacks import JobCallbacks
+from elasticdl.worker.tasks.evaluation import PastRound
+
+
+@final
+class RingRounds:
+    """A `RoundListener`. The learning rate that a callback sets counts: this is rank 0, whose rate all members take."""
+
+    def __init__(self, callbacks: JobCallbacks, model: RingModel) -> None:
+        self._callbacks = callbacks
+        self._model = model
+
+    def recall(self, rounds: Sequence[PastRound]) -> None:
+        """What they set in rounds before is in the state already, which came from another member."""
+        with self._kept((*self._model.model.variables, *self._model.optimizer.variables)):
+            self._callbacks.recall(rounds)
+
+    def tested(self, lease: Lease, values: Mapping[str, float]) -> bool:
+        """True if training should stop. Weights are what they were before."""
+        with self._kept(self._model.model.variables):
+            return self._callbacks.tested(lease, values)
+
+    @contextmanager
+    def _kept(self, variables: Iterable[Any]) -> Iterator[None]:
+        if not self._callbacks.any:
+            yield
+            return
+        before = [(one, one.numpy().copy()) for one in variables]
+        yield
+        for one, value in before:
+            one.assign(value)

@@ -1,0 +1,389 @@
+"""Synchronous training on the ring: forms it, trains in it, and forms it anew when its members change.
+
+The records of each step are decided by the ring's sequence of items alone, and every member applies the same update, so a change
+of members changes nothing but who does which part. A step is *safe* once a later reduction was complete: then every member has
+it. When a ring breaks, some members may have one step that others lack: all take the state of the one that has most, and the
+minibatch that was in flight is trained again by whoever is there. Only rank 0 tells of progress, and only of safe steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, final
+
+from elasticdl.rpc.conversation import RingGeneration
+from elasticdl.shard import Lease, Shard, ShardId, Task, WorkItem
+from elasticdl.worker.pipeline.context import WorkerContext
+from elasticdl.worker.pipeline.outbox import Advance
+from elasticdl.worker.process.shutdown import Draining, NonFinite
+from elasticdl.worker.ring.generations import Generations, MemberReporter
+from elasticdl.worker.ring.pause import Pause
+from elasticdl.worker.ring.protocol import Ring, RingBroken, RingPlace
+from elasticdl.worker.ring.reading import AtBarrier, BatchPart, End, ReadPlan, RingReading
+
+if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
+    from elasticdl.model.ring_step import RingOutcome
+    from elasticdl.model.structure import Structure
+    from elasticdl.worker.ring.exchange import Exchange
+
+_log = logging.getLogger(__name__)
+
+LEAVE_S = 2.5
+"""A worker that drains goes without a generation of the others if there is none after this time."""
+
+AT_BEGIN = -1
+
+STEP = "this worker's part of a step of the ring"
+
+
+class Step(Protocol):
+    """What of `model.ring_step.RingStep` training needs."""
+
+    def train(self, part: tuple[Structure, Structure] | None, *, rank: int, iteration: int, wish: bool = False) -> RingOutcome:
+        """One step of all members. Raises what the ring raises, and UserError."""
+
+    def waits(self) -> bool:
+        """In `train`: it waits for the others. From any thread."""
+
+
+class Listener(Protocol):
+    """Who hears of steps and marks besides the master: callbacks, checkpoints, evaluation."""
+
+    def before_step(self, item: WorkItem) -> None:
+        """A global minibatch of this item comes."""
+
+    def after_step(self, loss: float | None, version: int) -> None:
+        """It is applied here (None: there was nothing to compute)."""
+
+    def rate(self, version: int, scale: float) -> None:
+        """Set the learning rate for the step after `version`."""
+
+    def at_mark(self, item: WorkItem, version: int, rank: int, stop: Callable[[], bool]) -> bool:
+        """Do what a mark asks for. False if it is not over because `stop()`: a newer ring waits."""
+
+    def restore(self, directory: str) -> int:
+        """Take a checkpoint's values ('': those that the model began with). The version that it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What this member's weights contain, and where it goes on: at `offset` of item `number` (AT_BEGIN: where that begins).
+
+    The last window that was trained ended at `done` of `shard`, which has `records`, in `attempt`; `shard` is -1 before the first.
+    Of this attempt so far, `bad` records could not be read.
+    """
+
+    version: int = 0
+    number: int = 1
+    offset: int = AT_BEGIN
+    shard: int = -1
+    attempt: int = 0
+    done: int = 0
+    records: int = 0
+    bad: int = 0
+
+    def numbers(self) -> tuple[int, int, int, int, int, int, int, int]:
+        """As they travel; more progress compares greater."""
+        return (self.version, self.number, self.offset, self.shard, self.attempt, self.done, self.records, self.bad)
+
+
+@dataclass(frozen=True, slots=True)
+class RingParts:
+    """What the trainer is made of."""
+
+    ring: Ring
+    exchange: Exchange
+    step: Step
+    reading: RingReading
+    listener: Listener
+
+
+@final
+class RingTrainer:
+    """Belongs to the loop's thread."""
+
+    def __init__(self, name: str, host: str, parts: RingParts, context: WorkerContext, forms: Generations) -> None:
+        """`name` is this worker's, as the master knows it; `host` the master's, which serves the rendezvous."""
+        self._name = name
+        self._host = host
+        self._parts = parts
+        self._context = context
+        self._forms = forms
+        self._word = MemberReporter(context.outbox)
+        self._position = Position()
+        self._unsafe: Advance | None = None
+        """What to tell the master of the steps since, once they are safe."""
+        self._told: Lease | None = None
+        """The lease that this member last told of. Invariant: the outbox holds it, unless it was told to its end."""
+        self._told_to_end = False
+        self._has_state = False
+        """Of some ring. Until then there is nothing that a ring that breaks could spoil."""
+        self._tried = 0
+        self._rank = 0
+        self._pause: Pause | None = None
+        """Since the last step in the ring before, until the first in this one."""
+        forms.listen(parts.reading.wake)
+
+    @property
+    def version(self) -> int:
+        """Steps in this member's weights."""
+        return self._position.version
+
+    def warm_up(self, batch: tuple[Structure, Structure] | None) -> None:
+        """Compile all that the loop calls, in a ring of one, on a trial batch; the state is left as it was. Raises UserError."""
+        with self._context.watch.doing("compiling the training step"):
+            self._parts.ring.enter(RingPlace(0, 0, 1))
+            self._parts.exchange.gather(self._position.numbers())
+            kept = self._parts.exchange.copied()
+            if batch is not None:
+                self._parts.step.train(batch, rank=0, iteration=0)
+                begin_s = time.monotonic()  # the first call compiled
+                self._parts.step.train(batch, rank=0, iteration=0)
+                self._context.watch.learn(STEP, time.monotonic() - begin_s)
+                self._parts.step.train(None, rank=0, iteration=0)
+            self._parts.exchange.load(kept)
+            self._parts.exchange.hand_over(giving=True)
+            self._parts.ring.leave()
+
+    def run(self) -> None:
+        """Train until there are no more items. Raises Ended when the worker ends before, UserError."""
+        self._context.shutdown.listen(self._leave_if_draining)
+        self._pause = Pause()
+        self._context.outbox.position = lambda: self._position.numbers()[:3]
+        self._word.ready()
+        try:
+            while True:
+                form = self._awaited()
+                if form is None:
+                    return
+                if self._in(form):
+                    return
+        finally:
+            self._release()
+            self._parts.ring.leave()
+
+    def _leave_if_draining(self) -> None:
+        if isinstance(self._context.shutdown.reason, Draining):
+            self._word.leave()
+            self._parts.reading.wake()
+
+    def _awaited(self) -> RingGeneration | None:
+        """The next ring with this worker in it; None if it drains and the others have one without it, or need none."""
+        begin_s = time.monotonic()
+        while True:
+            form = self._forms.after(self._tried, LEAVE_S)
+            draining = isinstance(self._context.shutdown.reason, Draining)
+            if form is not None:
+                self._tried = form.generation
+                if self._name in form.members:
+                    return form
+                _log.info("generation %d of the ring is without this worker", form.generation)
+                begin_s = time.monotonic()
+            if draining and (form is not None or time.monotonic() - begin_s > LEAVE_S):
+                return None
+
+    def _in(self, form: RingGeneration) -> bool:
+        """Enter and train; True when all is done, False when there will be a newer ring."""
+        try:
+            self._enter(form)
+            return self._train(form)
+        except RingBroken as error:
+            _log.warning("generation %d of the ring broke: %s", form.generation, error)
+            self._word.broken(form.generation, error.message)
+            return False
+        finally:
+            self._pause = self._pause or Pause()
+            self._parts.ring.leave()
+            self._pause.lap("leaving")
+
+    def _enter(self, form: RingGeneration) -> None:
+        rank, size = form.members.index(self._name), len(form.members)
+        rendezvous = f"{self._host}:{form.port}/{form.scope}" if size > 1 else ""
+        self._lap("waiting")
+        if rank in form.holders:  # most likely nobody has more: what comes next is read while the members meet
+            self._plan(form, self._position)
+        self._parts.ring.enter(RingPlace(form.generation, rank, size, rendezvous))
+        self._lap("meeting")
+        self._rank = rank
+        if not form.holders and rank == 0:
+            with self._context.watch.doing("restoring the weights"):
+                self._position = Position(self._parts.listener.restore(form.restore_from), form.first_number)
+        self._elect(form)
+        self._tell_state()
+        self._position = _from_first(self._position, form)
+        self._word.entered(form.generation)
+        _log.info("generation %d: rank %d of %d at version %d", form.generation, rank, size, self.version)
+
+    def _lap(self, what: str) -> None:
+        if self._pause is not None:
+            self._pause.lap(what)
+
+    def _elect(self, form: RingGeneration) -> None:
+        """All get the state of the member with the most steps, if theirs is not that already."""
+        told = self._parts.exchange.gather(self._position.numbers())
+        self._lap("comparing")
+        holders = form.holders or (0,)
+        elected = max(holders, key=lambda rank: (*told[rank], -rank))
+        position = Position(*(int(number) for number in told[elected]))
+        self._plan(form, position)
+        same = all(rank in form.holders and (told[rank] == told[elected]).all() for rank in range(len(form.members)))
+        if not same:
+            # One that lacks a step of the elected's is the next to be elected if this goes wrong, and must have what it says.
+            behind = self._has_state and self._position != position
+            with self._context.watch.doing("handing the weights over"):
+                self._parts.exchange.hand_over(giving=self._rank == elected, whole=behind)
+            self._lap("handing over")
+        self._position, self._has_state = position, True
+
+    def _train(self, form: RingGeneration) -> bool:
+        self._plan(form, self._position)
+
+        def newer() -> bool:
+            return self._forms.generation > form.generation
+
+        while True:
+            with self._context.gauges.timed("wait_ms"):
+                found = self._parts.reading.next(newer)
+            match found:
+                case None:
+                    return False
+                case BatchPart():
+                    if self._one_step(found, newer()):
+                        return False
+                case AtBarrier(item):
+                    if not self._at_mark(item, newer, form):
+                        return False
+                case End():  # the last pause has confirmed all; others may have left already
+                    return True
+
+    def _plan(self, form: RingGeneration, position: Position) -> None:
+        """Begin to read for this member's part of the ring, unless that has begun already."""
+        position = _from_first(position, form)
+        offset = None if position.offset == AT_BEGIN else position.offset
+        rank, size = form.members.index(self._name), len(form.members)
+        self._parts.reading.begin(ReadPlan(position.number, offset, rank, size))
+
+    def _one_step(self, part: BatchPart, wish: bool) -> bool:
+        """True if all members leave the ring after this step."""
+        lease = part.item.lease
+        assert lease is not None and lease.shard is not None
+        self._lap("data")
+        outcome = self._guarded_step(part, wish)
+        if self._pause is not None:
+            self._pause.lap("step")
+            _log.info("generation %d trains after %s", self._tried, self._pause)
+            self._pause = None
+        self._tell_safe()
+        shard, attempt, records = lease.shard.id, lease.attempt, lease.shard.records
+        version = self.version + int(outcome.applied)
+        same = (self._position.shard, self._position.attempt) == (shard, attempt)
+        bad = part.bad + (self._position.bad if same else 0)
+        self._position = Position(version, part.item.number, part.end, shard, attempt, part.end, records, bad)
+        # An item may end before its shard does, where a checkpoint or an evaluation is due.
+        done = part.end == records
+        loss = outcome.loss if outcome.applied else None
+        self._unsafe = Advance(part.end, version, loss, part.bad, part.bad_examples, done, bad_so_far=bad)
+        self._context.gauges.count_records(part.mine)
+        with self._context.shutdown.failing_for(lease), self._context.watch.owing("what callbacks do after a step"):
+            self._parts.listener.after_step(loss, version)
+        return outcome.wishes > 0
+
+    def _guarded_step(self, part: BatchPart, wish: bool) -> RingOutcome:
+        assert part.item.lease is not None
+        broken: RingBroken | None = None
+        with self._context.shutdown.failing_for(part.item.lease):
+            with self._context.watch.owing("what callbacks do before a step"):
+                self._parts.listener.before_step(part.item)
+                self._parts.listener.rate(self.version, part.item.rate_scale)
+            try:
+                with self._context.watch.owing(STEP, self._parts.step.waits):
+                    return self._computed(part, wish)
+            except RingBroken as error:  # not the end of this worker
+                broken = error
+        assert broken is not None
+        raise broken
+
+    def _computed(self, part: BatchPart, wish: bool) -> RingOutcome:
+        """The step, applied. Raises NonFinite if it gives NaN or infinity, which it would again."""
+        with self._context.gauges.timed("step_ms"):
+            outcome = self._parts.step.train(part.batch, rank=self._rank, iteration=self.version, wish=wish)
+        if outcome.nonfinite:
+            raise NonFinite(
+                f"{outcome.nonfinite} is NaN or infinite at {_place_of(part)} (loss {outcome.loss!r})",
+                hint="lower the learning rate, clip gradients, or look at these records; this step was not applied",
+            )
+        return outcome
+
+    def _at_mark(self, item: WorkItem, newer: Callable[[], bool], form: RingGeneration) -> bool:
+        if item.mark == "pause":
+            self._confirm()
+        self._position = replace(self._position, number=item.number, offset=AT_BEGIN)
+        if not self._parts.listener.at_mark(item, self.version, self._rank, newer):
+            return False
+        self._position = replace(self._position, number=item.number + 1, offset=AT_BEGIN)
+        if item.mark == "pause":
+            self._plan(form, self._position)
+        return True
+
+    def _confirm(self) -> None:
+        """All members have the last step: a reduction after it is complete."""
+        self._parts.exchange.gather(self._position.numbers())
+        self._tell_safe()
+        self._context.outbox.urgent.set()
+
+    def _tell_safe(self) -> None:
+        """The step before this reduction is in every member's weights: rank 0 tells the master."""
+        advance, self._unsafe = self._unsafe, None
+        if advance is not None and self._rank == 0:
+            self._tell(advance)
+
+    def _tell_state(self) -> None:
+        """What the elected state contains is safe now, whoever computed it."""
+        position, advance = self._position, self._unsafe
+        self._unsafe = None
+        if self._rank != 0:
+            self._release()
+        elif position.shard >= 0:
+            known = advance is not None and (advance.version, advance.offset) == (position.version, position.done)
+            done = position.done == position.records
+            told = Advance(position.done, position.version, done=done, bad_so_far=position.bad)
+            self._tell(advance if known and advance is not None else told)
+            self._context.outbox.urgent.set()
+
+    def _tell(self, advance: Advance) -> None:
+        """Of the shard in the position: steps of one item end before those of the next begin."""
+        shard, attempt = ShardId(self._position.shard), self._position.attempt
+        if self._told is None or self._told.shard is None or (self._told.shard.id, self._told.attempt) != (shard, attempt):
+            self._release()
+            self._told = Lease(Task.TRAINING, Shard(shard, "", 0, self._position.records), attempt)
+            self._told_to_end = False
+            self._context.outbox.hold(self._told)
+        if self._told_to_end:
+            return  # a new generation begins where that shard ended: the outbox has all of it
+        self._context.outbox.advance(self._told, advance)
+        self._told_to_end = advance.done
+
+    def _release(self) -> None:
+        """Nothing more is told of that shard by this member: the ring's leases are no member's own."""
+        if self._told is not None and not self._told_to_end:
+            self._context.outbox.forget([self._told])
+        self._told = None
+
+
+def _from_first(position: Position, form: RingGeneration) -> Position:
+    """Items before the form's first are void: what is left of one is not trained."""
+    return position if position.number >= form.first_number else replace(position, number=form.first_number, offset=AT_BEGIN)
+
+
+def _place_of(part: BatchPart) -> str:
+    """Which records a global minibatch was made of, for people."""
+    lease = part.item.lease
+    assert lease is not None and lease.shard is not None
+    order = "in file order" if lease.order_seed is None else f"in the order of seed {lease.order_seed}"
+    return (
+        f"{lease.shard.source}, records {lease.shard.begin}:{lease.shard.end}, "
+        f"of these {part.begin}:{part.end} {order} (epoch {lease.epoch})"
+    )

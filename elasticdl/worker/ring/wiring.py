@@ -1,0 +1,113 @@
+"""Puts a worker together for a job on the ring: the module, the model, the data, and the stages between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import final
+
+import numpy as np
+
+from elasticdl.job import Action
+from elasticdl.model.export import export
+from elasticdl.model.module import load_module
+from elasticdl.model.ring_rate import Rate
+from elasticdl.model.ring_step import RingStep
+from elasticdl.model.step import CompiledStep
+from elasticdl.model.usercode import user_code
+from elasticdl.rpc.parameters import Float32s, Int64s
+from elasticdl.shard import SnapshotId, Task
+from elasticdl.worker.pipeline.context import WorkerContext
+from elasticdl.worker.pipeline.first_batch import first_batch
+from elasticdl.worker.pipeline.loop import TaskRunner
+from elasticdl.worker.pipeline.reading import Sources
+from elasticdl.worker.ps.wiring import Assignment, sources_of
+from elasticdl.worker.ring.barriers import BarrierTasks, Copies, RingListener
+from elasticdl.worker.ring.exchange import Exchange
+from elasticdl.worker.ring.generations import Generations
+from elasticdl.worker.ring.reading import ItemSource, RingReading
+from elasticdl.worker.ring.ring import HorovodRing
+from elasticdl.worker.ring.rounds import RingRounds
+from elasticdl.worker.ring.trainer import RingParts, RingTrainer
+from elasticdl.worker.ring.weights import Restoring, built
+from elasticdl.worker.tasks.callback_files import CallbackFiles
+from elasticdl.worker.tasks.callbacks import JobCallbacks, Occasion
+from elasticdl.worker.tasks.evaluation import EvaluationTask, SummaryTask
+from elasticdl.worker.tasks.export import ExportTask
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RingWorker:
+    """All parts, not started yet."""
+
+    assignment: Assignment
+    sources: Sources
+    trainer: RingTrainer
+    reading: RingReading
+    callbacks: JobCallbacks
+    copies: Copies
+
+    def settle(self, timeout_s: float) -> bool:
+        """Whether all that was trained is told: it is as soon as `run` is over."""
+        return True
+
+    def leave(self) -> None:
+        """Nothing of the ring's leases is this worker's to give back."""
+
+    def run(self) -> None:
+        """Warm up, and train until the ring has no more items. Raises Ended, UserError."""
+        data = self.assignment.spec.data
+        self.callbacks.begin({"epochs": data.num_epochs, "batch_size": data.minibatch_size})
+        self.trainer.warm_up(first_batch(self.sources, Task.TRAINING))
+        self.reading.read_ahead()
+        self.reading.start()
+        self.trainer.run()
+
+
+def assemble_ring(assignment: Assignment, host: str, source: ItemSource, forms: Generations, context: WorkerContext) -> RingWorker:
+    """Load the user's module, build the model and all stages. `host` is the master's.
+
+    Raises UserError for whatever is wrong with the module, PermanentError without Horovod.
+    """
+    spec = assignment.spec
+    ring = HorovodRing(master_host=host)
+    module = load_module(spec.model)
+    sources = sources_of(assignment, module)
+    model = built(assignment, module, sources)
+    rate = Rate(model.optimizer, module)
+    exchange = Exchange(ring, list(model.state().values()))
+    served = model.served()
+    step = CompiledStep(served, module)
+    training = spec.action is Action.TRAIN
+    validates = bool(spec.data.validation_data)
+    callback_files = CallbackFiles(assignment.job_dir, assignment.name, validates)
+    occasion = Occasion(model.model, module.zoo, context.outbox, lambda _: None, validates, training, callback_files)
+    with user_code("callbacks", module.zoo):
+        callbacks = JobCallbacks(list(module.callbacks() or ()) if module.callbacks else [], occasion)
+    tasks: Mapping[Task, TaskRunner] = {
+        Task.EVALUATION: EvaluationTask(step, context),
+        Task.SUMMARY: SummaryTask(step, RingRounds(callbacks, model), context.outbox),
+        Task.EXPORT: ExportTask(
+            _Whole(), served.parameters, partial(export, served, zoo=module.zoo), assignment.output, context.outbox
+        ),
+    }
+    copies = Copies(exchange, list(model.state()), context)
+    marks = BarrierTasks(source, sources, tasks, step, context)
+    listener = RingListener(marks, copies, callbacks, rate, Restoring(exchange, list(model.state())))
+    reading = RingReading(source, sources, context.watch, context.shutdown)
+    parts = RingParts(ring, exchange, RingStep(model, ring), reading, listener)
+    trainer = RingTrainer(str(assignment.name), host, parts, context, forms)
+    return RingWorker(assignment, sources, trainer, reading, callbacks, copies)
+
+
+@final
+class _Whole:
+    """The `WholeModel` of a worker whose Keras variables are the whole model."""
+
+    def dense(self, snapshot: SnapshotId | None) -> Float32s:
+        return np.empty(0, np.float32)
+
+    def rows(self, table: int, snapshot: SnapshotId | None) -> tuple[Int64s, Float32s]:
+        raise AssertionError("a ring's model has no tables")

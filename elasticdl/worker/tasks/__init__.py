@@ -1,0 +1,1 @@
+"""Tasks besides training: evaluation, prediction, export, callbacks."""

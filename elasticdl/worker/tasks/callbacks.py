@@ -1,0 +1,207 @@
+"""Runs the Keras callbacks that a model module returns, at the moments that a distributed job has.
+
+- `on_train_begin`, `on_train_batch_begin/end` (logs: loss) and `on_train_end`: on each worker, for what it does itself.
+- `on_epoch_begin`: on each worker, when it trains the first batch of an epoch.
+- `on_test_begin/end`: once for each evaluation round, on the worker that sums it up, with the values as logs: the same worker each
+  time as long as it lives; one that takes over is told the rounds before first, with a model that cannot be saved.
+- `on_epoch_end`: with validation data right after `on_test_end`, with the values as `NAME` and `val_NAME` and the worker's mean
+  training `loss`; without validation data on each worker, when it begins the next epoch and at its end.
+
+In a job that only evaluates, `on_test_begin/end` are all there is; in one that predicts, nothing is.
+
+`model.stop_training` set by any of them ends the job's training. Before a round's callbacks the local model gets the
+round's dense weights; what a callback then does to the weights stays local.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+import keras
+
+from elasticdl.errors import UserError
+from elasticdl.model.callbacks import LearningRateScheduler, MaxStepsStopping, SavedModelExporter
+from elasticdl.model.usercode import user_code
+from elasticdl.shard import Lease
+from elasticdl.worker.pipeline.outbox import Outbox
+from elasticdl.worker.process.shutdown import CallbackFailed
+from elasticdl.worker.tasks.callback_files import CallbackFiles, OneFile, placed
+from elasticdl.worker.tasks.evaluation import PastRound
+
+_OURS = (LearningRateScheduler, MaxStepsStopping, SavedModelExporter)
+_BATCH_METHODS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+
+@dataclass(frozen=True, slots=True)
+class Occasion:
+    """The job's side of callbacks. `refresh` gives the local model the dense weights that a lease names.
+
+    `training`: the job trains, rather than evaluates or predicts. `callback_files`: where callbacks write files; None: wherever they say.
+    """
+
+    model: keras.Model
+    zoo: str
+    outbox: Outbox
+    refresh: Callable[[Lease], None]
+    has_validation: bool
+    training: bool = True
+    callback_files: CallbackFiles | None = None
+
+
+@final
+class JobCallbacks:
+    """Belongs to the loop's thread. Raises CallbackFailed, with the user's frames, for what a callback raises."""
+
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback], occasion: Occasion) -> None:
+        self._occasion = occasion
+        users = [callback for callback in callbacks if not isinstance(callback, _OURS)]
+        self._users = users if occasion.callback_files is None else placed(users, occasion.callback_files)
+        self._steps_max = min((one.max_steps for one in callbacks if isinstance(one, MaxStepsStopping)), default=None)
+        self._each_batch = [one for one in self._users if _overrides(one, _BATCH_METHODS)]
+        self._epoch: int | None = None
+        self._steps = 0
+        self._losses = 0.0
+        self._loss_count = 0
+        self._asked = False
+        self._rounds: set[int | None] = set()
+        """Evaluation rounds that the callbacks were told."""
+
+    @property
+    def any(self) -> bool:
+        """There are callbacks of the user's own."""
+        return bool(self._users)
+
+    def begin(self, params: Mapping[str, object]) -> None:
+        """The worker begins: `on_train_begin`."""
+        self._occasion.model.stop_training = False
+        for callback in self._users:
+            callback.set_params(dict(params))
+            callback.set_model(self._occasion.model)
+        if self._occasion.training:
+            self._call("on_train_begin", {})
+
+    def before_step(self, lease: Lease) -> None:
+        """A batch of a training lease comes."""
+        if lease.epoch != self._epoch:
+            self._change_epoch(lease.epoch)
+        if self._each_batch:
+            self._call_on(self._each_batch, "on_train_batch_begin", self._steps, {})
+
+    def after_step(self, loss: float | None, version: int) -> None:
+        """A batch was computed (None: it had nothing to compute); `version` is the newest known of the model."""
+        if loss is not None:
+            self._losses += loss
+            self._loss_count += 1
+            if self._each_batch:
+                self._call_on(self._each_batch, "on_train_batch_end", self._steps, {"loss": loss})
+            self._steps += 1
+        if self._steps_max is not None and version >= self._steps_max:
+            self._ask_stop(f"MaxStepsStopping: version {version} of {self._steps_max}")
+        elif self._users and self._occasion.model.stop_training:
+            self._ask_stop("a callback of the model module set stop_training")
+
+    def tested(self, lease: Lease, values: Mapping[str, float]) -> bool:
+        """An evaluation round has values. True if a callback wants training to stop."""
+        if not self._users:
+            return False
+        if lease.round not in self._rounds:
+            self._occasion.refresh(lease)
+            self._rounds.add(lease.round)
+            self._tell_round(lease.epoch, values, self._mean_loss())
+        return self._occasion.training and bool(self._occasion.model.stop_training)
+
+    def recall(self, rounds: Sequence[PastRound]) -> None:
+        """Rounds that another worker summed up, which is gone: callbacks that count them go on counting here.
+
+        What the model was then is gone, too. So nothing that callbacks would save of it is saved.
+        """
+        missed = [one for one in rounds if one.round not in self._rounds]
+        if not self._users or not missed:
+            return
+        past = cast("keras.Model", _PastModel(self._occasion.model))
+        self._show(past)
+        self._recalling(True)
+        for one in missed:
+            self._rounds.add(one.round)
+            self._tell_round(one.epoch, one.values, {} if one.loss is None else {"loss": one.loss})
+        self._recalling(False)
+        self._show(self._occasion.model)
+
+    def _recalling(self, recalling: bool) -> None:
+        for callback in self._users:
+            if isinstance(callback, OneFile):
+                callback.recalling = recalling
+
+    def _tell_round(self, epoch: int, values: Mapping[str, float], loss: Mapping[str, float]) -> None:
+        self._call("on_test_begin", {})
+        self._call("on_test_end", dict(values))
+        if self._occasion.training:
+            validation = {f"val_{name}": value for name, value in values.items()}
+            self._call("on_epoch_end", epoch, {**values, **validation, **loss})
+
+    def _show(self, model: keras.Model) -> None:
+        """Not by their own `set_model`, which may begin things."""
+        for callback in self._users:
+            keras.callbacks.Callback.set_model(callback, model)
+
+    def end(self) -> None:
+        """The worker is done with a job that is done."""
+        if not self._occasion.training:
+            return
+        if self._epoch is not None and not self._occasion.has_validation:
+            self._call("on_epoch_end", self._epoch, self._mean_loss())
+        self._call("on_train_end", self._mean_loss())
+
+    def _change_epoch(self, epoch: int) -> None:
+        if self._epoch is not None and not self._occasion.has_validation:
+            self._call("on_epoch_end", self._epoch, self._mean_loss())
+        self._epoch, self._losses, self._loss_count = epoch, 0.0, 0
+        self._call("on_epoch_begin", epoch, {})
+
+    def _mean_loss(self) -> dict[str, float]:
+        return {"loss": self._losses / self._loss_count} if self._loss_count else {}
+
+    def _ask_stop(self, reason: str) -> None:
+        if not self._asked:
+            self._asked = True
+            self._occasion.outbox.ask_stop(reason)
+
+    def _call(self, method: str, *arguments: Any) -> None:  # noqa: ANN401 - as Keras has them
+        self._call_on(self._users, method, *arguments)
+
+    def _call_on(self, callbacks: Sequence[keras.callbacks.Callback], method: str, *arguments: Any) -> None:  # noqa: ANN401
+        for callback in callbacks:
+            try:
+                name = callback.name if isinstance(callback, OneFile) else type(callback).__name__
+                with user_code(f"{name}.{method}", self._occasion.zoo):
+                    getattr(callback, method)(*arguments)
+            except UserError as error:
+                raise CallbackFailed(error.message, hint=error.hint) from error
+
+
+def _overrides(callback: keras.callbacks.Callback, methods: Sequence[str]) -> bool:
+    base = keras.callbacks.Callback
+    return any(getattr(type(callback), name) is not getattr(base, name) for name in methods) or isinstance(
+        callback, keras.callbacks.LambdaCallback
+    )
+
+
+@final
+class _PastModel:
+    """The model, but it cannot be saved."""
+
+    def __init__(self, model: keras.Model) -> None:
+        object.__setattr__(self, "_model", model)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a model
+        return getattr(object.__getattribute__(self, "_model"), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(object.__getattribute__(self, "_model"), name, value)
+
+    def save(self, *_: object, **__: object) -> None:
+        """Its weights are not those of that round."""
+
+    save_weights = export = save

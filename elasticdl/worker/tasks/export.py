@@ -1,0 +1,79 @@
+"""An EXPORT lease: one worker gathers the whole model and writes it as a plain SavedModel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeAlias, final
+
+import numpy as np
+
+from elasticdl.embedding.spec import ParametersSpec
+from elasticdl.errors import PermanentError
+from elasticdl.rpc.parameters import Float32s, Int64s
+from elasticdl.shard import SnapshotId
+from elasticdl.worker.pipeline.outbox import Outbox
+from elasticdl.worker.pipeline.trainer import Loaded
+from elasticdl.worker.process.shutdown import NonFinite
+
+Tables: TypeAlias = Sequence[tuple[Int64s, Float32s]]
+
+
+class WholeModel(Protocol):
+    """Who can give all parameters."""
+
+    def dense(self, snapshot: SnapshotId | None) -> Float32s:
+        """The flat dense vector."""
+
+    def rows(self, table: int, snapshot: SnapshotId | None) -> tuple[Int64s, Float32s]:
+        """All rows of a table: ids ascending, weights."""
+
+
+@final
+class ExportTask:
+    """`write(dense, tables, directory)` writes beside and renames, so there is never half an export."""
+
+    def __init__(
+        self,
+        whole: WholeModel,
+        parameters: ParametersSpec,
+        write: Callable[[Float32s, Tables, Path], None],
+        directory: Path,
+        outbox: Outbox,
+    ) -> None:
+        self._whole = whole
+        self._parameters = parameters
+        self._write = write
+        self._directory = directory
+        self._outbox = outbox
+
+    def run(self, loaded: Loaded) -> None:
+        """Export. Raises PermanentError if the directory cannot be written, NonFinite for a model that is none any more."""
+        snapshot = loaded.batch.held.lease.snapshot
+        dense = self._whole.dense(snapshot)
+        tables = [self._whole.rows(table, snapshot) for table in range(len(self._parameters.tables))]
+        self._check(dense, tables)
+        try:
+            self._write(dense, tables, self._directory)
+        except OSError as error:
+            raise PermanentError(f"cannot export to {self._directory}: {error.strerror or error}", hint="see --output") from error
+        self._outbox.exported(str(self._directory))
+
+    def _check(self, dense: Float32s, tables: Tables) -> None:
+        """The last steps may have been too much for weights that no batch looked at since."""
+        if not np.isfinite(dense).all():
+            at = int(np.flatnonzero(~np.isfinite(dense))[0])
+            self._refuse(-1, at, float(dense[at]))
+        for table, (ids, rows) in enumerate(tables):
+            if not np.isfinite(rows).all():
+                row, column = np.argwhere(~np.isfinite(rows))[0]
+                self._refuse(table, int(ids[row]), float(rows[row, column]))
+
+    def _refuse(self, table: int, at: int, value: float) -> None:
+        name = self._parameters.weight_name(table, at)
+        raise NonFinite(
+            f"{name} is {value}: the model has diverged and is not exported", hint="try a lower learning rate, or clipping"
+        )
+
+    def leave(self) -> None:
+        """Nothing is half done."""

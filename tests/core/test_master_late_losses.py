@@ -1,0 +1,262 @@
+"""Parameter servers that die when all records are trained: the round, the export or the checkpoint is made again, or training is."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticdl.job import Action
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.shard import SnapshotId, Task
+
+pytestmark = pytest.mark.core
+
+NO_PARAMETERS = "no cut: this server has no parameters yet"
+ONE = {"auc": ((1.0,),)}
+
+
+def trained(bench, **flags):
+    """All records are trained by one worker, in 20 steps."""
+    job = bench(**{"validation_data": "v", "output": "o", "num_workers": 1} | flags)
+    job.up()
+    job.train_all()
+    job.put(e.VersionAdvanced(0, 20))
+    return job
+
+
+def cut(job, version=20) -> SnapshotId:
+    snapshot = job.of(c.TakeSnapshot)[-1].snapshot
+    job.put(e.SnapshotCut(0, snapshot, version, {}))
+    return snapshot
+
+
+def evaluate(job, index=0) -> None:
+    """The round under way, to its end."""
+    cut(job)
+    while (lease := job.lease(index)).task is Task.EVALUATION:
+        job.finish(index, lease, metrics=ONE)
+    assert lease.task is Task.SUMMARY
+    job.put(e.SummaryReported(0, job.worker(index), lease.round, {"auc": 0.9}))
+
+
+def export(job, index=0) -> None:
+    assert job.lease(index).task is Task.EXPORT
+    job.put(e.ExportFinished(0, job.worker(index), "o"))
+
+
+def revive(job, *servers, after_s=0.0) -> None:
+    """These servers come back empty; the next cut fails if nobody has given them weights before."""
+    job.tick(after_s)
+    job.attach(*(job.ps(index, 1) for index in servers))
+
+
+def fail_cut(job) -> None:
+    take = job.of(c.TakeSnapshot)[-1]
+    job.put(e.SnapshotFailed(0, take.snapshot, NO_PARAMETERS))
+
+
+def end(job) -> c.FinishJob:
+    """Let all processes end."""
+    from elasticdl.cluster.base import ExitFacts, ProcessName
+
+    for process in job.state.status().processes:
+        if process.state != "ended":
+            job.die(ProcessName.parse(process.name), ExitFacts(exit_code=0, asked=True))
+    assert job.finished is not None
+    return job.finished
+
+
+def new_worker(job, index, *, gives: bool) -> None:
+    """A worker comes up; it `gives` servers initial values if one of them has none."""
+    job.put(e.ProcessAttached(0, job.worker(index), "c", "w", None, starting=True))
+    for part in ("build", "weights", *(["initial"] if gives else []), ""):
+        job.put(e.StartWentOn(0, job.worker(index), part))
+
+
+@pytest.mark.parametrize("lost", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("stage", ["cutting", "leasing", "summarising"])
+def test_the_final_evaluation_is_made_again_when_servers_come_back_empty_while_a_worker_has_the_weights(bench, stage, lost):
+    job = trained(bench, num_ps_pods=2)
+    if stage != "cutting":
+        cut(job)
+        lease = job.lease()
+        if stage == "summarising":
+            job.finish(0, lease, metrics=ONE)
+            assert job.lease().task is Task.SUMMARY
+    for index in lost:
+        job.die(job.ps(index))
+    if stage == "cutting":
+        fail_cut(job)
+    revive(job, *lost)
+    job.tick(6.0)
+    fail_cut(job)
+    job.tick(11.0)
+    evaluate(job)
+    export(job)
+    assert end(job).exit_code == 0
+    assert "updates of weights went with parameter servers" in job.finished.message
+    assert (job.total["trained"], job.total["repeated"], job.total["lost"]) == (64, 0, 0)
+
+
+def test_whoever_has_no_work_is_told_that_the_evaluation_is_tried_again(bench):
+    job = trained(bench)
+    job.die(job.ps(0))
+    fail_cut(job)
+    revive(job, 0)
+    assert NO_PARAMETERS in job.refused()
+
+
+@pytest.mark.parametrize("lost", [(0,), (0, 1)])
+@pytest.mark.parametrize("phase", ["evaluating", "exporting"])
+def test_training_begins_again_when_nobody_is_left_who_has_the_weights(bench, phase, lost):
+    job = trained(bench, num_ps_pods=2)
+    if phase == "exporting":
+        evaluate(job)
+        assert job.lease().task is Task.EXPORT
+    else:
+        cut(job)
+        job.lease()
+    job.die(job.worker(0))
+    for index in lost:
+        job.die(job.ps(index))
+    revive(job, *lost)
+    new_worker(job, 1, gives=True)
+    assert job.state.status().phase == "working"
+    assert job.said("64 records to be trained again")
+    job.train_all(1)
+    evaluate(job, 1)
+    export(job, 1)
+    assert end(job).exit_code == 0
+    assert job.finished.message == "done"
+    assert (job.total["trained"], job.total["repeated"], job.total["lost"]) == (64, 64, 0)
+
+
+def test_what_a_worker_holds_is_void_when_training_begins_again(bench):
+    job = trained(bench, num_workers=2)
+    job.die(job.ps(0))
+    revive(job, 0, after_s=10.0)
+    cut(job)
+    before = job.lease(0)
+    new_worker(job, 1, gives=True)
+    assert job.worker(0) in [command.worker for command in job.of(c.RevokeLeases)]
+    job.finish(0, before, metrics=ONE)
+    again = job.lease(0)
+    assert again.task is Task.TRAINING
+    assert again.attempt > 0, "what was pushed of the first time is told apart"
+
+
+def test_a_worker_that_comes_up_while_servers_have_the_weights_changes_nothing(bench):
+    job = trained(bench)
+    cut(job)
+    job.die(job.worker(0))
+    new_worker(job, 1, gives=False)
+    assert job.state.status().phase == "evaluating"
+    job.finish(1, job.lease(1), metrics=ONE)
+
+
+def test_the_first_worker_gives_initial_values_and_nothing_is_repeated(bench):
+    job = bench(num_workers=1)
+    job.start()
+    job.attach(job.ps(0))
+    new_worker(job, 0, gives=True)
+    job.train_all()
+    assert (job.total["trained"], job.total["repeated"]) == (64, 0)
+
+
+def test_a_late_report_of_the_initial_values_of_the_job_s_start_repeats_nothing(bench):
+    """A tiny job: one worker trains all of it before another's report of its start arrives."""
+    job = trained(bench, num_workers=2)
+    job.put(e.StartWentOn(0, job.worker(1), "initial"))
+    total = job.state.receipt()["total"]
+    assert job.state.status().phase == "evaluating" and (total["repeated"], total["left"]) == (0, 0)
+
+
+def test_initial_values_while_records_are_left_cost_updates_but_no_records(bench):
+    job = bench(num_workers=1, num_ps_pods=1)
+    job.up()
+    job.finish(0, job.lease())
+    job.put(e.VersionAdvanced(0, 5))
+    job.die(job.worker(0))
+    job.die(job.ps(0))
+    job.fenced(0)
+    revive(job, 0)
+    new_worker(job, 1, gives=True)
+    job.train_all(1)
+    assert (job.total["trained"], job.total["lost"]) == (64, 0)
+    assert job.state.status().updates_lost == 5
+
+
+def test_a_job_that_is_being_stopped_does_not_begin_again(bench):
+    job = trained(bench)
+    cut(job)
+    job.put(e.StopRequested(0, "enough"))
+    job.die(job.ps(0))
+    revive(job, 0)
+    new_worker(job, 1, gives=True)
+    assert job.state.status().phase == "draining"
+
+
+def test_a_server_that_restores_a_checkpoint_in_the_final_evaluation_costs_the_updates_after_it(bench):
+    job = trained(bench, checkpoint_steps=15)
+    cut(job)
+    job.lease()
+    job.die(job.ps(0))
+    job.attach(job.ps(0, 1), restored=15)
+    job.tick(6.0)
+    assert job.state.status().updates_lost == 5
+    snapshot = job.of(c.TakeSnapshot)[-1]
+    assert snapshot.purpose is c.Purpose.EVALUATION
+
+
+def test_the_final_checkpoint_is_tried_again_when_a_server_comes_back_empty(bench):
+    job = trained(bench, checkpoint_steps=1000, validation_data="")
+    assert job.state.status().phase == "checkpointing"
+    job.die(job.ps(0))
+    fail_cut(job)
+    revive(job, 0)
+    job.tick(6.0)
+    fail_cut(job)
+    job.tick(11.0)
+    snapshot = cut(job)
+    job.put(e.SnapshotSaved(0, snapshot, 20, "checkpoints/version-20", 9))
+    export(job)
+    assert end(job).exit_code == 0
+
+
+def test_training_begins_again_in_the_final_checkpoint_when_nobody_is_left_who_has_the_weights(bench):
+    job = trained(bench, checkpoint_steps=1000, validation_data="")
+    job.die(job.ps(0))
+    job.die(job.worker(0))
+    fail_cut(job)
+    revive(job, 0)
+    new_worker(job, 1, gives=True)
+    assert job.state.status().phase == "working"
+    job.train_all(1)
+    job.put(e.VersionAdvanced(0, 20))
+    job.tick(61.0)
+    snapshot = cut(job)
+    job.put(e.SnapshotSaved(0, snapshot, 20, "checkpoints/version-20", 9))
+    export(job, 1)
+    assert end(job).message == "done"
+
+
+@pytest.mark.parametrize("action", [Action.EVALUATE, Action.PREDICT])
+def test_a_job_without_training_goes_on_with_servers_that_restored_its_checkpoint_again(bench, action):
+    job = bench(action, num_workers=1, num_ps_pods=2)
+    job.start(version=7)
+    job.attach(job.ps(0), job.ps(1), restored=7)
+    job.attach(job.worker(0))
+    lease = job.lease()
+    job.die(job.ps(0))
+    job.die(job.ps(1))
+    job.attach(job.ps(0, 1), job.ps(1, 1), restored=7)
+    job.finish(0, lease, metrics=ONE) if action is Action.EVALUATE else job.finish(0, lease)
+    if action is Action.EVALUATE:
+        summary = job.lease()
+        job.put(e.SummaryReported(0, job.worker(0), summary.round, {"auc": 0.9}))
+    else:
+        while job.state.status().phase == "working":
+            job.finish(0, job.lease())
+    finished = end(job)
+    assert (finished.exit_code, finished.message) == (0, "done")
+    assert job.state.status().updates_lost == 0

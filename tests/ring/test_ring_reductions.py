@@ -1,0 +1,62 @@
+"""Every member takes part in every reduction, also one that has nothing to bring."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from tests.ring.ring_stage import RingStage
+
+pytestmark = pytest.mark.process
+
+CONSTANTS = """
+import tensorflow as tf
+from elasticdl.worker.ring.ring import HorovodRing
+from elasticdl.worker.ring.protocol import RingPlace, RingBroken
+
+ring = HorovodRing()
+
+@tf.function(input_signature=[], autograph=False)
+def reduce_constants():
+    return ring.reduced("sum", tf.zeros([3])), ring.gathered("rows", tf.zeros([0, 2])), ring.gathered("ids", tf.zeros([0], tf.int64))
+
+ring.enter(RingPlace(0, 0, 1))
+for _ in range(2):
+    total, rows, ids = reduce_constants()
+    assert total.shape == (3,) and rows.shape == (0, 2) and ids.shape == (0,), (total, rows, ids)
+ring.leave()
+try:
+    with ring.guarded():
+        reduce_constants()
+except RingBroken:
+    print("each time anew")
+"""
+
+
+def test_what_is_reduced_of_constants_is_reduced_each_time_and_not_once_when_it_is_compiled():
+    done = subprocess.run([sys.executable, "-c", CONSTANTS], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "each time anew\n", done.stdout + done.stderr[-2000:]
+
+
+def test_minibatches_of_one_record_go_the_same_way_on_two_members_as_on_one_where_gradients_travel_as_several_vectors(tmp_path):
+    """The member without a record has constants for gradients, in a vector of each type."""
+
+    def losses(members: int) -> dict[int, float]:
+        folder = tmp_path / str(members)
+        folder.mkdir()
+        stage = RingStage(folder, model="mixed", records=18, batch=4)
+
+        async def play() -> None:
+            async with stage:
+                await stage.form(list(await asyncio.gather(*(stage.spawn() for _ in range(members)))))
+                assert len({one["digest"] for one in await stage.ends()}) == 1, "the members' weights differ"
+
+        asyncio.run(play())
+        return {version: found.pop() for version, found in stage.losses().items()}
+
+    alone, together = losses(1), losses(2)
+    assert len(alone) == 2 * 2 * 3  # of each epoch's two shards of nine records: 4, 4 and 1
+    assert together == pytest.approx(alone, rel=1e-5)
