@@ -1,0 +1,140 @@
+"""Data in memory whose records are their own numbers, and what a worker's stages do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, final
+
+import numpy as np
+
+from elasticdl.data.base import Block, Metadata, Records
+from elasticdl.shard import Shard, Source, Task
+from elasticdl.worker.pipeline.reading import Sources
+from tests.simulation.scheduler import Scheduler
+from tests.simulation.threads import Lock
+
+_BLOCK = 512
+
+
+@final
+class Reader:
+    """The seam `data.base.Reader`: record `i` of all sources together is the number `i`."""
+
+    def __init__(self, sources: tuple[Source, ...]) -> None:
+        self._sources = sources
+        self._begins: dict[str, int] = {}
+        total = 0
+        for source in sources:
+            self._begins[source.name] = total
+            total += source.records
+        self.metadata = Metadata()
+
+    def sources(self) -> tuple[Source, ...]:
+        return self._sources
+
+    def read(self, shard: Shard) -> Iterator[Block]:
+        base = self._begins[shard.source]
+        for begin in range(shard.begin, shard.end, _BLOCK):
+            end = min(begin + _BLOCK, shard.end)
+            yield Block(np.arange(base + begin, base + end, dtype=np.int64), end - begin)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def sources_of(
+    scheduler: Scheduler, training: tuple[Source, ...], validation: tuple[Source, ...], minibatch_size: int, slow_s: float
+) -> Sources:
+    """`slow_s`: how long a `feed` takes at most."""
+    readers = {Task.TRAINING: Reader(training), Task.EVALUATION: Reader(validation)}
+
+    def feed(window: Records) -> tuple[Any, Any] | None:
+        if slow_s:
+            scheduler.sleep(slow_s * scheduler.random.random())
+        return (window, window) if len(window) else None
+
+    def feed_of(task: Task) -> Callable[[Records], tuple[Any, Any] | None]:
+        return feed
+
+    return Sources(readers.__getitem__, feed_of, minibatch_size, reading=Lock())
+
+
+@final
+class Gauges:
+    """Numbers for people: nobody looks. `before_report` is called before what is to be reported is taken."""
+
+    _nothing = nullcontext()
+
+    def __init__(self, before_report: Callable[[], None] = lambda: None) -> None:
+        self._before_report = before_report
+
+    def timed(self, name: str) -> Any:
+        return self._nothing
+
+    def add(self, name: str, value: float) -> None:
+        """Not kept."""
+
+    def count_records(self, records: int) -> None:
+        """Not kept."""
+
+    def level(self, name: str, value: float) -> None:
+        """Not kept."""
+
+    def take(self) -> dict[str, float]:
+        self._before_report()
+        return {}
+
+
+@final
+class Callbacks:
+    """A module without callbacks."""
+
+    any = False
+
+    def begin(self, params: object) -> None: ...
+
+    def before_step(self, lease: object) -> None: ...
+
+    def after_step(self, loss: float | None, version: int) -> None: ...
+
+    def recall(self, rounds: object) -> None: ...
+
+    def tested(self, lease: object, values: object) -> bool:
+        return False
+
+    def end(self) -> None: ...
+
+
+@final
+class MetricStep:
+    """Metrics that know which validation records they saw: how many, and the sum of their numbers."""
+
+    def __init__(self, scheduler: Scheduler, validation_records: int, step_s: float, violated: Callable[[str], None]) -> None:
+        self._scheduler = scheduler
+        self._expected = (float(validation_records), float(sum(range(validation_records))))
+        self._step_s = step_s
+        self._violated = violated
+        self._seen = (0.0, 0.0)
+
+    def evaluate(self, features: Any, labels: Any, lookups: Any, pulled: Any) -> None:
+        if self._step_s:
+            self._scheduler.sleep(self._step_s * self._scheduler.random.random())
+        self._seen = (self._seen[0] + len(features), self._seen[1] + float(features.sum()))
+
+    def metric_states(self) -> dict[str, Any]:
+        return {"seen": (self._seen,)}
+
+    def reset_metrics(self) -> None:
+        self._seen = (0.0, 0.0)
+
+    def metric_values(self, states: Any) -> dict[str, float]:
+        seen = tuple(states["seen"][0])
+        if seen != self._expected:
+            self._violated(f"an evaluation round saw {seen[0]:.0f} records that sum to {seen[1]:.0f}, not {self._expected}")
+        return {"mean": seen[1] / max(1.0, seen[0])}
+
+
+@contextmanager
+def nothing(*_: object) -> Iterator[None]:
+    yield

@@ -1,0 +1,419 @@
+"""Simulated parameter servers: which pushes they let in, as `ps/native/admission.cc` decides, and the way to them.
+
+Instead of weights a server has the list of the pushes that are in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+import numpy as np
+
+from elasticdl.errors import ElasticDLError, ExitCode, Refused, TransientError
+from elasticdl.rpc.conversation import Drain, Finish, Report
+from elasticdl.rpc.parameters import Pulled, Pushed, Update
+from elasticdl.rpc.ps_control import Fenced, SavedFile, ServerCut, ServerSaved
+from elasticdl.shard import Applied, SnapshotId
+from tests.simulation.cluster import Running
+from tests.simulation.scheduler import Process, Scheduler, Task
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+Key: TypeAlias = tuple[str, int]
+"""A push: whose, and its number."""
+
+_HEARTBEAT_S = 2.0
+_AGAIN_S = 0.1
+
+
+@dataclass(slots=True)
+class _Pushes:
+    """Of one worker."""
+
+    sequence: int = 0
+    applied: Applied | None = None
+    queued: int = 0
+    here: bool = False
+    fenced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a server has at one moment."""
+
+    version: int
+    log: tuple[Key, ...]
+    pushes: Mapping[str, tuple[int, Applied]]
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    worker: str
+    update: Update
+    reply: Callable[[Any, BaseException | None], None]
+
+
+@final
+class Server:
+    """One incarnation of a server."""
+
+    def __init__(self, world: World, running: Running) -> None:
+        self._scheduler: Scheduler = world.scheduler
+        self._truth = world.truth
+        self.running = running
+        self.index = running.name.index
+        self.version = 0
+        self.has_state = False
+        self.log: list[Key] = []
+        self.workers: dict[str, _Pushes] = {}
+        self.views: dict[SnapshotId, View] = {}
+        self._held: list[_Waiting] = []
+        self._opens_at_s = -1.0
+        self._admit_until: Mapping[str, int] = {}
+        self.broken: list[Callable[[], None]] = []
+        """Called when the process dies: calls under way get no answer."""
+        running.process.at_death.append(self._died)
+
+    @property
+    def dead(self) -> bool:
+        return self.running.process.dead
+
+    def restore(self, view: View) -> int:
+        """Take what a checkpoint has."""
+        self.version, self.log, self.has_state = view.version, list(view.log), True
+        for worker, (sequence, applied) in view.pushes.items():
+            self.workers[worker] = _Pushes(sequence, applied)
+        return self.version
+
+    # -- of workers
+
+    def push(self, worker: str, update: Update, reply: Callable[[Any, BaseException | None], None]) -> None:
+        self.has_state = True
+        pushes = self.workers.setdefault(worker, _Pushes())
+        pushes.here = True
+        self._admit(_Waiting(worker, update, reply))
+
+    def _admit(self, waiting: _Waiting) -> None:
+        pushes, update = self.workers[waiting.worker], waiting.update
+        if pushes.fenced:
+            waiting.reply(None, Refused(f"{waiting.worker} was fenced: its shards went to other workers"))
+        elif update.sequence <= pushes.sequence:
+            waiting.reply(self.version, None)
+        elif self._gated and update.sequence > self._admit_until.get(waiting.worker, 0):
+            pushes.queued = max(pushes.queued, update.sequence)
+            self._held.append(waiting)
+        else:
+            pushes.queued = 0
+            pushes.sequence, pushes.applied = update.sequence, update.applied
+            self.version += 1
+            self.log.append((waiting.worker, update.sequence))
+            self._truth.applied(self.index, waiting.worker, update)
+            waiting.reply(self.version, None)
+
+    def look_again(self) -> None:
+        """The gate may be open for some that wait."""
+        held, self._held = self._held, []
+        for waiting in held:
+            self._admit(waiting)
+
+    # -- of the master
+
+    @property
+    def _gated(self) -> bool:
+        return self._scheduler.now_s < self._opens_at_s
+
+    def close_gate(self, timeout_s: float) -> dict[str, int]:
+        self._opens_at_s = self._scheduler.now_s + timeout_s
+        self._admit_until = {}
+        self._scheduler.after(timeout_s, self.look_again)
+        return {name: pushes.sequence for name, pushes in self.workers.items() if pushes.applied is not None}
+
+    def let_in(self, admit_until: Mapping[str, int]) -> None:
+        if not self.has_state:
+            raise TransientError("no cut: this server has no parameters yet")
+        if not self._gated:
+            raise TransientError("no cut: the gate is open")
+        self._admit_until = admit_until
+        self.look_again()
+
+    def missing(self) -> str:
+        for name, number in self._admit_until.items():
+            pushes = self.workers.get(name)
+            if pushes is None or not pushes.here or pushes.fenced or pushes.queued > number or pushes.sequence >= number:
+                continue
+            return f"{name} is at push {pushes.sequence} of {number}"
+        return ""
+
+    def freeze(self, snapshot: SnapshotId) -> ServerCut:
+        if not self._gated:
+            raise TransientError("no cut: the gate opened before all pushes were in")
+        known = {name: (one.sequence, one.applied) for name, one in self.workers.items() if one.applied is not None}
+        self.views[snapshot] = View(self.version, tuple(self.log), known)
+        applied = {name: one for name, (_, one) in known.items()}
+        return ServerCut(self.version, applied, {name: sequence for name, (sequence, _) in known.items()})
+
+    def open_gate(self) -> None:
+        self._opens_at_s, self._admit_until = -1.0, {}
+        self.look_again()
+
+    def fence(self, worker: str) -> Fenced:
+        pushes = self.workers.setdefault(worker, _Pushes())
+        pushes.fenced = True
+        self.look_again()
+        return Fenced(pushes.applied, pushes.sequence)
+
+    def _died(self) -> None:
+        broken, self.broken = self.broken, []
+        for call in broken:
+            call()
+
+
+def main(world: World, running: Running) -> int:
+    """As `ps.main`."""
+    try:
+        return _serve(world, running)
+    except ElasticDLError as error:
+        return int(error.exit_code)
+
+
+def _serve(world: World, running: Running) -> int:
+    """As `ps.serving.serve`."""
+    scheduler = world.scheduler
+    scheduler.sleep(world.plan.start_s * scheduler.random.random())
+    client = world.client(running)
+    attached = client.attach()
+    server = Server(world, running)
+
+    def report() -> None:
+        try:
+            while True:
+                client.report(Report(version=server.version))
+                scheduler.sleep(_HEARTBEAT_S)
+        except ElasticDLError as error:
+            running.exit_code = int(error.exit_code)
+            running.process.kill()
+
+    running.process.spawn(report, "report")
+    version = None
+    if attached.restore_from:
+        version = server.restore(world.disk.servers[attached.restore_from][server.index])
+    address = f"{running.name}:1"
+    world.servers[address] = server
+    client.attach(address, address, version)
+    for order in client.orders():
+        match order:
+            case Finish():
+                return int(ExitCode.DONE)
+            case Drain():
+                return int(ExitCode.DRAINED)
+            case _:
+                continue
+    return int(ExitCode.DONE)
+
+
+@final
+class Control:
+    """`rpc.ps_control.ServerControl` of a simulated server."""
+
+    def __init__(self, world: World, address: str) -> None:
+        self._world = world
+        self._server: Server = world.servers[address]
+        self._closed = asyncio.Event()
+
+    async def fence(self, worker: str, *, timeout_s: float) -> Fenced:
+        return await self._call(timeout_s, lambda: self._server.fence(worker))
+
+    async def gate(self, *, timeout_s: float) -> dict[str, int]:
+        return await self._call(timeout_s, lambda: self._server.close_gate(timeout_s))
+
+    async def cut(self, snapshot: SnapshotId, admit_until: Mapping[str, int], *, timeout_s: float) -> ServerCut:
+        await self._call(timeout_s, lambda: self._server.let_in(admit_until))
+        end_s, pause_s = self._world.scheduler.now_s + timeout_s, 0.001
+        while missing := self._server.missing():
+            if self._world.scheduler.now_s >= end_s:
+                raise TransientError(f"no cut: {missing}")
+            await asyncio.sleep(pause_s)
+            pause_s = min(0.1, pause_s * 2)
+        return await self._call(timeout_s, lambda: self._server.freeze(snapshot))
+
+    async def ungate(self, *, timeout_s: float) -> None:
+        await self._call(timeout_s, self._server.open_gate)
+
+    async def save(self, snapshot: SnapshotId, directory: str, *, timeout_s: float) -> ServerSaved:
+        def write() -> ServerSaved:
+            view = self._server.views.get(snapshot)
+            if view is None:
+                raise TransientError(f"there is no snapshot {snapshot} here: it was dropped or lost")
+            if self._world.disk.fails():
+                raise TransientError("No space left on device")
+            self._world.disk.servers.setdefault(directory, {})[self._server.index] = view
+            return ServerSaved((SavedFile(f"server-{self._server.index}", 1, "crc32c:00000000"),), view.version, 0, "{}")
+
+        await asyncio.sleep(self._world.plan.save_s * self._world.scheduler.random.random())
+        return await self._call(timeout_s, write)
+
+    async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
+        await self._call(timeout_s, lambda: self._server.views.pop(snapshot, None))
+
+    async def close(self) -> None:
+        self._closed.set()
+
+    async def _call(self, timeout_s: float, do: Callable[[], Any]) -> Any:
+        latency_s = self._world.network.latency_s
+        await asyncio.sleep(latency_s())
+        if self._world.network.loses():
+            raise TransientError("the call was lost")
+        if self._server.dead or self._server.running.process.stopped:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._closed.wait()
+            except TimeoutError:
+                pass
+            raise TransientError(f"{self._server.running.name} does not answer")
+        found = do()
+        await asyncio.sleep(latency_s())
+        if self._server.dead:
+            raise TransientError(f"{self._server.running.name} died before it answered")
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class _Fan:
+    """One call to all servers."""
+
+    caller: Task
+    left: int
+    results: list[Any] = field(default_factory=list)
+    error: BaseException | None = None
+    over: bool = False
+
+
+@final
+class Parameters:
+    """`rpc.parameters.Parameters` for one worker, over simulated servers."""
+
+    def __init__(self, world: World, running: Running) -> None:
+        self._world = world
+        self._scheduler: Scheduler = world.scheduler
+        self._process: Process = running.process
+        self._name = str(running.name)
+        self._addresses: tuple[str, ...] = ("",) * world.plan.servers
+
+    def initialise(self, spec: Any, dense: Any, *, timeout_s: float) -> bool:
+        def ask(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:
+            took, server.has_state = not server.has_state, True
+            reply(took, None)
+
+        return any(self._all(ask, timeout_s))
+
+    def pull(self, ids: Sequence[Any], *, dense: bool = True, snapshot: SnapshotId | None = None, timeout_s: float) -> Pulled:
+        def ask(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:
+            server.has_state = True
+            if snapshot is None:
+                reply(server.version, None)
+            elif snapshot in server.views:
+                reply(server.views[snapshot].version, None)
+            else:
+                reply(None, TransientError(f"there is no snapshot {snapshot} here"))
+
+        versions = tuple(self._all(ask, timeout_s))
+        return Pulled(versions, np.asarray([min(versions)], np.float32) if dense else None, ())
+
+    def push(self, update: Update, *, timeout_s: float) -> Pushed:
+        self._world.truth.pushing(self._name, update)
+
+        def ask(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:
+            server.push(self._name, update, reply)
+
+        late_s, first = 0.0, 0
+        if self._world.push_tears:
+            kill_s, late_s, first = (
+                self._world.push_tears.pop(),
+                self._scheduler.random.random(),
+                self._scheduler.random.randrange(9),
+            )
+            if kill_s is not None:
+                self._scheduler.after(kill_s, lambda: self._world.kill(self._process))
+        versions = tuple(self._all(ask, timeout_s, first, late_s))
+        return Pushed(versions, tuple(max(0, one - at) for one, at in zip(versions, update.versions, strict=True)))
+
+    def rows(self, table: int, *, snapshot: SnapshotId | None, timeout_s: float) -> Any:
+        raise AssertionError("there are no tables")
+
+    def move(self, addresses: Sequence[str]) -> None:
+        self._addresses = tuple(addresses)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _all(
+        self,
+        ask: Callable[[Server, Callable[[Any, BaseException | None], None]], None],
+        timeout_s: float,
+        first: int = 0,
+        late_s: float = 0.0,
+    ) -> list[Any]:
+        """Ask every server; all but the `first` so much later."""
+        scheduler = self._scheduler
+        assert scheduler.current is not None
+        count = len(self._addresses)
+        fan = _Fan(scheduler.current, count, [None] * count)
+        for index in range(count):
+            self._send(fan, index, ask, 0.0 if index == first % count else late_s)
+        end_s = scheduler.now_s + timeout_s
+        try:
+            while fan.left and fan.error is None:
+                if not scheduler.park(end_s - scheduler.now_s) and scheduler.now_s >= end_s and fan.left:
+                    raise TransientError(f"{fan.left} servers did not answer within {timeout_s:g} s")
+        finally:
+            fan.over = True
+        if fan.error is not None:
+            raise fan.error
+        return fan.results
+
+    def _send(self, fan: _Fan, index: int, ask: Any, after_s: float = 0.0) -> None:
+        self._scheduler.after(after_s + self._world.network.latency_s(), lambda: self._arrive(fan, index, ask))
+
+    def _arrive(self, fan: _Fan, index: int, ask: Any) -> None:
+        if fan.over and not (self._process.dead and self._scheduler.random.random() < 0.5):
+            return
+        server = self._world.servers.get(self._addresses[index])
+        if server is None or server.dead or self._world.network.loses():
+            self._again(fan, index, ask)
+            return
+        answered = False
+
+        def reply(result: Any, error: BaseException | None) -> None:
+            nonlocal answered
+            answered = True
+            if broken in server.broken:
+                server.broken.remove(broken)
+            if self._world.network.loses():
+                self._again(fan, index, ask)
+            else:
+                self._scheduler.after(self._world.network.latency_s(), lambda: self._reply(fan, index, result, error))
+
+        def broken() -> None:
+            self._again(fan, index, ask)
+
+        ask(server, reply)
+        if not answered:
+            server.broken.append(broken)
+
+    def _again(self, fan: _Fan, index: int, ask: Any) -> None:
+        if not fan.over:
+            self._send(fan, index, ask, _AGAIN_S)
+
+    def _reply(self, fan: _Fan, index: int, result: Any, error: BaseException | None) -> None:
+        if fan.over:
+            return
+        if error is not None:
+            fan.error = error
+        else:
+            fan.results[index] = result
+            fan.left -= 1
+        self._scheduler.wake(fan.caller)

@@ -1,0 +1,94 @@
+"""Whole jobs in one process on simulated time: the master's core and driver with the workers' own state machines.
+
+What fails here is replayed with `python -m tests.simulation --strategy STRATEGY --seed SEED --jobs 1`. See docs/testing.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.simulation import mutants
+from tests.simulation.runner import Seen, run_jobs
+from tests.simulation.scheduler import Process, Scheduler, Violation
+
+pytestmark = pytest.mark.core
+
+CPU_S = 10.0
+FIXED = 40
+FOUND = {
+    # A read ahead of its time gave way to a plan that waited for the reader.
+    "ring": (18, 52, 115, 149),
+    # Training ended before the first step, and a last checkpoint of nothing was waited for.
+    "ps": (49,),
+}
+"""Seeds of jobs that did not end once."""
+
+
+def check(seen: Seen) -> None:
+    assert not seen.failures, "\n\n".join(f"{one.strategy} {one.seed}: {one.what}\n{one.story}" for one in seen.failures)
+
+
+@pytest.mark.parametrize("strategy", ["ring", "ps"])
+def test_the_jobs_of_these_seeds_end_with_each_record_trained_once(strategy):
+    seen = run_jobs((*range(FIXED), *FOUND[strategy]), [strategy])
+    check(seen)
+    assert seen.jobs == FIXED + len(FOUND[strategy])
+
+
+@pytest.mark.parametrize("strategy", ["ring", "ps"])
+def test_random_jobs_end_with_each_record_trained_once(strategy):
+    seen = run_jobs(itertools.count(int.from_bytes(os.urandom(3))), [strategy], seconds=CPU_S)
+    check(seen)
+    assert seen.jobs > 10
+
+
+def test_a_shard_that_is_told_done_at_the_end_of_an_item_is_found_within_a_minute():
+    """The defect that had ordinary jobs stand still for ever."""
+    seen = mutants.look_for(mutants.DONE_AT_ITEM_END, seconds=60.0)
+    (failure,) = seen.failures
+    assert "records are shown as trained" in failure.what or "stands still" in failure.what
+
+
+def test_a_seed_replays_exactly_in_another_process():
+    """Nothing may depend on the addresses of objects, or on how strings are hashed there."""
+    lines = set()
+    for hash_seed in ("1", "2"):
+        command = [sys.executable, "-m", "tests.simulation", "--seed", "3", "--jobs", "6", "--trace"]
+        ran = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, timeout=240
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        lines.add("\n".join(line for line in ran.stdout.splitlines() if line.startswith("trace")))
+    assert len(lines) == 1 and lines != {""}
+
+
+def test_when_nobody_can_ever_go_on_that_is_told_at_once():
+    scheduler = Scheduler(0)
+    Process(scheduler, "worker-0").spawn(scheduler.park, "main")
+    with pytest.raises(Violation, match="nothing will ever happen"):
+        scheduler.run()
+
+
+def test_a_killed_process_runs_no_further_and_a_stopped_one_only_when_it_is_let():
+    scheduler, seen = Scheduler(0), []
+    killed, stopped = Process(scheduler, "killed"), Process(scheduler, "stopped")
+
+    def work(name: str) -> None:
+        for number in range(3):
+            scheduler.sleep(1.0)
+            seen.append((name, number, scheduler.now_s))
+
+    killed.spawn(lambda: work("killed"), "main")
+    stopped.spawn(lambda: work("stopped"), "main")
+    scheduler.after(1.5, killed.kill)
+    scheduler.after(1.5, stopped.stop)
+    scheduler.after(9.0, stopped.go_on)
+    scheduler.after(20.0, lambda: setattr(scheduler, "over", True))
+    scheduler.run()
+    assert sorted(seen) == [("killed", 0, 1.0), ("stopped", 0, 1.0), ("stopped", 1, 9.0), ("stopped", 2, 10.0)]

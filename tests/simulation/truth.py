@@ -1,0 +1,279 @@
+"""What really happened to each record, and what the job says of it: the two are compared all the time.
+
+- Records shown as trained are in the weights of every member, and are never fewer than was reported.
+- At a mark, where the ring stands still, they are exactly those in the weights.
+- A checkpoint's ledger is exactly what is in its weights.
+- At the end each record of each epoch is in the weights once, and nothing is lost.
+- What the journal has is enough to come to the same state again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.dropped import WRONG
+from elasticdl.errors import ElasticDLError, ExitCode
+from elasticdl.master.core import commands as do
+from elasticdl.master.core import events as happened
+from elasticdl.master.core.job_context import Phase
+from elasticdl.master.core.state import JobState
+from elasticdl.rpc.conversation import Report
+from elasticdl.rpc.parameters import Update
+from elasticdl.shard import Lease, Task
+from elasticdl.worker.process.shutdown import Done, Draining, Failed, Reason
+from tests.simulation.scheduler import Violation
+from tests.simulation.servers import Key, View
+from tests.simulation.workload import STOPS
+
+if TYPE_CHECKING:
+    from tests.simulation.workers import SimulatedWorker
+    from tests.simulation.world import World
+
+_UNSAFE_STEPS = 2
+"""A step is told when the next one is complete, and a report that is being written may miss that."""
+
+
+@final
+class Truth:
+    """Knows what no process knows. `violated` ends the run."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.rolled_back = 0
+        self.generation = 0
+        self.progress_s = 0.0
+        """When something moved last."""
+        self._progress: object = None
+        self._pushes: dict[Key, tuple[int, NDArray[np.int64], set[int]]] = {}
+        """By push: its epoch, its records, and the servers that have it."""
+        self._pushing: dict[Key, Update] = {}
+        self._epochs: dict[int, int] = {}
+        """Of each shard that was leased."""
+        self.server_deaths = 0
+        self.complete_records = 0
+        """In pushes that all servers have."""
+
+    def violated(self, what: str, cause: BaseException | None = None) -> None:
+        """A property does not hold."""
+        violation = Violation(f"{what} (at {self._world.scheduler.now_s:.3f} s)")
+        self._world.scheduler.fail(violation)
+        raise violation from cause
+
+    # -- the ring
+
+    def before_report(self, worker: SimulatedWorker) -> None:
+        """What that member has told its outbox by now, at least: its weights but for the last steps."""
+        if worker.exchange is None or worker.ring is None:
+            return
+        weights = worker.exchange.weights
+        for _ in range(_UNSAFE_STEPS):
+            weights = weights.before or weights
+        worker.floor = (worker.ring.generation, weights.records) if worker.ring.rank == 0 else (0, 0)
+
+    def reported(self, name: ProcessName, report: Report) -> None:
+        """A report was handled."""
+        worker = self._world.workers.get(name)
+        if worker is None or not worker.floor[0] or worker.floor[0] != self.generation or worker.running.process.dead:
+            return
+        if report.ring is None or report.ring.entered != worker.floor[0]:
+            return  # it has the weights of that generation, maybe, and has not told yet
+        shown = self.shown()
+        if shown < worker.floor[1]:
+            self.violated(f"{shown} records are shown as trained, but {name} has reported {worker.floor[1]} at least")
+
+    def at_mark(self, worker: SimulatedWorker, lease: Lease) -> None:
+        """A member does a lease for itself: the ring stands."""
+        assert worker.exchange is not None and worker.ring is not None
+        if worker.ring.generation != self.generation:
+            return
+        weights, shown = worker.exchange.weights, self.shown()
+        if lease.version != weights.version:
+            self.violated(f"a {lease.task} lease is of version {lease.version}, the weights are of {weights.version}")
+        status, steps = self._world.master.state.status(), self._world.plan.spec.training.evaluation_steps
+        if lease.task is Task.EVALUATION and status.phase == Phase.WORKING and steps and lease.version % steps:
+            self.violated(f"an evaluation that is due each {steps} steps is of version {lease.version}")
+        if shown != weights.records:
+            self.violated(f"the ring stands with {weights.records} records in its weights, but {shown} are shown as trained")
+
+    # -- parameter servers
+
+    def pushing(self, worker: str, update: Update) -> None:
+        """A worker begins a push, or tries it again."""
+
+    def applied(self, server: int, worker: str, update: Update) -> None:
+        """A server has let a push in."""
+        key = (worker, update.sequence)
+        epoch = self._epochs[update.applied.shard]
+        _, ids, on = self._pushes.setdefault(key, (epoch, np.asarray(update.dense), set()))
+        on.add(server)
+        if len(on) == self._world.plan.servers:
+            self.complete_records += len(ids)
+            self._world.stepped()
+
+    def _pushes_unheard(self) -> bool:
+        """Known: a worker that was stopped while its leases were revoked, as training ends early, pushes one more batch when it goes on.
+
+        Revoked shards are closed after 3 s, whether or not their worker was heard of since.
+        """
+        kinds = {one.kind for one in self._world.plan.faults}
+        return "stop" in kinds and bool(kinds & set(STOPS))
+
+    # -- the master
+
+    def shown(self) -> int:
+        """Records that the job shows as trained."""
+        return int(self._world.master.state.receipt()["total"]["trained"])
+
+    def before(self, event: happened.Event) -> None:
+        """The core is about to hear of it."""
+        if isinstance(event, happened.ProcessEnded) and event.name.role is Role.PS and not self._world.master.state.over:
+            self.server_deaths += 1
+
+    def after(self, event: happened.Event, commands: Sequence[do.Command]) -> None:
+        """The core has decided."""
+        world = self._world
+        for command in commands:
+            match command:
+                case do.GrantLease(_, lease) if lease.shard is not None and lease.task is Task.TRAINING:
+                    self._epochs[lease.shard.id] = lease.epoch
+                case do.PublishRing():
+                    self.generation = command.generation
+                    self.rolled_back += not command.holders and command.generation > 1
+                case do.FinishJob():
+                    world.finish = command
+        if isinstance(event, happened.RingTold) and event.worker in world.workers:
+            world.workers[event.worker].entered = event.entered
+        if isinstance(event, happened.ProgressReported) and event.task is Task.TRAINING:
+            self._check_progress()
+        if not isinstance(event, happened.Tick | happened.LeaseRequested) or commands:
+            self._look_for_progress(event, commands)
+
+    def _check_progress(self) -> None:
+        shown = self.shown()
+        if self._world.plan.on_ring:
+            most = self._world.hub.most_records
+            if shown > most:
+                self.violated(f"{shown} records are shown as trained, but no weights have more than {most}")
+            for worker in self._world.workers.values():
+                if worker.entered == self.generation and worker.is_inside(self.generation) and worker.records < shown:
+                    self.violated(
+                        f"{shown} records are shown as trained, but {worker.name} has only {worker.records} in its weights"
+                    )
+        elif not self.server_deaths and shown > self.complete_records:
+            self.violated(f"{shown} records are shown as trained, but all servers have only {self.complete_records}")
+
+    def _look_for_progress(self, event: happened.Event, commands: Sequence[do.Command]) -> None:
+        match event:
+            case (
+                happened.ProgressReported()
+                | happened.ProcessAttached()
+                | happened.ProcessEnded()
+                | happened.SummaryReported()
+                | happened.SnapshotSaved()
+                | happened.SnapshotFailed()
+                | happened.ExportFinished()
+            ):
+                self.progress_s = self._world.scheduler.now_s
+            case _:
+                pass
+
+    def saved(self, command: do.SaveSnapshot, path: str) -> None:
+        """A checkpoint is complete."""
+        trained = sum(int(count["trained"]) for count in json.loads(command.ledger)["counts"])
+        if self._world.plan.on_ring:
+            version, weights = self._world.disk.rings[path]
+            if (version, weights.version) != (command.version, command.version):
+                self.violated(f"{path} has version {version}, weights of {weights.version}; its ledger is of {command.version}")
+            if weights.records != trained:
+                self.violated(f"{path} has {weights.records} records in its weights, and {trained} in its ledger")
+        elif not self.server_deaths and not self._pushes_unheard():
+            views: dict[int, View] = self._world.disk.servers[path]
+            everywhere = set.intersection(*(set(view.log) for view in views.values()))
+            records = sum(len(self._pushes[key][1]) for key in everywhere)
+            if records != trained:
+                self.violated(f"{path} has {records} records in its weights, and {trained} in its ledger")
+
+    def worker_ended(self, name: ProcessName, reason: Reason | None) -> None:
+        """A worker comes to its end by itself."""
+        match reason:
+            case None | Done() | Draining():
+                return
+            case Failed(error):
+                expected = isinstance(error, ElasticDLError) and (bool(self._world.plan.faults) or self._world.master.state.over)
+                if not expected:
+                    self.violated(f"{name} failed though nothing went wrong: {error!r}", error)
+
+    # -- the end
+
+    def check_end(self) -> None:
+        """After FinishJob."""
+        world, plan = self._world, self._world.plan
+        assert world.finish is not None
+        code, early = world.finish.exit_code, plan.may_end_early
+        if code is not ExitCode.DONE and not (early and code is ExitCode.INTERRUPTED):
+            self.violated(f"the job ended with exit code {int(code)}: {world.finish.message}")
+        receipt = world.master.state.receipt()
+        total, records = receipt["total"], sum(one.records for one in plan.training)
+        epochs = plan.spec.data.num_epochs
+        expected = total["expected"] == records * epochs == total["trained"] + total["left"]
+        if not expected or total["lost"] or (total["left"] and not early):
+            self.violated(f"the receipt is wrong: {total}")
+        status = world.master.state.status()
+        if sum(row.records for row in status.processes) + status.records.resumed != status.records.trained + status.records.undone:
+            self.violated(f"what workers did does not come to what was trained: {status.records}")
+        if plan.on_ring:
+            self._check_ring(total, records, epochs)
+        else:
+            self._check_servers(total, records, epochs)
+        wrong = {cause: count for cause, count in status.dropped.items() if cause in WRONG}
+        if wrong:
+            self.violated(f"messages were dropped that no correct process sends: {wrong}")
+        self._check_replay(receipt)
+
+    def _check_ring(self, total: dict[str, int], records: int, epochs: int) -> None:
+        counts = self._world.hub.newest.counts(records, epochs)
+        if total["left"]:
+            # The last step may not have been safe when the job was stopped.
+            if (counts > 1).any() or counts.sum() < total["trained"]:
+                self.violated(f"{total['trained']} records are told, the weights have {counts.sum()}, of one {counts.max()}")
+        elif not (counts == 1).all():
+            self.violated(
+                f"in the weights {int((counts == 0).sum())} records are missing, {int((counts > 1).sum())} more than once"
+            )
+        if not self.rolled_back and total["repeated"]:
+            self.violated(f"{total['repeated']} records count as repeated, but no weights were lost")
+
+    def _check_servers(self, total: dict[str, int], records: int, epochs: int) -> None:
+        complete = np.zeros(records * epochs, np.int64)
+        torn = 0
+        for epoch, ids, on in self._pushes.values():
+            if len(on) == self._world.plan.servers:
+                np.add.at(complete, ids + epoch * records, 1)
+            else:
+                torn += len(ids)
+        if not total["left"] and not (complete >= 1).all():
+            self.violated(f"{int((complete == 0).sum())} records were never on all servers")
+        if self.server_deaths:
+            return
+        if total["left"] and complete.sum() != total["trained"] and not self._pushes_unheard():
+            self.violated(f"{total['trained']} records are told, all servers have {complete.sum()}")
+        if (complete > 1).any():
+            self.violated(f"{int((complete > 1).sum())} records were trained more than once")
+        if not total["left"] and total["repeated"] != torn:
+            self.violated(f"{total['repeated']} records count as repeated, but pushes that only some servers have are of {torn}")
+
+    def _check_replay(self, receipt: dict[str, Any]) -> None:
+        world = self._world
+        if world.plan.number % 8:
+            return
+        again = JobState(world.plan.spec)
+        for event in world.master.journal.events:
+            again.handle(event)
+        if again.receipt() != receipt or again.ledger_json() != world.master.state.ledger_json():
+            self.violated("the journal leads to another state")

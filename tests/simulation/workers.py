@@ -1,0 +1,378 @@
+"""A worker of a simulated job: the real state machines of `elasticdl.worker`, put together as `lifecycle.py` does it.
+
+What is replaced: the model and its step, the ring's operations, the parameter servers' connections, the disk.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Protocol, final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.errors import ElasticDLError
+from elasticdl.formatting import GIVING_PART
+from elasticdl.shard import Lease, SnapshotId, Task, WorkItem
+from elasticdl.worker.lifecycle import Link, wind_down
+from elasticdl.worker.pipeline.context import WorkerContext
+from elasticdl.worker.pipeline.first_batch import first_batch
+from elasticdl.worker.pipeline.leases import LeaseKeeper
+from elasticdl.worker.pipeline.loop import Loop, TaskRunner
+from elasticdl.worker.pipeline.outbox import Outbox
+from elasticdl.worker.pipeline.prefetch import Prefetch
+from elasticdl.worker.pipeline.reading import Feeding, ShardReading
+from elasticdl.worker.pipeline.reporter import Reporter
+from elasticdl.worker.pipeline.retry import ServerRetry
+from elasticdl.worker.pipeline.state_reports import StateReports
+from elasticdl.worker.pipeline.trainer import Loaded
+from elasticdl.worker.process.channel import Ended
+from elasticdl.worker.process.hang_watch import HangWatch
+from elasticdl.worker.process.orders import Orders
+from elasticdl.worker.process.os_process import DONE_S, DRAIN_S, FAIL_S
+from elasticdl.worker.process.shutdown import Draining, Failed, Shutdown, exit_code
+from elasticdl.worker.ps.revival import Revival
+from elasticdl.worker.ps.trainer import Bounds, PsTrainer
+from elasticdl.worker.ring.barriers import BarrierTasks, Copies, RingListener
+from elasticdl.worker.ring.generations import Generations
+from elasticdl.worker.ring.reading import RingReading
+from elasticdl.worker.ring.trainer import RingParts, RingTrainer
+from elasticdl.worker.tasks.evaluation import EvaluationTask, SummaryTask
+from elasticdl.worker.tasks.export import ExportTask
+from elasticdl.worker.tasks.training import TrainingTask
+from tests.simulation import data
+from tests.simulation.cluster import Running
+from tests.simulation.network import Client
+from tests.simulation.rings import Exchange, Ring, Step, Weights
+from tests.simulation.threads import Clock
+
+_NO_PARAMETERS = SimpleNamespace(tables=())
+
+
+class World(Protocol):
+    """What a worker sees of the simulated world."""
+
+    # The world is one object; see world.py.
+    scheduler: Any
+    plan: Any
+    hub: Any
+    disk: Any
+    truth: Any
+    workers: dict[ProcessName, SimulatedWorker]
+
+    def client(self, running: Running) -> Client: ...
+
+    def parameters(self, running: Running) -> Any: ...
+
+
+class Works(Protocol):
+    """`working.wind_down` wants this of a worker."""
+
+    callbacks: Any
+
+    def run(self) -> None: ...
+
+    def settle(self, timeout_s: float) -> bool: ...
+
+    def leave(self) -> None: ...
+
+
+@dataclass(eq=False)
+class SimulatedWorker:
+    """One worker process, for those who check."""
+
+    name: ProcessName
+    running: Running
+    ring: Ring | None = None
+    exchange: Exchange | None = None
+    trainer: Any = None
+    outbox: Outbox | None = None
+    attached: bool = False
+    floor: tuple[int, int] = (0, 0)
+    """See `Truth.before_report`."""
+    entered: int = 0
+    """The generation that it is in, as it told the master."""
+
+    def is_inside(self, generation: int) -> bool:
+        """Whether it is in this generation of the ring just now."""
+        return self.ring is not None and self.ring.generation == generation and not self.running.process.dead
+
+    @property
+    def records(self) -> int:
+        """In its weights."""
+        return self.exchange.weights.records if self.exchange is not None else 0
+
+
+def main(world: World, running: Running) -> int:
+    """As `worker.main`: from the first word to the master to the exit code."""
+    shutdown = Shutdown()
+    running.drain = lambda: shutdown.end(Draining("SIGTERM"))
+    _end_by_force(running, shutdown, world.scheduler)
+    try:
+        _run(world, running, shutdown)
+    except ElasticDLError as error:
+        shutdown.fail(error)
+    return int(exit_code(shutdown.reason))
+
+
+def _run(world: World, running: Running, shutdown: Shutdown) -> None:
+    """As `working.run`."""
+    scheduler, draw = world.scheduler, world.scheduler.random.random
+    scheduler.sleep(world.plan.start_s * draw())
+    client = world.client(running)
+    worker = world.workers[running.name] = SimulatedWorker(running.name, running)
+    link = _link(world, worker, client, shutdown)
+    works: Works | None = None
+    try:
+        link.context.outbox.starting("build")
+        scheduler.sleep(world.plan.build_s * draw())
+        works = (_on_ring if world.plan.on_ring else _with_servers)(world, worker, client, link)
+        works.run()
+    except Ended:
+        pass
+    except Exception as error:  # noqa: BLE001 - as `working.run`
+        shutdown.fail(error)
+    wind_down(works, link)  # type: ignore[arg-type]
+    world.truth.worker_ended(running.name, shutdown.reason)
+
+
+def _end_by_force(running: Running, shutdown: Shutdown, scheduler: Any) -> None:
+    """As `process.end_by_force`."""
+
+    def run() -> None:
+        while not shutdown.wait(60.0):
+            continue
+        limit_s = {Draining: DRAIN_S, Failed: FAIL_S}.get(type(shutdown.reason), DONE_S)  # type: ignore[arg-type]
+        scheduler.sleep(limit_s)
+        running.exit_code = int(exit_code(shutdown.reason))
+        running.process.kill()
+
+    running.process.spawn(run, "undertaker")
+
+
+def _link(world: World, worker: SimulatedWorker, client: Client, shutdown: Shutdown) -> Link:
+    """As `lifecycle.Link.make`."""
+    running = worker.running
+    attached = client.attach(starting=True)
+    clock = Clock(world.scheduler)
+    outbox, gauges = Outbox(), data.Gauges(lambda: world.truth.before_report(worker))
+    watch = HangWatch(clock, output=io.StringIO())
+    keeper = LeaseKeeper(client, outbox, shutdown)
+    context = WorkerContext(keeper, outbox, gauges, ServerRetry(shutdown, gauges, clock), watch, shutdown)  # type: ignore[arg-type]
+    worker.outbox = outbox
+    worker.attached = True
+    parameters = world.parameters(running)
+    revival = Revival(shutdown)
+
+    def move(servers: Sequence[str]) -> None:
+        if servers:
+            parameters.move(servers)
+            revival.moved(servers)
+
+    orders = Orders(client.orders, move, shutdown)
+    forms = Generations(shutdown, outbox.drop)
+    orders.ring_by(forms.follow)
+    states = StateReports(outbox, watch)
+    orders.state_by(states.ask)
+    reporter = Reporter(outbox, gauges, client, attached.heartbeat_s, shutdown, states)  # type: ignore[arg-type]
+
+    def leave() -> None:
+        running.exit_code = int(exit_code(shutdown.reason))
+        running.process.kill()
+
+    reporter.start()
+    orders.start()
+    watch.start(shutdown, leave)
+    return Link(attached, context, orders, reporter, parameters, forms, revival)
+
+
+# -- on a ring
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _RingWorker:
+    """As `ring_assembly.RingWorker`."""
+
+    sources: Any
+    trainer: RingTrainer
+    reading: RingReading
+    callbacks: data.Callbacks
+
+    def settle(self, timeout_s: float) -> bool:
+        return True
+
+    def leave(self) -> None:
+        """Nothing of the ring's leases is this worker's to give back."""
+
+    def run(self) -> None:
+        self.trainer.warm_up(first_batch(self.sources, Task.TRAINING))
+        self.reading.read_ahead()
+        self.reading.start()
+        self.trainer.run()
+
+
+@final
+class _Watched:
+    """The real listener of the trainer; the step learns of its item here, and the truth of restored weights."""
+
+    def __init__(self, inner: RingListener, step: Step) -> None:
+        self._inner = inner
+        self._step = step
+
+    def before_step(self, item: WorkItem) -> None:
+        self._step.item = item
+        self._inner.before_step(item)
+
+    def after_step(self, loss: float | None, version: int) -> None:
+        self._inner.after_step(loss, version)
+
+    def rate(self, version: int, scale: float) -> None:
+        self._inner.rate(version, scale)
+
+    def at_mark(self, item: WorkItem, version: int, rank: int, stop: Callable[[], bool]) -> bool:
+        return self._inner.at_mark(item, version, rank, stop)
+
+    def restore(self, directory: str) -> int:
+        return self._inner.restore(directory)
+
+
+@final
+class _Checked:
+    """A task that is only done on the weights that its lease names."""
+
+    def __init__(self, task: TaskRunner, check: Callable[[Lease], None]) -> None:
+        self._task = task
+        self._check = check
+
+    def run(self, loaded: Loaded) -> None:
+        self._check(loaded.batch.held.lease)
+        self._task.run(loaded)
+
+    def leave(self) -> None:
+        self._task.leave()
+
+
+def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) -> _RingWorker:
+    """As `working._work_on_ring` and `ring_assembly.assemble_ring`."""
+    plan, scheduler, context, truth = world.plan, world.scheduler, link.context, world.truth
+    ring = worker.ring = Ring(world.hub, worker.running.process)
+    exchange = worker.exchange = Exchange(ring, truth.violated)
+    step = Step(scheduler, ring, exchange, plan.step_s, truth.violated)
+    sources = data.sources_of(scheduler, plan.training, plan.validation, plan.minibatch_size, plan.feed_s)
+    metrics = data.MetricStep(scheduler, sum(one.records for one in plan.validation), plan.step_s, truth.violated)
+    callbacks = data.Callbacks()
+
+    def check(lease: Lease) -> None:
+        truth.at_mark(worker, lease)
+
+    evaluation, summary = EvaluationTask(metrics, context), SummaryTask(metrics, callbacks, context.outbox)
+    export = ExportTask(_Whole(), _NO_PARAMETERS, data.nothing, "export", context.outbox)  # type: ignore[arg-type]
+    tasks: Mapping[Task, TaskRunner] = {
+        Task.EVALUATION: _Checked(evaluation, check),
+        Task.SUMMARY: _Checked(summary, check),
+        Task.EXPORT: _Checked(export, check),
+    }
+    copies = Copies(exchange, ["weights"], context)  # type: ignore[arg-type]
+    preparing = SimpleNamespace(prepare=lambda features, training=False: _NO_PARAMETERS)
+    marks = BarrierTasks(client, sources, tasks, preparing, context)  # type: ignore[arg-type]
+
+    def restore(directory: str) -> int:
+        version, weights = world.disk.rings[directory] if directory else (0, Weights())
+        exchange.load([weights])
+        world.hub.restored(weights)
+        return int(version)
+
+    rate = SimpleNamespace(set=lambda version, scale: None)
+    listener = _Watched(RingListener(marks, copies, callbacks, rate, restore), step)  # type: ignore[arg-type]
+    reading = RingReading(client, sources, context.watch, context.shutdown)
+    parts = RingParts(ring, exchange, step, reading, listener)  # type: ignore[arg-type]
+    trainer = worker.trainer = RingTrainer(str(worker.name), "master", parts, context, link.forms)
+    link.forms.copies_by(copies.follow)
+    context.outbox.starting("compile")
+    return _RingWorker(sources, trainer, reading, callbacks)
+
+
+@final
+class _Whole:
+    def dense(self, snapshot: SnapshotId | None) -> Any:
+        return data.np.empty(0, data.np.float32)
+
+    def rows(self, table: int, snapshot: SnapshotId | None) -> Any:
+        raise AssertionError("there are no tables")
+
+
+# -- with parameter servers
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _PsWorker:
+    """As `wiring.Worker`."""
+
+    trainer: PsTrainer
+    callbacks: data.Callbacks
+    loop: Loop
+    start: Callable[[], None]
+
+    def run(self) -> None:
+        self.start()
+        self.loop.run()
+
+    def settle(self, timeout_s: float) -> bool:
+        return self.trainer.settle(timeout_s)
+
+    def leave(self) -> None:
+        self.loop.leave()
+
+
+@final
+class _PsStep:
+    """As `model.step.CompiledStep`: the gradient is the records that it is of."""
+
+    def __init__(self, scheduler: Any, step_s: float) -> None:
+        self._scheduler = scheduler
+        self._step_s = step_s
+
+    def prepare(self, features: Any, *, training: bool = False) -> Any:
+        return SimpleNamespace(ids=())
+
+    def train(self, features: Any, labels: Any, lookups: Any, pulled: Any) -> Any:
+        if self._step_s:
+            self._scheduler.sleep(self._step_s * (0.5 + self._scheduler.random.random()))
+        return SimpleNamespace(loss=1.0, dense=features, gradients=(), learning_rate=0.1, nonfinite="")
+
+
+def _with_servers(world: World, worker: SimulatedWorker, client: Client, link: Link) -> _PsWorker:
+    """As `lifecycle.work` and `wiring.put_together`."""
+    plan, scheduler, context = world.plan, world.scheduler, link.context
+    sources = data.sources_of(scheduler, plan.training, plan.validation, plan.minibatch_size, plan.feed_s)
+    metrics = data.MetricStep(scheduler, sum(one.records for one in plan.validation), plan.step_s, world.truth.violated)
+    callbacks = data.Callbacks()
+    step = _PsStep(scheduler, plan.step_s)
+    bounds = Bounds(plan.spec.training.max_staleness)
+    trainer = worker.trainer = PsTrainer(step, link.parameters, context, bounds, Clock(scheduler))
+    tasks: Mapping[Task, TaskRunner] = {
+        Task.TRAINING: TrainingTask(trainer, callbacks),  # type: ignore[arg-type]
+        Task.EVALUATION: EvaluationTask(metrics, context),
+        Task.SUMMARY: SummaryTask(metrics, callbacks, context.outbox),
+        Task.EXPORT: ExportTask(trainer, _NO_PARAMETERS, data.nothing, "export", context.outbox),  # type: ignore[arg-type]
+    }
+    reading = ShardReading(sources, context)
+    feeding = Feeding(reading, sources, context)
+    loading = Prefetch(feeding, trainer, context)
+    loop = Loop(loading, trainer, tasks, context)
+    link.orders.revoke_by(loading.revoke)
+
+    def start() -> None:
+        context.outbox.starting("weights")
+        if trainer.start(_NO_PARAMETERS, data.np.empty(0, data.np.float32)):  # type: ignore[arg-type]
+            context.outbox.starting(GIVING_PART)
+        link.revival.start(trainer.revive)
+        for stage in (reading, feeding, loading):
+            stage.start()
+        context.outbox.starting("")
+        context.keeper.start()
+
+    return _PsWorker(trainer, callbacks, loop, start)

@@ -1,0 +1,184 @@
+"""Random jobs: their flags, their data, how fast everything is, and what goes wrong."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticdl.job import Action, JobSpec
+from elasticdl.shard import Source
+from tests.simulation.network import Weather
+
+RING, SERVERS = "ring", "ps"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something happens to a process that `draw` chooses, at `at_s`; with `after_steps`, so long after that many steps were done."""
+
+    kind: str
+    at_s: float
+    draw: float
+    seconds: float = 0.0
+    after_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One job. Durations are at most, and drawn anew each time."""
+
+    number: int
+    flags: dict[str, Any]
+    spec: JobSpec
+    training: tuple[Source, ...]
+    validation: tuple[Source, ...]
+    start_s: float
+    build_s: float
+    step_s: float
+    feed_s: float
+    save_s: float
+    gives_way: float
+    weather: Weather
+    faults: tuple[Fault, ...] = field(default=())
+
+    @property
+    def on_ring(self) -> bool:
+        return not self.servers
+
+    @property
+    def may_end_early(self) -> bool:
+        """Somebody asks for it."""
+        return any(one.kind in STOPS for one in self.faults)
+
+    @property
+    def servers(self) -> int:
+        return self.spec.cluster.num_ps_pods
+
+    @property
+    def minibatch_size(self) -> int:
+        return self.spec.data.minibatch_size
+
+    def __str__(self) -> str:
+        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.flags.items())
+        rows = "+".join(str(one.records) for one in self.training)
+        faults = "".join(f"\n  {one}" for one in self.faults)
+        return f"{flags}\n  {rows} rows; {self.weather}{faults}"
+
+
+def _spread(draw: random.Random, low: float, high: float) -> float:
+    """Evenly by orders of magnitude."""
+    return math.exp(draw.uniform(math.log(low), math.log(high)))
+
+
+def plan_of(seed: int, strategy: str) -> Plan:
+    """The job of this seed."""
+    draw = random.Random(f"plan {strategy} {seed}")
+    large = draw.random() < 0.1
+    batch = int(_spread(draw, 1, 301))
+    epochs = draw.choice([1, 1, 1, 2, 3])
+    steps = int(_spread(draw, 1, 120 if large else 40))
+    rows = max(1, min(5000, int(steps * batch / epochs * draw.uniform(0.7, 1.3))))
+    training = tuple(Source(f"t{i}", part) for i, part in enumerate(_split(draw, rows)))
+    validation = tuple(Source(f"v{i}", part) for i, part in enumerate(_split(draw, int(_spread(draw, 1, 200 if large else 40)))))
+    low = draw.choice([1, 2, 3] if large else [1, 1, 2, 3])
+    high = low + draw.choice([0, 0, 1, 2])
+    least = 1 if large else max(1, rows // 30)
+    flags: dict[str, Any] = {
+        "minibatch_size": batch,
+        "num_epochs": epochs,
+        "num_workers": f"{low}:{high}",
+        "records_per_task": draw.choice([0, 0, int(_spread(draw, least, 2 * rows + 1))]),
+        "shuffle": draw.choice(["none", "shards", "records"]),
+        "checkpoint_steps": draw.choice([0, 0, int(_spread(draw, 1, 50))]),
+        "max_relaunches": 0,
+        "keep_checkpoint_max": draw.choice([0, 1, 3]),
+    }
+    if draw.random() < 0.4:
+        validation = ()
+    else:
+        flags["validation_data"] = "v"
+        flags["evaluation_steps"] = draw.choice([0, int(_spread(draw, 1, 60))])
+    if draw.random() < 0.3:
+        flags["output"] = "out"
+    if strategy == RING:
+        flags["distribution_strategy"] = "AllreduceStrategy"
+        if draw.random() < 0.3:
+            flags |= {"global_batch": "scaled", "lr_scaling": draw.choice(["none", "linear", "sqrt"])}
+    else:
+        flags |= {"num_ps_pods": draw.choice([1, 2, 3]), "max_staleness": draw.choice([0, 1, 1, 3])}
+    spec = JobSpec.from_flags(Action.TRAIN, {"model_zoo": "z", "model_def": "m", "training_data": "t", **flags})
+    calm = draw.random() < 0.5
+    return Plan(
+        seed,
+        flags,
+        spec,
+        training,
+        validation,
+        start_s=draw.choice([0.1, 1.0, 3.0]),
+        build_s=draw.choice([0.1, 1.0, 3.0]),
+        step_s=draw.choice([0.0, 0.01, 0.1, 0.5]),
+        feed_s=draw.choice([0.0, 0.0, 0.01, 0.2]),
+        save_s=draw.choice([0.01, 0.5, 3.0]),
+        gives_way=draw.choice([0.0, 0.02, 0.2]),
+        weather=Weather() if calm else _weather(draw),
+        faults=() if calm else _faults(draw, strategy, rows * epochs // batch),
+    )
+
+
+def _split(draw: random.Random, rows: int) -> list[int]:
+    """Some sources, none of them empty."""
+    cuts = sorted({draw.randrange(1, rows) for _ in range(draw.choice([0, 0, 1, 3]))}) if rows > 1 else []
+    return [end - begin for begin, end in zip([0, *cuts], [*cuts, rows], strict=True)]
+
+
+def _weather(draw: random.Random) -> Weather:
+    return Weather(
+        latency_s=draw.choice([0.001, 0.001, 0.02]),
+        spread=draw.choice([1.0, 10.0]),
+        loses=draw.choice([0.0, 0.01, 0.05]),
+        breaks_streams=draw.choice([0.0, 0.05, 0.2]),
+    )
+
+
+STOPS = ("end early", "stop job")
+"""Training ends with records left."""
+_EVENTS = ("kill", "kill", "drain", "drain", "stop", "scale", "replace", "checkpoint")
+_RING_EVENTS = (
+    "kill in a step",
+    "kill in a step",
+    "kill in a step",
+    "kill in a hand-over",
+    "kill in a hand-over",
+    "kill in a meeting",
+    "break ring",
+    "break ring",
+)
+_PUSH_EVENTS = ("kill in a push", "kill in a push", "kill in a push", "slow push", "slow push")
+_SERVER_EVENTS = ("kill server",)
+
+
+def _faults(draw: random.Random, strategy: str, steps: int) -> tuple[Fault, ...]:
+    servers_die = strategy == SERVERS and draw.random() < 0.3
+    kinds = (*_EVENTS, *(_RING_EVENTS if strategy == RING else _PUSH_EVENTS), *(_SERVER_EVENTS if servers_die else ()))
+    end_s = _spread(draw, 2, 15)
+
+    def fault(kind: str, after_steps: int | None = None) -> Fault:
+        if after_steps is None and draw.random() < 0.7:
+            after_steps = draw.randint(0, steps)
+        at_s = draw.uniform(0.2, end_s) if after_steps is None else draw.choice([0.0, 0.01, 0.2]) * draw.random()
+        return Fault(kind, round(at_s, 4), draw.random(), round(_spread(draw, 1.0, 15), 3), after_steps)
+
+    found = [fault(draw.choice(kinds)) for _ in range(draw.choice([0, 1, 2, 3, 5, 8]))]
+    if strategy == RING and draw.random() < 0.4:
+        # Some lack a step, and then whoever gives it to them dies.
+        after_steps = draw.randint(0, steps)
+        found += [fault("kill in a step", after_steps), fault("kill in a hand-over", after_steps)]
+    if strategy == SERVERS and draw.random() < 0.3:
+        # A cut comes while some servers have a push that others lack.
+        after_steps = draw.randint(0, steps)
+        found += [fault(draw.choice(_PUSH_EVENTS), after_steps), fault("checkpoint", after_steps)]
+    if draw.random() < 0.15:
+        found.append(fault(draw.choice(STOPS)))
+    return tuple(found)

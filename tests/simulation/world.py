@@ -1,0 +1,228 @@
+"""One simulated job from its seed to its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, final
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.master.core import commands as do
+from elasticdl.master.core import events as happened
+from tests.simulation import servers, threads, workers
+from tests.simulation.cluster import Cluster, Running
+from tests.simulation.loop import Loop
+from tests.simulation.master import Master
+from tests.simulation.network import Client, Network
+from tests.simulation.rings import Disk, Hub
+from tests.simulation.scheduler import Process, Scheduler, Violation
+from tests.simulation.truth import Truth
+from tests.simulation.workers import SimulatedWorker
+from tests.simulation.workload import Fault, Plan, plan_of
+
+CALM_LIMIT_S = 60.0
+FAULTS_LIMIT_S = 120.0
+"""Without progress."""
+_LONGEST_S = 7200.0
+_LOOK_S = 5.0
+
+
+@final
+class World:
+    """Everything of one job."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.scheduler = Scheduler(plan.number, gives_way=plan.gives_way)
+        threads.use(self.scheduler)
+        self.loop = Loop(self.scheduler)
+        self.network = Network(self.scheduler, plan.weather)
+        self.hub = Hub(self.scheduler, self.network.latency_s, self.stepped)
+        self.disk = Disk()
+        self.truth = Truth(self)
+        self.servers: dict[str, servers.Server] = {}
+        self.workers: dict[ProcessName, SimulatedWorker] = {}
+        self.told: list[tuple[float, str]] = []
+        self.steps = 0
+        self.push_tears: list[float | None] = []
+        """The next push comes to one server at once, and to the others late; after so many seconds its worker is killed."""
+        self.finish: do.FinishJob | None = None
+        self.cluster = Cluster(self.scheduler, self._main)
+        self.master = Master(self)
+
+    def run(self) -> None:
+        """Raises Violation, or whatever went wrong, with what is known of it."""
+        running = self.loop.create_task(self.master.run())
+        running.add_done_callback(lambda _: self._ended(running))
+        self._after_steps(0)
+        for fault in self.plan.faults:
+            if fault.after_steps is None:
+                self.scheduler.after(fault.at_s, lambda fault=fault: self._strike(fault))
+        self.scheduler.after(_LOOK_S, self._look)
+        try:
+            self.scheduler.run()
+            self.truth.check_end()
+        except BaseException as error:
+            error.add_note(self.story())
+            raise
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Unwind everything: nothing is left of it."""
+        self.master.over = True
+        self.scheduler.gives_way = 0.0
+        for running in list(self.cluster.running.values()):
+            running.process.dead = True
+            for task in running.process.tasks:
+                task.throw()
+        self.loop.close()
+
+    def story(self) -> str:
+        """For people, of a run that went wrong."""
+        told = "\n".join(f"{at_s:9.3f} {text}" for at_s, text in self.told[-25:])
+        stacks = "\n".join(
+            task.stack()
+            for running in self.cluster.running.values()
+            for task in running.process.tasks
+            if not task.done and task.name not in ("undertaker", "watch", "reporter")
+        )
+        status = self.master.state.status()
+        state = f"{status.phase}, waiting for {status.waiting}, {status.records}, {status.ring}"
+        return f"{self.plan}\n{told}\nat {self.scheduler.now_s:.3f} s: {state}\n{stacks}"
+
+    # -- what processes are made of
+
+    def client(self, running: Running) -> Client:
+        return Client(running.process, running.name, self.network, self.master)
+
+    def parameters(self, running: Running) -> Any:
+        if self.plan.on_ring:
+            return SimpleNamespace(move=lambda servers: None)
+        return servers.Parameters(self, running)
+
+    def _main(self, running: Running) -> int:
+        return servers.main(self, running) if running.name.role is Role.PS else workers.main(self, running)  # type: ignore[arg-type]
+
+    # -- time
+
+    def _ended(self, running: Any) -> None:
+        if not running.cancelled() and running.exception() is not None:
+            self.scheduler.fail(running.exception())
+        self.scheduler.over = True
+
+    def _look(self) -> None:
+        """Whether anything moves."""
+        limit_s = FAULTS_LIMIT_S if self.plan.faults else CALM_LIMIT_S
+        now_s = self.scheduler.now_s
+        if now_s - self.truth.progress_s > limit_s or now_s > _LONGEST_S:
+            raise Violation(f"the job stands still since {self.truth.progress_s:.1f} s")
+        self.scheduler.after(_LOOK_S, self._look)
+
+    # -- faults
+
+    def stepped(self) -> None:
+        """A step was done, somewhere."""
+        self.steps += 1
+        self._after_steps(self.steps)
+
+    def _after_steps(self, steps: int) -> None:
+        for fault in self.plan.faults:
+            if fault.after_steps == steps:
+                self.scheduler.after(fault.at_s, lambda fault=fault: self._strike(fault))
+
+    def kill(self, process: Process) -> None:
+        for running in list(self.cluster.running.values()):
+            if running.process is process and not process.dead:
+                self.cluster.kill(running)
+
+    def _strike(self, fault: Fault) -> None:
+        role = Role.PS if fault.kind.endswith("server") else Role.WORKER
+        there = sorted(name for name, one in self.cluster.running.items() if name.role is role and not one.process.dead)
+        at_s = self.scheduler.now_s
+        match fault.kind:
+            case "scale":
+                low = 1 + int(fault.draw * 3)
+                self.master.post(happened.ScaleRequested(at_s, low, low + int(fault.seconds) % 2))
+                return
+            case "stop job":
+                self.master.post(happened.StopRequested(at_s, "enough"))
+                return
+            case "kill in a push":
+                self.push_tears.append(0.5 * fault.draw)
+                return
+            case "slow push":
+                self.push_tears.append(None)
+                return
+            case "break ring":
+                self.hub.break_newest()
+                return
+            case "checkpoint":
+                self.master.post(happened.CheckpointRequested(at_s))
+                return
+            case "kill in a step" | "kill in a hand-over" | "kill in a meeting":
+                kind = {"step": "step", "hand-over": "piece", "meeting": "gather"}[fault.kind.removeprefix("kill in a ")]
+                self.hub.tears.append((kind, 0.1 * fault.draw**2, self.kill))
+                return
+        if not there:
+            return
+        name = there[int(fault.draw * len(there))]
+        running = self.cluster.running[name]
+        match fault.kind:
+            case "kill" | "kill server":
+                self.cluster.kill(running)
+            case "drain":
+                self.cluster.term(running)
+            case "end early":
+                self.master.post(happened.StopAsked(at_s, name, "a callback asked for it"))
+            case "replace":
+                self.master.post(happened.ReplaceRequested(at_s, name))
+            case "stop":
+                running.process.stop()
+                self.scheduler.after(fault.seconds, running.process.go_on)
+            case _:
+                raise AssertionError(f"nobody knows {fault}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A job that ended well."""
+
+    simulated_s: float
+    turns: int
+    steps: int
+
+
+@contextmanager
+def simulation() -> Iterator[None]:
+    """Jobs can be simulated in here; nothing is logged."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with threads.in_place_of_real_ones():
+            yield
+    finally:
+        logging.disable(before)
+
+
+def simulate(seed: int, strategy: str) -> Ran:
+    """Run the job of this seed. Raises Violation with its story. Only within `simulation()`."""
+    world = World(plan_of(seed, strategy))
+    disk, barriers = world.disk, workers_disk()
+    before, barriers.ring_file = barriers.ring_file, disk
+    try:
+        world.run()
+    finally:
+        barriers.ring_file = before
+        threads.use(None)
+    return Ran(world.scheduler.now_s, world.scheduler.turns, world.hub.newest.version)
+
+
+def workers_disk() -> Any:
+    """The module of the workers that writes copies of weights."""
+    from elasticdl.worker.ring import barriers
+
+    return barriers
