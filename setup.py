@@ -1,4 +1,6 @@
-"""Builds what pyproject.toml cannot say: the C++ extension, the protocol messages, and what the page takes from npm."""
+"""Builds what pyproject.toml cannot say: the C++ extension, the protocol messages, and what the
+page takes from npm.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).parent
 PROTO = "elasticdl/rpc/elasticdl.proto"
 PAGE = ROOT / "elasticdl/page"
-FROM_NPM = {"dist/uPlot.iife.min.js": "uPlot.iife.min.js", "dist/uPlot.min.css": "uPlot.min.css", "LICENSE": "uPlot.LICENSE.txt"}
+FROM_NPM = {
+    "dist/uPlot.iife.min.js": "uPlot.iife.min.js",
+    "dist/uPlot.min.css": "uPlot.min.css",
+    "LICENSE": "uPlot.LICENSE.txt",
+}
 SANITIZE = os.environ.get("ELASTICDL_SANITIZE", "")
 
 
@@ -25,13 +31,22 @@ def generate_messages() -> None:
     """elasticdl.proto -> elasticdl_pb2.py, .pyi and _grpc.py beside it."""
     from grpc_tools import protoc
 
-    arguments = ["protoc", f"-I{ROOT}", f"--python_out={ROOT}", f"--pyi_out={ROOT}", f"--grpc_python_out={ROOT}", str(ROOT / PROTO)]
+    arguments = [
+        "protoc",
+        f"-I{ROOT}",
+        f"--python_out={ROOT}",
+        f"--pyi_out={ROOT}",
+        f"--grpc_python_out={ROOT}",
+        str(ROOT / PROTO),
+    ]
     if protoc.main(arguments) != 0:
         sys.exit(f"protoc could not compile {PROTO}")
 
 
 def bring_plots() -> None:
-    """uPlot and its licence, of the version and with the hash that package-lock.json says, into elasticdl/page/vendor."""
+    """uPlot and its licence, of the version and with the hash that package-lock.json says, into
+    elasticdl/page/vendor.
+    """
     lock, vendor = PAGE / "npm/package-lock.json", PAGE / "vendor"
     if not lock.exists():
         return
@@ -67,18 +82,27 @@ class BuildExt(build_ext):
 
         def side_by_side(sources: list[str], **how: object) -> list[str]:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                return [made for objects in pool.map(lambda source: one_by_one([source], **how), sources) for made in objects]
+                return [
+                    made
+                    for objects in pool.map(lambda source: one_by_one([source], **how), sources)
+                    for made in objects
+                ]
 
         self.compiler.compile = side_by_side
         super().build_extensions()
 
 
 def native() -> Extension:
-    """One extension for all C++: CPython's stable way in is nanobind, compiled along from its own package."""
+    """One extension for all C++: CPython's stable way in is nanobind, compiled along from its own
+    package.
+    """
     import nanobind
 
     binding = Path(nanobind.source_dir())
-    sources = [*sorted(glob.glob("elasticdl/*/native/*.cc")), os.path.relpath(binding / "nb_combined.cpp", ROOT)]
+    sources = [
+        *sorted(glob.glob("elasticdl/*/native/*.cc")),
+        os.path.relpath(binding / "nb_combined.cpp", ROOT),
+    ]
     flags = [
         "-std=c++17",
         "-O3",

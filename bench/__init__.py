@@ -1,1 +1,4 @@
-"""Figures against their baselines, measured in one run on one machine. See docs/explanation/performance.md."""
+"""Figures against their baselines, measured in one run on one machine.
+
+See docs/explanation/performance.md.
+"""

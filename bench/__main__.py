@@ -1,4 +1,6 @@
-"""`python -m bench [table] [server] [end_to_end] [ring] [page]`: all of them by default; figures also go to bench/results/<name>.json."""
+"""`python -m bench [table] [server] [end_to_end] [ring] [page]`: all of them by default; figures
+also go to bench/results/<name>.json.
+"""
 
 from __future__ import annotations
 

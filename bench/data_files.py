@@ -1,4 +1,7 @@
-"""How fast files are indexed and read: `python -m bench.data_files`. MB/s of file, one process, data in the page cache."""
+"""How fast files are indexed and read: `python -m bench.data_files`.
+
+MB/s of file, one process, data in the page cache.
+"""
 
 from __future__ import annotations
 
@@ -54,18 +57,36 @@ def write_parquet(path: Path) -> None:
 
     rng = np.random.default_rng(1)
     columns = {f"x{i}": rng.random(1_200_000) for i in range(10)}
-    pq.write_table(pa.table(columns), path, row_group_size=100_000, compression="none", use_dictionary=False)
+    pq.write_table(
+        pa.table(columns), path, row_group_size=100_000, compression="none", use_dictionary=False
+    )
 
 
 def write_npz(path: Path) -> None:
-    np.savez(path, x=np.zeros((SIZE_BYTES // 400, 100), np.float32), y=np.zeros(SIZE_BYTES // 400, np.int64))
+    np.savez(
+        path,
+        x=np.zeros((SIZE_BYTES // 400, 100), np.float32),
+        y=np.zeros(SIZE_BYTES // 400, np.int64),
+    )
 
 
 def files(folder: Path) -> Iterator[tuple[str, Path, Callable[[Path], None]]]:
-    yield "CSV, 10 short fields", folder / "plain.csv", lambda path: write_csv(path, csv.QUOTE_MINIMAL)
-    yield "CSV, every field quoted", folder / "quoted.csv", lambda path: write_csv(path, csv.QUOTE_ALL)
+    yield (
+        "CSV, 10 short fields",
+        folder / "plain.csv",
+        lambda path: write_csv(path, csv.QUOTE_MINIMAL),
+    )
+    yield (
+        "CSV, every field quoted",
+        folder / "quoted.csv",
+        lambda path: write_csv(path, csv.QUOTE_ALL),
+    )
     for size in (100, 1000, 100_000):
-        yield f"TFRecord, {size} bytes", folder / f"{size}.tfrecord", lambda path, size=size: write_tfrecord(path, size)
+        yield (
+            f"TFRecord, {size} bytes",
+            folder / f"{size}.tfrecord",
+            lambda path, size=size: write_tfrecord(path, size),
+        )
     yield "Parquet, 10 float64", folder / "a.parquet", write_parquet
     yield "npz, 100 float32", folder / "a.npz", write_npz
 
@@ -81,10 +102,15 @@ def main() -> None:
             began_s = time.perf_counter()
             (source,) = reader.sources()
             indexed_s = time.perf_counter()
-            records = sum(block.count for block in reader.read(Shard(ShardId(1), source.name, 0, source.records)))
+            records = sum(
+                block.count
+                for block in reader.read(Shard(ShardId(1), source.name, 0, source.records))
+            )
             done_s = time.perf_counter()
             read_s = done_s - indexed_s
-            print(f"{title:26}{megabytes / (indexed_s - began_s):12,.0f}{megabytes / read_s:12,.0f}{records / read_s:14,.0f}")
+            print(
+                f"{title:26}{megabytes / (indexed_s - began_s):12,.0f}{megabytes / read_s:12,.0f}{records / read_s:14,.0f}"
+            )
             path.unlink()
 
 

@@ -1,6 +1,7 @@
 """The work that every end-to-end figure is about: DeepFM on synthetic data in Criteo's shape.
 
-13 dense features, 26 fields x 38,461 ids (999,986 in all; Zipf 1.05 within a field), embedding 16 + wide 1, MLP 128-128.
+13 dense features, 26 fields x 38,461 ids (999,986 in all; Zipf 1.05 within a field), embedding 16 +
+wide 1, MLP 128-128.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ def arrays(records: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndar
     """float32[records, DENSE], int64[records, FIELDS], float32[records, 1]."""
     rng = np.random.default_rng(seed)
     weight = 1 / np.arange(1, IDS_PER_FIELD + 1) ** 1.05
-    rank = np.searchsorted(np.cumsum(weight / weight.sum()), rng.random((records, FIELDS))).clip(0, IDS_PER_FIELD - 1)
+    rank = np.searchsorted(np.cumsum(weight / weight.sum()), rng.random((records, FIELDS))).clip(
+        0, IDS_PER_FIELD - 1
+    )
     shuffled = np.random.default_rng(99).permutation(IDS_PER_FIELD)
     ids = (shuffled[rank] + np.arange(FIELDS) * IDS_PER_FIELD).astype(np.int64)
     dense = rng.standard_normal((records, DENSE)).astype(np.float32)
@@ -38,5 +41,8 @@ def batches(batch: int, count: int):
     import tensorflow as tf
 
     dense, ids, labels = arrays(batch * count)
-    shaped = (dense.reshape(count, batch, DENSE), ids.reshape(count, batch, FIELDS)), labels.reshape(count, batch, 1)
+    shaped = (
+        (dense.reshape(count, batch, DENSE), ids.reshape(count, batch, FIELDS)),
+        labels.reshape(count, batch, 1),
+    )
     return tf.data.Dataset.from_tensor_slices(shaped).repeat().prefetch(2)

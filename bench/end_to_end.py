@@ -1,4 +1,5 @@
-"""DeepFM, samples/s: the user's plain Keras module on one server and two workers, against the same model in other systems.
+"""DeepFM, samples/s: the user's plain Keras module on one server and two workers, against the same
+model in other systems.
 
 Everything on the same cores, one after the other in one run; medians.
 """
@@ -29,8 +30,12 @@ def run_peer(module: str, optimizer: str, batch: int) -> float:
     return float(done.stdout.split()[-1])
 
 
-def run_ours(optimizer: str, batch: int, data: Path, workers: int = 2, seconds: float = 12.0) -> float:
-    """Records per second in steady state, as the master's ledger counts them: the job is stopped after `seconds` of it."""
+def run_ours(
+    optimizer: str, batch: int, data: Path, workers: int = 2, seconds: float = 12.0
+) -> float:
+    """Records per second in steady state, as the master's ledger counts them: the job is stopped
+    after `seconds` of it.
+    """
     with running(
         model_def="deepfm",
         model_params=f"optimizer={optimizer}",
@@ -72,7 +77,9 @@ def measure(points=POINTS, rounds: int = 3) -> dict:
                 seen["elasticdl"].append(run_ours(optimizer, batch, data))
                 for name, module in PEERS.items():
                     seen[name].append(run_peer(module, optimizer, batch))
-            figures[f"{optimizer} {batch}"] = {name: statistics.median(rates) for name, rates in seen.items()}
+            figures[f"{optimizer} {batch}"] = {
+                name: statistics.median(rates) for name, rates in seen.items()
+            }
             print_row(f"{optimizer} {batch}", figures[f"{optimizer} {batch}"])
     return figures
 

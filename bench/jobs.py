@@ -43,8 +43,13 @@ class RunningJob:
         finally:
             client.close()
 
-    def until(self, what: str, found: Callable[[], T | None], limit_s: float = 120.0, look_s: float = 0.2) -> T:
-        """The first answer of `found` that is one. Raises RuntimeError if the job ends before, or it takes too long."""
+    def until(
+        self, what: str, found: Callable[[], T | None], limit_s: float = 120.0, look_s: float = 0.2
+    ) -> T:
+        """The first answer of `found` that is one.
+
+        Raises RuntimeError if the job ends before, or it takes too long.
+        """
         deadline = time.perf_counter() + limit_s
         while time.perf_counter() < deadline:
             answer = found()
@@ -52,27 +57,46 @@ class RunningJob:
                 return answer
             if self.child.poll() is not None:
                 self.log.seek(0)
-                raise RuntimeError(f"the job ended by itself before {what}:\n{self.log.read()[-3000:]}")
+                raise RuntimeError(
+                    f"the job ended by itself before {what}:\n{self.log.read()[-3000:]}"
+                )
             time.sleep(look_s)
         raise RuntimeError(f"not within {limit_s:g} s: {what}")
 
     def pid(self, name: str) -> int | None:
         """Of a process that runs."""
         status = self.status()
-        where = [one["where"] for one in status["processes"] if one["name"] == name] if status else []
+        where = (
+            [one["where"] for one in status["processes"] if one["name"] == name] if status else []
+        )
         return int(where[0].removeprefix("pid ")) if where and where[0].startswith("pid ") else None
 
 
 @contextmanager
 def running(**flags: object) -> Iterator[RunningJob]:
-    """Start a job; it is stopped at the end of the block, whatever happens. Flags as `elasticdl train` has them."""
+    """Start a job; it is stopped at the end of the block, whatever happens.
+
+    Flags as `elasticdl train` has them.
+    """
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job"
         arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-        command = [sys.executable, "-m", "elasticdl.cli.main", "train", "--model-zoo", str(ROOT / "bench/zoo"), *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "elasticdl.cli.main",
+            "train",
+            "--model-zoo",
+            str(ROOT / "bench/zoo"),
+            *arguments,
+        ]
         with open(Path(folder) / "log", "w+") as log:
             child = subprocess.Popen(
-                [*command, "--job-dir", str(job)], cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT)}
+                [*command, "--job-dir", str(job)],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
             )
             try:
                 yield RunningJob(child, job, log)

@@ -1,8 +1,13 @@
-"""What the status page costs a master: 1,000 workers, 100,000 shards, and browsers that watch. CPU time, of seconds that the bench makes.
+"""What the status page costs a master: 1,000 workers, 100,000 shards, and browsers that watch.
 
-The decisions, the page's server and its streams are the real ones; workers are simulated by what they would say: each tells of
-progress and gauges every two seconds. Browsers are streams of another process. `python -m bench.page [PROFILE]`;
-`python -m bench.page paint [ROUNDS]` measures only what a person waits for, which means something on a machine that is idle.
+CPU time, of seconds that the bench makes.
+
+The decisions, the page's server and its streams are the real ones; workers are simulated by what
+they would say: each tells of
+progress and gauges every two seconds. Browsers are streams of another process. `python -m
+bench.page [PROFILE]`;
+`python -m bench.page paint [ROUNDS]` measures only what a person waits for, which means something
+on a machine that is idle.
 """
 
 from __future__ import annotations
@@ -58,16 +63,31 @@ class Master:
     """Decisions and page; events are handled in place."""
 
     def __init__(self, directory: Path) -> None:
-        flags = {"model_zoo": "z", "model_def": "m", "training_data": "t", "num_workers": f"1:{WORKERS}", "job_name": "large"}
-        spec = JobSpec.from_flags(Action.TRAIN, {**flags, "records_per_task": SHARD_RECORDS, "num_epochs": 2})
+        flags = {
+            "model_zoo": "z",
+            "model_def": "m",
+            "training_data": "t",
+            "num_workers": f"1:{WORKERS}",
+            "job_name": "large",
+        }
+        spec = JobSpec.from_flags(
+            Action.TRAIN, {**flags, "records_per_task": SHARD_RECORDS, "num_epochs": 2}
+        )
         self.clock = clock = ManualClock(wall_s=time.time())
         self.inbox = EventQueue(clock)
         self.core = JobState(spec)
-        roster = PsRegistry(1, lambda name, address: GrpcServerControl(str(name), address, Credentials(TOKEN, "m"), 1))
-        self.desk = ProcessGateway(self.inbox, roster, Fences(roster), Task.TRAINING, self.core.may_attach)
+        roster = PsRegistry(
+            1,
+            lambda name, address: GrpcServerControl(str(name), address, Credentials(TOKEN, "m"), 1),
+        )
+        self.desk = ProcessGateway(
+            self.inbox, roster, Fences(roster), Task.TRAINING, self.core.may_attach
+        )
         self.chronicle = EventLog(directory / "events.jsonl", clock.wall_s())
         collector = Collector(directory / "series.json", clock)
-        self.watched = JobView(about(spec, clock.wall_s()), self.core, self.desk, self.inbox, self.chronicle, collector)
+        self.watched = JobView(
+            about(spec, clock.wall_s()), self.core, self.desk, self.inbox, self.chronicle, collector
+        )
         self.watched.cluster = FakeCluster()
         self.page = StatusServer(self.watched, AccessGuard(TOKEN), 1)
         self.leases: dict[ProcessName, list[Lease]] = {}
@@ -125,7 +145,17 @@ class Master:
         presence.told(gauges)
         applied = Applied(lease.shard.id, lease.attempt, offset)
         self.desk.throughput.reported(name, Progress(lease.task, applied, done=done), at_s)
-        self.put(e.ProgressReported(at_s, name, lease.task, applied, version=int(at_s * 100), loss=1.0 / (1 + at_s), done=done))
+        self.put(
+            e.ProgressReported(
+                at_s,
+                name,
+                lease.task,
+                applied,
+                version=int(at_s * 100),
+                loss=1.0 / (1 + at_s),
+                done=done,
+            )
+        )
         self.offsets[name] = offset
         if done:
             self.leases[name].pop(0)
@@ -150,7 +180,9 @@ async def watch(port: int, number: int) -> None:
                 counted[place] += len(chunk)
 
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers, timeout=aiohttp.ClientTimeout()) as session:
+    async with aiohttp.ClientSession(
+        f"http://127.0.0.1:{port}", headers=headers, timeout=aiohttp.ClientTimeout()
+    ) as session:
         streams = [asyncio.ensure_future(one(session, place)) for place in range(number)]
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
         print(max(counted, default=0), flush=True)
@@ -160,9 +192,13 @@ async def watch(port: int, number: int) -> None:
 
 
 async def phase(master: Master, port: int, number: int) -> dict[str, float]:
-    """CPU time of this process for each second of the job, while so many browsers watch: however busy the machine is."""
+    """CPU time of this process for each second of the job, while so many browsers watch: however
+    busy the machine is.
+    """
     command = (sys.executable, "-m", "bench.page", "--watch", str(port), str(number))
-    child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+    child = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
     while master.page._live.watchers < number:
         await asyncio.sleep(0.05)
     reporting_s = looking_s = 0.0
@@ -219,7 +255,13 @@ async def requests(master: Master, port: int) -> dict[str, float]:
 
 async def painted(master: Master, port: int, *rounds: int) -> dict[str, Any]:
     """What it costs a browser, while the job goes on."""
-    command = (sys.executable, "-m", "bench.paint", f"http://127.0.0.1:{port}/#token={TOKEN}", *map(str, rounds))
+    command = (
+        sys.executable,
+        "-m",
+        "bench.paint",
+        f"http://127.0.0.1:{port}/#token={TOKEN}",
+        *map(str, rounds),
+    )
     child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     reading = asyncio.ensure_future(child.communicate())
     while not reading.done():
@@ -269,7 +311,11 @@ async def story(profile: str) -> dict[str, Any]:
         figures["drawing the page ms"] = round(1000 * (time.process_time() - begin_s), 1)
         figures["requests"] = await requests(master, port)
         if not profile:
-            figures["a browser"] = await painted(master, port) if paint.chromium() else "left out: there is no Chromium"
+            figures["a browser"] = (
+                await painted(master, port)
+                if paint.chromium()
+                else "left out: there is no Chromium"
+            )
         figures["peak memory MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
         return figures
 

@@ -1,6 +1,8 @@
-"""What the page of a large job costs a browser: `python -m bench.paint ADDRESS [ROUNDS]`, with the token behind the `#`; prints JSON.
+"""What the page of a large job costs a browser: `python -m bench.paint ADDRESS [ROUNDS]`, with the
+token behind the `#`; prints JSON.
 
-Times of a main thread that is busy with nothing else say what a person waits for; on a machine that is busy, its CPU time does.
+Times of a main thread that is busy with nothing else say what a person waits for; on a machine that
+is busy, its CPU time does.
 """
 
 from __future__ import annotations
@@ -64,12 +66,16 @@ def look(page: Page, address: str, watched_s: float = WATCHED_S) -> dict[str, fl
     watched = spent(costs)
     return {
         **figures,
-        "CPU while it is watched %": round(100 * (watched["TaskDuration"] - opened["TaskDuration"]) / watched_s, 1),
+        "CPU while it is watched %": round(
+            100 * (watched["TaskDuration"] - opened["TaskDuration"]) / watched_s, 1
+        ),
         "script's memory MiB": round(watched["JSHeapUsedSize"] / 2**20, 1),
     }
 
 
-def views(browser: Browser, entrance: str, watched_s: float = WATCHED_S, names: Sequence[str] = VIEWS) -> dict[str, Any]:
+def views(
+    browser: Browser, entrance: str, watched_s: float = WATCHED_S, names: Sequence[str] = VIEWS
+) -> dict[str, Any]:
     """Each view of the page, in a window of its own."""
     address = entrance.partition("#")[0]
     context = browser.new_context(viewport={"width": 1440, "height": 900})
@@ -88,10 +94,15 @@ def views(browser: Browser, entrance: str, watched_s: float = WATCHED_S, names: 
 
 
 def medians(browser: Browser, entrance: str, rounds: int) -> dict[str, Any]:
-    """Of so many rounds through all views, after one that is not counted: median, lowest and highest of what a person waits for."""
+    """Of so many rounds through all views, after one that is not counted: median, lowest and
+    highest of what a person waits for.
+    """
     views(browser, entrance, 0.0, VIEWS[:1])
     found = [views(browser, entrance, 0.0) for _ in range(rounds)]
-    return {view: {what: _summary([one[view][what] for one in found]) for what in WAITED_FOR} for view in VIEWS}
+    return {
+        view: {what: _summary([one[view][what] for one in found]) for what in WAITED_FOR}
+        for view in VIEWS
+    }
 
 
 def _summary(values: Sequence[float]) -> str:
@@ -100,14 +111,23 @@ def _summary(values: Sequence[float]) -> str:
 
 def chromium() -> str | None:
     """Where it is; None if it is not installed (`scripts/test-programs` may do that)."""
-    return os.environ.get("ELASTICDL_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    return (
+        os.environ.get("ELASTICDL_CHROMIUM")
+        or shutil.which("chromium")
+        or shutil.which("google-chrome")
+    )
 
 
 def main(entrance: str, rounds: int = 0) -> None:
     """See the module. `rounds`: only what a person waits for, so many times."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"] if os.getuid() == 0 else [])
-        print(json.dumps(medians(browser, entrance, rounds) if rounds else views(browser, entrance)), flush=True)
+        browser = playwright.chromium.launch(
+            executable_path=chromium(), args=["--no-sandbox"] if os.getuid() == 0 else []
+        )
+        print(
+            json.dumps(medians(browser, entrance, rounds) if rounds else views(browser, entrance)),
+            flush=True,
+        )
         browser.close()
 
 

@@ -1,6 +1,8 @@
-"""A worker for Horovod's own elastic driver on the MLP of `bench/zoo`: commits every 10 steps, writes a line a step.
+"""A worker for Horovod's own elastic driver on the MLP of `bench/zoo`: commits every 10 steps,
+writes a line a step.
 
-The state is a class of its own: of those that come with Horovod, one hangs at a join and one does not start under Keras 3.
+The state is a class of its own: of those that come with Horovod, one hangs at a join and one does
+not start under Keras 3.
 """
 
 from __future__ import annotations
@@ -58,13 +60,17 @@ def main() -> None:
     log = os.open(os.environ["PEER_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def tell(what: str, number: float) -> None:
-        os.write(log, f"{time.time():.6f} {what} {os.getpid()} {hvd.rank()} {hvd.size()} {number}\n".encode())
+        os.write(
+            log,
+            f"{time.time():.6f} {what} {os.getpid()} {hvd.rank()} {hvd.size()} {number}\n".encode(),
+        )
 
     @tf.function(autograph=False)
     def step():
         with tf.GradientTape() as tape:
             value = mlp.loss(y, model(x, training=True))
-        # One by one: errors of grouped operations are not recognised by the elastic loop, and end the job.
+        # One by one: errors of grouped operations are not recognised by the elastic loop, and end
+        # the job.
         gradients = tape.gradient(value, [one.value for one in model.trainable_variables])
         optimizer.apply([hvd.allreduce(one) for one in gradients])
         return value

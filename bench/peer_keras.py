@@ -1,4 +1,6 @@
-"""Plain Keras `fit` of the same module in one process: `python -m bench.peer_keras OPTIMIZER BATCH` prints samples/s."""
+"""Plain Keras `fit` of the same module in one process: `python -m bench.peer_keras OPTIMIZER BATCH`
+prints samples/s.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from bench.zoo import deepfm
 
 def main(optimizer: str, batch: int) -> None:
     count = max(8, min(64, 100_000 // batch))
-    data = batches(batch, count).map(lambda features, labels: ({"numbers": features[0], "ids": features[1]}, labels))
+    data = batches(batch, count).map(
+        lambda features, labels: ({"numbers": features[0], "ids": features[1]}, labels)
+    )
     model = deepfm.custom_model()
     model.compile(optimizer=deepfm.optimizer(optimizer), loss=deepfm.loss)
 

@@ -1,6 +1,8 @@
-"""tf.distribute.ParameterServerStrategy at its best: a custom loop of raw ops on the server, which Keras `fit` is not.
+"""tf.distribute.ParameterServerStrategy at its best: a custom loop of raw ops on the server, which
+Keras `fit` is not.
 
-`python -m bench.peer_pss OPTIMIZER BATCH [WORKERS]` starts one server and the workers as processes, prints samples/s.
+`python -m bench.peer_pss OPTIMIZER BATCH [WORKERS]` starts one server and the workers as processes,
+prints samples/s.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def free_port() -> int:
 
 
 def serve(cluster: dict, job: str, index: int) -> None:
-    tf.distribute.Server(tf.train.ClusterSpec(cluster), job_name=job, task_index=index, protocol="grpc").join()
+    tf.distribute.Server(
+        tf.train.ClusterSpec(cluster), job_name=job, task_index=index, protocol="grpc"
+    ).join()
 
 
 def mlp_weights() -> list[np.ndarray]:
@@ -48,7 +52,14 @@ def mlp_weights() -> list[np.ndarray]:
 def apply_rows(kind: str, table, slots, gradient, ids) -> None:
     raw, rate = tf.raw_ops, LEARNING_RATE[kind]
     if kind == "adagrad":
-        raw.ResourceSparseApplyAdagradV2(var=table.handle, accum=slots[0].handle, lr=rate, epsilon=1e-7, grad=gradient, indices=ids)
+        raw.ResourceSparseApplyAdagradV2(
+            var=table.handle,
+            accum=slots[0].handle,
+            lr=rate,
+            epsilon=1e-7,
+            grad=gradient,
+            indices=ids,
+        )
         return
     with tf.device(table.device):  # lazy Adam, computed on the server
         gradient, ids = tf.identity(gradient), tf.identity(ids)
@@ -56,13 +67,17 @@ def apply_rows(kind: str, table, slots, gradient, ids) -> None:
         second = 0.999 * tf.gather(slots[1], ids) + 0.001 * gradient * gradient
         raw.ResourceScatterUpdate(resource=slots[0].handle, indices=ids, updates=first)
         raw.ResourceScatterUpdate(resource=slots[1].handle, indices=ids, updates=second)
-        raw.ResourceScatterSub(resource=table.handle, indices=ids, updates=rate * first / (tf.sqrt(second) + 1e-7))
+        raw.ResourceScatterSub(
+            resource=table.handle, indices=ids, updates=rate * first / (tf.sqrt(second) + 1e-7)
+        )
 
 
 def apply_dense(kind: str, weight, slots, gradient) -> None:
     raw, rate = tf.raw_ops, LEARNING_RATE[kind]
     if kind == "adagrad":
-        raw.ResourceApplyAdagradV2(var=weight.handle, accum=slots[0].handle, lr=rate, epsilon=1e-7, grad=gradient)
+        raw.ResourceApplyAdagradV2(
+            var=weight.handle, accum=slots[0].handle, lr=rate, epsilon=1e-7, grad=gradient
+        )
     else:
         raw.ResourceApplyAdam(
             var=weight.handle, m=slots[0].handle, v=slots[1].handle, beta1_power=0.0, beta2_power=0.0,
@@ -76,7 +91,9 @@ def logits(dense, vectors, wide, weights):
         hidden = tf.matmul(hidden, weights[layer]) + weights[layer + 1]
         hidden = tf.nn.relu(hidden) if layer < len(weights) - 3 else hidden
     total = tf.reduce_sum(vectors, 1)
-    pairs = 0.5 * tf.reduce_sum(total * total - tf.reduce_sum(vectors * vectors, 1), 1, keepdims=True)
+    pairs = 0.5 * tf.reduce_sum(
+        total * total - tf.reduce_sum(vectors * vectors, 1), 1, keepdims=True
+    )
     return hidden + pairs + tf.reduce_sum(wide, 1) + tf.matmul(dense, weights[-1])
 
 
@@ -87,12 +104,16 @@ def measure(kind: str, batch: int, cluster: dict) -> float:
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
-        tables = [tf.Variable(tf.random.uniform((VOCABULARY, width), -0.05, 0.05)) for width in (DIM, 1)]
+        tables = [
+            tf.Variable(tf.random.uniform((VOCABULARY, width), -0.05, 0.05)) for width in (DIM, 1)
+        ]
         weights = [tf.Variable(value) for value in mlp_weights()]
 
         def slots_of(variable):
             with strategy.extended.colocate_vars_with(variable):
-                return [tf.Variable(tf.zeros(variable.shape)) for _ in range(2 if kind == "adam" else 1)]
+                return [
+                    tf.Variable(tf.zeros(variable.shape)) for _ in range(2 if kind == "adam" else 1)
+                ]
 
         table_slots, weight_slots = [slots_of(v) for v in tables], [slots_of(v) for v in weights]
 
@@ -104,17 +125,27 @@ def measure(kind: str, batch: int, cluster: dict) -> float:
         local = [tf.identity(weight) for weight in weights]
         with tf.GradientTape() as tape:
             tape.watch(rows + local)
-            vectors, wide = (tf.reshape(tf.gather(part, positions), (-1, FIELDS, part.shape[1])) for part in rows)
-            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits(dense, vectors, wide, local)))
+            vectors, wide = (
+                tf.reshape(tf.gather(part, positions), (-1, FIELDS, part.shape[1])) for part in rows
+            )
+            loss = tf.reduce_mean(
+                tf.nn.sigmoid_cross_entropy_with_logits(labels, logits(dense, vectors, wide, local))
+            )
         gradients = tape.gradient(loss, rows + local)
         for table, own, gradient in zip(tables, table_slots, gradients[:2], strict=True):
-            merged = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, tf.size(distinct))
+            merged = tf.math.unsorted_segment_sum(
+                gradient.values, gradient.indices, tf.size(distinct)
+            )
             apply_rows(kind, table, own, merged, distinct)
         for weight, own, gradient in zip(weights, weight_slots, gradients[2:], strict=True):
             apply_dense(kind, weight, own, gradient)
         return loss
 
-    iterator = iter(coordinator.create_per_worker_dataset(lambda: batches(batch, max(8, min(64, 100_000 // batch)))))
+    iterator = iter(
+        coordinator.create_per_worker_dataset(
+            lambda: batches(batch, max(8, min(64, 100_000 // batch)))
+        )
+    )
 
     def steps(number: int) -> float:
         begin = time.perf_counter()
@@ -130,10 +161,13 @@ def measure(kind: str, batch: int, cluster: dict) -> float:
 
 def main(kind: str, batch: int, workers: int) -> None:
     names = {"ps": 1, "worker": workers, "chief": 1}
-    cluster = {job: [f"127.0.0.1:{free_port()}" for _ in range(count)] for job, count in names.items()}
+    cluster = {
+        job: [f"127.0.0.1:{free_port()}" for _ in range(count)] for job, count in names.items()
+    }
     children = [
         subprocess.Popen(
-            [sys.executable, "-m", "bench.peer_pss", "serve", json.dumps(cluster), job, str(index)], stderr=subprocess.DEVNULL
+            [sys.executable, "-m", "bench.peer_pss", "serve", json.dumps(cluster), job, str(index)],
+            stderr=subprocess.DEVNULL,
         )
         for job in ("ps", "worker")
         for index in range(names[job])

@@ -1,6 +1,7 @@
 """ResNet20 of `bench/zoo` in a plain loop: alone, or under `horovodrun` on plain Horovod.
 
-`python -m bench.peer_ring THREADS BATCH SECONDS plain|horovod`: samples/s of all processes together, and CPU time of this one in
+`python -m bench.peer_ring THREADS BATCH SECONDS plain|horovod`: samples/s of all processes
+together, and CPU time of this one in
 ms a sample. One batch, in memory for ever: nothing is read.
 """
 
@@ -38,7 +39,9 @@ def main(threads: int, batch: int, seconds: float, kind: str) -> None:
     def step(image, label):
         with tf.GradientTape() as tape:
             value = resnet20.loss(label, model(image, training=True))
-        optimizer.apply(reduced(tape.gradient(value, [one.value for one in model.trainable_variables])))
+        optimizer.apply(
+            reduced(tape.gradient(value, [one.value for one in model.trainable_variables]))
+        )
         return value
 
     for _ in range(3):

@@ -1,6 +1,8 @@
-"""A ring of two workers: throughput against one process and plain Horovod, and what kills, lost nodes and joins cost.
+"""A ring of two workers: throughput against one process and plain Horovod, and what kills, lost
+nodes and joins cost.
 
-Whole jobs of `elasticdl train --distribution-strategy AllreduceStrategy`; times of steps are those at which a callback of the
+Whole jobs of `elasticdl train --distribution-strategy AllreduceStrategy`; times of steps are those
+at which a callback of the
 module saw them. Horovod's own elastic driver goes through the same kill and join on the same model.
 """
 
@@ -26,8 +28,12 @@ from bench.step_log import steps_of
 BATCH = 128
 SECONDS = 8.0
 KILLS = 8
-STATED = {"torchrun": {"kill": 1.95, "lost": 46.7}, "torchft": {"kill": 1.05, "lost": 5.1, "join": 0.02}}
-"""Seconds, each at its best: torchrun elastic and torchft 0.2, in November 2026 on 2 cores (AMD Zen 5), 24 GiB.
+STATED = {
+    "torchrun": {"kill": 1.95, "lost": 46.7},
+    "torchft": {"kill": 1.05, "lost": 5.1, "join": 0.02},
+}
+"""Seconds, each at its best: torchrun elastic and torchft 0.2, in November 2026 on 2 cores (AMD Zen
+5), 24 GiB.
 
 Constants, since PyTorch is no dependency of this project.
 """
@@ -36,7 +42,12 @@ Constants, since PyTorch is no dependency of this project.
 def measure(rounds: int = 3) -> dict:
     """Figures of all parts: some ten minutes."""
     peer = horovod_elastic(rounds)
-    figures = {"throughput": throughput(rounds), "ours": recovery(KILLS), "horovod_elastic": peer, "stated": STATED}
+    figures = {
+        "throughput": throughput(rounds),
+        "ours": recovery(KILLS),
+        "horovod_elastic": peer,
+        "stated": STATED,
+    }
     print_recovery(figures)
     return figures
 
@@ -49,15 +60,30 @@ def throughput(rounds: int) -> dict:
     with_horovod = [*horovodrun(), "-np", "2", "--gloo", "-H", "localhost:2"]
     peers = {
         "one process, 1 thread": (1, alone),
-        "two of these, apart": (2, alone),  # what the cores have for whoever computes in two processes
-        "one process, all cores": (1, [sys.executable, "-m", "bench.peer_ring", cores, *measured, "plain"]),
-        "plain Horovod, 2 workers": (1, [*with_horovod, sys.executable, "-m", "bench.peer_ring", "1", *measured, "horovod"]),
+        "two of these, apart": (
+            2,
+            alone,
+        ),  # what the cores have for whoever computes in two processes
+        "one process, all cores": (
+            1,
+            [sys.executable, "-m", "bench.peer_ring", cores, *measured, "plain"],
+        ),
+        "plain Horovod, 2 workers": (
+            1,
+            [*with_horovod, sys.executable, "-m", "bench.peer_ring", "1", *measured, "horovod"],
+        ),
     }
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in ("elasticdl, 2 workers", *peers)}
+    seen: dict[str, list[tuple[float, float]]] = {
+        name: [] for name in ("elasticdl, 2 workers", *peers)
+    }
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "images.npz"
         rng = np.random.default_rng(0)
-        np.savez(data, image=rng.normal(size=(8192, 32, 32, 3)).astype(np.float32), label=rng.integers(0, 10, 8192))
+        np.savez(
+            data,
+            image=rng.normal(size=(8192, 32, 32, 3)).astype(np.float32),
+            label=rng.integers(0, 10, 8192),
+        )
         for _ in range(rounds):
             seen["elasticdl, 2 workers"].append(ours(data))
             for name, (copies, command) in peers.items():
@@ -71,9 +97,12 @@ def throughput(rounds: int) -> dict:
     }
     mine = figures["elasticdl, 2 workers"]["samples_per_s"]
     for name, one in figures.items():
-        ratio = f"ours is {mine / one['samples_per_s']:.2f} x" if name != "elasticdl, 2 workers" else ""
+        ratio = (
+            f"ours is {mine / one['samples_per_s']:.2f} x" if name != "elasticdl, 2 workers" else ""
+        )
         print(
-            f"ResNet20, {name:26} {one['samples_per_s']:8.1f} samples/s  {one['cpu_ms_a_sample']:.2f} ms CPU a sample  {ratio}",
+            f"ResNet20, {name:26} {one['samples_per_s']:8.1f} samples/s "
+            f" {one['cpu_ms_a_sample']:.2f} ms CPU a sample  {ratio}",
             flush=True,
         )
     return figures
@@ -85,7 +114,15 @@ def peer(command: Sequence[str], copies: int = 1) -> tuple[float, float]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
     pipe = subprocess.PIPE
     started = [
-        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            start_new_session=True,
+        )
         for _ in range(copies)
     ]
     try:
@@ -108,7 +145,9 @@ def _figures_of(child: subprocess.Popen[str]) -> tuple[float, float]:
 
 
 def ours(data: Path) -> tuple[float, float]:
-    """(samples/s, ms of CPU a sample of the worker of rank 0), read from a file, shuffled, in steady state."""
+    """(samples/s, ms of CPU a sample of the worker of rank 0), read from a file, shuffled, in
+    steady state.
+    """
     with running(
         model_def="resnet20",
         distribution_strategy="AllreduceStrategy",
@@ -138,7 +177,8 @@ def cpu_s(pid: int) -> float:
 def print_recovery(figures: dict) -> None:
     for name in ("ours", "horovod_elastic"):
         parts = [
-            f"{what} median {statistics.median(figures[name][what]):.3f} of {', '.join(f'{value:.3f}' for value in figures[name][what])} s"
+            f"{what} median {statistics.median(figures[name][what]):.3f} of"
+            f" {', '.join(f'{value:.3f}' for value in figures[name][what])} s"
             for what in ("kill", "join", "lost")
             if figures[name].get(what)
         ]

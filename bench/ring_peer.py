@@ -20,14 +20,21 @@ T = TypeVar("T")
 
 
 def horovodrun() -> list[str]:
-    """Not the script of that name: its first line names the interpreter of whoever built the wheel that is kept."""
+    """Not the script of that name: its first line names the interpreter of whoever built the wheel
+    that is kept.
+    """
     return [sys.executable, "-m", "horovod.runner.launch"]
 
 
 def horovod_elastic(rounds: int) -> dict:
-    """Times in s of each round: from SIGKILL to the survivor's next step, the survivor's pause at the join; steps that were lost."""
+    """Times in s of each round: from SIGKILL to the survivor's next step, the survivor's pause at
+    the join; steps that were lost.
+    """
     found = [_kill_and_join() for _ in range(rounds)]
-    return {name: [value for one in found for value in one[name]] for name in ("kill", "join", "lost_steps", "typical_step")}
+    return {
+        name: [value for one in found for value in one[name]]
+        for name in ("kill", "join", "lost_steps", "typical_step")
+    }
 
 
 def _kill_and_join() -> dict[str, list[float]]:
@@ -42,9 +49,16 @@ def _kill_and_join() -> dict[str, list[float]]:
             *horovodrun(), "-np", "2", "--min-np", "1", "--max-np", "2", "--gloo", "--host-discovery-script", str(hosts),
             "--blacklist-cooldown-range", "5", "10", "--elastic-timeout", "60", sys.executable, "-m", "bench.peer_elastic",
         ]  # fmt: skip
-        environment = {**os.environ, "PEER_LOG": str(log), "PYTHONPATH": str(ROOT), "PATH": f"{home}:{os.environ['PATH']}"}
+        environment = {
+            **os.environ,
+            "PEER_LOG": str(log),
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{home}:{os.environ['PATH']}",
+        }
         with open(Path(folder) / "out", "w") as out:
-            driver = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True)
+            driver = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True
+            )
             try:
                 return _killed_and_joined(log)
             finally:
@@ -60,16 +74,33 @@ def _killed_and_joined(log: Path) -> dict[str, list[float]]:
     """One value of each, none where no replacement joined."""
 
     def together(after_s: float) -> list[str] | None:
-        return next((line for line in _lines(log) if line[1] == "STEP" and line[4] == "2" and float(line[0]) > after_s), None)
+        return next(
+            (
+                line
+                for line in _lines(log)
+                if line[1] == "STEP" and line[4] == "2" and float(line[0]) > after_s
+            ),
+            None,
+        )
 
-    _until(lambda: (found := _lines(log)) and found[-1][1] == "STEP" and found[-1][4] == "2" and int(found[-1][5]) > 300)
+    _until(
+        lambda: (
+            (found := _lines(log))
+            and found[-1][1] == "STEP"
+            and found[-1][4] == "2"
+            and int(found[-1][5]) > 300
+        )
+    )
     victim = next(line[2] for line in _lines(log) if line[1] == "START" and line[3] == "1")
     at_s = time.time()
     _kill(int(victim))
     time.sleep(2.0)
     before, after = _steps_of_survivor(log, victim, at_s)
     typical_s = statistics.median(b[0] - a[0] for a, b in itertools.pairwise(before[-100:]))
-    gaps = [(b[0] - a[0], b[0], a[1] - b[1] + 1) for a, b in zip([before[-1], *after], after, strict=False)]
+    gaps = [
+        (b[0] - a[0], b[0], a[1] - b[1] + 1)
+        for a, b in zip([before[-1], *after], after, strict=False)
+    ]
     _, step_s, lost = max(gaps)
     figures: dict[str, list[float]] = {
         "kill": [round(step_s - at_s, 4)], "join": [], "lost_steps": [lost], "typical_step": [round(typical_s, 4)]
@@ -84,16 +115,26 @@ def _killed_and_joined(log: Path) -> dict[str, list[float]]:
     return {**figures, "join": [round(max(b[0] - a[0] for a, b in itertools.pairwise(later)), 4)]}
 
 
-def _steps_of_survivor(log: Path, victim: str, at_s: float) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
+def _steps_of_survivor(
+    log: Path, victim: str, at_s: float
+) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
     """(time, number) of its steps before and after `at_s`."""
     lines = _lines(log)
     survivor = next(line[2] for line in lines if line[1] == "STEP" and line[2] != victim)
-    steps = [(float(line[0]), int(line[5])) for line in lines if line[1] == "STEP" and line[2] == survivor]
+    steps = [
+        (float(line[0]), int(line[5]))
+        for line in lines
+        if line[1] == "STEP" and line[2] == survivor
+    ]
     return [one for one in steps if one[0] <= at_s], [one for one in steps if one[0] > at_s]
 
 
 def _lines(log: Path) -> list[list[str]]:
-    return [line.split() for line in log.read_text().rpartition("\n")[0].splitlines()] if log.exists() else []
+    return (
+        [line.split() for line in log.read_text().rpartition("\n")[0].splitlines()]
+        if log.exists()
+        else []
+    )
 
 
 def _until(found: Callable[[], T], limit_s: float = 60.0) -> T | None:

@@ -1,6 +1,8 @@
-"""What a killed member, a silent one and a joiner cost a ring of two, in a whole job on the MLP of `bench/zoo`.
+"""What a killed member, a silent one and a joiner cost a ring of two, in a whole job on the MLP of
+`bench/zoo`.
 
-`python -m bench.ring_recovery KILLS` measures that alone, and shows what the members say of their pauses.
+`python -m bench.ring_recovery KILLS` measures that alone, and shows what the members say of their
+pauses.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ def formed(job: RunningJob, members: int, after: int = 0) -> int | None:
 
 @dataclass
 class Recovery:
-    """Seconds of the survivor's standstill. `kill`, `lost`: from the signal to its next step; `join`: between two steps."""
+    """Seconds of the survivor's standstill.
+
+    `kill`, `lost`: from the signal to its next step; `join`: between two steps.
+    """
 
     kill: list[float] = field(default_factory=list)
     lost: list[float] = field(default_factory=list)
@@ -60,12 +65,20 @@ class Recovery:
 
 
 def recovery(kills: int) -> dict:
-    """Kill rank 0 and rank 1 in turn, each time after the replacement of the one before has joined; then stop one."""
+    """Kill rank 0 and rank 1 in turn, each time after the replacement of the one before has joined;
+    then stop one.
+    """
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "mlp.npz"
         rng = np.random.default_rng(0)
-        np.savez(data, x=rng.normal(size=(65536, 784)).astype(np.float32), y=rng.integers(0, 10, 65536))
-        flags = {"distribution_strategy": "AllreduceStrategy", "num_workers": 2, "minibatch_size": 2 * BATCH}
+        np.savez(
+            data, x=rng.normal(size=(65536, 784)).astype(np.float32), y=rng.integers(0, 10, 65536)
+        )
+        flags = {
+            "distribution_strategy": "AllreduceStrategy",
+            "num_workers": 2,
+            "minibatch_size": 2 * BATCH,
+        }
         with running(model_def="mlp", training_data=data, num_epochs=1000, **flags) as job:
             return _measured(job, kills).figures()
 
@@ -86,7 +99,9 @@ def _measured(job: RunningJob, kills: int) -> Recovery:
     found.repeated_records = job.status()["records"]["repeated"]
     for log in sorted((job.directory / "logs").glob("worker-*.log")):
         found.words += [
-            f"{log.stem}{line.partition('generation')[2]}" for line in log.read_text().splitlines() if " trains after " in line
+            f"{log.stem}{line.partition('generation')[2]}"
+            for line in log.read_text().splitlines()
+            if " trains after " in line
         ]
     return found
 
@@ -97,26 +112,40 @@ def _strike(job: RunningJob, found: Recovery, rank: int, with_signal: signal.Sig
     pid, generation = job.pid(victim), job.status()["ring"]["generation"]
     at_s = time.time()
     os.kill(pid, with_signal)
-    generation = job.until("the other went on alone", lambda: formed(job, 1, generation), look_s=0.05)
+    generation = job.until(
+        "the other went on alone", lambda: formed(job, 1, generation), look_s=0.05
+    )
     time.sleep(0.5)
     if with_signal == signal.SIGSTOP:
         os.kill(pid, signal.SIGCONT)
-    gaps = [(b - a, b) for a, b in itertools.pairwise(steps_of(job.directory)[survivor]) if b > at_s - 1]
+    gaps = [
+        (b - a, b) for a, b in itertools.pairwise(steps_of(job.directory)[survivor]) if b > at_s - 1
+    ]
     found.step.append(statistics.median(gap for gap, end_s in gaps if end_s < at_s))
-    # The step in flight may have been complete, and told of after the signal: what counts is the end of the pause.
+    # The step in flight may have been complete, and told of after the signal: what counts is the
+    # end of the pause.
     told_s, complete_s = _times_of(job, generation)
     end_s = max(gap for gap in gaps if told_s < gap[1] < complete_s + _FIRST_S)[1]
     (found.lost if with_signal == signal.SIGSTOP else found.kill).append(end_s - at_s)
 
 
 def _pause_at(job: RunningJob, generation: int) -> tuple[float, float]:
-    """The longest time between two steps of one that was there before, until the newcomer's first step; that in a second after it."""
+    """The longest time between two steps of one that was there before, until the newcomer's first
+    step; that in a second after it.
+    """
     told_s, _ = _times_of(job, generation)
     steps = steps_of(job.directory)
     first_s = min(times[0] for times in steps.values() if times and times[0] > told_s)
     here = [times for times in steps.values() if times and times[0] < told_s < times[-1]]
-    gaps = [(b - a, b - first_s - _APART_S) for times in here for a, b in itertools.pairwise(times) if b > told_s]
-    return max(gap for gap, after_s in gaps if after_s < 0), max(gap for gap, after_s in gaps if 0 <= after_s < 1.0)
+    gaps = [
+        (b - a, b - first_s - _APART_S)
+        for times in here
+        for a, b in itertools.pairwise(times)
+        if b > told_s
+    ]
+    return max(gap for gap, after_s in gaps if after_s < 0), max(
+        gap for gap, after_s in gaps if 0 <= after_s < 1.0
+    )
 
 
 def _times_of(job: RunningJob, generation: int) -> tuple[float, float]:
@@ -124,7 +153,8 @@ def _times_of(job: RunningJob, generation: int) -> tuple[float, float]:
     said = [json.loads(line) for line in (job.directory / "events.jsonl").read_text().splitlines()]
     name = f"generation {generation} of the ring"
     told_s, complete_s = (
-        next(one["at"] for one in said if one["text"].startswith(f"{name}{what}")) for what in (": ", " is complete")
+        next(one["at"] for one in said if one["text"].startswith(f"{name}{what}"))
+        for what in (": ", " is complete")
     )
     return told_s, complete_s
 
@@ -134,7 +164,10 @@ def main(kills: int) -> None:
     print("\n".join(figures.pop("words")))
     for name in _MEASURED:
         values = figures[name]
-        print(f"{name}: median {statistics.median(values):.3f} of {', '.join(f'{one:.3f}' for one in sorted(values))} s")
+        print(
+            f"{name}: median {statistics.median(values):.3f} of"
+            f" {', '.join(f'{one:.3f}' for one in sorted(values))} s"
+        )
     print(f"{figures['repeated_records']} records repeated")
 
 

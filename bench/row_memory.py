@@ -1,4 +1,5 @@
-"""`python -m bench.row_memory`: what a million rows of dimension 16 with Adam's slots cost, over their raw floats.
+"""`python -m bench.row_memory`: what a million rows of dimension 16 with Adam's slots cost, over
+their raw floats.
 
 Two numbers: the growth of this process's peak, and what the table says of itself.
 """

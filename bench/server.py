@@ -1,4 +1,5 @@
-"""One server process and one Python client over loopback: 1,000,000 rows of dim 16, distinct random ids.
+"""One server process and one Python client over loopback: 1,000,000 rows of dim 16, distinct random
+ids.
 
 The figures are set against those of another server, GO_SERVER: it needs Go, so it is not run here.
 """
@@ -22,7 +23,13 @@ from typing import Any
 import grpc
 import numpy as np
 
-from elasticdl.embedding.spec import DenseSpec, OptimizerKind, OptimizerSpec, ParametersSpec, TableSpec
+from elasticdl.embedding.spec import (
+    DenseSpec,
+    OptimizerKind,
+    OptimizerSpec,
+    ParametersSpec,
+    TableSpec,
+)
 from elasticdl.job import Action, JobSpec
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
@@ -41,8 +48,10 @@ GO_SERVER = {
     "push adam": {1_000: 0.97, 10_000: 1.09, 50_000: 1.10},
     "push adagrad": {1_000: 1.7, 10_000: 1.4, 50_000: 1.4},
 }
-"""Million rows/s, by the number of ids: the Go and Eigen parameter server of the first ElasticDL (github.com/sql-machine-learning/elasticdl),
-one server and one lean client over loopback, 1,000,000 rows of dim 16. Measured in November 2026 on 2 cores (AMD Zen 5), 24 GiB.
+"""Million rows/s, by the number of ids: the Go and Eigen parameter server of the first ElasticDL
+(github.com/sql-machine-learning/elasticdl),
+one server and one lean client over loopback, 1,000,000 rows of dim 16. Measured in November 2026 on
+2 cores (AMD Zen 5), 24 GiB.
 """
 AIMS = {"pull": 4.0, "push adam": 6.0, "push adagrad": 6.0}
 MEMORY_AIM = 1.25
@@ -87,7 +96,10 @@ def server_process() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
             "ELASTICDL_JOB_DIR": directory,
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "elasticdl.ps.main"], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL
+            [sys.executable, "-m", "elasticdl.ps.main"],
+            cwd=ROOT,
+            env=environment,
+            stderr=subprocess.DEVNULL,
         )
         try:
             yield master.attached.get(timeout=LIMIT_S), process
@@ -122,7 +134,9 @@ class Client:
     def __init__(self, address: str, optimizer: OptimizerSpec, dense: int) -> None:
         self.pool = ServerPool([address], "worker-0", "bench")
         spec = ParametersSpec(
-            optimizer=optimizer, dense=(DenseSpec(path="w", shape=(dense,)),), tables=(TableSpec(name="t", dim=DIM, seed=1),)
+            optimizer=optimizer,
+            dense=(DenseSpec(path="w", shape=(dense,)),),
+            tables=(TableSpec(name="t", dim=DIM, seed=1),),
         )
         self.pool.initialise(spec, np.zeros(dense, np.float32), timeout_s=LIMIT_S)
         self._choose = np.random.default_rng(0)
@@ -159,10 +173,18 @@ class Client:
         nothing = (np.zeros((0, DIM), np.float32),)
         return timed(lambda: self._push(gradient, self._none, nothing))
 
-    def _push(self, dense: np.ndarray | None, ids: tuple[np.ndarray, ...], gradients: tuple[np.ndarray, ...]) -> None:
+    def _push(
+        self,
+        dense: np.ndarray | None,
+        ids: tuple[np.ndarray, ...],
+        gradients: tuple[np.ndarray, ...],
+    ) -> None:
         self._sequence += 1
         applied = Applied(ShardId(0), 0, self._sequence)
-        self.pool.push(Update(self._sequence, applied, (self._sequence - 1,), 0.01, dense, ids, gradients), timeout_s=LIMIT_S)
+        self.pool.push(
+            Update(self._sequence, applied, (self._sequence - 1,), 0.01, dense, ids, gradients),
+            timeout_s=LIMIT_S,
+        )
 
 
 def figures_of(durations: list[float], size: int, row_bytes: int) -> dict[str, float]:
@@ -176,7 +198,9 @@ def figures_of(durations: list[float], size: int, row_bytes: int) -> dict[str, f
 
 
 def measure() -> dict[str, Any]:
-    """Both optimizers, one after the other, and a dense vector of 26 MB; each with a server of its own."""
+    """Both optimizers, one after the other, and a dense vector of 26 MB; each with a server of its
+    own.
+    """
     results: dict[str, Any] = {}
     for kind, slots in ((OptimizerKind.ADAM, 2), (OptimizerKind.ADAGRAD, 1)):
         with server_process() as (address, process):
@@ -184,8 +208,12 @@ def measure() -> dict[str, Any]:
             results[f"memory {kind}"] = memory(client, process, ROWS * DIM * 4 * (1 + slots))
             for size in SIZES:
                 if kind is OptimizerKind.ADAM:
-                    results[f"pull {size}"] = compared("pull", size, figures_of(client.pulls(size), size, DIM * 4))
-                results[f"push {kind} {size}"] = compared(f"push {kind}", size, figures_of(client.pushes(size), size, DIM * 4))
+                    results[f"pull {size}"] = compared(
+                        "pull", size, figures_of(client.pulls(size), size, DIM * 4)
+                    )
+                results[f"push {kind} {size}"] = compared(
+                    f"push {kind}", size, figures_of(client.pushes(size), size, DIM * 4)
+                )
             client.pool.close()
     with server_process() as (address, _):
         client = Client(address, OptimizerSpec(kind=OptimizerKind.ADAM), DENSE)
@@ -213,11 +241,17 @@ def memory(client: Client, process: subprocess.Popen[bytes], raw: int) -> dict[s
 
 
 def compared(work: str, size: int, figures: dict[str, float]) -> dict[str, float]:
-    return {**figures, "times_the_go_server": figures["million_rows_per_s"] / GO_SERVER[work][size], "aim": AIMS[work]}
+    return {
+        **figures,
+        "times_the_go_server": figures["million_rows_per_s"] / GO_SERVER[work][size],
+        "aim": AIMS[work],
+    }
 
 
 def show(results: dict[str, Any]) -> None:
-    print(f"{'':22}{'M rows/s':>10}{'MB/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'x Go server':>12}{'aim':>6}")
+    print(
+        f"{'':22}{'M rows/s':>10}{'MB/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'x Go server':>12}{'aim':>6}"
+    )
     for name, row in results.items():
         if "p50_ms" not in row:
             continue
@@ -228,8 +262,9 @@ def show(results: dict[str, Any]) -> None:
     for name, row in results.items():
         if "ratio" in row:
             print(
-                f"{name}: {row['bytes_per_row']:.0f} bytes a row, {row['ratio']:.3f} x raw (aim {MEMORY_AIM}; {row['process_ratio']:.2f} with the process itself);"
-                f" first touch {row['first_touch_million_rows_per_s']:.2f} M rows/s"
+                f"{name}: {row['bytes_per_row']:.0f} bytes a row, {row['ratio']:.3f} x raw (aim"
+                f" {MEMORY_AIM}; {row['process_ratio']:.2f} with the process itself); first touch"
+                f" {row['first_touch_million_rows_per_s']:.2f} M rows/s"
             )
 
 

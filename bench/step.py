@@ -1,7 +1,10 @@
-"""What a worker's step costs without any server or wire: `python -m bench.step OPTIMIZER BATCH [SECONDS]`.
+"""What a worker's step costs without any server or wire: `python -m bench.step OPTIMIZER BATCH
+[SECONDS]`.
 
-DeepFM of `bench/zoo`; rows come from native tables in this process and go back to them, so the sum is what one worker with
-an infinitely fast network would do, to be compared with `python -m bench.peer_loop OPTIMIZER BATCH`. Prints JSON: medians in
+DeepFM of `bench/zoo`; rows come from native tables in this process and go back to them, so the sum
+is what one worker with
+an infinitely fast network would do, to be compared with `python -m bench.peer_loop OPTIMIZER
+BATCH`. Prints JSON: medians in
 ms of each part, CPU time in ms of a step, samples/s.
 """
 
@@ -33,17 +36,25 @@ PARTS = ("prepare", "pull", "step", "push")
 
 
 def main(kind: str, batch: int, seconds: float) -> None:
-    module = load_module(ModelSection(model_zoo=str(Path(__file__).parent / "zoo"), model_def="deepfm"))
+    module = load_module(
+        ModelSection(model_zoo=str(Path(__file__).parent / "zoo"), model_def="deepfm")
+    )
     served = PsModel.build(module, {"optimizer": kind}, threshold_bytes=1 << 20, seed=0)
     step = CompiledStep(served, module)
     spec = served.parameters
     tables = [native_table(table, spec.optimizer) for table in spec.tables]
     rule, weights = native_optimizer(spec.optimizer), served.dense()
-    slots = [np.full_like(weights, initial_slot(spec.optimizer, slot)) for slot in range(spec.optimizer.slots)]
+    slots = [
+        np.full_like(weights, initial_slot(spec.optimizer, slot))
+        for slot in range(spec.optimizer.slots)
+    ]
     count = max(8, min(64, 200_000 // batch))
     dense, ids, labels = arrays(batch * count)
     batches = [
-        ({"numbers": tf.constant(dense[k : k + batch]), "ids": tf.constant(ids[k : k + batch])}, tf.constant(labels[k : k + batch]))
+        (
+            {"numbers": tf.constant(dense[k : k + batch]), "ids": tf.constant(ids[k : k + batch])},
+            tf.constant(labels[k : k + batch]),
+        )
         for k in range(0, batch * count, batch)
     ]
     times: dict[str, list[float]] = {part: [] for part in PARTS}
@@ -54,7 +65,9 @@ def main(kind: str, batch: int, seconds: float) -> None:
         marks = [time.perf_counter()]
         lookups = step.prepare(features, training=True)
         marks.append(time.perf_counter())
-        rows = tuple(table.lookup(wanted) for table, wanted in zip(tables, lookups.ids, strict=True))
+        rows = tuple(
+            table.lookup(wanted) for table, wanted in zip(tables, lookups.ids, strict=True)
+        )
         pulled = Pulled((number,), weights.copy(), rows)
         marks.append(time.perf_counter())
         outcome = step.train(features, label, lookups, pulled)
@@ -62,7 +75,9 @@ def main(kind: str, batch: int, seconds: float) -> None:
         number += 1
         for table, wanted, gradient in zip(tables, lookups.ids, outcome.gradients, strict=True):
             table.apply(wanted, gradient, outcome.learning_rate, number)
-        _native.update_dense(rule, weights, slots, np.ascontiguousarray(outcome.dense), outcome.learning_rate, number)
+        _native.update_dense(
+            rule, weights, slots, np.ascontiguousarray(outcome.dense), outcome.learning_rate, number
+        )
         marks.append(time.perf_counter())
         if number > count:  # after the first round all rows are there and everything is traced
             for part, begin, end in zip(PARTS, marks, marks[1:], strict=False):

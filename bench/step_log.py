@@ -1,4 +1,6 @@
-"""When each step was applied, as the user's own code sees it: a line `TIME LOSS` a step in the job's directory, a file a worker."""
+"""When each step was applied, as the user's own code sees it: a line `TIME LOSS` a step in the
+job's directory, a file a worker.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ class StepLog(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         folder = os.environ["ELASTICDL_JOB_DIR"]
-        self._file = os.open(f"{folder}/{os.environ['ELASTICDL_PROCESS']}.steps", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._file = os.open(
+            f"{folder}/{os.environ['ELASTICDL_PROCESS']}.steps",
+            os.O_WRONLY | os.O_APPEND | os.O_CREAT,
+        )
 
     def on_train_batch_end(self, batch, logs=None):
         os.write(self._file, f"{time.time():.6f} {logs['loss']:.9g}\n".encode())

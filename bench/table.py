@@ -1,4 +1,6 @@
-"""The embedding table alone, on one core, against loops bound by memory (table_limits.cpp), all in one run."""
+"""The embedding table alone, on one core, against loops bound by memory (table_limits.cpp), all in
+one run.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,34 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = [ROOT / f"elasticdl/embedding/native/{name}.cc" for name in ("table", "optimizer", "initializer", "distinct")]
+SOURCES = [
+    ROOT / f"elasticdl/embedding/native/{name}.cc"
+    for name in ("table", "optimizer", "initializer", "distinct")
+]
 # The table as setup.py builds it, for any machine of this kind; the loops for this very machine.
-FLAGS = ["-std=c++17", "-O3", "-fno-strict-aliasing", "-fno-math-errno", "-ffp-contract=off", f"-I{ROOT}"]
+FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-fno-strict-aliasing",
+    "-fno-math-errno",
+    "-ffp-contract=off",
+    f"-I{ROOT}",
+]
 LIMIT_FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", f"-I{ROOT}"]
 AIM = 0.7
 
 
 def measure() -> dict[str, float]:
-    """Rows/s of 1,000,000 rows of dim 16 with Adam, 50,000 ids a call; memory as a multiple of the raw rows."""
+    """Rows/s of 1,000,000 rows of dim 16 with Adam, 50,000 ids a call; memory as a multiple of the
+    raw rows.
+    """
     with tempfile.TemporaryDirectory() as folder:
         program = build(Path(folder))
-        figures = json.loads(subprocess.run(one_core([str(program)]), check=True, capture_output=True, timeout=600).stdout)
+        figures = json.loads(
+            subprocess.run(
+                one_core([str(program)]), check=True, capture_output=True, timeout=600
+            ).stdout
+        )
     for work in ("lookup", "adam"):
         figures[f"{work}_ratio"] = figures[f"table_{work}"] / figures[f"limit_{work}_prefetch"]
     figures["memory_ratio"] = figures["table_bytes"] / figures["raw_bytes"]
@@ -32,9 +50,17 @@ def measure() -> dict[str, float]:
 
 def build(folder: Path) -> Path:
     limits = folder / "table_limits.o"
-    subprocess.run(["g++", *LIMIT_FLAGS, "-c", str(ROOT / "bench/table_limits.cpp"), "-o", str(limits)], check=True, timeout=300)
+    subprocess.run(
+        ["g++", *LIMIT_FLAGS, "-c", str(ROOT / "bench/table_limits.cpp"), "-o", str(limits)],
+        check=True,
+        timeout=300,
+    )
     program = folder / "table_limits"
-    subprocess.run(["g++", *FLAGS, *map(str, SOURCES), str(limits), "-o", str(program), "-pthread"], check=True, timeout=300)
+    subprocess.run(
+        ["g++", *FLAGS, *map(str, SOURCES), str(limits), "-o", str(program), "-pthread"],
+        check=True,
+        timeout=300,
+    )
     return program
 
 
@@ -46,7 +72,12 @@ def one_core(command: list[str]) -> list[str]:
 def process_memory_ratio() -> float:
     """Growth of a Python process's peak by making the rows, over the raw rows."""
     made = subprocess.run(
-        [sys.executable, "-m", "bench.row_memory"], check=True, capture_output=True, text=True, timeout=300, cwd=ROOT
+        [sys.executable, "-m", "bench.row_memory"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=ROOT,
     )
     return float(made.stdout.split()[0])
 
@@ -58,5 +89,6 @@ def show(figures: dict[str, float]) -> None:
         print(f"{title:<34}{table:>8.1f}{limit:>8.1f}{table / limit:>8.2f}")
     print(f"{'first touch':<34}{figures['table_first_touch'] / 1e6:>8.1f}")
     print(
-        f"memory over raw rows: table {figures['memory_ratio']:.3f}, whole process {figures['process_memory_ratio']:.3f}   aim <= 1.25"
+        f"memory over raw rows: table {figures['memory_ratio']:.3f}, whole process"
+        f" {figures['process_memory_ratio']:.3f}   aim <= 1.25"
     )

@@ -1,6 +1,8 @@
-"""The bulk plane against gRPC with identity serializers, both over loopback between two processes: `python -m bench.transport`.
+"""The bulk plane against gRPC with identity serializers, both over loopback between two processes:
+`python -m bench.transport`.
 
-Get: a dense vector is pulled. Put: a dense gradient is pushed and applied by SGD, which gRPC's side does not do.
+Get: a dense vector is pulled. Put: a dense gradient is pushed and applied by SGD, which gRPC's side
+    does not do.
 """
 
 from __future__ import annotations
@@ -66,14 +68,20 @@ def grpc_calls(size: int, port: int) -> tuple[Callable[[], object], Callable[[],
 
 def bulk_calls(size: int, address: str) -> tuple[Callable[[], object], Callable[[], object]]:
     pool = ServerPool([address], "worker-0", "bench")
-    spec = ParametersSpec(optimizer=OptimizerSpec(kind=OptimizerKind.SGD), dense=(DenseSpec(path="w", shape=(size // 4,)),))
+    spec = ParametersSpec(
+        optimizer=OptimizerSpec(kind=OptimizerKind.SGD),
+        dense=(DenseSpec(path="w", shape=(size // 4,)),),
+    )
     pool.initialise(spec, np.zeros(size // 4, np.float32), timeout_s=LIMIT_S)
     gradient = np.ones(size // 4, np.float32)
     sequences = iter(range(1, 1 << 40))
 
     def put() -> object:
         number = next(sequences)
-        return pool.push(Update(number, Applied(ShardId(0), 0, number), (number,), 0.1, gradient), timeout_s=LIMIT_S)
+        return pool.push(
+            Update(number, Applied(ShardId(0), 0, number), (number,), 0.1, gradient),
+            timeout_s=LIMIT_S,
+        )
 
     return lambda: pool.pull([], timeout_s=LIMIT_S), put
 
@@ -81,22 +89,40 @@ def bulk_calls(size: int, address: str) -> tuple[Callable[[], object], Callable[
 def measure() -> dict[str, Any]:
     results: dict[str, Any] = {}
     command = [sys.executable, "-c", "from bench.transport import serve_grpc; serve_grpc()"]
-    other = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ})
+    other = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ},
+    )
     try:
         assert other.stdout is not None
         port = int(other.stdout.readline())
         for size in SIZES:
             with server_process() as (address, _):
-                for name, (get, put) in {"bulk plane": bulk_calls(size, address), "gRPC": grpc_calls(size, port)}.items():
+                for name, (get, put) in {
+                    "bulk plane": bulk_calls(size, address),
+                    "gRPC": grpc_calls(size, port),
+                }.items():
                     for direction, call in (("get", get), ("put", put)):
-                        results[f"{name} {direction} {size}"] = statistics.median(timed(call, 1.0)) * 1e3
+                        results[f"{name} {direction} {size}"] = (
+                            statistics.median(timed(call, 1.0)) * 1e3
+                        )
     finally:
         other.kill()
         other.communicate()
     print(f"{'bytes':>10}{'get: bulk, gRPC, ratio':>30}{'put: bulk, gRPC, ratio':>30}   (p50, ms)")
     for size in SIZES:
-        pairs = [(results[f"bulk plane {way} {size}"], results[f"gRPC {way} {size}"]) for way in ("get", "put")]
-        print(f"{size:>10}" + "".join(f"{bulk:12.3f}{other:9.3f}{other / bulk:8.1f}x" for bulk, other in pairs))
+        pairs = [
+            (results[f"bulk plane {way} {size}"], results[f"gRPC {way} {size}"])
+            for way in ("get", "put")
+        ]
+        print(
+            f"{size:>10}"
+            + "".join(f"{bulk:12.3f}{other:9.3f}{other / bulk:8.1f}x" for bulk, other in pairs)
+        )
     return results
 
 

@@ -1,6 +1,7 @@
 """Elastic deep learning with a master per job.
 
-`elasticdl.train(...)`, `evaluate(...)` and `predict(...)` take the names of the command line's flags and return a
+`elasticdl.train(...)`, `evaluate(...)` and `predict(...)` take the names of the command line's
+flags and return a
 `JobHandle`. They are loaded when first used: roles that import this package pay nothing for them.
 """
 

@@ -1,4 +1,7 @@
-"""Time as a value that can be handed in. Durations are monotonic: a jump of the wall clock moves no lease."""
+"""Time as a value that can be handed in.
+
+Durations are monotonic: a jump of the wall clock moves no lease.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
-"""Why a message between processes is dropped: it says nothing that still counts, and changes nothing.
+"""Why a message between processes is dropped: it says nothing that still counts, and changes
+nothing.
 
-Every drop is counted by its cause: in the journal, in the job's status and in `/metrics`. What the platform observes of processes
-is not counted: it says what is, as often as it likes. Nor is what its sender is answered with an error.
+Every drop is counted by its cause: in the journal, in the job's status and in `/metrics`. What the
+platform observes of processes
+is not counted: it says what is, as often as it likes. Nor is what its sender is answered with an
+error.
 """
 
 from __future__ import annotations
@@ -14,14 +17,19 @@ GAUGE_PREFIX = "dropped_"
 
 
 class DropCause(StrEnum):
-    """A closed set. Those in `WRONG` are never the cause of a drop in a job whose processes are correct."""
+    """A closed set.
+
+    Those in `WRONG` are never the cause of a drop in a job whose processes are correct.
+    """
 
     VOIDED_LEASE = "voided_lease"
     """Of a lease that ended, was revoked or was given back before."""
     ENDED_PROCESS = "ended_process"
     """Of a process that has ended or was given up."""
     REPEATED_REPORT = "repeated_report"
-    """It was said before: a report whose reply was lost, or progress that a new generation of the ring begins with."""
+    """It was said before: a report whose reply was lost, or progress that a new generation of the
+    ring begins with.
+    """
     REPEATED_PUSH = "repeated_push"
     """A server has it already: the reply to the first one was lost."""
     LATE_SUMMARY = "late_summary"
@@ -64,7 +72,9 @@ _MOST = 1 << 53
 
 
 def told_by(gauges: Mapping[str, float]) -> dict[DropCause, int]:
-    """How many messages a process has dropped since it began, as its gauges tell; names that are none are passed over."""
+    """How many messages a process has dropped since it began, as its gauges tell; names that are
+    none are passed over.
+    """
     names = [(f"{GAUGE_PREFIX}{cause}", cause) for cause in DropCause] + list(_OF_SERVERS.items())
     found: dict[DropCause, int] = {}
     for name, cause in names:

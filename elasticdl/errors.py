@@ -1,4 +1,6 @@
-"""The one tree of errors. Foreign exceptions are mapped to it at the seam where they enter, with `from`.
+"""The one tree of errors.
+
+Foreign exceptions are mapped to it at the seam where they enter, with `from`.
 
     ElasticDLError
     ├── UserError        the user's input, model or data is wrong: never retried

@@ -1,4 +1,6 @@
-"""What the declaration of a flag says beside its type, default, limits and help, as metadata of the field's annotation."""
+"""What the declaration of a flag says beside its type, default, limits and help, as metadata of the
+field's annotation.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ DATA = Value("PATH")
 @final
 @dataclass(frozen=True, slots=True)
 class UsedBy:
-    """The only actions to which the flag makes a difference. It is no flag of another action's verb."""
+    """The only actions to which the flag makes a difference.
+
+    It is no flag of another action's verb.
+    """
 
     actions: tuple[str, ...]
 

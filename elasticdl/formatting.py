@@ -1,4 +1,7 @@
-"""How counts, shares, times and sizes are said, whoever says them: command line, page, record. `static/words.js` says the same."""
+"""How counts, shares, times and sizes are said, whoever says them: command line, page, record.
+
+`static/words.js` says the same.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ START_PARTS = {
     "initial": "giving the parameter servers initial values",
     "compile": "compiling its step",
 }
-"""What a worker does between presenting itself and being ready for work, in this order where it does it."""
+"""What a worker does between presenting itself and being ready for work, in this order where it
+does it.
+"""
 FIRST_PART = "import"
 GIVING_PART = "initial"
 """Some server had no values, and has the initial ones now."""
@@ -24,7 +29,10 @@ IMPORTING = "importing the model module"
 BUILDING = "building the model"
 """Parts of the check of a model that run user code and nothing else."""
 PIPE_VARIABLE = "ELASTICDL_CHECK_PIPE"
-"""Where the check tells what it is at: the number of a pipe, and the seconds between two stacks. `7:15`."""
+"""Where the check tells what it is at: the number of a pipe, and the seconds between two stacks.
+
+`7:15`.
+"""
 
 
 def amount(number: int, noun: str, plural: str = "") -> str:
@@ -33,7 +41,9 @@ def amount(number: int, noun: str, plural: str = "") -> str:
 
 
 def characters(text: str) -> str:
-    """The same without halves of characters (lone surrogates), which no encoding takes: whatever holds it can be written anywhere."""
+    """The same without halves of characters (lone surrogates), which no encoding takes: whatever
+    holds it can be written anywhere.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -79,7 +89,9 @@ def duration(seconds: float | None) -> str:
 
 
 def spoken(seconds: float) -> str:
-    """`0.4 s`, `41 s`, `12 min`, `3.4 h`, `2.5 d`: as exact as it matters, to stand in a sentence."""
+    """`0.4 s`, `41 s`, `12 min`, `3.4 h`, `2.5 d`: as exact as it matters, to stand in a
+    sentence.
+    """
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     if seconds < 119.5:

@@ -1,7 +1,9 @@
 """The job as one frozen, validated value. It travels to the master and the workers whole, as JSON.
 
-Every field of a section is one flag (`--kebab-case`) and one YAML key: this file and `kubernetes_section.py` declare
-its name, type, default, limits and help. Names are unique over all sections. `elasticdl.cli.request` settles what a
+Every field of a section is one flag (`--kebab-case`) and one YAML key: this file and
+`kubernetes_section.py` declare
+its name, type, default, limits and help. Names are unique over all sections.
+`elasticdl.cli.request` settles what a
 person asks for into a job. Nothing here reads files or knows TensorFlow.
 """
 
@@ -44,7 +46,9 @@ class Strategy(StrEnum):
     PARAMETER_SERVER = "ParameterServerStrategy"
     """Asynchronous: workers pull weights from parameter servers and push gradients."""
     ALLREDUCE = "AllreduceStrategy"
-    """Synchronous: every worker has all weights, and gradients are averaged over a ring of workers."""
+    """Synchronous: every worker has all weights, and gradients are averaged over a ring of
+    workers.
+    """
 
 
 class GlobalBatch(StrEnum):
@@ -109,9 +113,14 @@ Scalar: TypeAlias = bool | int | float | str
 
 
 def parse_params(value: object) -> object:
-    """`"a=1;b=x"`, JSON, a list of `key=value`, or a mapping, to typed scalars. Values are never evaluated."""
+    """`"a=1;b=x"`, JSON, a list of `key=value`, or a mapping, to typed scalars.
+
+    Values are never evaluated.
+    """
     pairs = _pairs(value)
-    return {key: _scalar(text) for key, text in pairs.items()} if isinstance(pairs, _Texts) else pairs
+    return (
+        {key: _scalar(text) for key, text in pairs.items()} if isinstance(pairs, _Texts) else pairs
+    )
 
 
 def parse_envs(value: object) -> object:
@@ -174,47 +183,78 @@ _NO_SERVERS = "there are no parameter servers"
 class ModelSection(_Section):
     """Which model."""
 
-    model_zoo: Directory = Field(description="Directory of model modules; on a cluster by default /model_zoo of the image.")
+    model_zoo: Directory = Field(
+        description="Directory of model modules; on a cluster by default /model_zoo of the image."
+    )
     model_def: Annotated[str, Value("MODULE")] = Field(
         description="Module, or module.function, that makes the model: `iris` or `mnist.cnn.Model`."
     )
-    model_params: Params = Field(default_factory=dict, description="`key=value;…` for custom_model; typed, not evaluated.")
+    model_params: Params = Field(
+        default_factory=dict, description="`key=value;…` for custom_model; typed, not evaluated."
+    )
 
 
 class DataSection(_Section):
     """Which records, and how they are cut and ordered."""
 
     training_data: Annotated[Data, UsedBy(_TRAIN), NeededBy(_TRAIN)] = Field(
-        default="", description="Data to train on: file, directory, glob, or what the module's own reader takes."
+        default="",
+        description=(
+            "Data to train on: file, directory, glob, or what the module's own reader takes."
+        ),
     )
     validation_data: Annotated[Data, UsedBy(_TRAIN + _EVALUATE), NeededBy(_EVALUATE)] = Field(
-        default="", description="Data to evaluate on: file, directory, glob, or what the module's own reader takes."
+        default="",
+        description=(
+            "Data to evaluate on: file, directory, glob, or what the module's own reader takes."
+        ),
     )
     prediction_data: Annotated[Data, UsedBy(_PREDICT), NeededBy(_PREDICT)] = Field(
-        default="", description="Data to predict for: file, directory, glob, or what the module's own reader takes."
+        default="",
+        description=(
+            "Data to predict for: file, directory, glob, or what the module's own reader takes."
+        ),
     )
-    data_reader_params: Params = Field(default_factory=dict, description="`key=value;…` for the data reader.")
-    minibatch_size: int = Field(default=64, ge=1, description="Records a worker trains on in one step.")
-    records_per_task: int = Field(default=0, ge=0, description="Records in a shard; 0: 64 minibatches, fewer if the data is small.")
-    num_epochs: Annotated[int, UsedBy(_TRAIN)] = Field(default=1, ge=1, description="Passes over the training data.")
+    data_reader_params: Params = Field(
+        default_factory=dict, description="`key=value;…` for the data reader."
+    )
+    minibatch_size: int = Field(
+        default=64, ge=1, description="Records a worker trains on in one step."
+    )
+    records_per_task: int = Field(
+        default=0,
+        ge=0,
+        description="Records in a shard; 0: 64 minibatches, fewer if the data is small.",
+    )
+    num_epochs: Annotated[int, UsedBy(_TRAIN)] = Field(
+        default=1, ge=1, description="Passes over the training data."
+    )
     shuffle: Annotated[Shuffle, UsedBy(_TRAIN)] = Field(
         default=Shuffle.RECORDS, description="Order of training data: none, shards, or records too."
     )
-    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of shuffling and of initial weights.")
-    max_bad_records: int = Field(default=0, ge=0, description="Unreadable records to leave out before the job fails.")
+    seed: int = Field(
+        default=0, ge=0, lt=2**63, description="Seed of shuffling and of initial weights."
+    )
+    max_bad_records: int = Field(
+        default=0, ge=0, description="Unreadable records to leave out before the job fails."
+    )
 
 
 class TrainingSection(_Section):
     """How to train."""
 
-    distribution_strategy: Strategy = Field(default=Strategy.PARAMETER_SERVER, description="How workers keep one model.")
+    distribution_strategy: Strategy = Field(
+        default=Strategy.PARAMETER_SERVER, description="How workers keep one model."
+    )
     evaluation_steps: Annotated[int, UsedBy(_TRAIN)] = Field(
         default=0, ge=0, description="Evaluate every N steps; 0: at the end only."
     )
     evaluation_seconds: Annotated[float, UsedBy(_TRAIN)] = Field(
         default=0, ge=0, allow_inf_nan=False, description="Evaluate at this interval; 0 disables."
     )
-    max_staleness: Annotated[int, UsedBy(_TRAIN), UnusedOnRing("a ring's steps are in common, none is stale")] = Field(
+    max_staleness: Annotated[
+        int, UsedBy(_TRAIN), UnusedOnRing("a ring's steps are in common, none is stale")
+    ] = Field(
         default=1,
         ge=0,
         le=8,
@@ -225,22 +265,33 @@ class TrainingSection(_Section):
     ] = Field(
         default=2 << 20,
         ge=0,
-        description="keras.layers.Embedding layers of at least this size live on the parameter servers by row.",
+        description=(
+            "keras.layers.Embedding layers of at least this size live on the parameter servers by"
+            " row."
+        ),
     )
     global_batch: Annotated[GlobalBatch, UsedBy(_TRAIN)] = Field(
         default=GlobalBatch.FIXED,
-        description="AllReduce: --minibatch-size is that of the whole ring, or of each member (scaled).",
+        description=(
+            "AllReduce: --minibatch-size is that of the whole ring, or of each member (scaled)."
+        ),
     )
     lr_scaling: Annotated[RateScaling, UsedBy(_TRAIN)] = Field(
         default=RateScaling.NONE,
-        description="AllReduce, scaled: how the learning rate grows with the members: none, linear, sqrt.",
+        description=(
+            "AllReduce, scaled: how the learning rate grows with the members: none, linear, sqrt."
+        ),
     )
     max_nonfinite_steps: Annotated[
         int,
         UsedBy(_TRAIN),
-        UnusedOnRing("a ring's steps are in common, and the first one that gives NaN or Inf ends the job"),
+        UnusedOnRing(
+            "a ring's steps are in common, and the first one that gives NaN or Inf ends the job"
+        ),
     ] = Field(default=3, ge=1, description="Steps in a row with NaN or Inf before the job fails.")
-    max_failed_shards: int = Field(default=0, ge=0, description="Shards that may be given up after three failures each.")
+    max_failed_shards: int = Field(
+        default=0, ge=0, description="Shards that may be given up after three failures each."
+    )
 
 
 class CheckpointSection(_Section):
@@ -260,7 +311,10 @@ class CheckpointSection(_Section):
     )
     output: Annotated[Directory, UsedBy(_TRAIN + _PREDICT)] = Field(
         default="",
-        description="Directory for the exported model, or for predictions, unless a PredictionOutputsProcessor takes them.",
+        description=(
+            "Directory for the exported model, or for predictions, unless a"
+            " PredictionOutputsProcessor takes them."
+        ),
     )
     tensorboard_log_dir: Annotated[Directory, UsedBy(_TRAIN + _EVALUATE)] = Field(
         default="", description="Directory for TensorBoard: loss and metrics by model version."
@@ -273,24 +327,41 @@ class ClusterSection(_Section):
     job_name: Annotated[str, Value("NAME")] = Field(
         default="", description="Name of the job; default: from the model and the time."
     )
-    job_dir: Directory = Field(default="", description="Directory for all that the job leaves; default: jobs/NAME.")
-    num_workers: Annotated[WorkerRange, BeforeValidator(WorkerRange.parse), Value("N|MIN:MAX")] = Field(
-        default=WorkerRange(low=1, high=1), description="Workers, as N or MIN:MAX."
+    job_dir: Directory = Field(
+        default="", description="Directory for all that the job leaves; default: jobs/NAME."
     )
-    num_ps_pods: int = Field(default=1, ge=0, description="Parameter servers; none with AllreduceStrategy.")
-    max_relaunches: int = Field(default=3, ge=0, description="Failures by the user's own code to retry before the job fails.")
+    num_workers: Annotated[WorkerRange, BeforeValidator(WorkerRange.parse), Value("N|MIN:MAX")] = (
+        Field(default=WorkerRange(low=1, high=1), description="Workers, as N or MIN:MAX.")
+    )
+    num_ps_pods: int = Field(
+        default=1, ge=0, description="Parameter servers; none with AllreduceStrategy."
+    )
+    max_relaunches: int = Field(
+        default=3,
+        ge=0,
+        description="Failures by the user's own code to retry before the job fails.",
+    )
     stall_seconds: float = Field(
         default=60,
         ge=0,
         allow_inf_nan=False,
         description="Act on a job in which nothing has moved for this long; 0: only report it.",
     )
-    status_port: int = Field(default=0, ge=0, le=65535, description="Port of the status page on this machine; 0: any that is free.")
-    envs: Envs = Field(default_factory=dict, description="`KEY=value;…` for the environment of all processes.")
+    status_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="Port of the status page on this machine; 0: any that is free.",
+    )
+    envs: Envs = Field(
+        default_factory=dict, description="`KEY=value;…` for the environment of all processes."
+    )
 
 
 class JobSpec(_Section):
-    """Everything a job is. Build it with `from_flags`; `model_dump_json` and `model_validate_json` carry it.
+    """Everything a job is.
+
+    Build it with `from_flags`; `model_dump_json` and `model_validate_json` carry it.
 
     The fields that are no sections are no flags: the command that made the job sets them.
     """
@@ -303,8 +374,10 @@ class JobSpec(_Section):
     cluster: ClusterSection
     kubernetes: KubernetesSection = KubernetesSection()
     workers_anew: bool = False
-    """`--num-workers` was given to the command that made this job: a --resume begins with it, whatever
-    the job was scaled to before."""
+    """`--num-workers` was given to the command that made this job: a --resume begins with it,
+    whatever
+    the job was scaled to before.
+    """
     generated_name: bool = False
     """Nobody chose the job's name, so it gives way to a job that has it already."""
     resume_command: str = ""
@@ -314,7 +387,10 @@ class JobSpec(_Section):
 
     @classmethod
     def from_flags(cls, action: Action, flags: Mapping[str, Any]) -> JobSpec:
-        """From flat names, kebab or snake case. Raises SpecError that names the flag, the value and what is expected."""
+        """From flat names, kebab or snake case.
+
+        Raises SpecError that names the flag, the value and what is expected.
+        """
         refuse_unknown(flags)
         given = {key.replace("-", "_"): value for key, value in flags.items()}
         if given.get("distribution_strategy") == Strategy.ALLREDUCE:
@@ -322,7 +398,8 @@ class JobSpec(_Section):
         if given.get("image_name"):
             given.setdefault("model_zoo", ZOO_OF_IMAGES)
         nested = {
-            section: {name: given[name] for name in model.model_fields if name in given} for section, model in SECTIONS.items()
+            section: {name: given[name] for name in model.model_fields if name in given}
+            for section, model in SECTIONS.items()
         }
         try:
             spec = cls(action=action, **nested)  # type: ignore[arg-type]
@@ -332,18 +409,27 @@ class JobSpec(_Section):
         return spec
 
     def flags(self, *, defaults: bool = True) -> dict[str, Any]:
-        """Plain values by flat name, as `from_flags` takes them; without `defaults` only what differs from these."""
+        """Plain values by flat name, as `from_flags` takes them; without `defaults` only what
+        differs from these.
+        """
         sections = (getattr(self, section) for section in SECTIONS)
         dumps = (one.model_dump(mode="json", exclude_defaults=not defaults) for one in sections)
         return {name: value for dump in dumps for name, value in dump.items()}
 
     def replace(self, **values: object) -> JobSpec:
-        """The same job with other values of these fields, by their flat names. They are not checked."""
+        """The same job with other values of these fields, by their flat names.
+
+        They are not checked.
+        """
         parts = {
             section: {name: values.pop(name) for name in model.model_fields if name in values}
             for section, model in SECTIONS.items()
         }
-        changed = {section: getattr(self, section).model_copy(update=part) for section, part in parts.items() if part}
+        changed = {
+            section: getattr(self, section).model_copy(update=part)
+            for section, part in parts.items()
+            if part
+        }
         assert values.keys() <= type(self).model_fields.keys(), values
         return self.model_copy(update=changed | values)
 
@@ -370,11 +456,17 @@ class JobSpec(_Section):
         if self.cluster.job_name and not is_valid(self.cluster.job_name):
             raise SpecError(
                 f"invalid --job-name {self.cluster.job_name!r}",
-                hint=f"at most {LONGEST} characters of a-z, 0-9 and '-', beginning with a letter, not ending with '-'",
+                hint=(
+                    f"at most {LONGEST} characters of a-z, 0-9 and '-', beginning with a letter,"
+                    " not ending with '-'"
+                ),
             )
-        if (self.training.evaluation_steps or self.training.evaluation_seconds) and not self.data.validation_data:
+        if (
+            self.training.evaluation_steps or self.training.evaluation_seconds
+        ) and not self.data.validation_data:
             raise SpecError(
-                "--evaluation-steps or --evaluation-seconds without --validation-data", hint="name the data to evaluate on"
+                "--evaluation-steps or --evaluation-seconds without --validation-data",
+                hint="name the data to evaluate on",
             )
         self.kubernetes.check()
         if self.on_kubernetes:
@@ -385,20 +477,30 @@ class JobSpec(_Section):
         if self.cluster.status_port:
             raise SpecError(
                 f"--status-port {self.cluster.status_port} with --image-name",
-                hint="it is for jobs on this machine: the page of one on a cluster is opened by `elasticdl dashboard`",
+                hint=(
+                    "it is for jobs on this machine: the page of one on a cluster is opened by"
+                    " `elasticdl dashboard`"
+                ),
             )
         kept, job_dir = self.checkpoint, self.cluster.job_dir
         if kept.output and not self.kubernetes.keeps(kept.output):
-            raise SpecError(f"--output {kept.output} is on no --volume that can be written: it would go with its pod", hint=_VOLUME)
+            raise SpecError(
+                f"--output {kept.output} is on no --volume that can be written: it would go with"
+                " its pod",
+                hint=_VOLUME,
+            )
         if kept.tensorboard_log_dir and not self.kubernetes.keeps(kept.tensorboard_log_dir):
             raise SpecError(
-                f"--tensorboard-log-dir {kept.tensorboard_log_dir} is on no --volume that can be written: it would go with its pod",
+                f"--tensorboard-log-dir {kept.tensorboard_log_dir} is on no --volume that can be"
+                " written: it would go with its pod",
                 hint=_VOLUME,
             )
         if (kept.checkpoint_steps or kept.resume) and not self.kubernetes.keeps(job_dir):
             flag = "--checkpoint-steps" if kept.checkpoint_steps else "--resume"
             where = (
-                f"--job-dir {job_dir} is on no --volume that can be written" if job_dir else "no --job-dir on a --volume is given"
+                f"--job-dir {job_dir} is on no --volume that can be written"
+                if job_dir
+                else "no --job-dir on a --volume is given"
             )
             raise SpecError(f"{flag} needs a place that all pods see, and {where}", hint=_VOLUME)
 
@@ -408,21 +510,37 @@ class JobSpec(_Section):
         if ring and servers:
             raise SpecError(
                 f"--num-ps-pods {servers} with --distribution-strategy {Strategy.ALLREDUCE}",
-                hint="leave it out: on a ring every worker has all weights, there are no parameter servers",
+                hint=(
+                    "leave it out: on a ring every worker has all weights, there are no parameter"
+                    " servers"
+                ),
             )
         if not ring and not servers:
             raise SpecError(
-                "--num-ps-pods 0", hint=f"give at least one, or train without any: --distribution-strategy {Strategy.ALLREDUCE}"
+                "--num-ps-pods 0",
+                hint=(
+                    "give at least one, or train without any: --distribution-strategy"
+                    f" {Strategy.ALLREDUCE}"
+                ),
             )
-        if training.lr_scaling is not RateScaling.NONE and training.global_batch is not GlobalBatch.SCALED:
+        if (
+            training.lr_scaling is not RateScaling.NONE
+            and training.global_batch is not GlobalBatch.SCALED
+        ):
             raise SpecError(
                 f"--lr-scaling {training.lr_scaling} with --global-batch {training.global_batch}",
-                hint="a step has the same number of records whatever the number of workers; add --global-batch scaled",
+                hint=(
+                    "a step has the same number of records whatever the number of workers; add"
+                    " --global-batch scaled"
+                ),
             )
         if ring and self.action is Action.TRAIN:
             self._refuse_unused_on_ring()
         if not ring and training.global_batch is not GlobalBatch.FIXED:
-            raise SpecError("--global-batch scaled is of a ring", hint=f"add --distribution-strategy {Strategy.ALLREDUCE}")
+            raise SpecError(
+                "--global-batch scaled is of a ring",
+                hint=f"add --distribution-strategy {Strategy.ALLREDUCE}",
+            )
 
     def _refuse_unused_on_ring(self) -> None:
         used = self.flags(defaults=False)
@@ -434,7 +552,10 @@ class JobSpec(_Section):
                 )
 
 
-_VOLUME = "for example --volume claim_name=CLAIM,mount_path=/data --job-dir /data/NAME --output /data/NAME/export"
+_VOLUME = (
+    "for example --volume claim_name=CLAIM,mount_path=/data --job-dir /data/NAME --output"
+    " /data/NAME/export"
+)
 SECTIONS: Mapping[str, type[BaseModel]] = {
     "model": ModelSection,
     "data": DataSection,
@@ -445,12 +566,17 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
 }
 
 
-FIELDS: Mapping[str, FieldInfo] = {name: field for section in SECTIONS.values() for name, field in section.model_fields.items()}
+FIELDS: Mapping[str, FieldInfo] = {
+    name: field for section in SECTIONS.values() for name, field in section.model_fields.items()
+}
 """Every flag by its flat name, as it is declared above and in `kubernetes_section.py`."""
 
 
 def is_used(name: str, action: str) -> bool:
-    """Whether a flag makes a difference to an action. In a file, which may be for several, any flag is no error."""
+    """Whether a flag makes a difference to an action.
+
+    In a file, which may be for several, any flag is no error.
+    """
     used_by = mark(FIELDS[name], UsedBy)
     return used_by is None or action in used_by.actions
 
@@ -462,7 +588,9 @@ def is_needed(name: str, action: str) -> bool:
 
 
 def refuse_unused(action: Action, names: Iterable[str]) -> None:
-    """Raises SpecError for the first of these flags, in snake case, that makes no difference to an action."""
+    """Raises SpecError for the first of these flags, in snake case, that makes no difference to an
+    action.
+    """
     for name in names:
         if name in FIELDS and not is_used(name, action):
             takers = "`, `".join(f"elasticdl {one}" for one in Action if is_used(name, one))
@@ -480,10 +608,18 @@ def refuse_unknown(keys: Iterable[str]) -> None:
             import difflib
 
             near = difflib.get_close_matches(name, FIELDS, n=1)
-            hint = f"did you mean {near[0].replace('_', '-')}?" if near else "see `elasticdl train --help`"
+            hint = (
+                f"did you mean {near[0].replace('_', '-')}?"
+                if near
+                else "see `elasticdl train --help`"
+            )
             raise SpecError(f"unknown key {key!r}", hint=hint)
 
 
 def _lacking(action: Action, given: Mapping[str, Any]) -> list[str]:
     """Flags with a default that the action cannot do without and that are not there."""
-    return [name for name, field in FIELDS.items() if not field.is_required() and is_needed(name, action) and not given.get(name)]
+    return [
+        name
+        for name, field in FIELDS.items()
+        if not field.is_required() and is_needed(name, action) and not given.get(name)
+    ]

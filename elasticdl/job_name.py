@@ -1,4 +1,6 @@
-"""Names of jobs: what they may be, the one of a job that nobody named, and the next one where one is taken."""
+"""Names of jobs: what they may be, the one of a job that nobody named, and the next one where one
+is taken.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def generated_name(model_def: str) -> str:
 
 
 def next_name(name: str) -> str:
-    """`ads-2` after `ads`, `ads-3` after `ads-2`; of paths too. A date at the end is none of these numbers."""
+    """`ads-2` after `ads`, `ads-3` after `ads-2`; of paths too.
+
+    A date at the end is none of these numbers.
+    """
     found = re.fullmatch(r"(.*)-(\d{1,3})", name)
     stem, number = (found[1], int(found[2]) + 1) if found else (name, 2)
     if "/" in name:

@@ -1,4 +1,6 @@
-"""What is wrong with the flags of a job, in words: which flag, what it was given, what it expects."""
+"""What is wrong with the flags of a job, in words: which flag, what it was given, what it
+expects.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def missing(names: Sequence[str], action: str) -> SpecError:
     listed = ", ".join(flags[:-1]) + (" and " if flags[1:] else "") + flags[-1]
     return SpecError(
         f"{listed} {'are' if flags[1:] else 'is'} missing",
-        hint=f"`elasticdl {action}` needs {'them' if flags[1:] else 'it'}, as a flag or in the file of -f; `elasticdl {action} --help` tells of all",
+        hint=(
+            f"`elasticdl {action}` needs {'them' if flags[1:] else 'it'}, as a flag or in the file"
+            f" of -f; `elasticdl {action} --help` tells of all"
+        ),
     )
 
 
@@ -39,10 +44,19 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def problem_of(error: ValidationError, sections: Mapping[str, type[BaseModel]], action: str, also: Sequence[str]) -> SpecError:
-    """The error for all flags that are missing, those of `also` with them; else for the first one that is wrong."""
+def problem_of(
+    error: ValidationError,
+    sections: Mapping[str, type[BaseModel]],
+    action: str,
+    also: Sequence[str],
+) -> SpecError:
+    """The error for all flags that are missing, those of `also` with them; else for the first one
+    that is wrong.
+    """
     problems = [(_names(problem["loc"], sections), problem) for problem in error.errors()]
-    lacking = [names[0] for names, problem in problems if problem["type"] == "missing" and len(names) == 1]
+    lacking = [
+        names[0] for names, problem in problems if problem["type"] == "missing" and len(names) == 1
+    ]
     if lacking:
         return missing([*lacking, *also], action)
     names, problem = problems[0]
@@ -54,7 +68,10 @@ def _names(where: Sequence[int | str], sections: Mapping[str, object]) -> list[s
 
 
 def _field(name: str, sections: Mapping[str, type[BaseModel]]) -> FieldInfo | None:
-    return next((model.model_fields[name] for model in sections.values() if name in model.model_fields), None)
+    return next(
+        (model.model_fields[name] for model in sections.values() if name in model.model_fields),
+        None,
+    )
 
 
 def _told(names: Sequence[str], problem: Mapping[str, Any], field: FieldInfo | None) -> str:
@@ -72,7 +89,11 @@ def _told(names: Sequence[str], problem: Mapping[str, Any], field: FieldInfo | N
         return f"{flag}: expected N or MIN:MAX, whole numbers of at least 1, {got}"
     if kind.startswith(_NUMBERS) and field is not None and field.annotation in (int, float):
         return f"{flag}: expected {_number(field)}, {got}"
-    return f"{flag}: expected {_SORTS[kind]}, {got}" if kind in _SORTS else f"{flag}: {problem['msg']}, {got}"
+    return (
+        f"{flag}: expected {_SORTS[kind]}, {got}"
+        if kind in _SORTS
+        else f"{flag}: {problem['msg']}, {got}"
+    )
 
 
 def _number(field: FieldInfo) -> str:

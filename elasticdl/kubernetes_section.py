@@ -1,4 +1,6 @@
-"""The flags of a job that mean something on a Kubernetes cluster only. Plain values; `cluster/kubernetes/planning.py` makes objects of them.
+"""The flags of a job that mean something on a Kubernetes cluster only.
+
+Plain values; `cluster/kubernetes/planning.py` makes objects of them.
 
 Quantities, tolerations, affinity and volume sources are Kubernetes' own words and travel unchanged.
 """
@@ -20,7 +22,9 @@ from elasticdl.flag import Offer, UnusedOnRing, Value
 
 ZOO_OF_IMAGES = "/model_zoo"
 """Where `elasticdl zoo build` puts the modules."""
-_QUANTITY = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(?:([eE][+-]?[0-9]{1,2})|([numkMGTPE]|[KMGTPE]i))?")
+_QUANTITY = re.compile(
+    r"([0-9]+\.?[0-9]*|\.[0-9]+)(?:([eE][+-]?[0-9]{1,2})|([numkMGTPE]|[KMGTPE]i))?"
+)
 _CORES = re.compile(r"[0-9]+\.?[0-9]*[num]?")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
@@ -45,7 +49,10 @@ class PullPolicy(StrEnum):
 
 
 def quantity(text: str) -> Decimal:
-    """The number that a Kubernetes quantity says: `500m` is 0.5, `2Gi` 2147483648. Raises ValueError."""
+    """The number that a Kubernetes quantity says: `500m` is 0.5, `2Gi` 2147483648.
+
+    Raises ValueError.
+    """
     found = _QUANTITY.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no quantity: expected for example 2, 500m, 512Mi or 4G")
@@ -74,14 +81,22 @@ def parse_pairs(value: object) -> object:
                 raise ValueError(f"{key.strip()} twice")
             pairs[key.strip()] = text.strip()
         return pairs
-    return {str(key): str(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+    return (
+        {str(key): str(item) for key, item in value.items()}
+        if isinstance(value, Mapping)
+        else value
+    )
 
 
 def parse_names(value: object) -> object:
     """`"a,b"`, JSON or a list."""
     if is_json(value):
         return parse_json(value)
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+    return (
+        tuple(part.strip() for part in value.split(",") if part.strip())
+        if isinstance(value, str)
+        else value
+    )
 
 
 def is_json(value: object) -> bool:
@@ -100,7 +115,9 @@ def parse_json(value: object) -> object:
 
 
 def parse_volumes(value: object) -> object:
-    """`"claim_name=c1,mount_path=/data;host_path=/x,mount_path=/y"`, JSON, or a list of such and of mappings."""
+    """`"claim_name=c1,mount_path=/data;host_path=/x,mount_path=/y"`, JSON, or a list of such and of
+    mappings.
+    """
     if is_json(value):
         found = parse_json(value)
         return found if isinstance(found, list) else [found]
@@ -136,16 +153,25 @@ def _memory(text: str) -> str:
 
 
 def object_name(text: str) -> str:
-    """What an object of a cluster may be called, or ''. Raises ValueError: it is part of an address, and no other text may be."""
+    """What an object of a cluster may be called, or ''.
+
+    Raises ValueError: it is part of an address, and no other text may be.
+    """
     if text and not _OBJECT.fullmatch(text):
-        raise ValueError(f"{text!r} is no name of an object: expected a-z, 0-9, '-' and '.', and a letter or digit at both ends")
+        raise ValueError(
+            f"{text!r} is no name of an object: expected a-z, 0-9, '-' and '.', and a letter or"
+            " digit at both ends"
+        )
     return text
 
 
 def namespace_name(text: str) -> str:
     """What a namespace may be called, or ''. Raises ValueError."""
     if text and not _NAMESPACE.fullmatch(text):
-        raise ValueError(f"{text!r} is no name of a namespace: expected at most 63 of a-z, 0-9 and '-', which is at neither end")
+        raise ValueError(
+            f"{text!r} is no name of a namespace: expected at most 63 of a-z, 0-9 and '-', which is"
+            " at neither end"
+        )
     return text
 
 
@@ -160,12 +186,16 @@ def _object_names(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _image(text: str) -> str:
     if text and not IMAGE.fullmatch(text):
-        raise ValueError(f"{text!r} is no name of an image: expected REGISTRY/NAME:TAG in small letters")
+        raise ValueError(
+            f"{text!r} is no name of an image: expected REGISTRY/NAME:TAG in small letters"
+        )
     return text
 
 
 class Mount(BaseModel):
-    """A volume and where it is in the pods: a claim, a path of the node, or any `source` in Kubernetes' own words."""
+    """A volume and where it is in the pods: a claim, a path of the node, or any `source` in
+    Kubernetes' own words.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -181,7 +211,10 @@ class Mount(BaseModel):
     def _one_source(self) -> Self:
         given = [key for key in ("claim_name", "host_path", "source") if getattr(self, key)]
         if len(given) != 1:
-            raise ValueError(f"expected one of claim_name, host_path and source, got {' and '.join(given) or 'none'}")
+            raise ValueError(
+                "expected one of claim_name, host_path and source, got"
+                f" {' and '.join(given) or 'none'}"
+            )
         if self.type and not self.host_path:
             raise ValueError(f"type={self.type} is for a host_path")
         object_name(self.claim_name)
@@ -193,7 +226,10 @@ class Mount(BaseModel):
             or str(path) in _OURS
             or ":" in self.mount_path
         ):
-            raise ValueError(f"mount_path {self.mount_path!r}: expected an absolute path that is none of {', '.join(_OURS)}")
+            raise ValueError(
+                f"mount_path {self.mount_path!r}: expected an absolute path that is none of"
+                f" {', '.join(_OURS)}"
+            )
         return self
 
     def holds(self, path: str) -> bool:
@@ -222,20 +258,29 @@ class KubernetesSection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     image_name: Annotated[str, AfterValidator(_image), Value("IMAGE")] = Field(
-        default="", description="Image of all processes. Given: the job runs on a Kubernetes cluster."
+        default="",
+        description="Image of all processes. Given: the job runs on a Kubernetes cluster.",
     )
-    image_pull_policy: PullPolicy = Field(default=PullPolicy.IF_NOT_PRESENT, description="When to pull the image.")
-    image_pull_secrets: Annotated[tuple[str, ...], BeforeValidator(parse_names), AfterValidator(_object_names), Value("NAME,…")] = (
-        Field(default=(), description="`a,b`: Secrets of the namespace with the registry's passwords.")
+    image_pull_policy: PullPolicy = Field(
+        default=PullPolicy.IF_NOT_PRESENT, description="When to pull the image."
+    )
+    image_pull_secrets: Annotated[
+        tuple[str, ...],
+        BeforeValidator(parse_names),
+        AfterValidator(_object_names),
+        Value("NAME,…"),
+    ] = Field(
+        default=(), description="`a,b`: Secrets of the namespace with the registry's passwords."
     )
     kube_context: Annotated[str, Value("NAME", Offer.CONTEXTS)] = Field(
         default="", description="Context of the kubeconfig; default: the current one."
     )
-    namespace: Annotated[str, AfterValidator(namespace_name), Value("NAME", Offer.NAMESPACES)] = Field(
-        default="", description="Namespace of the job; default: the context's."
+    namespace: Annotated[str, AfterValidator(namespace_name), Value("NAME", Offer.NAMESPACES)] = (
+        Field(default="", description="Namespace of the job; default: the context's.")
     )
     service_account: ObjectName = Field(
-        default="elasticdl", description="The master's; docker/rbac.yaml makes one with the rights needed."
+        default="elasticdl",
+        description="The master's; docker/rbac.yaml makes one with the rights needed.",
     )
     volume: Annotated[
         tuple[Mount, ...],
@@ -244,15 +289,31 @@ class KubernetesSection(BaseModel):
         Value("VOLUME", repeats=True),
     ] = Field(
         default=(),
-        description="`claim_name=C,mount_path=/data;host_path=P,mount_path=/x`, also with sub_path and read_only; "
-        "JSON or YAML with `source` for other kinds.",
+        description=(
+            "`claim_name=C,mount_path=/data;host_path=P,mount_path=/x`, also with sub_path and"
+            " read_only; JSON or YAML with `source` for other kinds."
+        ),
     )
-    fs_group: int = Field(default=1000, ge=0, description="Group that owns the files of volumes; 0: as the volume has it.")
-    run_as_user: int = Field(default=0, ge=0, description="User that processes run as; 0: the image's.")
-    master_resource_request: Resource = Field(default_factory=dict, description="`cpu=1,memory=2Gi,…` that the master asks for.")
-    master_resource_limit: Resource = Field(default_factory=dict, description="Resource limits of the master.")
-    worker_resource_request: Resource = Field(default_factory=dict, description="The same for each worker.")
-    worker_resource_limit: Resource = Field(default_factory=dict, description="`…,nvidia.com/gpu=1` for each worker.")
+    fs_group: int = Field(
+        default=1000,
+        ge=0,
+        description="Group that owns the files of volumes; 0: as the volume has it.",
+    )
+    run_as_user: int = Field(
+        default=0, ge=0, description="User that processes run as; 0: the image's."
+    )
+    master_resource_request: Resource = Field(
+        default_factory=dict, description="`cpu=1,memory=2Gi,…` that the master asks for."
+    )
+    master_resource_limit: Resource = Field(
+        default_factory=dict, description="Resource limits of the master."
+    )
+    worker_resource_request: Resource = Field(
+        default_factory=dict, description="The same for each worker."
+    )
+    worker_resource_limit: Resource = Field(
+        default_factory=dict, description="`…,nvidia.com/gpu=1` for each worker."
+    )
     ps_resource_request: Annotated[Resource, _NO_SERVERS] = Field(
         default_factory=dict, description="The same for each parameter server."
     )
@@ -260,42 +321,71 @@ class KubernetesSection(BaseModel):
         default_factory=dict, description="The same for each parameter server."
     )
     master_pod_priority: ClassName = Field(default="", description="Priority class of the master.")
-    worker_pod_priority: ClassName = Field(default="", description="Priority class of workers; `{rung}` in it: their rung, from 1.")
-    ps_pod_priority: Annotated[ClassName, _NO_SERVERS] = Field(default="", description="Priority class of parameter servers.")
-    node_selector: Pairs = Field(default_factory=dict, description="`key=value,…` that nodes must have.")
+    worker_pod_priority: ClassName = Field(
+        default="", description="Priority class of workers; `{rung}` in it: their rung, from 1."
+    )
+    ps_pod_priority: Annotated[ClassName, _NO_SERVERS] = Field(
+        default="", description="Priority class of parameter servers."
+    )
+    node_selector: Pairs = Field(
+        default_factory=dict, description="`key=value,…` that nodes must have."
+    )
     tolerations: Annotated[
         tuple[Mapping[str, Any], ...],
         BeforeValidator(lambda v: _no_nothing(parse_json(v))),
         Value("JSON"),
     ] = Field(default=(), description="JSON (or YAML): Kubernetes' list of tolerations.")
-    affinity: Annotated[Mapping[str, Any] | None, BeforeValidator(parse_json), Value("JSON")] = Field(
-        default=None, description="JSON (or YAML): Kubernetes' affinity, in place of workers near servers, servers apart."
+    affinity: Annotated[Mapping[str, Any] | None, BeforeValidator(parse_json), Value("JSON")] = (
+        Field(
+            default=None,
+            description=(
+                "JSON (or YAML): Kubernetes' affinity, in place of workers near servers, servers"
+                " apart."
+            ),
+        )
     )
-    ttl_seconds: int = Field(default=24 * 3600, ge=0, description="Seconds for which an ended job's objects stay.")
+    ttl_seconds: int = Field(
+        default=24 * 3600, ge=0, description="Seconds for which an ended job's objects stay."
+    )
     oom_memory_limit: Annotated[str, AfterValidator(_memory), Value("QUANTITY")] = Field(
         default="",
-        description="Most memory, such as 8Gi, for a process that comes back from out of memory; default: twice its first limit.",
+        description=(
+            "Most memory, such as 8Gi, for a process that comes back from out of memory; default:"
+            " twice its first limit."
+        ),
     )
 
     def memory_limit_bytes(self, role: str) -> int | None:
-        """What a process of a role (`worker`, `ps`, `master`) may use at first; None: no limit was set."""
+        """What a process of a role (`worker`, `ps`, `master`) may use at first; None: no limit was
+        set.
+        """
         text = getattr(self, f"{role}_resource_limit").get("memory")
         return None if text is None else quantity_bytes(text)
 
     def oom_limit_bytes(self, role: str) -> int | None:
-        """What one that ran out of memory may be given at most; None where nothing limits it: more would not help."""
+        """What one that ran out of memory may be given at most; None where nothing limits it: more
+        would not help.
+        """
         first = self.memory_limit_bytes(role)
         if first is None:
             return None
-        return max(first, quantity_bytes(self.oom_memory_limit)) if self.oom_memory_limit else 2 * first
+        return (
+            max(first, quantity_bytes(self.oom_memory_limit))
+            if self.oom_memory_limit
+            else 2 * first
+        )
 
     def volume_of(self, path: str) -> Mount | None:
         """The volume that a path in the pods is on; None: it goes with its pod."""
         found = [mount for mount in self.volume if mount.holds(path)]
-        return max(found, key=lambda mount: len(PurePosixPath(mount.mount_path).parts), default=None)
+        return max(
+            found, key=lambda mount: len(PurePosixPath(mount.mount_path).parts), default=None
+        )
 
     def keeps(self, path: str) -> bool:
-        """Whether what is written there is seen by all pods and outlives them; addresses (`s3://…`) do."""
+        """Whether what is written there is seen by all pods and outlives them; addresses (`s3://…`)
+        do.
+        """
         mount = self.volume_of(path) if path else None
         return "://" in path or (mount is not None and not mount.read_only)
 

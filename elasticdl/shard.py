@@ -1,10 +1,13 @@
 """What the data ledger counts: sources, shards of them, leases of shards, progress within a lease.
 
-A *shard* is a range of records of one source. A *lease* gives one attempt at the unread rest of a shard to one worker.
-A *minibatch* is what `feed` makes of one window of at most `minibatch_size` consecutive records of a lease, so
+A *shard* is a range of records of one source. A *lease* gives one attempt at the unread rest of a
+shard to one worker.
+A *minibatch* is what `feed` makes of one window of at most `minibatch_size` consecutive records of
+a lease, so
 progress counts **records read**, whatever `feed` shuffles, drops or adds inside a window.
 
-The order of records within a shard is a permutation that depends only on `Lease.order_seed` (None: file order), so any
+The order of records within a shard is a permutation that depends only on `Lease.order_seed` (None:
+file order), so any
 worker can go on at `offset`.
 """
 
@@ -25,15 +28,20 @@ class Task(StrEnum):
     EVALUATION = "evaluation"
     PREDICTION = "prediction"
     SUMMARY = "summary"
-    """Turn the merged metric states of an evaluation round into values; run the epoch's callbacks."""
+    """Turn the merged metric states of an evaluation round into values; run the epoch's
+    callbacks.
+    """
     EXPORT = "export"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file, table or origin and how many records it has. `fingerprint` tells that it changed during the job.
+    """One file, table or origin and how many records it has.
 
-    That of a file is `BYTES:TIME` or `BYTES:TIME:blake2b=DIGEST`, those of several are joined by `+`; a reader of one's own has any
+    `fingerprint` tells that it changed during the job.
+
+    That of a file is `BYTES:TIME` or `BYTES:TIME:blake2b=DIGEST`, those of several are joined by
+    `+`; a reader of one's own has any
     words. '' tells nothing.
     """
 
@@ -46,7 +54,10 @@ DIGEST_MARK = "blake2b="
 
 
 def same_data(one: Source, other: Source) -> bool:
-    """Whether two sources are of one name, as many records and the same data. Where both have digests, times do not matter."""
+    """Whether two sources are of one name, as many records and the same data.
+
+    Where both have digests, times do not matter.
+    """
     if (one.name, one.records) != (other.name, other.records):
         return False
     mine, theirs = one.fingerprint.split("+"), other.fingerprint.split("+")
@@ -81,13 +92,17 @@ class Shard:
 class Lease:
     """One attempt at the rest of a shard, for one worker.
 
-    `offset` records of the shard (in the lease's order) were done by earlier attempts and are skipped.
-    `shard` is None for SUMMARY and EXPORT. `round` is the evaluation round of EVALUATION and SUMMARY leases and
+    `offset` records of the shard (in the lease's order) were done by earlier attempts and are
+    skipped.
+    `shard` is None for SUMMARY and EXPORT. `round` is the evaluation round of EVALUATION and
+    SUMMARY leases and
     `snapshot` the frozen view of the parameters to read (None: the live ones).
     `payload` is JSON: for SUMMARY the merged metric states, see `master/core/evaluation/rounds.py`.
-    `revocation` is how often this worker's leases had been voided before: a revocation voids those of earlier revocations, in whatever
+    `revocation` is how often this worker's leases had been voided before: a revocation voids those
+    of earlier revocations, in whatever
     order lease and revocation reach the worker.
-    `limit` is the offset up to which to work (0: to the shard's end): leases of a ring end where a checkpoint is due.
+    `limit` is the offset up to which to work (0: to the shard's end): leases of a ring end where a
+    checkpoint is due.
     """
 
     task: Task
@@ -124,7 +139,9 @@ class Barrier(StrEnum):
     NONE = ""
     """It is a lease to train on."""
     PAUSE = "pause"
-    """Stand still: confirm the last step, then ask for the next item and for work on the weights as they are."""
+    """Stand still: confirm the last step, then ask for the next item and for work on the weights as
+    they are.
+    """
     CHECKPOINT = "checkpoint"
     """Rank 0 keeps a copy of the weights as they are here, and all go on."""
 
@@ -133,7 +150,8 @@ class Barrier(StrEnum):
 class WorkItem:
     """One of the ring's sequence, numbered from 1: the same for every member, whenever it asks.
 
-    `batch`: records of one step of the whole ring. `rate_scale`: what the learning rate is multiplied with. `lease` is None
+    `batch`: records of one step of the whole ring. `rate_scale`: what the learning rate is
+    multiplied with. `lease` is None
     for a mark, `snapshot` is set for a checkpoint.
     """
 

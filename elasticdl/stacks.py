@@ -21,7 +21,9 @@ def stacks(first: int | None = None, *, most_chars: int = MOST_CHARS) -> str:
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != first)
     parts = [_place(frames[0][1], str(names.get(frames[0][0], frames[0][0])))] if frames else []
     parts += [
-        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame)[-_MOST_FRAMES:])}" for ident, frame in frames
+        "thread"
+        f" {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame)[-_MOST_FRAMES:])}"
+        for ident, frame in frames
     ]
     text = "\n".join(parts)
     return text if len(text) <= most_chars else f"{text[:most_chars]} …"

@@ -1,6 +1,8 @@
-"""Breast cancer (30 measurements, benign or not) from Parquet: wide & deep with Keras' preprocessing layers.
+"""Breast cancer (30 measurements, benign or not) from Parquet: wide & deep with Keras'
+preprocessing layers.
 
-Deep: normalized measurements and embeddings of their discretized values. Wide: weights of crosses of discretized
+Deep: normalized measurements and embeddings of their discretized values. Wide: weights of crosses
+    of discretized
 measurements, hashed. The learning rate falls with the version.
 """
 
@@ -33,7 +35,11 @@ DEVIATION = (
     0.0179, 0.0302, 0.00617, 0.00826, 0.00264, 4.83, 6.14, 33.6, 569.0, 0.0228, 0.157, 0.208, 0.0657, 0.0618, 0.0181,
 )  # fmt: skip
 BOUNDS = [-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5]
-CROSSES = (("mean_texture", "worst_area"), ("worst_radius", "worst_concave_points"), ("mean_concavity", "worst_smoothness"))
+CROSSES = (
+    ("mean_texture", "worst_area"),
+    ("worst_radius", "worst_concave_points"),
+    ("mean_concavity", "worst_smoothness"),
+)
 
 
 def custom_model(embedding_dim=4, hash_bins=1024):
@@ -42,7 +48,9 @@ def custom_model(embedding_dim=4, hash_bins=1024):
     normal = layers.Normalization(mean=MEAN, variance=np.square(DEVIATION))(measured)
     bucket = layers.Discretization(bin_boundaries=BOUNDS)(normal)
     own_buckets = bucket + keras.ops.arange(len(NAMES), dtype=bucket.dtype) * (len(BOUNDS) + 1)
-    embedded = layers.Embedding(len(NAMES) * (len(BOUNDS) + 1), embedding_dim, name="buckets")(own_buckets)
+    embedded = layers.Embedding(len(NAMES) * (len(BOUNDS) + 1), embedding_dim, name="buckets")(
+        own_buckets
+    )
     deep = layers.Concatenate()([layers.Flatten()(embedded), normal])
     for units in (32, 16):
         deep = layers.Dense(units, activation="relu")(deep)
@@ -79,11 +87,18 @@ def feed(dataset, mode, metadata):
 
     def parse(record):
         measured = tf.cast(tf.stack([record[name] for name in NAMES]), tf.float32)
-        return measured if mode == "prediction" else (measured, tf.cast(record["benign"], tf.float32)[tf.newaxis])
+        return (
+            measured
+            if mode == "prediction"
+            else (measured, tf.cast(record["benign"], tf.float32)[tf.newaxis])
+        )
 
     return dataset.map(parse)
 
 
 def eval_metrics_fn():
     """Accuracy and area under the ROC curve."""
-    return {"accuracy": keras.metrics.BinaryAccuracy(threshold=0.0), "auc": keras.metrics.AUC(from_logits=True)}
+    return {
+        "accuracy": keras.metrics.BinaryAccuracy(threshold=0.0),
+        "auc": keras.metrics.AUC(from_logits=True),
+    }

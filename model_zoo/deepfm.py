@@ -1,6 +1,8 @@
-"""DeepFM on Criteo's format: label, 13 counts, 26 hex strings, separated by tabs; fields may be empty.
+"""DeepFM on Criteo's format: label, 13 counts, 26 hex strings, separated by tabs; fields may be
+empty.
 
-`--data-reader-params "format=csv;delimiter=tab;header=false"`. Strings are hashed by a layer in the model, so any value can come.
+`--data-reader-params "format=csv;delimiter=tab;header=false"`. Strings are hashed by a layer in the
+model, so any value can come.
 After Guo et al., DeepFM: A Factorization-Machine based Neural Network for CTR Prediction (2017).
 """
 
@@ -20,7 +22,9 @@ def custom_model(hash_bins=1 << 18, dim=8, hidden=64):
 
 
 def network(ids, vocabulary, dim, hidden):
-    """Ids int[n, 26] below `vocabulary` -> the input of numbers, and the logit [n, 1]: wide + FM + deep."""
+    """Ids int[n, 26] below `vocabulary` -> the input of numbers, and the logit [n, 1]: wide + FM +
+    deep.
+    """
     numbers = keras.Input((NUMBERS,), name="numbers")
     uniform = keras.initializers.RandomUniform(-0.01, 0.01, seed=1)
     vectors = layers.Embedding(vocabulary, dim, embeddings_initializer=uniform, name="vectors")(ids)
@@ -45,13 +49,18 @@ def optimizer(lr=0.001):
 
 
 def feed(dataset, mode, metadata):
-    """Rows of 40 strings -> ({"numbers", "categories"}, float32[1]). Batched first: one call for many rows is faster."""
+    """Rows of 40 strings -> ({"numbers", "categories"}, float32[1]).
+
+    Batched first: one call for many rows is faster.
+    """
 
     def parse(rows):
         counts = rows[:, 1 : 1 + NUMBERS]
         counts = tf.strings.to_number(tf.where(counts == "", "0", counts))
         fields = [f"C{number}=" for number in range(1, CATEGORIES + 1)]
-        categories = tf.strings.join([tf.broadcast_to(fields, tf.shape(rows[:, 1 + NUMBERS :])), rows[:, 1 + NUMBERS :]])
+        categories = tf.strings.join(
+            [tf.broadcast_to(fields, tf.shape(rows[:, 1 + NUMBERS :])), rows[:, 1 + NUMBERS :]]
+        )
         features = {"numbers": tf.math.log1p(tf.maximum(counts, 0)), "categories": categories}
         return features if mode == "prediction" else (features, tf.strings.to_number(rows[:, :1]))
 

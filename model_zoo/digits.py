@@ -1,11 +1,16 @@
-"""Handwritten digits from .npz arrays `image` float32[n, 8, 8, 1] (0 to 16) and `label` int64[n]: a small CNN."""
+"""Handwritten digits from .npz arrays `image` float32[n, 8, 8, 1] (0 to 16) and `label` int64[n]: a
+small CNN.
+"""
 
 import keras
 from keras import layers
 
 
 def custom_model(filters=32):
-    """float32[n, 8, 8, 1] -> logits [n, 10]. Scaling is part of the model, so the export takes raw images."""
+    """float32[n, 8, 8, 1] -> logits [n, 10].
+
+    Scaling is part of the model, so the export takes raw images.
+    """
     return keras.Sequential(
         [
             keras.Input((8, 8, 1), name="image"),

@@ -1,10 +1,16 @@
-"""Digits from TFRecord as a subclassed model with BatchNormalization. `--model-def digits_subclass.CustomModel`."""
+"""Digits from TFRecord as a subclassed model with BatchNormalization.
+
+`--model-def digits_subclass.CustomModel`.
+"""
 
 import keras
 import tensorflow as tf
 from keras import layers
 
-FEATURES = {"image": tf.io.FixedLenFeature((8, 8, 1), tf.float32), "label": tf.io.FixedLenFeature((), tf.int64)}
+FEATURES = {
+    "image": tf.io.FixedLenFeature((8, 8, 1), tf.float32),
+    "label": tf.io.FixedLenFeature((), tf.int64),
+}
 
 
 class CustomModel(keras.Model):
@@ -12,7 +18,9 @@ class CustomModel(keras.Model):
 
     def __init__(self, filters=16):
         super().__init__()
-        self.convolutions = [layers.Conv2D(filters, 3, padding="same", use_bias=False) for _ in range(2)]
+        self.convolutions = [
+            layers.Conv2D(filters, 3, padding="same", use_bias=False) for _ in range(2)
+        ]
         self.norms = [layers.BatchNormalization(momentum=0.9) for _ in range(2)]
         self.pool = layers.MaxPooling2D(2)
         self.flatten = layers.Flatten()

@@ -1,4 +1,6 @@
-"""Digits with two outputs, the digit and whether it is even; labels, outputs and metrics are dicts by output."""
+"""Digits with two outputs, the digit and whether it is even; labels, outputs and metrics are dicts
+by output.
+"""
 
 import keras
 import tensorflow as tf
@@ -15,7 +17,9 @@ def custom_model(units=128):
 
 def loss(labels, predictions):
     """The digit's cross-entropy and half of the other's, per example, [n]."""
-    digit = keras.losses.sparse_categorical_crossentropy(labels["digit"], predictions["digit"], from_logits=True)
+    digit = keras.losses.sparse_categorical_crossentropy(
+        labels["digit"], predictions["digit"], from_logits=True
+    )
     even = keras.losses.binary_crossentropy(labels["even"], predictions["even"], from_logits=True)
     return digit + 0.5 * even
 

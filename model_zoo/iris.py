@@ -11,7 +11,9 @@ def custom_model(hidden=16):
     return keras.Sequential(
         [
             keras.Input((len(NAMES),), name="centimetres"),
-            keras.layers.Normalization(mean=[5.84, 3.06, 3.76, 1.20], variance=[0.68, 0.19, 3.10, 0.58]),
+            keras.layers.Normalization(
+                mean=[5.84, 3.06, 3.76, 1.20], variance=[0.68, 0.19, 3.10, 0.58]
+            ),
             keras.layers.Dense(hidden, activation="relu"),
             keras.layers.Dense(3, name="species"),
         ]

@@ -1,6 +1,8 @@
-"""Iris from a SQLite table through a reader of one's own, and predictions handled by a processor of one's own.
+"""Iris from a SQLite table through a reader of one's own, and predictions handled by a processor of
+one's own.
 
-`--training-data iris.sqlite --data-reader-params "table=train"`. Predictions go to `$PREDICTIONS_DIR/worker-N.csv`
+`--training-data iris.sqlite --data-reader-params "table=train"`. Predictions go to
+`$PREDICTIONS_DIR/worker-N.csv`
 (`--envs PREDICTIONS_DIR=...`).
 """
 
@@ -16,7 +18,10 @@ from iris import NAMES, custom_model, loss, optimizer  # noqa: F401 - the networ
 
 
 class SQLiteReader:
-    """Rows of a table by their rowid, as tuples. The kind of reader that ElasticDL's users write."""
+    """Rows of a table by their rowid, as tuples.
+
+    The kind of reader that ElasticDL's users write.
+    """
 
     def __init__(self, path, table):
         self.path = path
@@ -72,4 +77,6 @@ class PredictionOutputsProcessor:
         folder.mkdir(parents=True, exist_ok=True)
         probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(predictions))
         with open(folder / f"worker-{worker_id}.csv", "a", newline="") as file:
-            csv.writer(file).writerows((int(row.argmax()), f"{row.max():.6f}") for row in probabilities)
+            csv.writer(file).writerows(
+                (int(row.argmax()), f"{row.max():.6f}") for row in probabilities
+            )

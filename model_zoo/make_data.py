@@ -1,4 +1,7 @@
-"""Write the data of the model zoo: `python -m model_zoo.make_data NAME FOLDER`. Tables come from scikit-learn's package."""
+"""Write the data of the model zoo: `python -m model_zoo.make_data NAME FOLDER`.
+
+Tables come from scikit-learn's package.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ def iris(folder: Path, records: int) -> str:
     from sklearn.datasets import load_iris
 
     found = load_iris()
-    rows = [(*features, label) for features, label in zip(found.data.tolist(), found.target.tolist(), strict=True)]
+    rows = [
+        (*features, label)
+        for features, label in zip(found.data.tolist(), found.target.tolist(), strict=True)
+    ]
     database = folder / "iris.sqlite"
     database.unlink(missing_ok=True)
     with closing(sqlite3.connect(database)) as connection:
@@ -34,7 +40,9 @@ def iris(folder: Path, records: int) -> str:
             part = [rows[i] for i in chosen]
             with (folder / f"{name}.csv").open("w", newline="") as file:
                 csv.writer(file).writerows([IRIS, *part])
-            connection.execute(f"CREATE TABLE {name} ({', '.join(f'{column} REAL' for column in IRIS)})")
+            connection.execute(
+                f"CREATE TABLE {name} ({', '.join(f'{column} REAL' for column in IRIS)})"
+            )
             connection.executemany(f"INSERT INTO {name} VALUES (?, ?, ?, ?, ?)", part)
         connection.commit()
     return f"{len(rows)} flowers"
@@ -58,7 +66,9 @@ def digits_tfrecord(folder: Path, records: int) -> str:
             for i in chosen:
                 image = tf.train.Feature(float_list=tf.train.FloatList(value=images[i].ravel()))
                 label = tf.train.Feature(int64_list=tf.train.Int64List(value=[labels[i]]))
-                example = tf.train.Example(features=tf.train.Features(feature={"image": image, "label": label}))
+                example = tf.train.Example(
+                    features=tf.train.Features(feature={"image": image, "label": label})
+                )
                 writer.write(example.SerializeToString())
     return f"{len(labels)} images"
 
@@ -81,7 +91,11 @@ def breast_cancer(folder: Path, records: int) -> str:
     names = [_snake_case(str(name)) for name in found.feature_names]
     for name, chosen in parts(len(found.target)).items():
         columns = {column: found.data[chosen, i] for i, column in enumerate(names)}
-        pq.write_table(pa.table({**columns, "benign": found.target[chosen]}), folder / f"{name}.parquet", row_group_size=128)
+        pq.write_table(
+            pa.table({**columns, "benign": found.target[chosen]}),
+            folder / f"{name}.parquet",
+            row_group_size=128,
+        )
     return f"{len(found.target)} patients"
 
 
@@ -112,11 +126,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m model_zoo.make_data", description=__doc__)
     parser.add_argument("name", choices=sorted(MAKERS))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--records", type=int, default=100_000, help="training records of criteo (default: 100000)")
+    parser.add_argument(
+        "--records", type=int, default=100_000, help="training records of criteo (default: 100000)"
+    )
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
     words = MAKERS[chosen.name](chosen.folder, chosen.records)
-    print(f"{chosen.folder}: {', '.join(sorted(path.name for path in chosen.folder.iterdir()))}; {words}")
+    print(
+        f"{chosen.folder}: {', '.join(sorted(path.name for path in chosen.folder.iterdir()))};"
+        f" {words}"
+    )
 
 
 if __name__ == "__main__":

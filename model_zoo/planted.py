@@ -1,6 +1,8 @@
-"""Data in Criteo's format whose truth is known: labels are drawn from a factorization machine that is planted.
+"""Data in Criteo's format whose truth is known: labels are drawn from a factorization machine that
+is planted.
 
-No model can rank better, in the long run, than the planted one, so its AUC on the test records is what there is to reach.
+No model can rank better, in the long run, than the planted one, so its AUC on the test records is
+what there is to reach.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ MISSING = 0.05
 
 @dataclass(frozen=True)
 class Table:
-    """counts int64[n, 13] (-1: empty), values int64[n, 26] in [0, VALUES) (0: empty), logit and label float64[n]."""
+    """counts int64[n, 13] (-1: empty), values int64[n, 26] in [0, VALUES) (0: empty), logit and
+    label float64[n].
+    """
 
     counts: NDArray[np.int64]
     values: NDArray[np.int64]
@@ -41,17 +45,23 @@ def draw(records: int, seed: int = 0) -> Table:
     counts = np.floor(np.exp(rng.normal(1.5, 1.0, (records, NUMBERS)))).astype(np.int64)
     counts[rng.random(counts.shape) < MISSING] = -1
     popularity = 1 / np.arange(1, VALUES) ** 1.3
-    values = 1 + np.searchsorted(np.cumsum(popularity / popularity.sum()), rng.random((records, CATEGORIES))).clip(0, VALUES - 2)
+    values = 1 + np.searchsorted(
+        np.cumsum(popularity / popularity.sum()), rng.random((records, CATEGORIES))
+    ).clip(0, VALUES - 2)
     values[rng.random(values.shape) < MISSING] = 0
     logit = _logit(np.log1p(np.maximum(counts, 0)), values, rng)
     label = (rng.random(records) < 1 / (1 + np.exp(-logit))).astype(np.int64)
     return Table(counts, values, logit, label)
 
 
-def _logit(numbers: NDArray[np.float64], values: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float64]:
+def _logit(
+    numbers: NDArray[np.float64], values: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.float64]:
     """w0 + sum of weights + sum over pairs of <v_i, v_j> (Rendle, Factorization Machines, 2010)."""
     columns = np.arange(CATEGORIES)
-    linear = rng.normal(0, 0.3, (CATEGORIES, VALUES))[columns, values].sum(1) + numbers @ rng.normal(0, 0.15, NUMBERS)
+    linear = rng.normal(0, 0.3, (CATEGORIES, VALUES))[columns, values].sum(
+        1
+    ) + numbers @ rng.normal(0, 0.15, NUMBERS)
     vectors = rng.normal(0, 0.1, (CATEGORIES, VALUES, RANK))[columns, values]
     total = vectors.sum(1)
     pairs = 0.5 * (total**2 - (vectors**2).sum(1)).sum(1)
@@ -70,9 +80,14 @@ def write_tsv(path: Path, table: Table) -> None:
     """Criteo's format: label, counts, 8 hex digits for each category; empty where missing."""
     codes = np.random.default_rng(7).integers(0, 1 << 32, (CATEGORIES, VALUES))
     with path.open("w") as file:
-        for label, counts, values in zip(table.label.tolist(), table.counts.tolist(), table.values.tolist(), strict=True):
+        for label, counts, values in zip(
+            table.label.tolist(), table.counts.tolist(), table.values.tolist(), strict=True
+        ):
             fields = [str(label), *("" if count < 0 else str(count) for count in counts)]
-            fields += ["" if value == 0 else f"{codes[field, value]:08x}" for field, value in enumerate(values)]
+            fields += [
+                "" if value == 0 else f"{codes[field, value]:08x}"
+                for field, value in enumerate(values)
+            ]
             file.write("\t".join(fields) + "\n")
 
 
@@ -83,13 +98,21 @@ def write_npz(path: Path, table: Table) -> None:
 
 
 def write(folder: Path, records: int, seed: int = 0) -> str:
-    """Train and test (a quarter of `records` more) as .tsv and .npz, and truth.json; returns what it says in words."""
+    """Train and test (a quarter of `records` more) as .tsv and .npz, and truth.json; returns what
+    it says in words.
+    """
     table = draw(records + records // 4, seed)
     parts = {"train": table.part(slice(0, records)), "test": table.part(slice(records, None))}
     for name, part in parts.items():
         write_tsv(folder / f"{name}.tsv", part)
         write_npz(folder / f"{name}.npz", part)
     test = parts["test"]
-    truth = {"planted_auc": round(auc(test.logit, test.label), 4), "positive": round(float(test.label.mean()), 4)}
+    truth = {
+        "planted_auc": round(auc(test.logit, test.label), 4),
+        "positive": round(float(test.label.mean()), 4),
+    }
     (folder / "truth.json").write_text(json.dumps(truth) + "\n")
-    return f"the planted model's AUC on the test records is {truth['planted_auc']}; {truth['positive']:.1%} of them are positive"
+    return (
+        f"the planted model's AUC on the test records is {truth['planted_auc']};"
+        f" {truth['positive']:.1%} of them are positive"
+    )

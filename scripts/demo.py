@@ -57,7 +57,11 @@ def kill_a_worker_halfway(job: Path, process: subprocess.Popen[bytes]) -> None:
         if records["expected"] and records["trained"] >= records["expected"] / 2:
             for worker in seen["processes"]:
                 where = str(worker.get("where", ""))
-                if worker["role"] == "worker" and worker["state"] == "ready" and where.startswith("pid "):
+                if (
+                    worker["role"] == "worker"
+                    and worker["state"] == "ready"
+                    and where.startswith("pid ")
+                ):
                     say(f"half of the records are trained: kill -9 {worker['name']} ({where})")
                     os.kill(int(where.removeprefix("pid ")), signal.SIGKILL)
                     return
@@ -70,7 +74,9 @@ def run(*command: str | Path) -> None:
 
 def load_back(export: Path, data: Path) -> None:
     """TensorFlow says much when it is imported; it is shown only if something is wrong."""
-    done = subprocess.run([sys.executable, "-c", LOAD_BACK, export, data], capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD_BACK, export, data], capture_output=True, text=True, timeout=200
+    )
     print(done.stdout, end="")
     if done.returncode:
         sys.exit(f"{done.stderr}\nthe SavedModel is not what was trained")
@@ -108,7 +114,11 @@ def main() -> None:
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     demo(FOLDER)
-    print(f"\ndone in {time.monotonic() - began_s:.0f} s; all that it made stays in {FOLDER} until the next demo", flush=True)
+    print(
+        f"\ndone in {time.monotonic() - began_s:.0f} s; all that it made stays in {FOLDER} until"
+        " the next demo",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What the documentation's site takes from the code: the tables of flags, and pages that live outside of docs/.
+"""What the documentation's site takes from the code: the tables of flags, and pages that live
+outside of docs/.
 
 MkDocs calls the functions `on_*`; see `hooks` in mkdocs.yml.
 """
@@ -73,7 +74,9 @@ def _commands(group: click.Group, name: str) -> Iterator[tuple[str, click.Comman
 
 def _job_flags(jobs: dict[str, Sections]) -> Iterator[str]:
     """One table a section; the last column has the commands that take the flag."""
-    titles = dict.fromkeys(title for sections in jobs.values() for title in sections if title != OWN)
+    titles = dict.fromkeys(
+        title for sections in jobs.values() for title in sections if title != OWN
+    )
     for title in titles:
         takers: dict[str, list[str]] = {}
         helps: dict[str, str] = {}

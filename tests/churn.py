@@ -32,11 +32,17 @@ class Kill:
 
 
 Victims = Callable[[dict[str, Any]], Sequence[str]]
-"""From the master's status to the processes of which one may be killed now; none: look again in a moment."""
+"""From the master's status to the processes of which one may be killed now; none: look again in a
+moment.
+"""
 
 
-def kill_until_it_ends(job: Job, choose: random.Random, *, every_s: tuple[float, float], victims: Victims, most: int) -> list[Kill]:
-    """Kill one of `victims` after a random time of `every_s`, at most so often, until the job ends by itself."""
+def kill_until_it_ends(
+    job: Job, choose: random.Random, *, every_s: tuple[float, float], victims: Victims, most: int
+) -> list[Kill]:
+    """Kill one of `victims` after a random time of `every_s`, at most so often, until the job ends
+    by itself.
+    """
     kills: list[Kill] = []
     while len(kills) < most and not _ended(job, choose.uniform(*every_s)):
         found: tuple[dict[str, Any], Sequence[str]] | None = None
@@ -75,13 +81,18 @@ def live(role: str) -> Victims:
     """All processes of a role that are there."""
 
     def names(status: dict[str, Any]) -> list[str]:
-        return [one["name"] for one in status["processes"] if one["role"] == role and one["where"].startswith("pid ")]
+        return [
+            one["name"]
+            for one in status["processes"]
+            if one["role"] == role and one["where"].startswith("pid ")
+        ]
 
     return names
 
 
 def spare_members() -> Victims:
-    """Members of the newest ring by rank, where two at least have the weights: the last one's would go with it.
+    """Members of the newest ring by rank, where two at least have the weights: the last one's would
+    go with it.
 
     What was killed before must be out of the ring: a status may be older than the kill.
     """
@@ -90,7 +101,11 @@ def spare_members() -> Victims:
     def names(status: dict[str, Any]) -> Sequence[str]:
         nonlocal seen
         ring = status["ring"]
-        if ring is None or len(ring["members"]) < 2 or not seen < ring["generation"] == ring["formed"]:
+        if (
+            ring is None
+            or len(ring["members"]) < 2
+            or not seen < ring["generation"] == ring["formed"]
+        ):
             return ()
         seen = ring["generation"]
         return ring["members"]

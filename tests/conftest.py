@@ -1,4 +1,6 @@
-"""Fixtures for tests that run whole jobs as a user does: through the command line, on real processes."""
+"""Fixtures for tests that run whole jobs as a user does: through the command line, on real
+processes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# A shell starts what runs in the background with SIGINT ignored, and children inherit that: Ctrl-C would not be tested.
+# A shell starts what runs in the background with SIGINT ignored, and children inherit that: Ctrl-C
+# would not be tested.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -50,9 +53,11 @@ LONG = (
     "test_ring_callbacks.py",
     "test_ring_boundaries.py",
 )
-"""The longest files first: what begins last should be short, so that all processes of a run end together.
+"""The longest files first: what begins last should be short, so that all processes of a run end
+together.
 
-Among them some that mostly wait, so that they do so beside files that compute, and not beside one another.
+Among them some that mostly wait, so that they do so beside files that compute, and not beside one
+another.
 """
 
 
@@ -123,12 +128,16 @@ class Job:
                 entries = environ.read_bytes().split(b"\0")
             except OSError:
                 continue
-            wanted = any(entry.startswith(f"ELASTICDL_PROCESS={role}-".encode()) for entry in entries)
+            wanted = any(
+                entry.startswith(f"ELASTICDL_PROCESS={role}-".encode()) for entry in entries
+            )
             if wanted and f"ELASTICDL_JOB_DIR={self.directory}".encode() in entries:
                 found.append(int(environ.parent.name))
         return found
 
-    def wait_until(self, what: str, condition: Callable[[dict[str, Any]], bool], timeout_s: float = 240) -> dict[str, Any]:
+    def wait_until(
+        self, what: str, condition: Callable[[dict[str, Any]], bool], timeout_s: float = 240
+    ) -> dict[str, Any]:
         """The first status for which `condition` holds."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -136,7 +145,9 @@ class Job:
             if status is not None and condition(status):
                 return status
             if self.process.poll() is not None:
-                raise AssertionError(f"the job ended while waiting until {what}: {self.process.communicate()[0]}")
+                raise AssertionError(
+                    f"the job ended while waiting until {what}: {self.process.communicate()[0]}"
+                )
             time.sleep(0.1)
         raise AssertionError(f"not within {timeout_s} s: {what}; {self.tails()}")
 
@@ -154,15 +165,25 @@ class Job:
 
     def tails(self) -> str:
         logs = sorted((self.directory / "logs").glob("*.log")) if self.directory.exists() else []
-        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
+        return "\n".join(
+            f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs
+        )
 
 
 @contextmanager
 def starting(folder: Path) -> Iterator[Callable[..., Job]]:
-    """Start `elasticdl ACTION --flags`; keyword arguments become flags. Jobs that are left behind are ended."""
+    """Start `elasticdl ACTION --flags`; keyword arguments become flags.
+
+    Jobs that are left behind are ended.
+    """
     jobs: list[Job] = []
 
-    def start(action: str = "train", *extra: str, environment: Mapping[str, str] | None = None, **flags: object) -> Job:
+    def start(
+        action: str = "train",
+        *extra: str,
+        environment: Mapping[str, str] | None = None,
+        **flags: object,
+    ) -> Job:
         directory = Path(str(flags.setdefault("job_dir", folder / f"job-{len(jobs)}")))
         arguments: list[str] = [action]
         for name, value in {"model_zoo": ROOT / "model_zoo", **flags}.items():
@@ -206,9 +227,14 @@ def write_iris(path: Path, copies: int = 1) -> Path:
     from sklearn.datasets import load_iris
 
     iris = load_iris()
-    rows = [[*features, label] for features, label in zip(iris.data.tolist(), iris.target.tolist(), strict=True)] * copies
+    rows = [
+        [*features, label]
+        for features, label in zip(iris.data.tolist(), iris.target.tolist(), strict=True)
+    ] * copies
     with path.open("w", newline="") as file:
-        csv.writer(file).writerows([["sepal_length", "sepal_width", "petal_length", "petal_width", "species"], *rows])
+        csv.writer(file).writerows(
+            [["sepal_length", "sepal_width", "petal_length", "petal_width", "species"], *rows]
+        )
     return path
 
 

@@ -18,7 +18,9 @@ def custom_model(optimizer="adam"):
     hidden = layers.Concatenate()([layers.Reshape((FIELDS * DIM,))(vectors), dense])
     for units in HIDDEN:
         hidden = layers.Dense(units, activation="relu")(hidden)
-    logit = layers.Dense(1)(hidden) + pairs + ops.sum(wide, 1) + layers.Dense(1, use_bias=False)(dense)
+    logit = (
+        layers.Dense(1)(hidden) + pairs + ops.sum(wide, 1) + layers.Dense(1, use_bias=False)(dense)
+    )
     return keras.Model({"numbers": dense, "ids": ids}, logit)
 
 

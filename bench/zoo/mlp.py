@@ -8,7 +8,12 @@ from bench.step_log import StepLog
 
 def custom_model():
     return keras.Sequential(
-        [keras.Input((784,)), layers.Dense(512, activation="relu"), layers.Dense(512, activation="relu"), layers.Dense(10)]
+        [
+            keras.Input((784,)),
+            layers.Dense(512, activation="relu"),
+            layers.Dense(512, activation="relu"),
+            layers.Dense(10),
+        ]
     )
 
 

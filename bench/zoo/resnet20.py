@@ -1,4 +1,7 @@
-"""ResNet20 for images of CIFAR's shape, as a user would write it. He et al. 2015, with projections where shapes change."""
+"""ResNet20 for images of CIFAR's shape, as a user would write it.
+
+He et al. 2015, with projections where shapes change.
+"""
 
 import keras
 from keras import layers
@@ -14,7 +17,9 @@ def custom_model():
             step = stride if number == 0 else 1
             y = _block(_block(x, filters, step), filters, activate=False)
             same = step == 1 and x.shape[-1] == filters
-            x = layers.ReLU()(layers.Add()([y, x if same else _block(x, filters, step, 1, activate=False)]))
+            x = layers.ReLU()(
+                layers.Add()([y, x if same else _block(x, filters, step, 1, activate=False)])
+            )
     return keras.Model(image, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
 
 

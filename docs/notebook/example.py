@@ -1,10 +1,10 @@
 # %% [markdown]
 # # A job from a notebook
-# `elasticdl.train(...)` takes the flags of `elasticdl train`, in snake case. It checks the model and the data, starts the job's processes and returns a handle at
-# once; the picture under the cell goes on until the job has ended. With `image_name=...` the same call runs the job on a Kubernetes cluster.
-#
-# First some data, and a model module: a plain Keras model, a loss, an optimizer, and how records become features and labels.
-# %%
+# `elasticdl.train(...)` takes the flags of `elasticdl train`, in snake case. It checks the model
+# and the data, starts the job's processes and returns a handle at once; the picture under the cell
+# goes on until the job has ended. With `image_name=...` the same call runs the job on a Kubernetes
+# cluster.  First some data, and a model module: a plain Keras model, a loss, an optimizer, and how
+# records become features and labels. %%
 import tempfile
 from pathlib import Path
 
@@ -59,15 +59,22 @@ job = elasticdl.train(
 # The handle tells how the job is doing, and steers it while it runs:
 # %%
 status = job.status()
-print(status["message"], "-", status["records"]["expected"], "records expected,", len(status["processes"]), "processes")
+print(
+    status["message"],
+    "-",
+    status["records"]["expected"],
+    "records expected,",
+    len(status["processes"]),
+    "processes",
+)
 job.scale(1, 3)
 # %% [markdown]
-# `wait` returns how it ended, and raises what went wrong. Every record is accounted for, whatever became of workers meanwhile:
-# %%
+# `wait` returns how it ended, and raises what went wrong. Every record is accounted for, whatever
+# became of workers meanwhile: %%
 outcome = job.wait(timeout_s=600)
 print({name: round(value, 2) for name, value in outcome.metrics.items()})
 print(outcome.receipt["total"])
 # %% [markdown]
-# Its checkpoints can be evaluated, predicted with, exported or gone on from (`checkpoint_dir_for_init=`, `resume=True`); its directory is readable long after the job:
-# %%
+# Its checkpoints can be evaluated, predicted with, exported or gone on from
+# (`checkpoint_dir_for_init=`, `resume=True`); its directory is readable long after the job: %%
 print(sorted(path.name for path in (folder / "job").iterdir()))

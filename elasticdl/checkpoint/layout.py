@@ -1,4 +1,5 @@
-"""What a checkpoint consists of: the manifest, and which part of it a server of another layout needs. Pure.
+"""What a checkpoint consists of: the manifest, and which part of it a server of another layout
+needs. Pure.
 
 `checkpoints/version-<n>/manifest.json` is written last, so a directory with a manifest is complete.
 """
@@ -19,7 +20,9 @@ class _Frozen(BaseModel):
 
 
 class PartFile(_Frozen):
-    """One server's file: its name within the directory, its size and its checksum (`crc32c:` and 8 hex digits)."""
+    """One server's file: its name within the directory, its size and its checksum (`crc32c:` and 8
+    hex digits).
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     bytes: int = Field(ge=0)
@@ -61,7 +64,11 @@ def parse_manifest(text: str, where: str) -> Manifest:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
         problem = error.errors()[0]
-        raise Corrupted(f"{where}: {'.'.join(map(str, problem['loc'])) or 'manifest'}: {problem['msg']}") from error
+        raise Corrupted(
+            f"{where}: {'.'.join(map(str, problem['loc'])) or 'manifest'}: {problem['msg']}"
+        ) from error
     if manifest.format != FORMAT:
-        raise Corrupted(f"{where}: written in format {manifest.format}, this version reads format {FORMAT}")
+        raise Corrupted(
+            f"{where}: written in format {manifest.format}, this version reads format {FORMAT}"
+        )
     return manifest

@@ -1,4 +1,6 @@
-"""Who made a checkpoint decides how it is evaluated: with parameter servers that hold it, or with workers that have all of it."""
+"""Who made a checkpoint decides how it is evaluated: with parameter servers that hold it, or with
+workers that have all of it.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ def maker_of(manifest: Manifest) -> Strategy:
 
 
 def as_trained(spec: JobSpec) -> JobSpec:
-    """The job with the strategy of the checkpoint that it evaluates or predicts from, whatever its flags say.
+    """The job with the strategy of the checkpoint that it evaluates or predicts from, whatever its
+    flags say.
 
-    One that trains goes on as it was begun, so it stays as it is; so does one whose checkpoint is not (seen) here.
+    One that trains goes on as it was begun, so it stays as it is; so does one whose checkpoint is
+    not (seen) here.
     """
     if spec.action is Action.TRAIN or not spec.checkpoint.checkpoint_dir_for_init:
         return spec

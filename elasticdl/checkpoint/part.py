@@ -1,8 +1,11 @@
-"""One server's file of a checkpoint: what its header says, and what a server of any layout takes from it. Pure but for
+"""One server's file of a checkpoint: what its header says, and what a server of any layout takes
+from it. Pure but for
 `read_header`. The bytes themselves are moved by C++ (checkpoint/native).
 
-A file is `EDLPART1`, uint64 size of the header, the header as JSON padded with spaces, and the sections in this order:
-trainable weights, each optimizer slot, additive weights (float32 each), then for each table blocks of at most 16,384
+A file is `EDLPART1`, uint64 size of the header, the header as JSON padded with spaces, and the
+sections in this order:
+trainable weights, each optimizer slot, additive weights (float32 each), then for each table blocks
+of at most 16,384
 rows: int64 ids of the block, then `dim x (1 + slots)` float32 of each row.
 """
 
@@ -32,7 +35,8 @@ _ID_BYTES = 8
 class PartHeader(BaseModel):
     """What is in a file. Ranges are [begin, end) of the trainable and of the additive vector.
 
-    `workers` has (session, sequence, shard, attempt, offset) of each worker's last push in it. They mean something in
+    `workers` has (session, sequence, shard, attempt, offset) of each worker's last push in it. They
+    mean something in
     the same `run` only. The optimizer's step is `version - step_base`.
     """
 
@@ -52,7 +56,9 @@ class PartHeader(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class DenseRead:
-    """`count` float32 at `offset` of the file go to [at, at + count) of the reader's slice of `section`."""
+    """`count` float32 at `offset` of the file go to [at, at + count) of the reader's slice of
+    `section`.
+    """
 
     section: int
     offset: int
@@ -85,10 +91,14 @@ class Part:
             begin = self.begin + number * trainable * _FLOAT_BYTES
             yield from _overlap(WEIGHTS + number, begin, header.trainable, mine)
         begin = self.begin + (1 + spec.optimizer.slots) * trainable * _FLOAT_BYTES
-        yield from _overlap(ADDITIVE, begin, header.additive, even_slice(spec.additive_size, server, servers))
+        yield from _overlap(
+            ADDITIVE, begin, header.additive, even_slice(spec.additive_size, server, servers)
+        )
 
     def table_reads(self, server: int, servers: int) -> Iterator[TableRead]:
-        """Which tables may have rows of server `server` of `servers`: none if no id can belong to both."""
+        """Which tables may have rows of server `server` of `servers`: none if no id can belong to
+        both.
+        """
         if (self.header.server - server) % math.gcd(self.header.servers, servers):
             return
         offset = self._tables_begin()
@@ -100,12 +110,20 @@ class Part:
     @property
     def bytes(self) -> int:
         """Size of the whole file."""
-        return self._tables_begin() + sum(rows * self._row_bytes(table) for table, rows in enumerate(self.header.rows))
+        return self._tables_begin() + sum(
+            rows * self._row_bytes(table) for table, rows in enumerate(self.header.rows)
+        )
 
     def _tables_begin(self) -> int:
         header = self.header
-        trainable, additive = header.trainable[1] - header.trainable[0], header.additive[1] - header.additive[0]
-        return self.begin + (trainable * (1 + header.parameters.optimizer.slots) + additive) * _FLOAT_BYTES
+        trainable, additive = (
+            header.trainable[1] - header.trainable[0],
+            header.additive[1] - header.additive[0],
+        )
+        return (
+            self.begin
+            + (trainable * (1 + header.parameters.optimizer.slots) + additive) * _FLOAT_BYTES
+        )
 
     def _row_bytes(self, table: int) -> int:
         spec = self.header.parameters
@@ -115,11 +133,15 @@ class Part:
 def _overlap(section: int, begin: int, theirs: tuple[int, int], mine: slice) -> Iterator[DenseRead]:
     first, last = max(theirs[0], mine.start), min(theirs[1], mine.stop)
     if first < last:
-        yield DenseRead(section, begin + (first - theirs[0]) * _FLOAT_BYTES, first - mine.start, last - first)
+        yield DenseRead(
+            section, begin + (first - theirs[0]) * _FLOAT_BYTES, first - mine.start, last - first
+        )
 
 
 def read_header(path: Path) -> Part:
-    """Raises Corrupted if this is no part of a checkpoint or its size is not what its header says, OSError."""
+    """Raises Corrupted if this is no part of a checkpoint or its size is not what its header says,
+    OSError.
+    """
     with path.open("rb") as file:
         front = file.read(_FRONT.size)
         if len(front) < _FRONT.size:
@@ -132,7 +154,9 @@ def read_header(path: Path) -> Part:
         header = PartHeader.model_validate_json(text)
     except ValidationError as error:
         problem = error.errors()[0]
-        raise Corrupted(f"{path}: {'.'.join(map(str, problem['loc'])) or 'header'}: {problem['msg']}") from error
+        raise Corrupted(
+            f"{path}: {'.'.join(map(str, problem['loc'])) or 'header'}: {problem['msg']}"
+        ) from error
     part = Part(header, _FRONT.size + size)
     if len(header.rows) != len(header.parameters.tables) or part.bytes != path.stat().st_size:
         raise Corrupted(f"{path} has {path.stat().st_size} bytes, its header says {part.bytes}")

@@ -1,6 +1,8 @@
-"""The one file of a ring's checkpoint: every array of the training state by name, as it was at one step.
+"""The one file of a ring's checkpoint: every array of the training state by name, as it was at one
+step.
 
-`EDLRING1`, uint64 size of the header, the header as JSON (`version`; of each array name, dtype, shape), then the bytes of the
+`EDLRING1`, uint64 size of the header, the header as JSON (`version`; of each array name, dtype,
+shape), then the bytes of the
 arrays in that order, little-endian, C order.
 """
 
@@ -44,7 +46,9 @@ class _Header(BaseModel):
 
 def write(directory: Path, version: int, arrays: Mapping[str, NDArray[np.generic]]) -> PartFile:
     """Write the file and make it durable. Raises OSError."""
-    told = tuple(_Array(name=name, dtype=str(one.dtype), shape=one.shape) for name, one in arrays.items())
+    told = tuple(
+        _Array(name=name, dtype=str(one.dtype), shape=one.shape) for name, one in arrays.items()
+    )
     header = _Header(version=version, arrays=told).model_dump_json().encode()
     crc, size = 0, 0
     with (directory / NAME).open("wb") as file:
@@ -57,13 +61,19 @@ def write(directory: Path, version: int, arrays: Mapping[str, NDArray[np.generic
 
 
 def read(directory: Path) -> tuple[int, dict[str, NDArray[np.generic]]]:
-    """Version and arrays of a checkpoint that a ring wrote. Raises Corrupted, and UserError for one of servers."""
+    """Version and arrays of a checkpoint that a ring wrote.
+
+    Raises Corrupted, and UserError for one of servers.
+    """
     manifest = store.read_manifest(directory)
     part = next((one for one in manifest.files if one.name == NAME), None)
     if part is None:
         raise UserError(
             f"{directory} was written by parameter servers: a ring cannot go on from it",
-            hint="train with --distribution-strategy ParameterServerStrategy, or begin without a checkpoint",
+            hint=(
+                "train with --distribution-strategy ParameterServerStrategy, or begin without a"
+                " checkpoint"
+            ),
         )
     store.verify_part(directory, part)
     path = directory / NAME
@@ -75,7 +85,9 @@ def read(directory: Path) -> tuple[int, dict[str, NDArray[np.generic]]]:
             header = _Header.model_validate_json(file.read(size))
         except ValidationError as error:
             raise Corrupted(f"{path}: {error}") from error
-        return header.version, {one.name: _array(file.read(_size(one)), one) for one in header.arrays}
+        return header.version, {
+            one.name: _array(file.read(_size(one)), one) for one in header.arrays
+        }
 
 
 def _bytes_of(array: NDArray[np.generic]) -> bytes:

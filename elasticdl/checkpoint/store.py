@@ -1,7 +1,10 @@
-"""Checkpoints as directories: made beside their place, renamed into it when complete, verified before use.
+"""Checkpoints as directories: made beside their place, renamed into it when complete, verified
+before use.
 
-Servers write their parts into the directory that `begin` made; `complete` adds the manifest and renames it to
-`version-<n>`, so a crash at any moment leaves the earlier checkpoints and at most a `.making-…` directory. One that had the
+Servers write their parts into the directory that `begin` made; `complete` adds the manifest and
+renames it to
+`version-<n>`, so a crash at any moment leaves the earlier checkpoints and at most a `.making-…`
+directory. One that had the
 same version is `version-<n>.replaced` for that moment.
 """
 
@@ -36,7 +39,10 @@ class Found:
 
 
 def begin(checkpoints: Path) -> Path:
-    """A new directory for the parts of one checkpoint. Leftovers of a master that died are removed. Raises OSError."""
+    """A new directory for the parts of one checkpoint.
+
+    Leftovers of a master that died are removed. Raises OSError.
+    """
     checkpoints.mkdir(parents=True, exist_ok=True)
     for leftover in checkpoints.glob(f"{_MAKING}*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -44,7 +50,10 @@ def begin(checkpoints: Path) -> Path:
 
 
 def complete(making: Path, manifest: Manifest) -> Path:
-    """Write the manifest, make all of it durable and give the directory its name; returns it. Raises OSError."""
+    """Write the manifest, make all of it durable and give the directory its name; returns it.
+
+    Raises OSError.
+    """
     path = making / MANIFEST
     with path.open("w", encoding="utf-8") as file:
         file.write(manifest.model_dump_json(indent=1))
@@ -55,7 +64,8 @@ def complete(making: Path, manifest: Manifest) -> Path:
     replaced = final.with_name(final.name + _REPLACED)
     making.chmod(0o755)
     if final.exists():
-        # The same version again: after a resume that trained nothing, or servers that came back from that checkpoint.
+        # The same version again: after a resume that trained nothing, or servers that came back
+        # from that checkpoint.
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
     making.rename(final)
@@ -70,13 +80,17 @@ def abandon(making: Path) -> None:
 
 
 def prune(checkpoints: Path, keep: int, newest: int) -> None:
-    """Remove all but `keep` complete checkpoints, that of version `newest` and those before it; 0 keeps all.
+    """Remove all but `keep` complete checkpoints, that of version `newest` and those before it; 0
+    keeps all.
 
-    What is there of later versions was passed over as damaged; it goes when the job has come past it. Raises OSError.
+    What is there of later versions was passed over as damaged; it goes when the job has come past
+    it. Raises OSError.
     """
     if keep <= 0:
         return
-    for directory in [directory for version, directory in _versions(checkpoints) if version <= newest][keep:]:
+    for directory in [
+        directory for version, directory in _versions(checkpoints) if version <= newest
+    ][keep:]:
         # Without its manifest it is no checkpoint, however far the removal gets.
         with suppress(FileNotFoundError):
             (directory / MANIFEST).unlink()
@@ -84,9 +98,12 @@ def prune(checkpoints: Path, keep: int, newest: int) -> None:
 
 
 def newest(location: Path) -> Found | None:
-    """The newest checkpoint that verifies. `location` is a directory of checkpoints, or one checkpoint.
+    """The newest checkpoint that verifies.
 
-    None if there is none at all. Raises Corrupted listing what was tried if there are some and none verifies.
+    `location` is a directory of checkpoints, or one checkpoint.
+
+    None if there is none at all. Raises Corrupted listing what was tried if there are some and none
+    verifies.
     """
     rejected: list[str] = []
     for directory in _candidates(location):
@@ -105,7 +122,11 @@ def newest(location: Path) -> Found | None:
 def before(directory: Path) -> list[Path]:
     """Complete checkpoints beside one, of versions before its own, newest first. Not verified."""
     name = _NAME.fullmatch(directory.name)
-    return [path for version, path in _versions(directory.parent) if version < int(name.group(1))] if name else []
+    return (
+        [path for version, path in _versions(directory.parent) if version < int(name.group(1))]
+        if name
+        else []
+    )
 
 
 def require(location: Path) -> Found:
@@ -114,13 +135,18 @@ def require(location: Path) -> Found:
     if found is None:
         raise UserError(
             f"no checkpoint in {location}",
-            hint="name a directory that holds version-<n> directories, such as <job-dir>/checkpoints",
+            hint=(
+                "name a directory that holds version-<n> directories, such as <job-dir>/checkpoints"
+            ),
         )
     return found
 
 
 def peek(location: Path) -> Manifest | None:
-    """The manifest of the newest checkpoint that has one, and nothing verified. `location` as for `newest`."""
+    """The manifest of the newest checkpoint that has one, and nothing verified.
+
+    `location` as for `newest`.
+    """
     for directory in _candidates(location):
         with suppress(Corrupted):
             return read_manifest(directory)
@@ -137,7 +163,10 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def verify(directory: Path) -> Manifest:
-    """Read every byte of a checkpoint. Raises Corrupted naming the first file that is not what was written."""
+    """Read every byte of a checkpoint.
+
+    Raises Corrupted naming the first file that is not what was written.
+    """
     manifest = read_manifest(directory)
     for part in manifest.files:
         verify_part(directory, part)
@@ -168,7 +197,11 @@ def checksum(path: Path) -> str:
 
 
 def _candidates(location: Path) -> list[Path]:
-    return [location] if (location / MANIFEST).exists() else [directory for _, directory in _versions(location)]
+    return (
+        [location]
+        if (location / MANIFEST).exists()
+        else [directory for _, directory in _versions(location)]
+    )
 
 
 def _versions(checkpoints: Path) -> Sequence[tuple[int, Path]]:

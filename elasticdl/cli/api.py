@@ -1,4 +1,6 @@
-"""`elasticdl.train(...)` and its like: a job from a script or a notebook, with the names of the command line's flags."""
+"""`elasticdl.train(...)` and its like: a job from a script or a notebook, with the names of the
+command line's flags.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,16 @@ START_S = 60.0
 class JobHandle:
     """A job that was started from Python. Thread-safe.
 
-    The job runs in a thread of its own, which starts its processes and owns them. An interpreter that ends waits for the
+    The job runs in a thread of its own, which starts its processes and owns them. An interpreter
+    that ends waits for the
     job. One that is killed takes every process of the job with it.
     """
 
     def __init__(self, job: LocalJob, spec: JobSpec, claim: ExitStack) -> None:
-        """Starts the thread. `claim` keeps the job's directory ours and is closed when the job has ended."""
+        """Starts the thread.
+
+        `claim` keeps the job's directory ours and is closed when the job has ended.
+        """
         self.job_dir = Path(spec.cluster.job_dir)
         self.job_name = spec.cluster.job_name
         self._job = job
@@ -47,12 +53,19 @@ class JobHandle:
         self._claim = claim
         self._outcome: Outcome | None = None
         self._problem: BaseException | None = None
-        # Not the thread itself is waited for: a `join` that Ctrl-C interrupts takes the thread for ended, in Python 3.11.
+        # Not the thread itself is waited for: a `join` that Ctrl-C interrupts takes the thread for
+        # ended, in Python 3.11.
         self._over = threading.Event()
         threading.Thread(target=self._run, name=f"job {self.job_name}", daemon=False).start()
 
     def __repr__(self) -> str:
-        state = f"of process {self._pid}" if os.getpid() != self._pid else "runs" if self.running else "has ended"
+        state = (
+            f"of process {self._pid}"
+            if os.getpid() != self._pid
+            else "runs"
+            if self.running
+            else "has ended"
+        )
         return f"<job {self.job_name} {state}, in {self.job_dir}>"
 
     def _repr_html_(self) -> str:
@@ -69,7 +82,9 @@ class JobHandle:
         return not self._over.is_set()
 
     def status(self) -> dict[str, Any]:
-        """Return the master's status, or the last one that it left. The keys are those of `elasticdl status -o json`.
+        """Return the master's status, or the last one that it left.
+
+        The keys are those of `elasticdl status -o json`.
 
         Raises:
             TransientError: the master does not answer now.
@@ -99,7 +114,10 @@ class JobHandle:
         try:
             self._over.wait(timeout_s)
         except KeyboardInterrupt as interrupt:
-            interrupt.add_note(f"job {self.job_name} goes on: stop() ends it in order; a script that ends waits for it")
+            interrupt.add_note(
+                f"job {self.job_name} goes on: stop() ends it in order; a script that ends waits"
+                " for it"
+            )
             raise
         if self.running:
             raise timed_out(self.job_name, timeout_s or 0.0)
@@ -112,7 +130,10 @@ class JobHandle:
         return self._outcome
 
     def stop(self, reason: str = "stop() was called") -> None:
-        """Stop the job gracefully: workers drain and a last checkpoint is taken. Returns at once; `wait` for the end."""
+        """Stop the job gracefully: workers drain and a last checkpoint is taken.
+
+        Returns at once; `wait` for the end.
+        """
         self._must_be_ours()
         if self.running:
             self._job.stop_from_any_thread(reason)
@@ -174,8 +195,13 @@ def _unexpected(error: BaseException) -> ElasticDLError:
     return problem
 
 
-def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHandle | KubernetesJobHandle:
-    """Check and start a job. Blocks for the check. Raises SpecError, UserError or, for what a cluster refuses, PermanentError.
+def start(
+    action: Action, flags: dict[str, Any], *, show: bool = True
+) -> JobHandle | KubernetesJobHandle:
+    """Check and start a job.
+
+    Blocks for the check. Raises SpecError, UserError or, for what a cluster refuses,
+    PermanentError.
 
     Nothing was made or started then.
     """
@@ -183,7 +209,9 @@ def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHan
     if spec.on_kubernetes:
         return _submitted(spec, show=show)
     with ExitStack() as stack:
-        spec, directory = stack.enter_context(placed(spec, lambda job: checked(job, quiet=not show)))
+        spec, directory = stack.enter_context(
+            placed(spec, lambda job: checked(job, quiet=not show))
+        )
         job = LocalJob(spec, directory, view_of_script(f"job {spec.cluster.job_name}", show=show))
         return JobHandle(job, spec, stack.pop_all())
 
@@ -209,7 +237,8 @@ def _submitted(spec: JobSpec, *, show: bool) -> KubernetesJobHandle:
 def train(*, show: bool = True, **flags: Any) -> JobHandle | KubernetesJobHandle:  # noqa: ANN401 - the flags of `elasticdl train`
     """Train a model and return a handle of the job. Blocks for the check of model and data.
 
-    With `image_name` the job runs on a Kubernetes cluster, and the handle is a `KubernetesJobHandle` with the same methods.
+    With `image_name` the job runs on a Kubernetes cluster, and the handle is a
+    `KubernetesJobHandle` with the same methods.
 
     Args:
         show: Show progress: a live view under the cell in a notebook, lines on stderr elsewhere.
@@ -224,10 +253,16 @@ def train(*, show: bool = True, **flags: Any) -> JobHandle | KubernetesJobHandle
 
 
 def evaluate(*, show: bool = True, **flags: Any) -> JobHandle | KubernetesJobHandle:  # noqa: ANN401 - as above
-    """Evaluate a trained model. Arguments and errors are those of `train`, with the flags of `elasticdl evaluate`."""
+    """Evaluate a trained model.
+
+    Arguments and errors are those of `train`, with the flags of `elasticdl evaluate`.
+    """
     return start(Action.EVALUATE, flags, show=show)
 
 
 def predict(*, show: bool = True, **flags: Any) -> JobHandle | KubernetesJobHandle:  # noqa: ANN401 - as above
-    """Write a trained model's predictions. Arguments and errors are those of `train`, with the flags of `elasticdl predict`."""
+    """Write a trained model's predictions.
+
+    Arguments and errors are those of `train`, with the flags of `elasticdl predict`.
+    """
     return start(Action.PREDICT, flags, show=show)

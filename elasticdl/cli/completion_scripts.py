@@ -20,7 +20,11 @@ class Bash(BashComplete):
 
     def get_completion_args(self) -> tuple[list[str], str]:
         args, incomplete = super().get_completion_args()
-        kept = [word for before, word in zip(["", *args], args, strict=False) if word != "=" or not before.startswith("--")]
+        kept = [
+            word
+            for before, word in zip(["", *args], args, strict=False)
+            if word != "=" or not before.startswith("--")
+        ]
         return kept, "" if incomplete == "=" else incomplete
 
 

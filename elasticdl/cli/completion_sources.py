@@ -1,4 +1,6 @@
-"""Names that are offered to a shell: of jobs, namespaces and kube contexts, as fast as a person types."""
+"""Names that are offered to a shell: of jobs, namespaces and kube contexts, as fast as a person
+types.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ if TYPE_CHECKING:
     from elasticdl.cli.jobs.cluster_client import ClusterClient
 
 CLUSTER_WITHIN_S = 1.5
-"""So long a person waits for the names of jobs on a cluster; then only those of this machine are offered."""
+"""So long a person waits for the names of jobs on a cluster; then only those of this machine are
+offered.
+"""
 _WITHIN_VARIABLE = "ELASTICDL_COMPLETION_SECONDS"
 
 
 def job_names(begun: str, namespace: str, context: str) -> list[str]:
-    """Of the jobs in ./jobs and on the cluster that begin so; with a namespace or context only the latter. Never raises."""
+    """Of the jobs in ./jobs and on the cluster that begin so; with a namespace or context only the
+    latter. Never raises.
+    """
     on_cluster_only = bool(namespace or context)
     names: Iterable[str] = ()
     with suppress(OSError):
@@ -41,10 +47,16 @@ def context_names(_context: click.Context, _parameter: click.Parameter, begun: s
 
 
 def namespace_names(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-    """Of the cluster's namespaces that begin so, if we may see them; those of --kube-context, if it is there. Never raises."""
+    """Of the cluster's namespaces that begin so, if we may see them; those of --kube-context, if it
+    is there. Never raises.
+    """
     if no_cluster():
         return []
-    return sorted(name for name in _asked("", str(context.params.get("kube_context") or ""), _namespaces) if name.startswith(begun))
+    return sorted(
+        name
+        for name in _asked("", str(context.params.get("kube_context") or ""), _namespaces)
+        if name.startswith(begun)
+    )
 
 
 def _namespaces(line: ClusterClient, within_s: float) -> list[str]:
@@ -59,8 +71,13 @@ def _jobs(line: ClusterClient, within_s: float) -> list[str]:
     return [facts.name for facts in line.run(Jobs(line.api, line.namespace).all(), within_s)]
 
 
-def _asked(namespace: str, context: str, ask: Callable[[ClusterClient, float], list[str]]) -> list[str]:
-    """What is known in time. Whatever is wrong with the cluster, this is not the moment to say it."""
+def _asked(
+    namespace: str, context: str, ask: Callable[[ClusterClient, float], list[str]]
+) -> list[str]:
+    """What is known in time.
+
+    Whatever is wrong with the cluster, this is not the moment to say it.
+    """
     within_s = CLUSTER_WITHIN_S
     with suppress(ValueError):
         within_s = float(os.environ.get(_WITHIN_VARIABLE, CLUSTER_WITHIN_S))

@@ -1,4 +1,7 @@
-"""Programs that build and push images: docker, podman or buildah, whichever is there. The last two need no daemon."""
+"""Programs that build and push images: docker, podman or buildah, whichever is there.
+
+The last two need no daemon.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ _HAS = {
 @final
 @dataclass(frozen=True, slots=True)
 class Build:
-    """An image to be built of a folder with a Dockerfile. `base_image` may be '': the Dockerfile's own; `extra` goes to the builder."""
+    """An image to be built of a folder with a Dockerfile.
+
+    `base_image` may be '': the Dockerfile's own; `extra` goes to the builder.
+    """
 
     folder: str
     image: str
@@ -63,12 +69,18 @@ class Build:
 def usable_name(image: str) -> str:
     """The name of an image, as it was given. Raises SpecError for what can be none."""
     if not IMAGE_NAME.fullmatch(image):
-        raise SpecError(f"{image!r} is no name of an image", hint="expected for example registry.example.com/team/zoo:1")
+        raise SpecError(
+            f"{image!r} is no name of an image",
+            hint="expected for example registry.example.com/team/zoo:1",
+        )
     return image
 
 
 def chosen(wanted: str | None) -> Builder:
-    """The builder that was asked for, or the first that works. Raises PermanentError that says what is wrong with each."""
+    """The builder that was asked for, or the first that works.
+
+    Raises PermanentError that says what is wrong with each.
+    """
     if wanted:
         if reason := why_not(Builder(wanted)):
             raise PermanentError(reason, hint="leave --builder out to take what is there")
@@ -89,20 +101,28 @@ def owner_of(image: str, wanted: str | None) -> Builder:
         if not reason and _ask([builder, *_HAS[builder], image]) == "":
             return builder
         reasons.append(reason or f"{builder} does not have it")
-    raise PermanentError(f"there is no image {image} here: {'; '.join(reasons)}", hint=f"elasticdl zoo build DIR --image {image}")
+    raise PermanentError(
+        f"there is no image {image} here: {'; '.join(reasons)}",
+        hint=f"elasticdl zoo build DIR --image {image}",
+    )
 
 
 def why_not(builder: Builder) -> str:
     """Why a builder cannot be used, in words; '' if it can."""
     if shutil.which(builder) is None:
         return f"{builder} is not installed"
-    if builder is Builder.DOCKER and (said := _ask(["docker", "version", "--format", "{{.Server.Version}}"])):
+    if builder is Builder.DOCKER and (
+        said := _ask(["docker", "version", "--format", "{{.Server.Version}}"])
+    ):
         return f"docker's daemon does not answer ({said})"
     return ""
 
 
 def carry_out(command: Sequence[str], what: str, limit_s: float) -> None:
-    """Run a builder, passing on what it says. Raises PermanentError with its last lines if it fails or takes longer than `limit_s`."""
+    """Run a builder, passing on what it says.
+
+    Raises PermanentError with its last lines if it fails or takes longer than `limit_s`.
+    """
     last: deque[str] = deque(maxlen=LAST_LINES)
     # A session of its own: what the builder has started ends with it.
     with subprocess.Popen(
@@ -134,13 +154,21 @@ def carry_out(command: Sequence[str], what: str, limit_s: float) -> None:
             timer.cancel()
             timer.join()
     if process.returncode != 0:
-        how = f"took longer than {limit_s:g} s" if late.is_set() else f"ended with exit code {process.returncode}"
+        how = (
+            f"took longer than {limit_s:g} s"
+            if late.is_set()
+            else f"ended with exit code {process.returncode}"
+        )
         said = "\n".join(f"  {line}" for line in last)
-        raise PermanentError(f"{what} failed: `{command[0]} {command[1]}` {how}; it said last:\n{said}")
+        raise PermanentError(
+            f"{what} failed: `{command[0]} {command[1]}` {how}; it said last:\n{said}"
+        )
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """SIGTERM, so that containers of a build are removed, and SIGKILL for whatever of the session is left."""
+    """SIGTERM, so that containers of a build are removed, and SIGKILL for whatever of the session
+    is left.
+    """
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
@@ -152,7 +180,9 @@ def _end(process: subprocess.Popen[str]) -> None:
 def _ask(command: Sequence[str]) -> str:
     """'' if it succeeds, else the last line that it said."""
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_LIMIT_S)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_LIMIT_S
+        )
     except subprocess.TimeoutExpired:
         return f"no answer in {ASK_LIMIT_S:g} s"
     if done.returncode == 0:
@@ -164,5 +194,8 @@ def _ask(command: Sequence[str]) -> str:
 def _no_builder(reasons: Sequence[str]) -> PermanentError:
     return PermanentError(
         f"nothing here can build an image: {'; '.join(reasons)}",
-        hint="install buildah or podman, which need no daemon, for example: sudo apt-get install buildah",
+        hint=(
+            "install buildah or podman, which need no daemon, for example: sudo apt-get install"
+            " buildah"
+        ),
     )

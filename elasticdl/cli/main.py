@@ -80,7 +80,9 @@ class _Verbs(click.Group):
         verb = VERBS.get(cmd_name)
         if verb is None:
             return None
-        found = getattr(importlib.import_module(f"elasticdl.cli.verbs.{verb.module}"), verb.function or cmd_name)
+        found = getattr(
+            importlib.import_module(f"elasticdl.cli.verbs.{verb.module}"), verb.function or cmd_name
+        )
         assert isinstance(found, click.Command)
         return found
 
@@ -90,7 +92,9 @@ class _Verbs(click.Group):
             with formatter.section(title):
                 formatter.write_dl([(name.ljust(width), VERBS[name].help) for name in names])
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[:1] == ["help"]:
             # `elasticdl help train`, as some other programs have it.
             if not args[1:]:
@@ -102,7 +106,8 @@ class _Verbs(click.Group):
 
             near = difflib.get_close_matches(args[0], VERBS, n=1)
             ctx.fail(
-                f"No such command {args[0]!r}. " + (f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(VERBS)}.")
+                f"No such command {args[0]!r}. "
+                + (f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(VERBS)}.")
             )
         return super().resolve_command(ctx, args)
 
@@ -119,20 +124,34 @@ def _version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> N
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Show the version.",
+)
 def elasticdl() -> None:
     """Elastic deep learning: one command, one job, whatever happens to its processes.
 
-    `elasticdl VERB --help` tells a verb's flags. Exit codes: 0 done, 1 job failed, 2 bad usage or job, 3 refused by the
+    `elasticdl VERB --help` tells a verb's flags. Exit codes: 0 done, 1 job failed, 2 bad usage or
+    job, 3 refused by the
     cluster, 4 no such job, 5 the job stood still, 124 timed out, 130 interrupted.
     """
 
 
 def exit_code_of(error: ElasticDLError) -> ExitCode:
-    """The command's exit code for an error; codes that are for the master's eyes become ones for people."""
+    """The command's exit code for an error; codes that are for the master's eyes become ones for
+    people.
+    """
     if isinstance(error, UserError) and error.exit_code is ExitCode.USER_ERROR:
         return ExitCode.USAGE
-    return ExitCode.JOB_FAILED if error.exit_code in (ExitCode.FENCED, ExitCode.DRAINED) else error.exit_code
+    return (
+        ExitCode.JOB_FAILED
+        if error.exit_code in (ExitCode.FENCED, ExitCode.DRAINED)
+        else error.exit_code
+    )
 
 
 def report(error: ElasticDLError) -> None:
@@ -167,7 +186,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         # Of a file that nobody thought of, or of stdout itself on a full disk.
         where = f" {error.filename}" if error.filename else ""
-        report(PermanentError(f"cannot read or write{where}: {error.strerror or error}", hint="mend that, and try again"))
+        report(
+            PermanentError(
+                f"cannot read or write{where}: {error.strerror or error}",
+                hint="mend that, and try again",
+            )
+        )
         return ExitCode.JOB_FAILED
 
 
@@ -184,7 +208,8 @@ def main() -> None:
         tell(f"Error: cannot write to stdout: {error.strerror}")
         code = code or ExitCode.JOB_FAILED
     if code == ExitCode.INTERRUPTED and threading.active_count() > 1:
-        # Whoever pressed Ctrl-C waits for nobody: a thread may be in the middle of a call to a cluster that does not answer.
+        # Whoever pressed Ctrl-C waits for nobody: a thread may be in the middle of a call to a
+        # cluster that does not answer.
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)

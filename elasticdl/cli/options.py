@@ -1,4 +1,6 @@
-"""The flags of a job, made from the sections of `JobSpec`: a field there is a flag here, with its help and default."""
+"""The flags of a job, made from the sections of `JobSpec`: a field there is a flag here, with its
+help and default.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ TITLES = {
     "cluster": "Processes",
     "kubernetes": "On a Kubernetes cluster",
 }
-_OFFERED = {Offer.DIRECTORIES: directories, Offer.CONTEXTS: context_names, Offer.NAMESPACES: namespace_names}
+_OFFERED = {
+    Offer.DIRECTORIES: directories,
+    Offer.CONTEXTS: context_names,
+    Offer.NAMESPACES: namespace_names,
+}
 _TAKEN_FROM_CHECKPOINT = "distribution_strategy"
 
 
@@ -93,10 +99,15 @@ class JobCommand(click.Command):
     """A command whose help groups the flags as `JobSpec` does."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        records = {parameter.name: parameter.get_help_record(ctx) for parameter in self.get_params(ctx)}
+        records = {
+            parameter.name: parameter.get_help_record(ctx) for parameter in self.get_params(ctx)
+        }
         grouped = {TITLES[section]: list(model.model_fields) for section, model in SECTIONS.items()}
         known = {name for names in grouped.values() for name in names}
-        for title, names in {**grouped, "This command": [name for name in records if name not in known]}.items():
+        for title, names in {
+            **grouped,
+            "This command": [name for name in records if name not in known],
+        }.items():
             found = [record for name in names if (record := records.get(name)) is not None]
             if found:
                 with formatter.section(title):

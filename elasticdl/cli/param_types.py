@@ -24,13 +24,23 @@ class Seconds(_Typed):
     def __init__(self, at_least: float = 0.0) -> None:
         self._at_least = at_least
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's own
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - click's own
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> float:
         try:
             seconds = float(value)
         except ValueError:
             seconds = math.nan
         if not (math.isfinite(seconds) and seconds >= self._at_least):
-            self.fail(f"expected a number of seconds of at least {self._at_least:g}, such as 300, got {value!r}.", param, ctx)
+            self.fail(
+                f"expected a number of seconds of at least {self._at_least:g}, such as 300, got"
+                f" {value!r}.",
+                param,
+                ctx,
+            )
         return seconds
 
 

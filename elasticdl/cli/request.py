@@ -1,6 +1,8 @@
-"""What a person asks for, and the one function that settles it into a job: `settle(request) -> JobSpec`.
+"""What a person asks for, and the one function that settles it into a job: `settle(request) ->
+JobSpec`.
 
-Flags win over the file, the file over defaults. The command line (`options.py`), a YAML file and the Python call
+Flags win over the file, the file over defaults. The command line (`options.py`), a YAML file and
+the Python call
 (`api.py`) all make a `Request`; nothing after `settle` reads a flag again.
 """
 
@@ -22,14 +24,22 @@ from elasticdl.jobdir.layout import JOBS, JobDirectory
 from elasticdl.jobdir.scale_override import as_scaled
 
 _PASSING_DIR = "/tmp/elasticdl"  # noqa: S108 - in a pod
-"""Parent of the directory of a job on a cluster without --job-dir: in the master's pod, and gone with it."""
-WHICH_JOB = "name the --job-dir or --job-name of the job to go on with; `elasticdl status JOB` tells the whole command"
+"""Parent of the directory of a job on a cluster without --job-dir: in the master's pod, and gone
+with it.
+"""
+WHICH_JOB = (
+    "name the --job-dir or --job-name of the job to go on with; `elasticdl status JOB` tells the"
+    " whole command"
+)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One submission as a person asks for it. Flags are by name, in kebab or snake case; `file` is YAML with more."""
+    """One submission as a person asks for it.
+
+    Flags are by name, in kebab or snake case; `file` is YAML with more.
+    """
 
     action: Action
     flags: Mapping[str, Any]
@@ -37,7 +47,8 @@ class Request:
 
 
 def settle(request: Request, say: Callable[[str], None] = tell) -> JobSpec:
-    """The job to submit: checked, with a name, a directory, and paths that hold wherever its processes run.
+    """The job to submit: checked, with a name, a directory, and paths that hold wherever its
+    processes run.
 
     `say` gets what the person did not ask for and should know. Makes nothing. Raises SpecError.
     """
@@ -46,11 +57,16 @@ def settle(request: Request, say: Callable[[str], None] = tell) -> JobSpec:
 
 
 def validated(request: Request) -> JobSpec:
-    """The job as it is asked for, without a name or a directory that nobody gave. Raises SpecError."""
+    """The job as it is asked for, without a name or a directory that nobody gave.
+
+    Raises SpecError.
+    """
     keys = {} if request.file is None else _keys_of(request.file)
     flags = {name.replace("-", "_"): value for name, value in request.flags.items()}
     refuse_unused(request.action, flags)
-    return JobSpec.from_flags(request.action, {**keys, **flags}).replace(workers_anew="num_workers" in flags)
+    return JobSpec.from_flags(request.action, {**keys, **flags}).replace(
+        workers_anew="num_workers" in flags
+    )
 
 
 def _keys_of(file: Path) -> dict[str, Any]:
@@ -65,7 +81,9 @@ def _keys_of(file: Path) -> dict[str, Any]:
     for key, value in found.items():
         name = str(key).replace("-", "_")
         if name in keys:
-            raise SpecError(f"{file}: the key {key!r} is there twice", hint="`-` and `_` mean the same")
+            raise SpecError(
+                f"{file}: the key {key!r} is there twice", hint="`-` and `_` mean the same"
+            )
         keys[name] = value
     return keys
 
@@ -98,7 +116,10 @@ def _on_cluster(spec: JobSpec) -> JobSpec:
     name = spec.cluster.job_name or generated_name(spec.model.model_def)
     directory = spec.cluster.job_dir or f"{_PASSING_DIR}/{name}"
     if not directory.startswith("/"):
-        raise SpecError(f"--job-dir {directory} is not absolute", hint="on a cluster it is a path in the pods, such as /data/NAME")
+        raise SpecError(
+            f"--job-dir {directory} is not absolute",
+            hint="on a cluster it is a path in the pods, such as /data/NAME",
+        )
     return spec.replace(job_name=name, job_dir=directory, generated_name=not spec.cluster.job_name)
 
 
@@ -117,7 +138,9 @@ def _absolute(path: str) -> str:
 
 
 def _absolute_data(origin: str) -> str:
-    """Paths and patterns; what the module's own reader takes (the name of a table) stays as it is."""
+    """Paths and patterns; what the module's own reader takes (the name of a table) stays as it
+    is.
+    """
     root = origin
     while has_magic(root):
         root = os.path.dirname(root)
@@ -125,4 +148,7 @@ def _absolute_data(origin: str) -> str:
     return _absolute(origin) if looks_like_path else origin
 
 
-_ABSOLUTE: Mapping[Value | None, Callable[[str], str]] = {DIRECTORY: _absolute, DATA: _absolute_data}
+_ABSOLUTE: Mapping[Value | None, Callable[[str], str]] = {
+    DIRECTORY: _absolute,
+    DATA: _absolute_data,
+}

@@ -82,4 +82,6 @@ jobs
 def example_data() -> str:
     """A CSV file for the module: points, and whether they are in a circle."""
     points = [(x / 10 - 1, y / 10 - 1) for x in range(21) for y in range(21)]
-    return "x,y,label\n" + "".join(f"{x:.1f},{y:.1f},{int(x * x + y * y < 0.6)}\n" for x, y in points)
+    return "x,y,label\n" + "".join(
+        f"{x:.1f},{y:.1f},{int(x * x + y * y < 0.6)}\n" for x, y in points
+    )

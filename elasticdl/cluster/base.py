@@ -1,4 +1,7 @@
-"""The seam between the job and whatever runs its processes. Nothing above it knows what a pod is."""
+"""The seam between the job and whatever runs its processes.
+
+Nothing above it knows what a pod is.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProcessName:
-    """`worker-3`: a role and an index. A worker's index is never used twice in a job; a parameter server keeps its
+    """`worker-3`: a role and an index.
+
+    A worker's index is never used twice in a job; a parameter server keeps its
     index for life and comes back under a higher `incarnation`.
     """
 
@@ -27,7 +32,8 @@ class ProcessName:
     incarnation: int = 0
 
     def __hash__(self) -> int:
-        # Of numbers only: faster than of the role, and the same in every process, so that runs can be repeated exactly.
+        # Of numbers only: faster than of the role, and the same in every process, so that runs can
+        # be repeated exactly.
         return hash((self.index, self.incarnation))
 
     def __str__(self) -> str:
@@ -46,8 +52,10 @@ class ProcessName:
 class ProcessSpec:
     """A process to start: an argument vector (never a shell string) and its environment.
 
-    `secrets` are environment entries that must not be shown or logged; `cores` is the share of cores it may count on.
-    `memory_bytes`: what it is to have instead of what its role has; None: as its role. Local processes have no limit.
+    `secrets` are environment entries that must not be shown or logged; `cores` is the share of
+    cores it may count on.
+    `memory_bytes`: what it is to have instead of what its role has; None: as its role. Local
+    processes have no limit.
     """
 
     name: ProcessName
@@ -60,10 +68,13 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExitFacts:
-    """What is known of an exit, uninterpreted: `master/core/processes/failures.py` makes one cause of it.
+    """What is known of an exit, uninterpreted: `master/core/processes/failures.py` makes one cause
+    of it.
 
-    Exactly one of `exit_code` and `signal` is set unless nothing is known (a lost node). `reason` and `conditions` are
-    the platform's own words (`OOMKilled`, `DisruptionTarget:PreemptionByScheduler`); `log_tail` the last lines printed.
+    Exactly one of `exit_code` and `signal` is set unless nothing is known (a lost node). `reason`
+    and `conditions` are
+    the platform's own words (`OOMKilled`, `DisruptionTarget:PreemptionByScheduler`); `log_tail` the
+    last lines printed.
     """
 
     exit_code: int | None = None
@@ -97,7 +108,10 @@ class ProcessExited:
 
 
 class CreateRefused(Exception):
-    """The platform would not create a process. `retry` tells whether it may later (quota) or never (forbidden)."""
+    """The platform would not create a process.
+
+    `retry` tells whether it may later (quota) or never (forbidden).
+    """
 
     def __init__(self, reason: str, *, retry: bool) -> None:
         super().__init__(reason)
@@ -107,7 +121,10 @@ class CreateRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """A log that there is. `process` is what `read_log` takes; `size_bytes` is None where only reading would tell."""
+    """A log that there is.
+
+    `process` is what `read_log` takes; `size_bytes` is None where only reading would tell.
+    """
 
     process: str
     size_bytes: int | None = None
@@ -128,13 +145,19 @@ class NoSuchLog(LookupError):
 
 
 class Cluster(Protocol):
-    """Where processes run. Events come at least once; after a gap the list is read again, so no exit is lost."""
+    """Where processes run.
+
+    Events come at least once; after a gap the list is read again, so no exit is lost.
+    """
 
     async def create(self, spec: ProcessSpec) -> None:
         """Start a process; idempotent by name. Raises CreateRefused."""
 
     async def delete(self, name: ProcessName, *, grace_s: float) -> None:
-        """Ask a process to end, and end it after `grace_s`. Absent is success. Returns without waiting for the end."""
+        """Ask a process to end, and end it after `grace_s`.
+
+        Absent is success. Returns without waiting for the end.
+        """
 
     def observe(self) -> AsyncIterator[ProcessObserved | ProcessExited]:
         """Every live process first, then whatever happens, until the iterator is closed."""
@@ -144,13 +167,21 @@ class Cluster(Protocol):
         """How old the view of the processes may be, in seconds; None where it cannot be old."""
 
     async def logs(self) -> Sequence[LogFile]:
-        """The logs that can be read: of live processes, and of ended ones as long as they are kept. Raises ElasticDLError."""
+        """The logs that can be read: of live processes, and of ended ones as long as they are kept.
+
+        Raises ElasticDLError.
+        """
 
     async def read_log(self, process: str, start: int, limit_bytes: int) -> LogPart:
-        """At most `limit_bytes` of a log from byte `start` on, or (negative) from that many before its end.
+        """At most `limit_bytes` of a log from byte `start` on, or (negative) from that many before
+        its end.
 
-        `process` is looked up among what is there, never made into a path. Raises NoSuchLog, ElasticDLError.
+        `process` is looked up among what is there, never made into a path. Raises NoSuchLog,
+        ElasticDLError.
         """
 
     async def close(self) -> None:
-        """End every process that is left, and wait for that. The cluster cannot be used afterwards."""
+        """End every process that is left, and wait for that.
+
+        The cluster cannot be used afterwards.
+        """

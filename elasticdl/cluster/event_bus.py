@@ -1,4 +1,6 @@
-"""What is known of every process, and who wants to hear of the next change. Shared by the local and the fake cluster.
+"""What is known of every process, and who wants to hear of the next change.
+
+Shared by the local and the fake cluster.
 
 Everything happens on one event loop; there are no locks.
 """
@@ -18,7 +20,8 @@ ProcessEvent: TypeAlias = ProcessObserved | ProcessExited
 class EventBus:
     """The newest event of each process, told to every listener.
 
-    Ended processes stay on the board, so that a listener that comes late still hears how they ended.
+    Ended processes stay on the board, so that a listener that comes late still hears how they
+    ended.
     """
 
     def __init__(self) -> None:
@@ -48,7 +51,9 @@ class EventBus:
     async def listen(self) -> AsyncGenerator[ProcessEvent]:
         """Every live process, then every ended one, then what happens, until closed."""
         queue: asyncio.Queue[ProcessEvent | None] = asyncio.Queue()
-        for event in sorted(self._newest.values(), key=lambda known: isinstance(known, ProcessExited)):
+        for event in sorted(
+            self._newest.values(), key=lambda known: isinstance(known, ProcessExited)
+        ):
             queue.put_nowait(event)
         if self._closed:
             queue.put_nowait(None)

@@ -1,6 +1,9 @@
-"""A cluster in memory, with faults to order. A real implementation of the seam: it passes the same contract suite.
+"""A cluster in memory, with faults to order.
 
-A process of it runs until somebody ends it: `delete`, or one of the scripted faults. What its command would have done
+A real implementation of the seam: it passes the same contract suite.
+
+A process of it runs until somebody ends it: `delete`, or one of the scripted faults. What its
+command would have done
 is the test's to say.
 """
 
@@ -25,7 +28,9 @@ from elasticdl.cluster.base import (
 )
 from elasticdl.cluster.event_bus import EventBus, ProcessEvent
 
-PREEMPTED = ExitFacts(exit_code=143, reason="Preempted", conditions=("DisruptionTarget:PreemptionByScheduler",))
+PREEMPTED = ExitFacts(
+    exit_code=143, reason="Preempted", conditions=("DisruptionTarget:PreemptionByScheduler",)
+)
 EVICTED = ExitFacts(signal=15, conditions=("DisruptionTarget:EvictionByEvictionAPI",))
 NODE_TAINTED = ExitFacts(signal=15, conditions=("DisruptionTarget:DeletionByTaintManager",))
 NODE_LOST = ExitFacts(reason="NodeLost", conditions=("DisruptionTarget:DeletionByTaintManager",))
@@ -67,11 +72,18 @@ class FakeCluster:
 
     @property
     def live(self) -> tuple[ProcessName, ...]:
-        """Processes that the cluster believes to be there, in the order of their creation; lost ones too."""
-        return tuple(name for name in self.specs if isinstance(self._bus.newest(name), ProcessObserved))
+        """Processes that the cluster believes to be there, in the order of their creation; lost
+        ones too.
+        """
+        return tuple(
+            name for name in self.specs if isinstance(self._bus.newest(name), ProcessObserved)
+        )
 
     async def create(self, spec: ProcessSpec) -> None:
-        """Start a process; a name that was started before is left as it is. Raises CreateRefused as ordered."""
+        """Start a process; a name that was started before is left as it is.
+
+        Raises CreateRefused as ordered.
+        """
         if self._closed:
             raise CreateRefused("the fake cluster is closed", retry=False)
         if spec.name in self.specs:
@@ -89,7 +101,12 @@ class FakeCluster:
                 return
         waiting_for = self._pending.get(spec.name, "")
         self._bus.post(
-            ProcessObserved(spec.name, running=not waiting_for, where="" if waiting_for else "fake", waiting_for=waiting_for)
+            ProcessObserved(
+                spec.name,
+                running=not waiting_for,
+                where="" if waiting_for else "fake",
+                waiting_for=waiting_for,
+            )
         )
 
     async def delete(self, name: ProcessName, *, grace_s: float) -> None:
@@ -103,7 +120,9 @@ class FakeCluster:
         timer = self._kill_timers.get(name)
         if timer is None or timer.when() > loop.time() + grace_s:
             self._forget_timer(name)
-            self._kill_timers[name] = loop.call_later(grace_s, self._end, name, ExitFacts(signal=int(signal.SIGKILL), asked=True))
+            self._kill_timers[name] = loop.call_later(
+                grace_s, self._end, name, ExitFacts(signal=int(signal.SIGKILL), asked=True)
+            )
 
     def observe(self) -> AsyncGenerator[ProcessEvent]:
         """Every live process, then every ended one, then whatever happens, until closed."""
@@ -116,13 +135,17 @@ class FakeCluster:
 
     async def logs(self) -> list[LogFile]:
         """What was printed by `say`."""
-        return [LogFile(str(name), len(text), name in self.live) for name, text in self._said.items()]
+        return [
+            LogFile(str(name), len(text), name in self.live) for name, text in self._said.items()
+        ]
 
     async def read_log(self, process: str, start: int, limit_bytes: int) -> LogPart:
         """See Cluster."""
         said = {str(name): text for name, text in self._said.items()}
         if process not in said:
-            raise NoSuchLog(f"there is no log of {process!r}; there are {', '.join(said) or 'none yet'}")
+            raise NoSuchLog(
+                f"there is no log of {process!r}; there are {', '.join(said) or 'none yet'}"
+            )
         text = said[process]
         begin = min(len(text), start) if start >= 0 else max(0, len(text) + start)
         return LogPart(begin, bytes(text[begin : begin + limit_bytes]), len(text))
@@ -136,7 +159,9 @@ class FakeCluster:
 
     # Faults to order.
 
-    def refuse(self, reason: str, *, retry: bool, name: ProcessName | None = None, times: int = 1) -> None:
+    def refuse(
+        self, reason: str, *, retry: bool, name: ProcessName | None = None, times: int = 1
+    ) -> None:
         """Refuse the next `times` creations of `name`, or of anything."""
         refusals = self._refusals.setdefault(name, deque())
         refusals.extend(CreateRefused(reason, retry=retry) for _ in range(times))
@@ -146,7 +171,9 @@ class FakeCluster:
         self._fits, self._no_room = processes, reason
 
     def doom(self, facts: ExitFacts, *, name: ProcessName | None = None, times: int = 1) -> None:
-        """Have the next `times` processes of that name, or of any, end in this way before they run."""
+        """Have the next `times` processes of that name, or of any, end in this way before they
+        run.
+        """
         self._doomed.setdefault(name, deque()).extend([facts] * times)
 
     def hold(self, name: ProcessName, waiting_for: str) -> None:
@@ -169,7 +196,9 @@ class FakeCluster:
     def exit(self, name: ProcessName, facts: ExitFacts) -> None:
         """The process ends now, in this way. Raises KeyError if it does not live."""
         if name not in self.live:
-            raise KeyError(f"{name} is not live; live are {', '.join(map(str, self.live)) or 'none'}")
+            raise KeyError(
+                f"{name} is not live; live are {', '.join(map(str, self.live)) or 'none'}"
+            )
         self._end(name, facts)
 
     def kill(self, name: ProcessName) -> None:
@@ -181,7 +210,9 @@ class FakeCluster:
         self.exit(name, PREEMPTED)
 
     def lose_node(self, name: ProcessName) -> None:
-        """Its machine falls silent: nothing is told, and `delete` does nothing, until `notice_loss`."""
+        """Its machine falls silent: nothing is told, and `delete` does nothing, until
+        `notice_loss`.
+        """
         self._lost.add(name)
 
     def notice_loss(self, name: ProcessName) -> None:

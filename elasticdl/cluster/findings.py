@@ -38,4 +38,6 @@ Findings: TypeAlias = list[Finding]
 def worst(findings: Iterable[Finding]) -> Weight:
     """Of all of them."""
     weights = {finding.weight for finding in findings}
-    return next((weight for weight in (Weight.PROBLEM, Weight.WARNING) if weight in weights), Weight.FINE)
+    return next(
+        (weight for weight in (Weight.PROBLEM, Weight.WARNING) if weight in weights), Weight.FINE
+    )

@@ -1,6 +1,7 @@
 """Records: where they are, how they are cut into shards, how a shard is read. No TensorFlow here.
 
-`base.Reader` is the seam; `origin.open_reader` makes one from a path, `custom.open_custom_reader` from the user's own reader.
+`base.Reader` is the seam; `origin.open_reader` makes one from a path, `custom.open_custom_reader`
+from the user's own reader.
 """
 
 from elasticdl.data.base import Block, Metadata, Reader, Records

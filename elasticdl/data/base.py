@@ -13,7 +13,8 @@ from elasticdl.shard import Shard, Source
 Records: TypeAlias = NDArray[Any] | Mapping[str, NDArray[Any]]
 """A block of n records, first axis = record.
 
-TFRecord: object[n] of bytes. CSV: object[n, columns] of bytes (UTF-8). Parquet and NumPy: one array per column.
+TFRecord: object[n] of bytes. CSV: object[n, columns] of bytes (UTF-8). Parquet and NumPy: one array
+    per column.
 """
 
 
@@ -29,7 +30,8 @@ class Metadata:
 class Block:
     """Consecutive records of a shard, in file order. `len(rows)` counts the good ones only.
 
-    `count` counts all, the `bad` ones too, of which up to three are described ("train.csv:17: expected 5 fields, …").
+    `count` counts all, the `bad` ones too, of which up to three are described ("train.csv:17:
+    expected 5 fields, …").
     """
 
     records: Records
@@ -46,12 +48,16 @@ class Reader(Protocol):
         """Names and types of the columns."""
 
     def sources(self) -> tuple[Source, ...]:
-        """Every source with its exact number of records. May read all data once and keep an index beside or in a
+        """Every source with its exact number of records.
+
+        May read all data once and keep an index beside or in a
         cache; raises UserError for missing, empty or unreadable data.
         """
 
     def read(self, shard: Shard) -> Iterator[Block]:
-        """The shard's records without reading what comes before it. Raises UserError naming file and offset when the
+        """The shard's records without reading what comes before it.
+
+        Raises UserError naming file and offset when the
         file was truncated or changed since `sources()`.
         """
 

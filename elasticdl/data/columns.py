@@ -1,4 +1,6 @@
-"""Columns of NumPy data: arrays with one record per item of the first axis, in a file or in memory."""
+"""Columns of NumPy data: arrays with one record per item of the first axis, in a file or in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class StoredColumn:
         """Read these items only. Raises UserError if the file has become too short."""
         item_bytes = int(self.dtype.itemsize * np.prod(self.shape[1:], dtype=np.int64))
         with opened(self.file) as descriptor:
-            data = self.file.read(descriptor, self.offset + begin * item_bytes, self.offset + end * item_bytes)
+            data = self.file.read(
+                descriptor, self.offset + begin * item_bytes, self.offset + end * item_bytes
+            )
         return np.frombuffer(data, self.dtype).reshape(end - begin, *self.shape[1:])
 
 
@@ -71,19 +75,31 @@ class LoadedColumn:
 
 
 def records_of(columns: Mapping[str, Column], place: str) -> int:
-    """How many records columns have together. Raises UserError if they differ in length or have no first axis."""
+    """How many records columns have together.
+
+    Raises UserError if they differ in length or have no first axis.
+    """
     lengths: dict[str, int] = {}
     for name, column in columns.items():
         if column.dtype.hasobject:
-            raise UserError(f"{place}: array {name!r} holds Python objects", hint="save it with a plain dtype: objects need pickle")
+            raise UserError(
+                f"{place}: array {name!r} holds Python objects",
+                hint="save it with a plain dtype: objects need pickle",
+            )
         if not column.shape:
-            raise UserError(f"{place}: array {name!r} is a single value; expected [records, ...]", hint="leave it out of the data")
+            raise UserError(
+                f"{place}: array {name!r} is a single value; expected [records, ...]",
+                hint="leave it out of the data",
+            )
         lengths[name] = column.shape[0]
     if not lengths:
         raise UserError(f"{place} has no arrays")
     if len(set(lengths.values())) > 1:
         words = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
-        raise UserError(f"{place}: arrays differ in their number of records: {words}", hint="all need the same first axis")
+        raise UserError(
+            f"{place}: arrays differ in their number of records: {words}",
+            hint="all need the same first axis",
+        )
     return next(iter(lengths.values()))
 
 
@@ -96,7 +112,9 @@ def blocks_of(columns: Mapping[str, Column], begin: int, end: int) -> Iterator[B
     """Records [begin, end) in blocks of BLOCK_RECORDS."""
     for start in range(begin, end, BLOCK_RECORDS):
         stop = min(end, start + BLOCK_RECORDS)
-        yield Block({name: column.read(start, stop) for name, column in columns.items()}, stop - start)
+        yield Block(
+            {name: column.read(start, stop) for name, column in columns.items()}, stop - start
+        )
 
 
 def select(columns: Mapping[str, Column], names: Sequence[str], place: str) -> dict[str, Column]:
@@ -114,7 +132,9 @@ class ColumnsReader:
     A module's own `custom_data_reader` may return one: `ColumnsReader.of_arrays({"x": x, "y": y})`.
     """
 
-    def __init__(self, name: str, columns: Mapping[str, Column], files: Sequence[DataFile] = ()) -> None:
+    def __init__(
+        self, name: str, columns: Mapping[str, Column], files: Sequence[DataFile] = ()
+    ) -> None:
         self._source = Source(name, records_of(columns, name))
         self._columns = columns
         self._files = tuple(files)
@@ -135,8 +155,13 @@ class ColumnsReader:
 
     def read(self, shard: Shard) -> Iterator[Block]:
         """See `Reader.read`."""
-        if shard.source != self._source.name or not 0 <= shard.begin <= shard.end <= self._source.records:
-            raise UserError(f"the data has {self._source}, but a shard is {shard}: it changed during the job")
+        if (
+            shard.source != self._source.name
+            or not 0 <= shard.begin <= shard.end <= self._source.records
+        ):
+            raise UserError(
+                f"the data has {self._source}, but a shard is {shard}: it changed during the job"
+            )
         for block in blocks_of(self._columns, shard.begin, shard.end):
             for file in self._files:
                 file.check_unchanged()

@@ -1,6 +1,7 @@
 r"""CSV (RFC 4180): records are rows of UTF-8 strings, object[n, columns] of bytes.
 
-A quote is special at the beginning of a field only; rows end at \n, \r\n or \r; empty lines are no rows. A row with a
+A quote is special at the beginning of a field only; rows end at \n, \r\n or \r; empty lines are no
+rows. A row with a
 wrong number of fields, or with text behind a closing quote, is a bad record.
 """
 
@@ -16,7 +17,15 @@ from elasticdl.data.base import Block, Metadata
 from elasticdl.data.file_reader import opened
 from elasticdl.data.files import DataFile, refuse_compressed
 from elasticdl.data.places import plain_place
-from elasticdl.data.record_index import STRIDE_BYTES, STRIDE_RECORDS, RecordIndex, Span, cached, describe, from_native
+from elasticdl.data.record_index import (
+    STRIDE_BYTES,
+    STRIDE_RECORDS,
+    RecordIndex,
+    Span,
+    cached,
+    describe,
+    from_native,
+)
 from elasticdl.errors import UserError
 from elasticdl.formatting import amount
 from elasticdl.native import _native
@@ -49,7 +58,8 @@ class CsvFormat:
         first = self._first_row(file)
         if dialect.column_names and len(first) != len(dialect.column_names):
             raise UserError(
-                f"{file.path}:1: the first row has {len(first)} fields, but column_names has {len(dialect.column_names)}",
+                f"{file.path}:1: the first row has {len(first)} fields, but column_names has"
+                f" {len(dialect.column_names)}",
                 hint="give one name for each column, in order",
             )
         if dialect.column_names:
@@ -78,10 +88,13 @@ class CsvFormat:
         span = next(index.spans(row, row + 1))
         with opened(file) as descriptor:
             data = file.read(descriptor, span.begin, span.end)
-        # Whoever expects one column more than there are is told the line of each row, as of a bad one.
+        # Whoever expects one column more than there are is told the line of each row, as of a bad
+        # one.
         columns = index.columns + 1
         out = np.empty((span.take, columns), object)
-        _, _, refused = _native.csv_rows(data, dialect.delimiter, dialect.quoting, span.skip, span.line, columns, out)
+        _, _, refused = _native.csv_rows(
+            data, dialect.delimiter, dialect.quoting, span.skip, span.line, columns, out
+        )
         return f"{file.path}:{refused[0][0]}" if refused else plain_place(file.path, number)
 
     @property
@@ -91,9 +104,14 @@ class CsvFormat:
     def _block(self, file: DataFile, data: bytes, span: Span, columns: int) -> Block:
         rows = np.empty((span.take, columns), object)
         dialect = self._dialect
-        good, seen, bad = _native.csv_rows(data, dialect.delimiter, dialect.quoting, span.skip, span.line, columns, rows)
+        good, seen, bad = _native.csv_rows(
+            data, dialect.delimiter, dialect.quoting, span.skip, span.line, columns, rows
+        )
         if seen != span.take:
-            raise UserError(f"{file.path}:{span.line}: {amount(seen, 'row')} where its index has {span.take}: the file changed")
+            raise UserError(
+                f"{file.path}:{span.line}: {amount(seen, 'row')} where its index has {span.take}:"
+                " the file changed"
+            )
         examples = tuple(describe(file, *row) for row in bad[:3])
         return Block(rows[:good], span.take, len(bad), examples)
 
@@ -123,11 +141,16 @@ class CsvFormat:
                 data = file.read(descriptor, 0, end)
                 _refuse_other_text(file, data)
                 final = end == file.size_bytes
-                row = _native.csv_first_row(data.removeprefix(_BOM), final, self._dialect.delimiter, self._dialect.quoting)
+                row = _native.csv_first_row(
+                    data.removeprefix(_BOM), final, self._dialect.delimiter, self._dialect.quoting
+                )
                 if row is not None:
                     return row
                 if final or size > _MAX_HEADER_BYTES:
-                    raise UserError(f"{file.path}:1: there is no first row, or it does not end", hint="is this a CSV file?")
+                    raise UserError(
+                        f"{file.path}:1: there is no first row, or it does not end",
+                        hint="is this a CSV file?",
+                    )
                 size *= 4
 
 
@@ -136,13 +159,19 @@ def _names(file: DataFile, header: list[bytes]) -> tuple[str, ...]:
     try:
         names = tuple(name.decode() for name in header)
     except UnicodeDecodeError as error:
-        raise UserError(f"{file.path}:1: the header is not UTF-8: {error.object!r}", hint="convert the file to UTF-8") from error
+        raise UserError(
+            f"{file.path}:1: the header is not UTF-8: {error.object!r}",
+            hint="convert the file to UTF-8",
+        ) from error
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
-        raise UserError(f"{file.path}:1: the header has column {doubled[0]!r} more than once", hint=no_header)
+        raise UserError(
+            f"{file.path}:1: the header has column {doubled[0]!r} more than once", hint=no_header
+        )
     if 2 * sum(map(_is_number, names)) >= len(names):
         raise UserError(
-            f"{file.path}:1: the header looks like data: {', '.join(names[:8])}", hint=f"{no_header}; else give column_names=a,b,…"
+            f"{file.path}:1: the header looks like data: {', '.join(names[:8])}",
+            hint=f"{no_header}; else give column_names=a,b,…",
         )
     return names
 
@@ -158,4 +187,6 @@ def _is_number(text: str) -> bool:
 def _refuse_other_text(file: DataFile, data: bytes) -> None:
     refuse_compressed(file.path, data)
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise UserError(f"{file.path} is UTF-16", hint=f"iconv -f UTF-16 -t UTF-8 {file.path} > NEW.csv")
+        raise UserError(
+            f"{file.path} is UTF-16", hint=f"iconv -f UTF-16 -t UTF-8 {file.path} > NEW.csv"
+        )

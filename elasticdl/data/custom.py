@@ -1,6 +1,7 @@
 """Readers that users write: `custom_data_reader` of a model module.
 
-Two kinds are taken: this package's `Reader` protocol (`sources`, `read`), and ElasticDL's `AbstractDataReader`
+Two kinds are taken: this package's `Reader` protocol (`sources`, `read`), and ElasticDL's
+`AbstractDataReader`
 (`create_shards`, `read_records`), here adapted to the protocol.
 """
 
@@ -59,26 +60,40 @@ class ReadTask:
 
 
 def open_custom_reader(
-    factory: Callable[..., Any], origin: str, params: Mapping[str, Scalar], *, records_per_task: int | None = None
+    factory: Callable[..., Any],
+    origin: str,
+    params: Mapping[str, Scalar],
+    *,
+    records_per_task: int | None = None,
 ) -> Reader:
-    """What the module's `custom_data_reader(data_origin, records_per_task=None, **params)` returns, as a Reader.
+    """What the module's `custom_data_reader(data_origin, records_per_task=None, **params)` returns,
+    as a Reader.
 
-    Errors of the user's own code come through as they are. Raises UserError if the result is neither kind of reader.
+    Errors of the user's own code come through as they are. Raises UserError if the result is
+    neither kind of reader.
     """
     made = factory(origin, records_per_task=records_per_task, **params)
     if callable(getattr(made, "sources", None)) and callable(getattr(made, "read", None)):
         return cast(Reader, made)
-    if callable(getattr(made, "create_shards", None)) and callable(getattr(made, "read_records", None)):
+    if callable(getattr(made, "create_shards", None)) and callable(
+        getattr(made, "read_records", None)
+    ):
         return AdaptedReader(made)
     raise UserError(
         f"custom_data_reader returned a {type(made).__name__}, which is no reader",
-        hint="return an object with sources() and read(shard), or with create_shards() and read_records(task)",
+        hint=(
+            "return an object with sources() and read(shard), or with create_shards() and"
+            " read_records(task)"
+        ),
     )
 
 
 @final
 class AdaptedReader:
-    """An `AbstractDataReader` as a Reader. Adjoining shards of one name are one source; the master cuts it anew."""
+    """An `AbstractDataReader` as a Reader.
+
+    Adjoining shards of one name are one source; the master cuts it anew.
+    """
 
     def __init__(self, inner: AbstractDataReader) -> None:
         self._inner = inner
@@ -89,15 +104,22 @@ class AdaptedReader:
         theirs = getattr(self._inner, "metadata", None)
         names = getattr(theirs, "column_names", None) or ()
         dtypes = getattr(theirs, "column_dtypes", None) or {}
-        return Metadata(tuple(names), {name: getattr(kind, "name", str(kind)) for name, kind in dict(dtypes).items()})
+        return Metadata(
+            tuple(names),
+            {name: getattr(kind, "name", str(kind)) for name, kind in dict(dtypes).items()},
+        )
 
     def sources(self) -> tuple[Source, ...]:
-        """Raises UserError if `create_shards` returns something else than it should, or no records."""
+        """Raises UserError if `create_shards` returns something else than it should, or no
+        records.
+        """
         pieces = sorted(_pieces(self._inner.create_shards()))
         ranges: list[NamedRange] = []
         for name, start, count in pieces:
             if ranges and ranges[-1].name == name and start < ranges[-1].end:
-                raise UserError(f"create_shards() has records {start} to {ranges[-1].end} of {name!r} twice")
+                raise UserError(
+                    f"create_shards() has records {start} to {ranges[-1].end} of {name!r} twice"
+                )
             if ranges and ranges[-1].name == name and start == ranges[-1].end:
                 ranges[-1] = NamedRange(name, ranges[-1].start, start + count)
             else:
@@ -105,15 +127,24 @@ class AdaptedReader:
         if not ranges:
             raise UserError("create_shards() of the module's reader returned no records")
         names = [piece.name for piece in ranges]
-        self._ranges = {one.name if names.count(one.name) == 1 else f"{one.name}@{one.start}": one for one in ranges}
+        self._ranges = {
+            one.name if names.count(one.name) == 1 else f"{one.name}@{one.start}": one
+            for one in ranges
+        }
         return tuple(Source(key, one.end - one.start) for key, one in self._ranges.items())
 
     def read(self, shard: Shard) -> Iterator[Block]:
-        """Records from `read_records`. Raises UserError if it gives more or fewer than the shard has."""
+        """Records from `read_records`.
+
+        Raises UserError if it gives more or fewer than the shard has.
+        """
         if not self._ranges:
             self.sources()
         if shard.source not in self._ranges:
-            raise UserError(f"create_shards() has no {shard.source!r} any more; it has {', '.join(self._ranges)}")
+            raise UserError(
+                f"create_shards() has no {shard.source!r} any more; it has"
+                f" {', '.join(self._ranges)}"
+            )
         whole = self._ranges[shard.source]
         task = ReadTask(whole.name, whole.start + shard.begin, whole.start + shard.end)
         left = task.end - task.start
@@ -122,12 +153,16 @@ class AdaptedReader:
             taken = list(islice(records, min(left, BLOCK_RECORDS)))
             if not taken:
                 raise UserError(
-                    f"read_records() gave {amount(task.end - task.start - left, 'record')} of {task}, expected {task.end - task.start}"
+                    f"read_records() gave {amount(task.end - task.start - left, 'record')} of"
+                    f" {task}, expected {task.end - task.start}"
                 )
             left -= len(taken)
             yield Block(stack(taken), len(taken))
         if next(records, None) is not None:
-            raise UserError(f"read_records() gave more than the {amount(task.end - task.start, 'record')} of {task}")
+            raise UserError(
+                f"read_records() gave more than the {amount(task.end - task.start, 'record')} of"
+                f" {task}"
+            )
 
     def close(self) -> None:
         """Close the inner reader if it can be."""
@@ -138,16 +173,21 @@ class AdaptedReader:
 
 def _pieces(shards: object) -> list[tuple[str, int, int]]:
     rows: list[Any] = (
-        [_flat(name, what) for name, what in shards.items()] if isinstance(shards, Mapping) else list(cast(Iterable[Any], shards))
+        [_flat(name, what) for name, what in shards.items()]
+        if isinstance(shards, Mapping)
+        else list(cast(Iterable[Any], shards))
     )
     pieces = []
     for row in rows:
         match row:
-            case (str(name), SupportsIndex() as start, SupportsIndex() as count) if index(start) >= 0 and index(count) >= 0:
+            case (str(name), SupportsIndex() as start, SupportsIndex() as count) if (
+                index(start) >= 0 and index(count) >= 0
+            ):
                 pieces.append((name, index(start), index(count)))
             case _:
                 raise UserError(
-                    f"create_shards() returned {row!r}", hint="expected {name: (start, records)} or (name, start, records)"
+                    f"create_shards() returned {row!r}",
+                    hint="expected {name: (start, records)} or (name, start, records)",
                 )
     return [piece for piece in pieces if piece[2]]
 
@@ -157,7 +197,8 @@ def _flat(name: object, what: object) -> tuple[object, ...]:
 
 
 def stack(records: Sequence[Any]) -> Records:
-    """Single records to a block: strings and bytes object[n]; dicts a column for each key; sequences [n, columns],
+    """Single records to a block: strings and bytes object[n]; dicts a column for each key;
+    sequences [n, columns],
     as text if any value is text; numbers and arrays [n, ...].
     """
     first = records[0]
@@ -170,11 +211,17 @@ def _column(values: Sequence[Any]) -> NDArray[Any]:
     first = values[0]
     if isinstance(first, (str, bytes)):
         return _objects([_bytes(value) for value in values], (len(values),))
-    if isinstance(first, (list, tuple)) and any(isinstance(item, (str, bytes)) for value in values for item in value):
+    if isinstance(first, (list, tuple)) and any(
+        isinstance(item, (str, bytes)) for value in values for item in value
+    ):
         widths = {len(value) for value in values}
         if len(widths) > 1:
-            raise UserError(f"read_records() gave records of {sorted(widths)} fields; all need the same number")
-        return _objects([_bytes(item) for value in values for item in value], (len(values), len(first)))
+            raise UserError(
+                f"read_records() gave records of {sorted(widths)} fields; all need the same number"
+            )
+        return _objects(
+            [_bytes(item) for value in values for item in value], (len(values), len(first))
+        )
     try:
         return np.stack([np.asarray(value) for value in values])
     except ValueError as error:

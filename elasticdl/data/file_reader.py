@@ -21,16 +21,24 @@ Counting: TypeAlias = Callable[[int, int], None]
 
 
 class FileFormat(Protocol):
-    """How records lie in one file. `metadata` and `count` may be called from several threads, for different files."""
+    """How records lie in one file.
+
+    `metadata` and `count` may be called from several threads, for different files.
+    """
 
     def metadata(self, file: DataFile) -> Metadata:
         """Names and types of the columns of this file."""
 
     def count(self, file: DataFile) -> int:
-        """How many records the file has, bad ones included. Raises UserError if the file is not whole."""
+        """How many records the file has, bad ones included.
+
+        Raises UserError if the file is not whole.
+        """
 
     def bad(self, file: DataFile) -> tuple[int, tuple[str, ...]]:
-        """How many records are known to be bad before they are read, and up to three of them described."""
+        """How many records are known to be bad before they are read, and up to three of them
+        described.
+        """
 
     def blocks(self, file: DataFile, begin: int, end: int) -> Iterator[Block]:
         """Records [begin, end), which exist."""
@@ -55,7 +63,9 @@ class FileReader:
         counted: Mapping[str, Source] | None = None,
         counting: Counting = lambda done, files: None,
     ) -> None:
-        """`counting` is called by `sources` with how many files were counted, and how many there are."""
+        """`counting` is called by `sources` with how many files were counted, and how many there
+        are.
+        """
         self._paths = dict.fromkeys(paths)
         self._first = paths[0]
         self._format = form
@@ -73,17 +83,23 @@ class FileReader:
         return self._metadata
 
     def sources(self) -> tuple[Source, ...]:
-        """One source for each file. Raises UserError if a file is missing, empty or broken, if the files have different
+        """One source for each file.
+
+        Raises UserError if a file is missing, empty or broken, if the files have different
         columns, or if more than `max_bad_records` records are seen to be bad already.
         """
         files = [self._file(path) for path in self._paths]
         digested = with_digest(files)
         self._metadata = self.metadata  # threads compare with it
         # One task for many files: the overhead of a task is that of several small files.
-        parts = [slice(begin, begin + _FILES_AT_ONCE) for begin in range(0, len(files), _FILES_AT_ONCE)]
+        parts = [
+            slice(begin, begin + _FILES_AT_ONCE) for begin in range(0, len(files), _FILES_AT_ONCE)
+        ]
         counted: list[Source] = []
         with ThreadPoolExecutor(min(8, len(parts), os.cpu_count() or 1)) as pool:
-            for found in pool.map(self._count, (files[part] for part in parts), (digested[part] for part in parts)):
+            for found in pool.map(
+                self._count, (files[part] for part in parts), (digested[part] for part in parts)
+            ):
                 counted += found
                 self._counting(len(counted), len(files))
         self._check_bad(files)
@@ -95,20 +111,28 @@ class FileReader:
             self._check_columns(file)
             count = self._format.count(file)
             if count == 0:
-                raise UserError(f"{file.path} has no records", hint="remove it, or write records into it")
-            found.append(Source(file.path, count, file.full_fingerprint() if whole else file.fingerprint))
+                raise UserError(
+                    f"{file.path} has no records", hint="remove it, or write records into it"
+                )
+            found.append(
+                Source(file.path, count, file.full_fingerprint() if whole else file.fingerprint)
+            )
         return found
 
     def read(self, shard: Shard) -> Iterator[Block]:
         """See `Reader.read`."""
         if shard.source not in self._paths:
-            raise DataChanged(f"source {shard.source} is not in the data any more", hint="leave files in place while a job runs")
+            raise DataChanged(
+                f"source {shard.source} is not in the data any more",
+                hint="leave files in place while a job runs",
+            )
         file = self._file(shard.source)
         file.check_unchanged()
         records = self._format.count(file)
         if not 0 <= shard.begin <= shard.end <= records:
             raise DataChanged(
-                f"{file.path} has {amount(records, 'record')}, but a shard has records {shard.begin} to {shard.end}: it changed"
+                f"{file.path} has {amount(records, 'record')}, but a shard has records"
+                f" {shard.begin} to {shard.end}: it changed"
             )
         for block in self._format.blocks(file, shard.begin, shard.end):
             file.check_unchanged()
@@ -133,7 +157,8 @@ class FileReader:
         mine = self._format.metadata(file)
         if mine != self.metadata:
             raise UserError(
-                f"{file.path} has other columns than {self._first}: {_words(mine)}, expected {_words(self.metadata)}",
+                f"{file.path} has other columns than {self._first}: {_words(mine)}, expected"
+                f" {_words(self.metadata)}",
                 hint="all files of a data set have the same columns in the same order",
             )
 
@@ -143,14 +168,18 @@ class FileReader:
         if total > self._max_bad_records:
             first = next(examples[0] for count, examples in found if count)
             raise UserError(
-                f"{first}\n{total} bad records in the data, at most {self._max_bad_records} allowed",
+                f"{first}\n{total} bad records in the data, at most {self._max_bad_records}"
+                " allowed",
                 hint="correct the data, or allow more with --max-bad-records",
             )
 
 
 def _words(metadata: Metadata) -> str:
     names = metadata.column_names
-    return ", ".join(f"{name} {metadata.column_dtypes.get(name, '')}".strip() for name in names) or "no names"
+    return (
+        ", ".join(f"{name} {metadata.column_dtypes.get(name, '')}".strip() for name in names)
+        or "no names"
+    )
 
 
 @contextmanager

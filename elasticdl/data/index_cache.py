@@ -1,7 +1,9 @@
 """The cache of record indexes: files of bytes by name, shared by all jobs of a user, and bounded.
 
-Whoever adds files removes now and then what was not used for a month, and the longest unused beyond a thousand. Any number of processes
-may do that at once: a file is replaced or removed as a whole, and one that is missing is made again by whoever needs it.
+Whoever adds files removes now and then what was not used for a month, and the longest unused beyond
+a thousand. Any number of processes
+may do that at once: a file is replaced or removed as a whole, and one that is missing is made again
+by whoever needs it.
 """
 
 from __future__ import annotations
@@ -21,14 +23,18 @@ _TOUCH_EVERY_S = 86400.0
 """Use is noted so often: a file's time is when it was last used, within a day."""
 _HALF_MADE_S = 3600.0
 _TIDY_EVERY = 64
-"""A look at all files for each one that is kept would make the index of a folder cost its square."""
+"""A look at all files for each one that is kept would make the index of a folder cost its
+square.
+"""
 _keeps = itertools.count()
 
 _log = logging.getLogger(__name__)
 
 
 def directory() -> Path:
-    """Where they are: `indexes` below ELASTICDL_CACHE_DIR, else below the user's cache directory."""
+    """Where they are: `indexes` below ELASTICDL_CACHE_DIR, else below the user's cache
+    directory.
+    """
     return _root() / "indexes"
 
 
@@ -71,13 +77,24 @@ def keep(name: str, data: bytes) -> None:
 
 
 def tidy(*, spared: Path | None = None) -> None:
-    """Remove what is too old, too much, or of an earlier version; never `spared`. Raises OSError."""
+    """Remove what is too old, too much, or of an earlier version; never `spared`.
+
+    Raises OSError.
+    """
     prune(directory(), spared=spared)
     _remove_those_of_before()
 
 
-def prune(folder: Path, *, spared: Path | None = None, files_max: int = FILES_MAX, bytes_max: int = BYTES_MAX) -> None:
-    """Remove what was not used for long, and the longest unused of what is too much; never `spared`. Raises OSError."""
+def prune(
+    folder: Path,
+    *,
+    spared: Path | None = None,
+    files_max: int = FILES_MAX,
+    bytes_max: int = BYTES_MAX,
+) -> None:
+    """Remove what was not used for long, and the longest unused of what is too much; never
+    `spared`. Raises OSError.
+    """
     now_s, files, size = time.time(), 0, 0
     for used_s, bytes_, path in sorted(_times(folder), reverse=True):
         if path.suffix == ".tmp":
@@ -91,7 +108,9 @@ def prune(folder: Path, *, spared: Path | None = None, files_max: int = FILES_MA
 
 
 def _times(folder: Path) -> list[tuple[float, int, Path]]:
-    """(last use, bytes, file) of what is ours; files that another process removes meanwhile are left out."""
+    """(last use, bytes, file) of what is ours; files that another process removes meanwhile are
+    left out.
+    """
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:

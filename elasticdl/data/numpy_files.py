@@ -1,7 +1,9 @@
 """NumPy files: records are columns, one for each array, [n, ...].
 
-`.npz` as `np.savez` writes it is read in place, range by range. Arrays that are compressed or in Fortran order are loaded whole.
-A `.npy` file of a structured dtype has one column for each field, any other one column named after the file.
+`.npz` as `np.savez` writes it is read in place, range by range. Arrays that are compressed or in
+Fortran order are loaded whole.
+A `.npy` file of a structured dtype has one column for each field, any other one column named after
+the file.
 Python objects are refused: they need pickle.
 """
 
@@ -19,7 +21,16 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from elasticdl.data.base import Block, Metadata
-from elasticdl.data.columns import Column, ColumnsReader, LoadedColumn, StoredColumn, blocks_of, metadata_of, records_of, select
+from elasticdl.data.columns import (
+    Column,
+    ColumnsReader,
+    LoadedColumn,
+    StoredColumn,
+    blocks_of,
+    metadata_of,
+    records_of,
+    select,
+)
 from elasticdl.data.files import DataFile, check_as_counted, look_at
 from elasticdl.data.places import plain_place
 from elasticdl.errors import UserError
@@ -53,11 +64,15 @@ class NpzFormat:
 
     def _open(self, file: DataFile) -> dict[str, Column]:
         if file.path not in self._columns:
-            self._columns[file.path] = select(_columns_of_npz(file, self._names), self._names, file.path)
+            self._columns[file.path] = select(
+                _columns_of_npz(file, self._names), self._names, file.path
+            )
         return self._columns[file.path]
 
 
-def read_npy(origin: str, paths: Sequence[str], names: Sequence[str] = (), counted: Source | None = None) -> ColumnsReader:
+def read_npy(
+    origin: str, paths: Sequence[str], names: Sequence[str] = (), counted: Source | None = None
+) -> ColumnsReader:
     """`.npy` files side by side: `x.npy` and `y.npy` are columns `x` and `y` of one source.
 
     Raises UserError if they are not those that were `counted`.
@@ -81,14 +96,17 @@ def _columns_of_npz(file: DataFile, names: Sequence[str]) -> dict[str, Column]:
                     columns[name] = _member(file, archive, stream, info)
     except (zipfile.BadZipFile, ValueError, EOFError, zlib.error, struct.error) as error:
         raise UserError(
-            f"{file.path}: not a whole .npz file: {error}", hint="it was cut off, or is no .npz: write it again"
+            f"{file.path}: not a whole .npz file: {error}",
+            hint="it was cut off, or is no .npz: write it again",
         ) from error
     except OSError as error:
         raise UserError(f"{file.path}: cannot read: {error.strerror}") from error
     return columns
 
 
-def _member(file: DataFile, archive: zipfile.ZipFile, stream: IO[bytes], info: zipfile.ZipInfo) -> Column:
+def _member(
+    file: DataFile, archive: zipfile.ZipFile, stream: IO[bytes], info: zipfile.ZipInfo
+) -> Column:
     if info.compress_type == zipfile.ZIP_STORED:
         stream.seek(info.header_offset)
         magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
@@ -105,14 +123,19 @@ def _member(file: DataFile, archive: zipfile.ZipFile, stream: IO[bytes], info: z
 def _stored(file: DataFile, stream: IO[bytes]) -> StoredColumn | None:
     """The array whose `.npy` header is at the stream's place; None if it is in Fortran order."""
     version = npy_format.read_magic(stream)
-    read_header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+    read_header = (
+        npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+    )
     shape, fortran_order, dtype = read_header(stream)
     if fortran_order and len(shape) > 1:
         return None
     column = StoredColumn(file, stream.tell(), dtype, shape)
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if not dtype.hasobject and column.offset + size > file.size_bytes:
-        raise ValueError(f"the array at offset {column.offset} needs {size} bytes, the file has {file.size_bytes}")
+        raise ValueError(
+            f"the array at offset {column.offset} needs {size} bytes, the file has"
+            f" {file.size_bytes}"
+        )
     return column
 
 
@@ -126,7 +149,8 @@ def _columns_of_npy(file: DataFile) -> dict[str, Column]:
         array: Any = np.load(file.path, allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise UserError(
-            f"{file.path}: not a whole .npy file: {error}", hint="it was cut off, or is no .npy: write it again"
+            f"{file.path}: not a whole .npy file: {error}",
+            hint="it was cut off, or is no .npy: write it again",
         ) from error
     except OSError as error:
         raise UserError(f"{file.path}: cannot read: {error.strerror}") from error

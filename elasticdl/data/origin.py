@@ -92,18 +92,23 @@ def open_reader(
 ) -> Reader:
     """Reader of the files that `origin` names: a file, a directory, or a glob; all of one format.
 
-    The format is told by `format=`, else by the name, else by the first bytes. `sources()` refuses CSV files in which it sees
+    The format is told by `format=`, else by the name, else by the first bytes. `sources()` refuses
+    CSV files in which it sees
     more than `max_bad_records` bad rows; other bad records are counted in blocks as they are read.
     Raises UserError for data that does not exist, for mixed formats and unknown parameters.
 
-    `counted` are the sources of the job: files that came later are left alone, and one that is not as it was when its records
-    were counted is an error as soon as it is opened. `counting` hears how many files `sources()` has counted.
+    `counted` are the sources of the job: files that came later are left alone, and one that is not
+    as it was when its records
+    were counted is an error as soon as it is opened. `counting` hears how many files `sources()`
+    has counted.
     """
     sources = {source.name: source for source in counted}
     there = expand(origin)
     paths = tuple(path for path in there if path in sources) or there
     left = _Params(params)
-    form = _format(paths, left.text("format"), csv_params=any(name in params for name in _CSV_PARAMS))
+    form = _format(
+        paths, left.text("format"), csv_params=any(name in params for name in _CSV_PARAMS)
+    )
     reader: Reader
     match form:
         case Format.NPY:
@@ -115,7 +120,9 @@ def open_reader(
         case _:
             made = _file_format(form, paths, left)
             left.finish(form)
-            reader = FileReader(paths, made, max_bad_records=max_bad_records, counted=sources, counting=counting)
+            reader = FileReader(
+                paths, made, max_bad_records=max_bad_records, counted=sources, counting=counting
+            )
     return reader
 
 
@@ -126,7 +133,9 @@ def _file_format(form: Format, paths: tuple[str, ...], params: _Params) -> FileF
         case Format.TFRECORD:
             return TFRecordFormat()
         case Format.PARQUET:
-            from elasticdl.data.parquet_files import ParquetFormat  # takes 0.2 s and 40 MB to import
+            from elasticdl.data.parquet_files import (
+                ParquetFormat,
+            )  # takes 0.2 s and 40 MB to import
 
             return ParquetFormat(params.names("columns"), params.number("fill_null"))
         case Format.NPZ | Format.NPY:
@@ -140,8 +149,15 @@ def _dialect(paths: tuple[str, ...], params: _Params) -> CsvDialect:
     default = "\t" if paths[0].lower().endswith(".tsv") else ","
     delimiter = _DELIMITERS.get(given, given) or default
     if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
-        raise UserError(f"delimiter={given!r}: expected one ASCII character or {', '.join(_DELIMITERS)}")
-    return CsvDialect(delimiter, params.flag("header", True), params.flag("quoting", True), params.names("column_names"))
+        raise UserError(
+            f"delimiter={given!r}: expected one ASCII character or {', '.join(_DELIMITERS)}"
+        )
+    return CsvDialect(
+        delimiter,
+        params.flag("header", True),
+        params.flag("quoting", True),
+        params.names("column_names"),
+    )
 
 
 def _format(paths: tuple[str, ...], given: str, *, csv_params: bool) -> Format:
@@ -149,13 +165,18 @@ def _format(paths: tuple[str, ...], given: str, *, csv_params: bool) -> Format:
         try:
             return Format(given)
         except ValueError as error:
-            raise UserError(f"format={given!r} is unknown", hint=f"one of {', '.join(Format)}") from error
+            raise UserError(
+                f"format={given!r} is unknown", hint=f"one of {', '.join(Format)}"
+            ) from error
     found: dict[Format, str] = {}
     for path in paths:
         found.setdefault(_format_of(path, csv_params=csv_params), path)
     if len(found) > 1:
         words = ", ".join(f"{path} is {form}" for form, path in found.items())
-        raise UserError(f"the data has files of several formats: {words}", hint="name those of one format by a glob")
+        raise UserError(
+            f"the data has files of several formats: {words}",
+            hint="name those of one format by a glob",
+        )
     return next(iter(found))
 
 
@@ -176,7 +197,8 @@ def _format_of(path: str, *, csv_params: bool) -> Format:
     if _begins_like_tfrecord(beginning):
         return Format.TFRECORD
     raise UserError(
-        f"{path}: cannot tell its format by name or first bytes", hint=f'--data-reader-params "format=…": {", ".join(Format)}'
+        f"{path}: cannot tell its format by name or first bytes",
+        hint=f'--data-reader-params "format=…": {", ".join(Format)}',
     )
 
 

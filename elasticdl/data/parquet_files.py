@@ -1,7 +1,9 @@
 """Parquet: records are columns as NumPy arrays.
 
-Numbers and booleans keep their type, dates and times become int64, decimals float64, strings and binary bytes (object[n]), lists
-of one length [n, length]. A null is b"" in strings, NaN in floating point; elsewhere it makes the record a bad
+Numbers and booleans keep their type, dates and times become int64, decimals float64, strings and
+binary bytes (object[n]), lists
+of one length [n, length]. A null is b"" in strings, NaN in floating point; elsewhere it makes the
+record a bad
 one, unless `fill_null` gives a value for it.
 """
 
@@ -29,7 +31,10 @@ _Lists: TypeAlias = "pa.ListArray[Any] | pa.LargeListArray[Any] | pa.FixedSizeLi
 
 @final
 class ParquetFormat:
-    """See FileFormat. The smallest part that can be read alone is a row group; decoded ones are kept up to 256 MiB."""
+    """See FileFormat.
+
+    The smallest part that can be read alone is a row group; decoded ones are kept up to 256 MiB.
+    """
 
     def __init__(self, columns: Sequence[str] = (), fill_null: float | None = None) -> None:
         self._names = tuple(columns)
@@ -43,12 +48,17 @@ class ParquetFormat:
         names = self._names or tuple(schema.names)
         for name in names:
             if name not in schema.names:
-                raise UserError(f"{file.path} has no column {name!r}; it has {', '.join(schema.names)}")
+                raise UserError(
+                    f"{file.path} has no column {name!r}; it has {', '.join(schema.names)}"
+                )
         if file.path not in self._lengths:
             lists = [name for name in names if _is_list(schema.field(name).type)]
             self._lengths[file.path] = {name: _first_length(file, name) for name in lists}
         lengths = self._lengths[file.path]
-        return Metadata(names, {name: _numpy_name(schema.field(name), file.path, lengths.get(name)) for name in names})
+        return Metadata(
+            names,
+            {name: _numpy_name(schema.field(name), file.path, lengths.get(name)) for name in names},
+        )
 
     def count(self, file: DataFile) -> int:
         return int(self._open(file)[0].num_rows)
@@ -76,7 +86,10 @@ class ParquetFormat:
                 with pq.ParquetFile(file.path) as opened:
                     self._facts[file.path] = (opened.metadata, opened.schema_arrow)
             except (pa.ArrowException, OSError) as error:
-                raise UserError(f"{file.path}: not a whole Parquet file: {error}", hint="it was cut off: write it again") from error
+                raise UserError(
+                    f"{file.path}: not a whole Parquet file: {error}",
+                    hint="it was cut off: write it again",
+                ) from error
         return self._facts[file.path]
 
     def _group(self, file: DataFile, group: int) -> pa.Table:
@@ -85,12 +98,18 @@ class ParquetFormat:
             names = list(self.metadata(file).column_names)
             try:
                 with pq.ParquetFile(file.path) as opened:
-                    self._groups[key] = opened.read_row_group(group, columns=names, use_threads=False).select(names)
+                    self._groups[key] = opened.read_row_group(
+                        group, columns=names, use_threads=False
+                    ).select(names)
             except (pa.ArrowException, OSError) as error:
                 raise UserError(
-                    f"{file.path}: row group {group} cannot be read: {error}", hint="the file is damaged: write it again"
+                    f"{file.path}: row group {group} cannot be read: {error}",
+                    hint="the file is damaged: write it again",
                 ) from error
-            while len(self._groups) > 1 and sum(table.nbytes for table in self._groups.values()) > _KEPT_BYTES:
+            while (
+                len(self._groups) > 1
+                and sum(table.nbytes for table in self._groups.values()) > _KEPT_BYTES
+            ):
                 self._groups.popitem(last=False)
         self._groups.move_to_end(key)
         return self._groups[key]
@@ -102,7 +121,9 @@ class ParquetFormat:
         for name in table.column_names:
             chunked = table.column(name).combine_chunks()
             array = chunked.combine_chunks() if isinstance(chunked, pa.ChunkedArray) else chunked
-            columns[name], fits, why = _convert(array, self._fill_null, self._lengths[file.path].get(name))
+            columns[name], fits, why = _convert(
+                array, self._fill_null, self._lengths[file.path].get(name)
+            )
             for row in np.flatnonzero(~fits & good)[: 3 - len(examples)]:
                 examples.append(f"{file.path}: record {first + int(row)}: column {name!r} {why}")
             good &= fits
@@ -118,7 +139,12 @@ def _plain_type(kind: pa.DataType) -> pa.DataType | None:
         return _plain_type(kind.value_type)
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return kind
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+    if (
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+    ):
         return pa.large_binary()
     if pa.types.is_decimal(kind):
         return pa.float64()
@@ -128,7 +154,9 @@ def _plain_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
 
 
 def _numpy_name(column: pa.Field[Any], path: str, length: int | None) -> str:
@@ -144,7 +172,10 @@ def _numpy_name(column: pa.Field[Any], path: str, length: int | None) -> str:
 
 
 def _first_length(file: DataFile, name: str) -> int:
-    """The length of the column's first list that is not null: all others must have it, too. 0 if there is none."""
+    """The length of the column's first list that is not null: all others must have it, too.
+
+    0 if there is none.
+    """
     with pq.ParquetFile(file.path) as opened:
         for batch in opened.iter_batches(batch_size=1024, columns=[name], use_threads=False):
             lengths = pc.list_value_length(batch.column(0)).drop_null()
@@ -179,7 +210,9 @@ def _convert(
     return filled.to_numpy(zero_copy_only=False), fits, "is null"
 
 
-def _convert_lists(array: _Lists, fill_null: float | None, length: int) -> tuple[NDArray[Any], NDArray[np.bool_], str]:
+def _convert_lists(
+    array: _Lists, fill_null: float | None, length: int
+) -> tuple[NDArray[Any], NDArray[np.bool_], str]:
     """Lists of this length, [n, length]; others do not fit."""
     lengths = pc.list_value_length(array).fill_null(-1).to_numpy(zero_copy_only=False)
     fits = lengths == length
@@ -188,4 +221,8 @@ def _convert_lists(array: _Lists, fill_null: float | None, length: int) -> tuple
     count = int(np.count_nonzero(fits))
     result[fits] = values.reshape(count, length)
     fits[fits] = value_fits.reshape(count, length).all(axis=1)
-    return result, fits, f"is not a list of {length} values" + (f", or one of them {why}" if why else "")
+    return (
+        result,
+        fits,
+        f"is not a list of {length} values" + (f", or one of them {why}" if why else ""),
+    )

@@ -9,7 +9,9 @@ from elasticdl.shard import Shard
 
 
 def place_of(reader: Reader, source: str, number: int) -> str:
-    """`train.csv:17` where the reader can tell the line (`place`, which readers may have), else source and number from 0."""
+    """`train.csv:17` where the reader can tell the line (`place`, which readers may have), else
+    source and number from 0.
+    """
     place: Callable[[str, int], str] | None = getattr(reader, "place", None)
     return place(source, number) if place is not None else plain_place(source, number)
 
@@ -20,13 +22,17 @@ def plain_place(source: str, number: int) -> str:
 
 
 def number_of(reader: Reader, shard: Shard, index: int) -> int:
-    """The number, in its source, of the record that comes as the `index`-th (from 0) good one when the shard is read.
+    """The number, in its source, of the record that comes as the `index`-th (from 0) good one when
+    the shard is read.
 
-    Readers tell how many records of a block are bad, not which, so this reads parts of the shard again. Raises as `read`.
+    Readers tell how many records of a block are bad, not which, so this reads parts of the shard
+    again. Raises as `read`.
     """
     low, high, before = shard.begin, shard.end, 0
     good = _good(reader, shard, low, high)
-    while good < high - low:  # invariant: the record is in [low, high), of which `good` are good; `before` good ones are below low
+    while (
+        good < high - low
+    ):  # invariant: the record is in [low, high), of which `good` are good; `before` good ones are below low
         middle = (low + high) // 2
         lower = _good(reader, shard, low, middle)
         if index < before + lower:
@@ -37,4 +43,6 @@ def number_of(reader: Reader, shard: Shard, index: int) -> int:
 
 
 def _good(reader: Reader, shard: Shard, begin: int, end: int) -> int:
-    return sum(block.count - block.bad for block in reader.read(Shard(shard.id, shard.source, begin, end)))
+    return sum(
+        block.count - block.bad for block in reader.read(Shard(shard.id, shard.source, begin, end))
+    )

@@ -1,6 +1,7 @@
 """Where records begin in a file that has no index of its own.
 
-One pass over a file makes the index; every process of the job then finds it in the cache, keyed by path, size and time
+One pass over a file makes the index; every process of the job then finds it in the cache, keyed by
+path, size and time
 of the file. A cached index carries a checksum; one that does not fit is made again.
 """
 
@@ -34,7 +35,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes [begin, end) of a file that hold whole records, of which `skip` are passed over and `take` wanted.
+    """Bytes [begin, end) of a file that hold whole records, of which `skip` are passed over and
+    `take` wanted.
 
     `line` is the line number, from 1, of its first byte.
     """
@@ -48,7 +50,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordIndex:
-    """`entries` is int64[n + 1, 3]: (record, offset in bytes, line) of every so many records; the last one is the end."""
+    """`entries` is int64[n + 1, 3]: (record, offset in bytes, line) of every so many records; the
+    last one is the end.
+    """
 
     entries: NDArray[np.int64]
     columns: int = 0
@@ -60,7 +64,9 @@ class RecordIndex:
         return int(self.entries[-1, 0])
 
     def spans(self, begin: int, end: int) -> Iterator[Span]:
-        """Cuts records [begin, end) into blocks of about BLOCK_RECORDS records and BLOCK_BYTES bytes."""
+        """Cuts records [begin, end) into blocks of about BLOCK_RECORDS records and BLOCK_BYTES
+        bytes.
+        """
         records, offsets = self.entries[:, 0], self.entries[:, 1]
         while begin < end:
             first = int(np.searchsorted(records, begin, side="right")) - 1
@@ -70,7 +76,13 @@ class RecordIndex:
             last = max(first + 1, min(by_records, by_bytes, by_end))
             stop = min(end, int(records[last]))
             start = int(records[first])
-            yield Span(int(offsets[first]), int(offsets[last]), begin - start, stop - begin, int(self.entries[first, 2]))
+            yield Span(
+                int(offsets[first]),
+                int(offsets[last]),
+                begin - start,
+                stop - begin,
+                int(self.entries[first, 2]),
+            )
             begin = stop
 
 
@@ -86,19 +98,29 @@ def from_native(file: DataFile, facts: dict[str, Any]) -> RecordIndex:
         case "io":
             raise UserError(f"{place}: cannot read: {os.strerror(facts['errno'])}")
         case "truncated":
-            raise UserError(f"{place}: the file ends inside a record", hint="the file was cut off: copy or write it again")
+            raise UserError(
+                f"{place}: the file ends inside a record",
+                hint="the file was cut off: copy or write it again",
+            )
         case "damaged":
             raise UserError(
-                f"{place}: a record's length does not fit its checksum", hint="the file is damaged, or no TFRecord: write it again"
+                f"{place}: a record's length does not fit its checksum",
+                hint="the file is damaged, or no TFRecord: write it again",
             )
         case "long row":
             raise UserError(
-                f"{file.path}:{facts['line']}: a row of more than 64 MiB (offset {facts['offset']})", hint="is this a CSV file?"
+                f"{file.path}:{facts['line']}: a row of more than 64 MiB (offset"
+                f" {facts['offset']})",
+                hint="is this a CSV file?",
             )
         case "open quote":
             raise UserError(
-                f"{file.path}:{facts['line']}: a quote in this row is never closed (offset {facts['offset']})",
-                hint='close it; where a quote is plain text, double it, or use --data-reader-params "quoting=false"',
+                f"{file.path}:{facts['line']}: a quote in this row is never closed (offset"
+                f" {facts['offset']})",
+                hint=(
+                    "close it; where a quote is plain text, double it, or use --data-reader-params"
+                    ' "quoting=false"'
+                ),
             )
     entries = np.frombuffer(facts["entries"], np.int64).reshape(-1, 3)
     examples = tuple(describe(file, line, why, start) for line, why, start in facts["examples"])
@@ -112,10 +134,14 @@ def describe(file: DataFile, line: int, why: str, start: bytes) -> str:
 
 
 def cached(file: DataFile, options: str, build: Build) -> RecordIndex:
-    """The index of `file` as read with `options`, from the cache or made now. Safe with many processes at once.
+    """The index of `file` as read with `options`, from the cache or made now.
 
-    A file that changed gets a new index in the place of its old one. A cache that cannot be written costs each process its own pass over the file, no more.
-    A small file is not cached: to read it costs less than to keep its index, and a folder of many would take the places of large ones.
+    Safe with many processes at once.
+
+    A file that changed gets a new index in the place of its old one. A cache that cannot be written
+    costs each process its own pass over the file, no more.
+    A small file is not cached: to read it costs less than to keep its index, and a folder of many
+    would take the places of large ones.
     """
     if file.size_bytes <= SMALL_BYTES:
         return build(file)
@@ -137,19 +163,33 @@ def cached(file: DataFile, options: str, build: Build) -> RecordIndex:
 
 def encode(index: RecordIndex, key: str) -> bytes:
     """The index as bytes with a checksum."""
-    head = json.dumps({"key": key, "columns": index.columns, "bad": index.bad, "examples": index.examples})
+    head = json.dumps(
+        {"key": key, "columns": index.columns, "bad": index.bad, "examples": index.examples}
+    )
     payload = head.encode() + b"\n" + index.entries.tobytes()
     return _MAGIC + crc32c(payload).to_bytes(4, "little") + payload
 
 
 def decode(data: bytes, key: str) -> RecordIndex | None:
-    """The index from bytes, None if it is of another key. Raises Corrupted if they are not what `encode` made."""
+    """The index from bytes, None if it is of another key.
+
+    Raises Corrupted if they are not what `encode` made.
+    """
     start = len(_MAGIC) + 4
     payload = data[start:]
-    if not payload or not data.startswith(_MAGIC) or int.from_bytes(data[len(_MAGIC) : start], "little") != crc32c(payload):
+    if (
+        not payload
+        or not data.startswith(_MAGIC)
+        or int.from_bytes(data[len(_MAGIC) : start], "little") != crc32c(payload)
+    ):
         raise Corrupted("not an index, or its checksum does not fit")
     head, _, entries = payload.partition(b"\n")
     facts = json.loads(head)
     if facts["key"] != key:
         return None
-    return RecordIndex(np.frombuffer(entries, np.int64).reshape(-1, 3), facts["columns"], facts["bad"], tuple(facts["examples"]))
+    return RecordIndex(
+        np.frombuffer(entries, np.int64).reshape(-1, 3),
+        facts["columns"],
+        facts["bad"],
+        tuple(facts["examples"]),
+    )

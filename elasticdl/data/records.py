@@ -1,4 +1,6 @@
-"""Blocks of records as values: parts of one, several as one, a single record of one and its cells."""
+"""Blocks of records as values: parts of one, several as one, a single record of one and its
+cells.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def joined(parts: Sequence[Records]) -> Records:
 
 
 def cells_of(records: Records, index: int, names: Sequence[str]) -> dict[str, str]:
-    """What one record holds, as text by column; by number where columns have no names, and under '' where there are none."""
+    """What one record holds, as text by column; by number where columns have no names, and under ''
+    where there are none.
+    """
     if isinstance(records, Mapping):
         return {name: _text(column[index]) for name, column in records.items()}
     record: Any = records[index]

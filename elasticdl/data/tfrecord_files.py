@@ -1,7 +1,9 @@
 """TFRecord: records are object[n] of bytes, checked against their checksums.
 
-A frame is length (8 bytes), masked crc32c of these (4), data, masked crc32c of the data (4), little-endian. A wrong
-checksum of data makes a bad record; a wrong one of a length ends the file's use, since the next frame cannot be found.
+A frame is length (8 bytes), masked crc32c of these (4), data, masked crc32c of the data (4),
+little-endian. A wrong
+checksum of data makes a bad record; a wrong one of a length ends the file's use, since the next
+frame cannot be found.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from elasticdl.data.base import Block, Metadata
 from elasticdl.data.file_reader import opened
 from elasticdl.data.files import DataFile, refuse_compressed
 from elasticdl.data.places import plain_place
-from elasticdl.data.record_index import STRIDE_BYTES, STRIDE_RECORDS, RecordIndex, Span, cached, from_native
+from elasticdl.data.record_index import (
+    STRIDE_BYTES,
+    STRIDE_RECORDS,
+    RecordIndex,
+    Span,
+    cached,
+    from_native,
+)
 from elasticdl.errors import UserError
 from elasticdl.native import _native
 
@@ -58,7 +67,9 @@ class TFRecordFormat:
 def _build(file: DataFile) -> RecordIndex:
     with opened(file) as descriptor:
         refuse_compressed(file.path, file.read(descriptor, 0, min(4, file.size_bytes)))
-        return from_native(file, _native.tfrecord_index(descriptor, file.size_bytes, STRIDE_RECORDS, STRIDE_BYTES))
+        return from_native(
+            file, _native.tfrecord_index(descriptor, file.size_bytes, STRIDE_RECORDS, STRIDE_BYTES)
+        )
 
 
 def _block(file: DataFile, data: bytes, span: Span) -> Block:
@@ -66,7 +77,11 @@ def _block(file: DataFile, data: bytes, span: Span) -> Block:
     good, seen, bad, used = _native.tfrecord_rows(data, span.skip, records)
     if seen != span.take:
         raise UserError(
-            f"{file.path}: at offset {span.begin + used}: a record's length does not fit its checksum: the file changed"
+            f"{file.path}: at offset {span.begin + used}: a record's length does not fit its"
+            " checksum: the file changed"
         )
-    examples = tuple(f"{file.path}: at offset {span.begin + at}: the record's data does not fit its checksum" for at in bad[:3])
+    examples = tuple(
+        f"{file.path}: at offset {span.begin + at}: the record's data does not fit its checksum"
+        for at in bad[:3]
+    )
     return Block(records[:good], span.take, len(bad), examples)

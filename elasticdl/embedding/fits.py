@@ -1,4 +1,7 @@
-"""Whether two descriptions of parameters are of one model. What may differ: seeds, initializers and constants of the rule."""
+"""Whether two descriptions of parameters are of one model.
+
+What may differ: seeds, initializers and constants of the rule.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +14,45 @@ _T = TypeVar("_T")
 
 
 def check_fits(there: ParametersSpec, model: ParametersSpec, where: str) -> None:
-    """Raises UserError naming the first variable of the model that `where` does not hold as it is."""
+    """Raises UserError naming the first variable of the model that `where` does not hold as it
+    is.
+    """
     for mine, theirs in _pairs(model.dense, there.dense):
         if mine != theirs:
             raise _differs("dense variable", mine, theirs, where)
     for my_table, their_table in _pairs(model.tables, there.tables):
-        same = my_table and their_table and (my_table.name, my_table.dim) == (their_table.name, their_table.dim)
+        same = (
+            my_table
+            and their_table
+            and (my_table.name, my_table.dim) == (their_table.name, their_table.dim)
+        )
         if not same:
             raise _differs("embedding table", my_table, their_table, where)
-    if (model.optimizer.kind, model.optimizer.slots) != (there.optimizer.kind, there.optimizer.slots):
+    if (model.optimizer.kind, model.optimizer.slots) != (
+        there.optimizer.kind,
+        there.optimizer.slots,
+    ):
         raise UserError(
-            f"{where} was made with optimizer {there.optimizer.kind} ({there.optimizer.slots} slots),"
-            f" the model uses {model.optimizer.kind} ({model.optimizer.slots} slots)",
+            f"{where} was made with optimizer {there.optimizer.kind} ({there.optimizer.slots}"
+            f" slots), the model uses {model.optimizer.kind} ({model.optimizer.slots} slots)",
             hint="use the same optimizer",
         )
 
 
 def _pairs(mine: tuple[_T, ...], theirs: tuple[_T, ...]) -> list[tuple[_T | None, _T | None]]:
     longest = max(len(mine), len(theirs))
-    return [(mine[i] if i < len(mine) else None, theirs[i] if i < len(theirs) else None) for i in range(longest)]
+    return [
+        (mine[i] if i < len(mine) else None, theirs[i] if i < len(theirs) else None)
+        for i in range(longest)
+    ]
 
 
-def _differs(kind: str, mine: DenseSpec | TableSpec | None, theirs: DenseSpec | TableSpec | None, where: str) -> UserError:
+def _differs(
+    kind: str, mine: DenseSpec | TableSpec | None, theirs: DenseSpec | TableSpec | None, where: str
+) -> UserError:
     return UserError(
-        f"{where} is of another model: the first {kind} that differs is {_words(mine)} in the model, {_words(theirs)} there",
+        f"{where} is of another model: the first {kind} that differs is {_words(mine)} in the"
+        f" model, {_words(theirs)} there",
         hint="use the model that it was made with",
     )
 

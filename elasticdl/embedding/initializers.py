@@ -1,7 +1,9 @@
 """How rows begin, in NumPy: the same bits as native/initializer_kernels.h, operation by operation.
 
-The generator's state is a counter over (seed, id, column), so a value needs no other value: not the order in which
-rows are made, nor the server that makes them. Only IEEE basic operations are used, which every machine rounds alike.
+The generator's state is a counter over (seed, id, column), so a value needs no other value: not the
+order in which
+rows are made, nor the server that makes them. Only IEEE basic operations are used, which every
+machine rounds alike.
 """
 
 from __future__ import annotations
@@ -33,19 +35,25 @@ _FAR_BOTTOM = (
 )  # fmt: skip
 
 
-def initial_weights(spec: InitializerSpec, seed: int, ids: NDArray[np.int64], dim: int) -> NDArray[np.float32]:
+def initial_weights(
+    spec: InitializerSpec, seed: int, ids: NDArray[np.int64], dim: int
+) -> NDArray[np.float32]:
     """First weights float32[len(ids), dim] of rows `ids`; `seed` counts modulo 2^64."""
     a, b = np.float32(spec.a), np.float32(spec.b)
     match spec.kind:
         case InitializerKind.CONSTANT:
             return np.full((len(ids), dim), a, np.float32)
         case InitializerKind.UNIFORM:
-            unit = (_random(seed, ids, dim) >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+            unit = (_random(seed, ids, dim) >> np.uint64(40)).astype(np.float32) * np.float32(
+                2**-24
+            )
             return a + (b - a) * unit
         case InitializerKind.NORMAL:
             return _normal(a, b, _random(seed, ids, dim), 0.0, 1.0)
         case InitializerKind.TRUNCATED_NORMAL:
-            return _normal(a, b, _random(seed, ids, dim), _BELOW_MINUS_TWO, 1.0 - 2.0 * _BELOW_MINUS_TWO)
+            return _normal(
+                a, b, _random(seed, ids, dim), _BELOW_MINUS_TWO, 1.0 - 2.0 * _BELOW_MINUS_TWO
+            )
 
 
 def _random(seed: int, ids: NDArray[np.int64], dim: int) -> NDArray[np.uint64]:
@@ -63,7 +71,9 @@ def _mix(x: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
         return np.asarray(x ^ (x >> np.uint64(31)))
 
 
-def _normal(mean: np.float32, deviation: np.float32, bits: NDArray[np.uint64], low: float, width: float) -> NDArray[np.float32]:
+def _normal(
+    mean: np.float32, deviation: np.float32, bits: NDArray[np.uint64], low: float, width: float
+) -> NDArray[np.float32]:
     """By the quantile of a uniform probability in low .. low + width."""
     p = low + width * (((bits >> np.uint64(33)).astype(np.float64) + 0.5) * 2.0**-31)
     return (np.float64(mean) + np.float64(deviation) * _normal_quantile(p)).astype(np.float32)

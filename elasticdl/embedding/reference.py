@@ -1,4 +1,7 @@
-"""The table in NumPy: what the C++ one does, in the words of a dictionary and an array. For tests and for reading."""
+"""The table in NumPy: what the C++ one does, in the words of a dictionary and an array.
+
+For tests and for reading.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,11 @@ class ReferenceTable:
     @property
     def memory_bytes(self) -> int:
         with self._lock:
-            return self._rows.nbytes + sum(rows.nbytes for rows in self._views.values()) + 16 * len(self._places)
+            return (
+                self._rows.nbytes
+                + sum(rows.nbytes for rows in self._views.values())
+                + 16 * len(self._places)
+            )
 
     def __len__(self) -> int:
         return len(self._places)
@@ -71,7 +78,9 @@ class ReferenceTable:
             raise ValueError(f"step is {step}: the first update is step 1")
         with self._lock:
             places = self._make(ids)
-            values = np.moveaxis(self._rows[places].reshape(len(ids), 1 + self._optimizer.slots, self.dim), 1, 0)
+            values = np.moveaxis(
+                self._rows[places].reshape(len(ids), 1 + self._optimizer.slots, self.dim), 1, 0
+            )
             update(self._optimizer, np.float32(learning_rate), step, values, gradients)
             self._rows[places] = np.moveaxis(values, 0, 1).reshape(len(ids), self.row_floats)
 
@@ -114,16 +123,26 @@ class ReferenceTable:
         """Indices of the ids' rows, made where missing."""
         new = [id_ for id_ in dict.fromkeys(ids.tolist()) if id_ not in self._places]
         if new:
-            weights = initial_weights(self._spec.initializer, self._spec.seed, np.array(new, np.int64), self.dim)
-            slots = [np.full_like(weights, initial_slot(self._optimizer, slot)) for slot in range(self._optimizer.slots)]
+            weights = initial_weights(
+                self._spec.initializer, self._spec.seed, np.array(new, np.int64), self.dim
+            )
+            slots = [
+                np.full_like(weights, initial_slot(self._optimizer, slot))
+                for slot in range(self._optimizer.slots)
+            ]
             first = len(self._places)
             self._places.update((id_, first + i) for i, id_ in enumerate(new))
             self._rows = np.concatenate([self._rows, np.concatenate([weights, *slots], axis=1)])
         return np.array([self._places[id_] for id_ in ids.tolist()], np.intp)
 
 
-def _require(array: NDArray[Any], dtype: type[np.generic], axes: int, shape: tuple[int, ...] | None = None) -> None:
+def _require(
+    array: NDArray[Any], dtype: type[np.generic], axes: int, shape: tuple[int, ...] | None = None
+) -> None:
     if array.dtype != dtype or array.ndim != axes or not array.flags.c_contiguous:
-        raise TypeError(f"expected a C-contiguous {dtype.__name__} array of {axes} axes, got {array.dtype} of shape {array.shape}")
+        raise TypeError(
+            f"expected a C-contiguous {dtype.__name__} array of {axes} axes, got {array.dtype} of"
+            f" shape {array.shape}"
+        )
     if shape is not None and array.shape != shape:
         raise ValueError(f"the array is {list(array.shape)}: expected {list(shape)}")

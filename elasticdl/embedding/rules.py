@@ -1,4 +1,5 @@
-"""Update rules in NumPy: the same bits as native/optimizer_kernels.h (a power other than a root: within rounding).
+"""Update rules in NumPy: the same bits as native/optimizer_kernels.h (a power other than a root:
+within rounding).
 
 Source of the formulae and of their order of float32 operations: Keras 3, keras/src/optimizers/
 {base_optimizer,sgd,adam,adagrad,ftrl}.py.
@@ -23,8 +24,13 @@ def initial_slot(spec: OptimizerSpec, slot: int) -> np.float32:
     return _F(spec.initial_accumulator_value if accumulates and slot == 0 else 0.0)
 
 
-def update(spec: OptimizerSpec, rate: np.float32, step: int, values: _Floats, gradients: _Floats) -> None:
-    """Updates float32[1 + slots, ...] in place by float32[...]: weights first, then slots. `step` is 1-based."""
+def update(
+    spec: OptimizerSpec, rate: np.float32, step: int, values: _Floats, gradients: _Floats
+) -> None:
+    """Updates float32[1 + slots, ...] in place by float32[...]: weights first, then slots.
+
+    `step` is 1-based.
+    """
     if spec.weight_decay:
         values[0] -= values[0] * _F(spec.weight_decay) * rate
     match spec.kind:
@@ -50,7 +56,9 @@ def _sgd(spec: OptimizerSpec, rate: np.float32, values: _Floats, gradients: _Flo
     weights += momentum * _F(spec.momentum) - gradients * rate if spec.nesterov else momentum
 
 
-def _adam(spec: OptimizerSpec, rate: np.float32, step: int, values: _Floats, gradients: _Floats) -> None:
+def _adam(
+    spec: OptimizerSpec, rate: np.float32, step: int, values: _Floats, gradients: _Floats
+) -> None:
     weights, m, v = values[:3]
     alpha = rate * np.sqrt(_F(1) - _power(spec.beta_2, step)) / (_F(1) - _power(spec.beta_1, step))
     m += (gradients - m) * _F(1.0 - spec.beta_1)
@@ -78,4 +86,8 @@ def _ftrl(spec: OptimizerSpec, rate: np.float32, values: _Floats, gradients: _Fl
 
 
 def _ftrl_power(spec: OptimizerSpec, x: _Floats) -> _Floats:
-    return np.sqrt(x) if spec.learning_rate_power == -0.5 else np.power(x, _F(-spec.learning_rate_power))
+    return (
+        np.sqrt(x)
+        if spec.learning_rate_power == -0.5
+        else np.power(x, _F(-spec.learning_rate_power))
+    )

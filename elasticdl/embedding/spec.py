@@ -1,7 +1,10 @@
-"""What parameters a job has, without their values: plain frozen values that travel as JSON to the servers.
+"""What parameters a job has, without their values: plain frozen values that travel as JSON to the
+servers.
 
-Dense weights of a model are one flat float32 vector: first all trainable weights, then the *additive* ones
-(non-trainable float state such as BatchNorm's moving averages, of which workers push differences and servers add them).
+Dense weights of a model are one flat float32 vector: first all trainable weights, then the
+*additive* ones
+(non-trainable float state such as BatchNorm's moving averages, of which workers push differences
+and servers add them).
 Server `k` of `n` owns an even slice of each part, whatever variable the elements belong to.
 Rows of a table are owned by server `id mod n` (remainder >= 0, for negative ids too).
 """
@@ -29,7 +32,8 @@ class OptimizerKind(StrEnum):
 class OptimizerSpec(_Frozen):
     """An update rule and its constants; unused ones stay at their defaults.
 
-    The learning rate is not here: workers evaluate the schedule at the version they computed on and send the value
+    The learning rate is not here: workers evaluate the schedule at the version they computed on and
+    send the value
     with each push. Clipping is done by workers, too: it needs whole gradients.
     """
 
@@ -90,7 +94,10 @@ class TableSpec(_Frozen):
 
 
 class DenseSpec(_Frozen):
-    """One dense variable, `path` as Keras names it. Order in `ParametersSpec.dense` is order in the flat vector."""
+    """One dense variable, `path` as Keras names it.
+
+    Order in `ParametersSpec.dense` is order in the flat vector.
+    """
 
     path: str
     shape: tuple[int, ...]
@@ -105,7 +112,10 @@ class DenseSpec(_Frozen):
 
 
 class ParametersSpec(_Frozen):
-    """Everything a server must know to hold a job's parameters. Additive variables come after all others."""
+    """Everything a server must know to hold a job's parameters.
+
+    Additive variables come after all others.
+    """
 
     optimizer: OptimizerSpec
     dense: tuple[DenseSpec, ...] = ()
@@ -122,7 +132,9 @@ class ParametersSpec(_Frozen):
         return sum(variable.size for variable in self.dense if variable.additive)
 
     def weight_name(self, table: int, at: int) -> str:
-        """A weight in words: `row 17 of table items` (`at` is an id), or `dense/kernel[12]` (`table` is -1, `at` an index in the flat vector)."""
+        """A weight in words: `row 17 of table items` (`at` is an id), or `dense/kernel[12]`
+        (`table` is -1, `at` an index in the flat vector).
+        """
         if table >= 0:
             return f"row {at} of table {self.tables[table].name}"
         for variable in self.dense:

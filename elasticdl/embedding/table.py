@@ -1,4 +1,5 @@
-"""Tables of embedding rows by id: the seam between those who serve rows and those who compute on them.
+"""Tables of embedding rows by id: the seam between those who serve rows and those who compute on
+them.
 
 Two implementations pass one contract suite: `native_table` (C++, used by parameter servers) and
 `reference.ReferenceTable` (NumPy, the readable statement of what the other does).
@@ -22,9 +23,12 @@ LIVE = -1
 
 
 class Table(Protocol):
-    """Rows of `row_floats` float32: `dim` weights, then the optimizer's slots of `dim` each. Any int64 is an id.
+    """Rows of `row_floats` float32: `dim` weights, then the optimizer's slots of `dim` each.
 
-    Thread-safe; each call is atomic. Arrays must be C-contiguous and of the dtype named, else TypeError; wrong shapes
+    Any int64 is an id.
+
+    Thread-safe; each call is atomic. Arrays must be C-contiguous and of the dtype named, else
+    TypeError; wrong shapes
     raise ValueError; a view that is not there raises IndexError. Returned arrays are the caller's.
     """
 
@@ -42,20 +46,28 @@ class Table(Protocol):
         """Rows made so far."""
 
     def lookup(self, ids: Int64s) -> Float32s:
-        """Weights float32[len(ids), dim]; makes missing rows, whose values depend on (seed, id) only. Ids may repeat."""
+        """Weights float32[len(ids), dim]; makes missing rows, whose values depend on (seed, id)
+        only. Ids may repeat.
+        """
 
     def peek(self, ids: Int64s, view: int = LIVE) -> Float32s:
         """As `lookup`, of a view, but makes no rows: those not there read as they would begin."""
 
     def apply(self, ids: Int64s, gradients: Float32s, learning_rate: float, step: int) -> None:
-        """One update of the rows `ids` (distinct) by float32[len(ids), dim]; makes missing rows first.
+        """One update of the rows `ids` (distinct) by float32[len(ids), dim]; makes missing rows
+        first.
 
-        The lazy rule: a row that is not named does not move, nor does its momentum or weight decay. `step` is the
-        1-based number of the model's update: Adam corrects the bias of every row by it, however often it was touched.
+        The lazy rule: a row that is not named does not move, nor does its momentum or weight decay.
+        `step` is the
+        1-based number of the model's update: Adam corrects the bias of every row by it, however
+        often it was touched.
         """
 
     def begin_view(self, view: int) -> None:
-        """Freezes the rows as view 0..7, which must not have begun. Later writes copy the row they change, once."""
+        """Freezes the rows as view 0..7, which must not have begun.
+
+        Later writes copy the row they change, once.
+        """
 
     def end_view(self, view: int) -> None:
         """Drops a view; absent is success."""
@@ -64,15 +76,21 @@ class Table(Protocol):
         """Rows in a view."""
 
     def read(self, view: int, first_row: int, max_rows: int) -> tuple[Int64s, Float32s]:
-        """Up to `max_rows` rows in the order they were made: ids int64[n] and values float32[n, row_floats]."""
+        """Up to `max_rows` rows in the order they were made: ids int64[n] and values float32[n,
+        row_floats].
+        """
 
     def insert(self, ids: Int64s, values: Float32s) -> None:
-        """Puts whole rows float32[len(ids), row_floats] as `read` gave them; a row that is there is replaced."""
+        """Puts whole rows float32[len(ids), row_floats] as `read` gave them; a row that is there is
+        replaced.
+        """
 
 
 def native_table(spec: TableSpec, optimizer: OptimizerSpec) -> _native.Table:
     """The table in C++. The seed counts modulo 2^64."""
-    initializer = _native.InitializerSpec(spec.initializer.kind.value, spec.initializer.a, spec.initializer.b)
+    initializer = _native.InitializerSpec(
+        spec.initializer.kind.value, spec.initializer.a, spec.initializer.b
+    )
     return _native.Table(spec.dim, initializer, native_optimizer(optimizer), spec.seed % 2**64)
 
 

@@ -1,1 +1,3 @@
-"""What is kept of a job's life: one record that the page, `elasticdl why` and report.html are made from."""
+"""What is kept of a job's life: one record that the page, `elasticdl why` and report.html are made
+from.
+"""

@@ -1,7 +1,9 @@
 """Which lines of a file that grew too long stay. Pure.
 
-What a job began with, what happened last, and what is notable (ends and causes) stays; of the rest between them either nothing
-or every second line does. A file that was thinned says so in a line of its own, which counts what is not there any more.
+What a job began with, what happened last, and what is notable (ends and causes) stays; of the rest
+between them either nothing
+or every second line does. A file that was thinned says so in a line of its own, which counts what
+is not there any more.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ Row: TypeAlias = Mapping[str, Any]
 HISTORY = "history"
 """The kind of the line that tells what was left out."""
 _FIRST, _NOTABLE, _NEWEST = 1 / 16, 1 / 4, 1 / 4
-"""Shares of the limit: so a file is thinned again only when it grew by more than a third of the limit."""
+"""Shares of the limit: so a file is thinned again only when it grew by more than a third of the
+limit.
+"""
 
 
 @final
@@ -26,7 +30,8 @@ _FIRST, _NOTABLE, _NEWEST = 1 / 16, 1 / 4, 1 / 4
 class Policy:
     """How a file is kept below `limit_bytes`.
 
-    `notable`: whether a row is to stay longer than others. `sparse`: every second of the others stays instead of none, for curves.
+    `notable`: whether a row is to stay longer than others. `sparse`: every second of the others
+    stays instead of none, for curves.
     """
 
     limit_bytes: int
@@ -75,13 +80,20 @@ def left_out(lines: Sequence[Line]) -> Left:
     for line in lines:
         if line.row.get("kind") == HISTORY:
             details = line.row.get("details")
-            words.update({k: v for k, v in details.items() if isinstance(v, int)} if isinstance(details, dict) else {})
+            words.update(
+                {k: v for k, v in details.items() if isinstance(v, int)}
+                if isinstance(details, dict)
+                else {}
+            )
     total = words.pop("dropped", 0)
     return Left(total, dict(words))
 
 
 def thinned(lines: Sequence[Line], policy: Policy) -> list[Line]:
-    """At most three quarters of the limit, in order. The first and the newest line stay, whatever they are."""
+    """At most three quarters of the limit, in order.
+
+    The first and the newest line stay, whatever they are.
+    """
     before = left_out(lines)
     lines = [line for line in lines if line.row.get("kind") != HISTORY]
     first = _fitting(lines, policy.limit_bytes * _FIRST)
@@ -98,7 +110,9 @@ def thinned(lines: Sequence[Line], policy: Policy) -> list[Line]:
 
 
 def _gap(lines: Sequence[Line], begin: int) -> int:
-    """The index, from `begin` on, of the last line before numbers are missing for the first time."""
+    """The index, from `begin` on, of the last line before numbers are missing for the first
+    time.
+    """
     for index in range(begin, len(lines) - 1):
         here, after = lines[index].row.get("seq"), lines[index + 1].row.get("seq")
         if not isinstance(here, int) or after != here + 1:
@@ -118,7 +132,11 @@ def _fitting(lines: Sequence[Line], size_bytes: float) -> int:
 
 def _of_middle(middle: Sequence[Line], policy: Policy) -> list[Line]:
     marked = [(line, policy.notable(line.row)) for line in middle]
-    kept = [line for index, (line, notable) in enumerate(marked) if notable or (policy.sparse and index % 2)]
+    kept = [
+        line
+        for index, (line, notable) in enumerate(marked)
+        if notable or (policy.sparse and index % 2)
+    ]
     limit_bytes = policy.limit_bytes * _NOTABLE
     while sum(line.size_bytes for line in kept) > limit_bytes:
         # The older half of what is notable, too: every second of it.
@@ -133,9 +151,18 @@ def _told(before: Left, gone: Sequence[Line], last: Row, policy: Policy) -> Line
     words.update(str(line.row.get("cause") or line.row.get("kind") or "line") for line in gone)
     total = before.lines + len(gone)
     listed = ", ".join(f"{count:,} {word}" for word, count in words.most_common(12))
-    text = f"{amount(total, 'older line')} left out to keep this file below {policy.limit_bytes / 2**20:g} MiB: {listed}"
+    text = (
+        f"{amount(total, 'older line')} left out to keep this file below"
+        f" {policy.limit_bytes / 2**20:g} MiB: {listed}"
+    )
     stamp = {key: last[key] for key in ("seq", "at", "at_s", "version", "records") if key in last}
     if isinstance(stamp.get("seq"), int):
         stamp["seq"] += 1
-    row = {**stamp, "kind": HISTORY, "text": text, "values": {}, "details": {"dropped": total, **dict(words.most_common(24))}}
+    row = {
+        **stamp,
+        "kind": HISTORY,
+        "text": text,
+        "values": {},
+        "details": {"dropped": total, **dict(words.most_common(24))},
+    }
     return Line(json.dumps(row).encode(), row)

@@ -1,4 +1,6 @@
-"""Why a job took as long as it did, and what became of its processes: each exit, wait and slow phase with its cause, in words."""
+"""Why a job took as long as it did, and what became of its processes: each exit, wait and slow
+phase with its cause, in words.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class What(StrEnum):
 
 @dataclass(slots=True)
 class DiagnosisEntry:
-    """`at_s`: when it began; `seconds`: how long it took, None where that means nothing or is not over."""
+    """`at_s`: when it began; `seconds`: how long it took, None where that means nothing or is not
+    over.
+    """
 
     at: float
     at_s: float
@@ -120,7 +124,11 @@ class Story:
                 self._ends[one.process].records += max(0, int(one.number("trained")))
             case "checkpoint" | "evaluation" if one.step in (EventKind.SAVED, EventKind.ENDED):
                 self._slow(one)
-            case kind if one.level in ("warning", "error") or kind in ("scale", "memory", "history"):
+            case kind if one.level in ("warning", "error") or kind in (
+                "scale",
+                "memory",
+                "history",
+            ):
                 self._note(one)
             case _:
                 pass
@@ -131,11 +139,20 @@ class Story:
         self.add(end)
 
     def as_dict(self, now_s: float | None = None) -> dict[str, Any]:
-        """For JSON: `entries`, how many were `dropped`, `totals`. `now_s`: default, that of the newest; what goes on has lasted so long."""
+        """For JSON: `entries`, how many were `dropped`, `totals`.
+
+        `now_s`: default, that of the newest; what goes on has lasted so long.
+        """
         count, total_s, worst_s = self._recovered
-        recovered = {"count": int(count), "mean_s": round(total_s / count, 3) if count else None, "worst_s": round(worst_s, 3)}
+        recovered = {
+            "count": int(count),
+            "mean_s": round(total_s / count, 3) if count else None,
+            "worst_s": round(worst_s, 3),
+        }
         return {
-            "entries": [_shown(entry, self._at_s if now_s is None else now_s) for entry in self._entries],
+            "entries": [
+                _shown(entry, self._at_s if now_s is None else now_s) for entry in self._entries
+            ],
             "dropped": self._count - len(self._entries),
             "now_s": round(self._at_s if now_s is None else now_s, 3),
             "totals": {
@@ -151,7 +168,7 @@ class Story:
         self._count += 1
         return entry
 
-    # -- processes ----------------------------------------------------------------------------------------------------
+    # processes
 
     def _process(self, one: JobEvent) -> None:
         if one.step == EventKind.ORDERED:
@@ -172,7 +189,10 @@ class Story:
                 if entry is not None:
                     self._causes[entry.cause] -= 1
                     self._causes[one.cause] += 1
-                    entry.cause, entry.text = one.cause, f"{one.process} {one.details.get('reason', one.text)}"
+                    entry.cause, entry.text = (
+                        one.cause,
+                        f"{one.process} {one.details.get('reason', one.text)}",
+                    )
             case "" if one.level in ("warning", "error"):
                 self._note(one)
             case _:
@@ -186,14 +206,35 @@ class Story:
             self._replacing[one.process] = entry
 
     def _ready(self, one: JobEvent) -> None:
-        after_s, pending_s, start_s = one.number("after_s"), one.number("pending_s"), one.number("start_s")
+        after_s, pending_s, start_s = (
+            one.number("after_s"),
+            one.number("pending_s"),
+            one.number("start_s"),
+        )
         if after_s >= SLOW_S:
-            parts = [f"{spoken(pending_s)} until it ran", f"{spoken(start_s)} until it presented itself"]
-            parts += [
-                f"{spoken(one.number(f'{part}_s'))} {words}" for part, words in START_PARTS.items() if one.number(f"{part}_s")
+            parts = [
+                f"{spoken(pending_s)} until it ran",
+                f"{spoken(start_s)} until it presented itself",
             ]
-            text = f"{one.process} was ready {spoken(after_s)} after it was ordered: {', '.join(parts)}"
-            self._put(DiagnosisEntry(one.at - after_s, one.at_s - after_s, What.START, text, one.process, seconds=after_s))
+            parts += [
+                f"{spoken(one.number(f'{part}_s'))} {words}"
+                for part, words in START_PARTS.items()
+                if one.number(f"{part}_s")
+            ]
+            text = (
+                f"{one.process} was ready {spoken(after_s)} after it was ordered:"
+                f" {', '.join(parts)}"
+            )
+            self._put(
+                DiagnosisEntry(
+                    one.at - after_s,
+                    one.at_s - after_s,
+                    What.START,
+                    text,
+                    one.process,
+                    seconds=after_s,
+                )
+            )
         if one.process.startswith("ps-"):
             self._recover(one)
 
@@ -204,9 +245,22 @@ class Story:
             text = f"{one.process} made its first progress {spoken(after_s)} after it was ready"
             if "first_s" in one.details:
                 first_s = one.number("first_s")
-                waited = f"{spoken(after_s - first_s)} until it had work, " if after_s - first_s >= 1 else ""
+                waited = (
+                    f"{spoken(after_s - first_s)} until it had work, "
+                    if after_s - first_s >= 1
+                    else ""
+                )
                 text += f": {waited}{spoken(first_s)} for its first steps, compiling included"
-            self._put(DiagnosisEntry(one.at - after_s, one.at_s - after_s, What.START, text, one.process, seconds=after_s))
+            self._put(
+                DiagnosisEntry(
+                    one.at - after_s,
+                    one.at_s - after_s,
+                    What.START,
+                    text,
+                    one.process,
+                    seconds=after_s,
+                )
+            )
         self._recover(one)
 
     def _recover(self, one: JobEvent) -> None:
@@ -227,7 +281,17 @@ class Story:
             return
         shard = one.details.get("shard")
         level = "info" if cause in _EXPECTED else "warning"
-        entry = self._put(DiagnosisEntry(one.at, one.at_s, What.EXIT, f"{one.process} {reason}", one.process, cause, level=level))
+        entry = self._put(
+            DiagnosisEntry(
+                one.at,
+                one.at_s,
+                What.EXIT,
+                f"{one.process} {reason}",
+                one.process,
+                cause,
+                level=level,
+            )
+        )
         if cause in _EXPECTED:
             return
         if isinstance(shard, int):
@@ -235,14 +299,16 @@ class Story:
             _make_room(self._shards)
             self._shards[key] += 1
             times = self._shards[key]
-            entry.text += f", {_times(times)} on shard {shard}" if times > 1 else f", at shard {shard}"
+            entry.text += (
+                f", {_times(times)} on shard {shard}" if times > 1 else f", at shard {shard}"
+            )
         entry.records = int(one.number("records"))
         _make_room(self._ends)
         self._ends[one.process] = entry
         _make_room(self._exits)
         self._exits[one.process] = entry
 
-    # -- waits --------------------------------------------------------------------------------------------------------
+    # waits
 
     def _wait(self, one: JobEvent) -> None:
         what = str(one.details.get("wait", ""))
@@ -253,7 +319,9 @@ class Story:
                 entry = self._waits.get(what)
                 if entry is None:
                     at = one.at - (one.at_s - since_s)
-                    entry = self._waits[what] = self._put(DiagnosisEntry(at, since_s, What.WAIT, "", open=True, level="warning"))
+                    entry = self._waits[what] = self._put(
+                        DiagnosisEntry(at, since_s, What.WAIT, "", open=True, level="warning")
+                    )
                 entry.text = f"for {AWAITED.get(what, what)}: {reason}"
             case EventKind.ENDED:
                 self._over(one, what, reason)
@@ -262,12 +330,14 @@ class Story:
 
     def _over(self, one: JobEvent, what: str, reason: str) -> None:
         seconds = one.number("waited_s")
-        entry = self._waits.pop(what, None) or self._put(DiagnosisEntry(one.at - seconds, one.at_s - seconds, What.WAIT, ""))
+        entry = self._waits.pop(what, None) or self._put(
+            DiagnosisEntry(one.at - seconds, one.at_s - seconds, What.WAIT, "")
+        )
         entry.text, entry.seconds = f"for {AWAITED.get(what, what)}: {reason}", seconds
         entry.open, entry.level = False, "info"
         self._waited_s[what] = self._waited_s.get(what, 0.0) + seconds
 
-    # -- the job ------------------------------------------------------------------------------------------------------
+    # the job
 
     def _job(self, one: JobEvent) -> None:
         match one.step:
@@ -279,12 +349,25 @@ class Story:
                 if (
                     before == "working"
                     and one.level != "error"
-                    and one.details.get("phase") in ("evaluating", "checkpointing", "exporting", "ending")
+                    and one.details.get("phase")
+                    in ("evaluating", "checkpointing", "exporting", "ending")
                 ):
                     self._made_up_by_others(one)
-                what = f"{before} took" if before != "working" or self._worked or self._thinned else "nothing was done in"
+                what = (
+                    f"{before} took"
+                    if before != "working" or self._worked or self._thinned
+                    else "nothing was done in"
+                )
                 took = f" ({what} {spoken(before_s)})" if before_s >= SLOW_S else ""
-                self._put(DiagnosisEntry(one.at, one.at_s, What.PHASE, f"{_first_line(one.text)}{took}", level=one.level))
+                self._put(
+                    DiagnosisEntry(
+                        one.at,
+                        one.at_s,
+                        What.PHASE,
+                        f"{_first_line(one.text)}{took}",
+                        level=one.level,
+                    )
+                )
             case EventKind.ENDED:
                 self._has_ended = True
                 self._end_waits(one)
@@ -302,13 +385,19 @@ class Story:
         self._waits.clear()
 
     def _made_up_by_others(self, one: JobEvent) -> None:
-        """All work is done: what lost workers left was done by those that were there, before anybody came in their place."""
+        """All work is done: what lost workers left was done by those that were there, before
+        anybody came in their place.
+        """
         for pending in (self._exits, self._replacing):
-            for process in [name for name, entry in pending.items() if entry.process.startswith("worker-")]:
+            for process in [
+                name for name, entry in pending.items() if entry.process.startswith("worker-")
+            ]:
                 self._recovered_at(pending.pop(process), one.at_s, OTHERS)
 
     def _begun(self, one: JobEvent) -> None:
-        """Between its end and a --resume nobody waited for the job: that time is told, and counts as no wait."""
+        """Between its end and a --resume nobody waited for the job: that time is told, and counts
+        as no wait.
+        """
         self._ending = self._worked = False
         for wait in self._waits.values():
             wait.open, wait.seconds = False, max(0.0, one.at_s - wait.at_s)
@@ -321,13 +410,24 @@ class Story:
             self._stopped_s += away_s
         elif gone := self._gone_with_master():
             listed = ", ".join(gone[:_MOST_NAMED]) + (", …" if len(gone) > _MOST_NAMED else "")
-            text = f"the master was killed or lost, and with it {amount(len(gone), 'process', 'processes')}: {listed}"
-            self._put(DiagnosisEntry(one.at - away_s, one.at_s - away_s, What.NOTE, text, level="error"))
+            text = (
+                "the master was killed or lost, and with it"
+                f" {amount(len(gone), 'process', 'processes')}: {listed}"
+            )
+            self._put(
+                DiagnosisEntry(one.at - away_s, one.at_s - away_s, What.NOTE, text, level="error")
+            )
         if not self._has_ended and away_s >= _AWAY_S:
             text = "for a master: the one before was gone"
-            self._put(DiagnosisEntry(one.at - away_s, one.at_s - away_s, What.WAIT, text, seconds=away_s))
+            self._put(
+                DiagnosisEntry(one.at - away_s, one.at_s - away_s, What.WAIT, text, seconds=away_s)
+            )
             self._waited_s["master"] = self._waited_s.get("master", 0.0) + away_s
-        took = f" ({spoken(prepared_s)} to look at the model and the data)" if prepared_s >= _PREPARED_S else ""
+        took = (
+            f" ({spoken(prepared_s)} to look at the model and the data)"
+            if prepared_s >= _PREPARED_S
+            else ""
+        )
         self._put(DiagnosisEntry(one.at, one.at_s, What.PHASE, f"{one.text}{took}"))
         self._has_ended = False
 
@@ -343,11 +443,18 @@ class Story:
             case EventKind.PUBLISHED:
                 reason = one.details.get("reason", "")
                 members = len(str(one.details.get("members", "")).split())
-                text = f"generation {one.number('generation'):.0f} of the ring, {amount(members, 'member')}: {reason}"
+                text = (
+                    f"generation {one.number('generation'):.0f} of the ring,"
+                    f" {amount(members, 'member')}: {reason}"
+                )
                 self._put(DiagnosisEntry(one.at, one.at_s, What.RING, text))
             case EventKind.COMPLETE:
                 for pending in (self._exits, self._replacing):
-                    for process in [name for name, entry in pending.items() if entry.process.startswith("worker-")]:
+                    for process in [
+                        name
+                        for name, entry in pending.items()
+                        if entry.process.startswith("worker-")
+                    ]:
                         self._recovered_at(pending.pop(process), one.at_s, "ring")
             case _:
                 self._note(one)
@@ -356,17 +463,40 @@ class Story:
         seconds = one.number("seconds")
         if seconds >= SLOW_S:
             text = f"{_first_line(one.text)} ({spoken(seconds)})"
-            self._put(DiagnosisEntry(one.at - seconds, one.at_s - seconds, What.PHASE, text, seconds=seconds))
+            self._put(
+                DiagnosisEntry(
+                    one.at - seconds, one.at_s - seconds, What.PHASE, text, seconds=seconds
+                )
+            )
 
     def _note(self, one: JobEvent) -> None:
-        self._put(DiagnosisEntry(one.at, one.at_s, What.NOTE, _first_line(one.text), one.process, one.cause, level=one.level))
+        self._put(
+            DiagnosisEntry(
+                one.at,
+                one.at_s,
+                What.NOTE,
+                _first_line(one.text),
+                one.process,
+                one.cause,
+                level=one.level,
+            )
+        )
 
 
 def story_lines(story: Mapping[str, Any]) -> list[str]:
-    """A story for a log: the newest 200 entries and the totals, a line each, as `story_of_lines` reads them."""
+    """A story for a log: the newest 200 entries and the totals, a line each, as `story_of_lines`
+    reads them.
+    """
     entries = story["entries"][-MOST_LOGGED:]
-    head = {"dropped": story["dropped"] + len(story["entries"]) - len(entries), "totals": story["totals"], "now_s": story["now_s"]}
-    return [MARK + json.dumps(one, ensure_ascii=False, separators=(",", ":")) for one in (head, *entries)]
+    head = {
+        "dropped": story["dropped"] + len(story["entries"]) - len(entries),
+        "totals": story["totals"],
+        "now_s": story["now_s"],
+    }
+    return [
+        MARK + json.dumps(one, ensure_ascii=False, separators=(",", ":"))
+        for one in (head, *entries)
+    ]
 
 
 def story_of_lines(lines: Iterable[str]) -> dict[str, Any] | None:
@@ -393,10 +523,14 @@ def told(entry: Mapping[str, Any]) -> str:
     match entry["what"]:
         case What.WAIT:
             verb = "waiting for" if entry["open"] else "waited"
-            text = f"{verb} {spoken(entry['seconds'] or 0.0)}{' now' if entry['open'] else ''} {text}"
+            text = (
+                f"{verb} {spoken(entry['seconds'] or 0.0)}{' now' if entry['open'] else ''} {text}"
+            )
         case What.EXIT if entry["recovered_s"] is not None:
             by = str(entry["recovered_by"])
-            who = {"ring": "the ring went on", OTHERS: "the others had done its work"}.get(by, f"{by} took over")
+            who = {"ring": "the ring went on", OTHERS: "the others had done its work"}.get(
+                by, f"{by} took over"
+            )
             text += f"; {who} {spoken(entry['recovered_s'])} later"
         case What.EXIT if entry["replaced_by"]:
             text += f"; {entry['replaced_by']} comes in its place"

@@ -1,7 +1,11 @@
-"""TensorBoard's event files: curves by step, for whoever looks at many jobs with it. Written here; nothing of TensorBoard is needed.
+"""TensorBoard's event files: curves by step, for whoever looks at many jobs with it.
 
-A file is a TFRecord of `Event` messages (tensorflow/core/util/event.proto), of which a scalar needs few fields:
-`Event {1: wall_time double, 2: step int64, 3: file_version string, 5: Summary {1: Value {1: tag string, 2: simple_value float}}}`.
+Written here; nothing of TensorBoard is needed.
+
+A file is a TFRecord of `Event` messages (tensorflow/core/util/event.proto), of which a scalar needs
+few fields:
+`Event {1: wall_time double, 2: step int64, 3: file_version string, 5: Summary {1: Value {1: tag
+string, 2: simple_value float}}}`.
 """
 
 from __future__ import annotations
@@ -25,7 +29,11 @@ _FIXED64, _LENGTH, _FIXED32 = 1, 2, 5
 
 @final
 class EventFile:
-    """The scalars of one run. Made with its directory when the first one comes. A disk that is full costs points, with a warning."""
+    """The scalars of one run.
+
+    Made with its directory when the first one comes. A disk that is full costs points, with a
+    warning.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -33,16 +41,26 @@ class EventFile:
         self._lost = False
 
     def add(self, values: Mapping[str, float], step: int, wall_s: float) -> None:
-        """Points of some curves at one step; `wall_s` since 1970. TensorBoard sees them at its next look."""
+        """Points of some curves at one step; `wall_s` since 1970.
+
+        TensorBoard sees them at its next look.
+        """
         try:
             if self._file is None:
                 self._file = self._made(wall_s)
                 self._file.write(_record(_double(1, wall_s) + _bytes(3, _VERSION)))
-            summary = b"".join(_bytes(1, _bytes(1, tag.encode()) + _float(2, value)) for tag, value in values.items())
+            summary = b"".join(
+                _bytes(1, _bytes(1, tag.encode()) + _float(2, value))
+                for tag, value in values.items()
+            )
             self._file.write(_record(_double(1, wall_s) + _integer(2, step) + _bytes(5, summary)))
         except OSError as error:
             if not self._lost:
-                _LOG.warning("cannot write to %s: %s; TensorBoard lacks points until that is mended", self._directory, error)
+                _LOG.warning(
+                    "cannot write to %s: %s; TensorBoard lacks points until that is mended",
+                    self._directory,
+                    error,
+                )
             self._lost = True
             # Nothing after half a record would be read: what comes later is for another file.
             self.close()

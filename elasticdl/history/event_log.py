@@ -1,4 +1,5 @@
-"""The record of a job while it is made: what is announced goes to events.jsonl, and stays in mind for whoever looks.
+"""The record of a job while it is made: what is announced goes to events.jsonl, and stays in mind
+for whoever looks.
 
 A master that goes on with a job goes on with its record. Use it from one thread.
 """
@@ -39,7 +40,10 @@ METRICS_POLICY = Policy(METRICS_BYTES, lambda row: row.get("kind") == "evaluatio
 
 @final
 class EventLog:
-    """What happened, newest last. `began_s`: where the time of the job goes on for this master; `last_s`: of the newest."""
+    """What happened, newest last.
+
+    `began_s`: where the time of the job goes on for this master; `last_s`: of the newest.
+    """
 
     def __init__(self, path: Path, wall_s: float, policy: Policy = EVENTS_POLICY) -> None:
         """Reads what is there already. A file that cannot be read counts as empty."""
@@ -61,7 +65,8 @@ class EventLog:
         if before:
             last = before[-1]
             self.started_at = last.at - last.at_s
-            # Its time is that of the world since it began, with a master or without one: no gap is folded away.
+            # Its time is that of the world since it began, with a master or without one: no gap is
+            # folded away.
             self.ended_before = last.kind == "job" and last.step == EventKind.ENDED
             self.began_s = last.at_s + max(0.0, wall_s - last.at)
             self.started_at = wall_s - self.began_s
@@ -99,7 +104,10 @@ class EventLog:
 
 
 def read_occurrences(path: Path) -> tuple[list[JobEvent], int]:
-    """All that a file has, in order, and how many more there were. Raises OSError if it is there and cannot be read."""
+    """All that a file has, in order, and how many more there were.
+
+    Raises OSError if it is there and cannot be read.
+    """
     lines, found = read_lines(path), []
     seq = 0
     for line in lines:

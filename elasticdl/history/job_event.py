@@ -1,4 +1,7 @@
-"""One thing that happened in a job, as a line of events.jsonl tells it. `docs/reference/files.md` has the words of `details`."""
+"""One thing that happened in a job, as a line of events.jsonl tells it.
+
+`docs/reference/files.md` has the words of `details`.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +47,18 @@ class EventKind(StrEnum):
 
 def meaning(step: EventKind, **values: Value) -> dict[str, Value]:
     """Details of a line that programs read. Durations are rounded to milliseconds."""
-    return {"step": str(step), **{key: round(one, 3) if isinstance(one, float) else one for key, one in values.items()}}
+    return {
+        "step": str(step),
+        **{key: round(one, 3) if isinstance(one, float) else one for key, one in values.items()},
+    }
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """`seq` counts from 0 in the order of the file; `at` is unix time, `at_s` seconds since the job began."""
+    """`seq` counts from 0 in the order of the file; `at` is unix time, `at_s` seconds since the job
+    began.
+    """
 
     seq: int
     at: float
@@ -88,7 +96,10 @@ class JobEvent:
 
 
 def job_event(found: Mapping[str, Any], seq: int) -> JobEvent:
-    """The value of a line; `seq` is used where it has none. Raises ValueError for what is no such line."""
+    """The value of a line; `seq` is used where it has none.
+
+    Raises ValueError for what is no such line.
+    """
     try:
         details = found.get("details") or {}
         number = int(found.get("seq", seq))
@@ -112,12 +123,17 @@ def job_event(found: Mapping[str, Any], seq: int) -> JobEvent:
 def whole_values(details: Mapping[Any, Any]) -> dict[str, Value]:
     """Those of the details that are texts or numbers; texts in whole characters."""
     kept = {str(key): value for key, value in details.items() if _is_value(value)}
-    return {characters(key): characters(value) if isinstance(value, str) else value for key, value in kept.items()}
+    return {
+        characters(key): characters(value) if isinstance(value, str) else value
+        for key, value in kept.items()
+    }
 
 
 def _is_value(value: object) -> bool:
     """Text, or a number that a float can hold."""
-    return isinstance(value, str) or (isinstance(value, int | float) and -_LARGEST < value < _LARGEST)
+    return isinstance(value, str) or (
+        isinstance(value, int | float) and -_LARGEST < value < _LARGEST
+    )
 
 
 def _finite(value: Any) -> float:  # noqa: ANN401 - any JSON value

@@ -21,9 +21,13 @@ MOST_READ_BYTES = 64 << 20
 
 @final
 class JsonLines:
-    """Appends. A disk that is full costs lines, with a warning, never the job. One writer a file; readers see whole lines.
+    """Appends.
 
-    What takes long, making a full file shorter, happens in a thread of its own: `append` never takes more than a write.
+    A disk that is full costs lines, with a warning, never the job. One writer a file; readers see
+    whole lines.
+
+    What takes long, making a full file shorter, happens in a thread of its own: `append` never
+    takes more than a write.
     """
 
     def __init__(self, path: Path, policy: Policy | None = None) -> None:
@@ -45,7 +49,11 @@ class JsonLines:
             self._lost += 1
             self._close()
             if self._lost == 1:
-                _LOG.warning("cannot write %s: %s; its lines are lost until that is mended", self._path, error)
+                _LOG.warning(
+                    "cannot write %s: %s; its lines are lost until that is mended",
+                    self._path,
+                    error,
+                )
 
     def close(self) -> None:
         """Close the file; one that is being made shorter is first."""
@@ -67,7 +75,11 @@ class JsonLines:
             self._begin_line(self._file)
         self._file.write(line)
         self._size_bytes += len(line)
-        if self._policy is not None and self._thinning is None and self._size_bytes > self._full_bytes:
+        if (
+            self._policy is not None
+            and self._thinning is None
+            and self._size_bytes > self._full_bytes
+        ):
             self._thinning = _Thinning(self._path, self._size_bytes, self._policy)
             self._thinning.start()
 
@@ -115,7 +127,9 @@ class _Thinning(threading.Thread):
 
 
 def replace_whole(path: Path, content: bytes) -> None:
-    """Readers see the file as it was or as it is now. Not forced to the disk: what is lost with a machine is history only.
+    """Readers see the file as it was or as it is now.
+
+    Not forced to the disk: what is lost with a machine is history only.
 
     Raises OSError.
     """
@@ -128,7 +142,9 @@ def replace_whole(path: Path, content: bytes) -> None:
 
 
 def began_at(path: Path) -> float | None:
-    """Unix time of the first line of a record, which is when its job began; None if there is none."""
+    """Unix time of the first line of a record, which is when its job began; None if there is
+    none.
+    """
     try:
         with path.open("rb") as file:
             lines = parsed(file.readline(MOST_LINE_BYTES))
@@ -138,7 +154,10 @@ def began_at(path: Path) -> float | None:
 
 
 def read_lines(path: Path, until_bytes: int | None = None) -> list[Line]:
-    """What is in a file, at most its last 64 MiB; nothing if there is none. Raises OSError if it cannot be read."""
+    """What is in a file, at most its last 64 MiB; nothing if there is none.
+
+    Raises OSError if it cannot be read.
+    """
     try:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END) if until_bytes is None else until_bytes

@@ -24,7 +24,10 @@ class RawFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def end(self) -> tuple[int, bytes]:
-        """How long the file is, and its last byte; b"" of an empty one. For a file that may be read. Raises OSError."""
+        """How long the file is, and its last byte; b"" of an empty one.
+
+        For a file that may be read. Raises OSError.
+        """
         size_bytes = self._file.seek(0, os.SEEK_END)
         if not size_bytes:
             return 0, b""

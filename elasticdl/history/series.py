@@ -1,4 +1,7 @@
-"""Curves of a job, bounded: when one has too many points, each two neighbours become one. The newest value stays as it was measured."""
+"""Curves of a job, bounded: when one has too many points, each two neighbours become one.
+
+The newest value stays as it was measured.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ MOST_LABELS = 64
 LABELLED_POINTS = 256
 """Of a curve that is one of many, such as a worker's."""
 _SAMPLED_S, _TOLD_S = 1.0, 2.0**-10
-"""Of time a point to begin with: of what is looked at once a second; and of evaluations, each of which is a point of its own."""
+"""Of time a point to begin with: of what is looked at once a second; and of evaluations, each of
+which is a point of its own.
+"""
 _JOINED_S = 5.0
 """Points of two masters that are so near are joined: the one took over from the other."""
 _QUIET_S = 30.0
@@ -21,7 +26,9 @@ _QUIET_S = 30.0
 
 @dataclass(slots=True)
 class _Point:
-    """The mean of the finite values that fell into a bucket of time; `at_s` and `records` are of the last of them, as is `newest`."""
+    """The mean of the finite values that fell into a bucket of time; `at_s` and `records` are of
+    the last of them, as is `newest`.
+    """
 
     bucket: int
     at_s: float
@@ -44,7 +51,10 @@ class _Point:
 @final
 @dataclass(slots=True)
 class Series:
-    """One curve. Never more than `most` points; `width_s` of time a point, doubled when they are too many."""
+    """One curve.
+
+    Never more than `most` points; `width_s` of time a point, doubled when they are too many.
+    """
 
     name: str
     label: str
@@ -99,15 +109,22 @@ class Series:
 
 @final
 class SeriesBook:
-    """All curves of a job. At most 64 labels a name: those that are quiet make room, more are counted and left out."""
+    """All curves of a job.
+
+    At most 64 labels a name: those that are quiet make room, more are counted and left out.
+    """
 
     def __init__(self) -> None:
         self._series: dict[str, dict[str, Series]] = {}
         self.labels_left_out = 0
         self._full_s: dict[str, float] = {}
-        """When a name had no room for one more label: nobody looks for it twice at the same time."""
+        """When a name had no room for one more label: nobody looks for it twice at the same
+        time.
+        """
 
-    def add(self, series: tuple[str, str, str], at_s: float, records: int, value: float | None) -> bool:
+    def add(
+        self, series: tuple[str, str, str], at_s: float, records: int, value: float | None
+    ) -> bool:
         """`series`: name, label and unit. False if there are too many labels of that name."""
         found = self._find(*series, at_s)
         if found is not None:
@@ -119,7 +136,9 @@ class SeriesBook:
         return [one.as_dict() for labels in self._series.values() for one in labels.values()]
 
     def break_off(self, at_s: float) -> None:
-        """Nobody measured since the newest points: those that come from `at_s` on are not to be joined with them."""
+        """Nobody measured since the newest points: those that come from `at_s` on are not to be
+        joined with them.
+        """
         for labels in self._series.values():
             for one in labels.values():
                 one.break_off(at_s)
@@ -139,7 +158,9 @@ class SeriesBook:
         labels = self._series.setdefault(name, {})
         found = labels.get(label)
         if found is None:
-            if len(labels) >= MOST_LABELS and (self._full_s.get(name) == at_s or not _make_room(labels, at_s)):
+            if len(labels) >= MOST_LABELS and (
+                self._full_s.get(name) == at_s or not _make_room(labels, at_s)
+            ):
                 self._full_s[name] = at_s
                 self.labels_left_out += 1
                 return None
@@ -166,7 +187,9 @@ def _loaded(row: Mapping[str, Any]) -> Series:
     one.width_s = float(row.get("width_s", one.width_s))
     if not one.width_s > 0:
         raise ValueError(f"series {one.name}: {one.width_s} s a point")
-    numbers: Sequence[tuple[Any, Any, Any]] = list(zip(row["at_s"], row["records"], row["values"], strict=True))
+    numbers: Sequence[tuple[Any, Any, Any]] = list(
+        zip(row["at_s"], row["records"], row["values"], strict=True)
+    )
     for at_s, records, value in numbers:
         one.add(float(at_s), int(records), None if value is None else float(value))
     return one

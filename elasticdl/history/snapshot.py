@@ -1,4 +1,6 @@
-"""A job as page and report show it, in one JSON value: live out of the master's memory, later out of the job's directory."""
+"""A job as page and report show it, in one JSON value: live out of the master's memory, later out
+of the job's directory.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ Point: TypeAlias = tuple[str, str, str, float, int, float | None]
 @final
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a job is, from its beginning to its end. `started_at` is unix time; `way_on`: how it is gone on with once it was stopped."""
+    """What a job is, from its beginning to its end.
+
+    `started_at` is unix time; `way_on`: how it is gone on with once it was stopped.
+    """
 
     name: str
     action: str
@@ -43,7 +48,9 @@ class About:
 @final
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What happened: the newest occurrences, how many there were before them, and timeline and story of all."""
+    """What happened: the newest occurrences, how many there were before them, and timeline and
+    story of all.
+    """
 
     occurrences: Sequence[JobEvent]
     dropped: int
@@ -55,7 +62,15 @@ class Record:
 def about(spec: JobSpec, started_at: float, namespace: str = "", way_on: str = "") -> About:
     """Of the job of a spec."""
     strategy = str(spec.training.distribution_strategy)
-    return About(spec.cluster.job_name, str(spec.action), strategy, started_at, installed_version(), namespace, way_on)
+    return About(
+        spec.cluster.job_name,
+        str(spec.action),
+        strategy,
+        started_at,
+        installed_version(),
+        namespace,
+        way_on,
+    )
 
 
 def installed_version() -> str:
@@ -76,11 +91,18 @@ def snapshot(
     outcome: Mapping[str, Any] | None = None,
     logs: Iterable[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """See the module. `outcome` has exit_code, message and hint of a job that has ended. NaN and infinity become null.
+    """See the module.
 
-    `logs` are the ends of logs, `{"process", "text"}`, for a report; the live page reads them by itself.
+    `outcome` has exit_code, message and hint of a job that has ended. NaN and infinity become null.
+
+    `logs` are the ends of logs, `{"process", "text"}`, for a report; the live page reads them by
+    itself.
     """
-    ended = None if outcome is None else {key: outcome.get(key) for key in ("exit_code", "message", "hint")}
+    ended = (
+        None
+        if outcome is None
+        else {key: outcome.get(key) for key in ("exit_code", "message", "hint")}
+    )
     whole = {
         "job": asdict(of),
         "status": status,
@@ -113,7 +135,9 @@ def shown_status(
 
 
 def eta_s(status: Mapping[str, Any]) -> float | None:
-    """Seconds to the last record at the present rate; None while nothing moves, and when no more is to come."""
+    """Seconds to the last record at the present rate; None while nothing moves, and when no more is
+    to come.
+    """
     records, rate = status["records"], float(status.get("records_per_s") or 0)
     left = records.get("left", records["expected"] - records["trained"])
     to_come = status.get("exit_code") is None and not (status.get("receipt") or {}).get("why_left")
@@ -121,7 +145,9 @@ def eta_s(status: Mapping[str, Any]) -> float | None:
 
 
 def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """The same without NaN and infinity, which JSON has not: null; and without halves of characters."""
+    """The same without NaN and infinity, which JSON has not: null; and without halves of
+    characters.
+    """
     match value:
         case float():
             return value if value - value == 0.0 else None
@@ -143,21 +169,36 @@ def record_of(event_log: EventLog, status: Mapping[str, Any]) -> Record:
     return Record(tuple(event_log), event_log.dropped, timeline, story, event_log.started_at)
 
 
-def record_in(directory: Path, now_s: float | None = None, killed: str = "", heard_s: float = 0.0) -> Record:
-    """Out of a job's directory, live or ended. Raises OSError if it cannot be read. `now_s`: default, the last occurrence's.
+def record_in(
+    directory: Path, now_s: float | None = None, killed: str = "", heard_s: float = 0.0
+) -> Record:
+    """Out of a job's directory, live or ended.
 
-    `killed`: whoever wrote it was, in these words, and all processes with it; it was heard of until then, and until `heard_s`.
+    Raises OSError if it cannot be read. `now_s`: default, the last occurrence's.
+
+    `killed`: whoever wrote it was, in these words, and all processes with it; it was heard of until
+    then, and until `heard_s`.
     """
     occurrences, left_out = read_occurrences(directory / EVENTS)
     timeline, story = Timeline(), Story()
     for one in occurrences:
         timeline.add(one)
         story.add(one)
-    if killed and occurrences and not (occurrences[-1].kind == "job" and occurrences[-1].step == EventKind.ENDED):
+    if (
+        killed
+        and occurrences
+        and not (occurrences[-1].kind == "job" and occurrences[-1].step == EventKind.ENDED)
+    ):
         last = occurrences[-1]
         since_s = max(0.0, heard_s - last.at_s)
         end = JobEvent(
-            last.seq + 1, last.at + since_s, last.at_s + since_s, "job", killed, level="error", details=meaning(EventKind.ENDED)
+            last.seq + 1,
+            last.at + since_s,
+            last.at_s + since_s,
+            "job",
+            killed,
+            level="error",
+            details=meaning(EventKind.ENDED),
         )
         occurrences.append(end)
         timeline.cut_off(end)
@@ -169,7 +210,10 @@ def record_in(directory: Path, now_s: float | None = None, killed: str = "", hea
 
 
 def series_in(directory: Path) -> list[dict[str, Any]]:
-    """The curves that were saved; where there are none, loss and metrics as metrics.jsonl has them. Raises OSError."""
+    """The curves that were saved; where there are none, loss and metrics as metrics.jsonl has them.
+
+    Raises OSError.
+    """
     book = SeriesBook()
     with suppress(FileNotFoundError, ValueError, RecursionError):
         saved = json.loads((directory / SERIES).read_text(encoding="utf-8"))
@@ -184,7 +228,11 @@ def series_in(directory: Path) -> list[dict[str, Any]]:
 def note_metrics(book: SeriesBook, row: Mapping[str, Any]) -> list[Point]:
     """A row of metrics.jsonl as points of the curves `loss` and `metric`; those points."""
     values, at_s, records = row.get("values"), row.get("at_s"), row.get("records")
-    if not isinstance(values, Mapping) or not isinstance(at_s, int | float) or not isinstance(records, int):
+    if (
+        not isinstance(values, Mapping)
+        or not isinstance(at_s, int | float)
+        or not isinstance(records, int)
+    ):
         return []
     found: list[Point] = []
     if row.get("kind") == "training" and "loss" in values:

@@ -1,4 +1,6 @@
-"""Bars of processes, generations of the ring and marks: what the membership timeline shows, made from occurrences."""
+"""Bars of processes, generations of the ring and marks: what the membership timeline shows, made
+from occurrences.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ class Bar:
 @final
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Of the ring, from when it was published. `reason` says why it is another than the one before."""
+    """Of the ring, from when it was published.
+
+    `reason` says why it is another than the one before.
+    """
 
     generation: int
     at_s: float
@@ -81,7 +86,9 @@ class Timeline:
             case "ring" if one.step == EventKind.PUBLISHED:
                 members = tuple(str(one.details.get("members", "")).split())
                 reason = str(one.details.get("reason", one.text))
-                self._generations.append(Generation(int(one.number("generation")), one.at_s, members, reason))
+                self._generations.append(
+                    Generation(int(one.number("generation")), one.at_s, members, reason)
+                )
             case "job":
                 self._job(one)
             case kind if kind in _MARKED or one.level == "error":
@@ -95,15 +102,23 @@ class Timeline:
             self._close(process, end.at_s, "its master was killed, and it with it")
         self.add(end)
 
-    def as_dict(self, now_s: float | None = None, processes: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
-        """For JSON. `processes`: rows of the status by name, for the state and place that those which go on have now."""
+    def as_dict(
+        self, now_s: float | None = None, processes: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        """For JSON.
+
+        `processes`: rows of the status by name, for the state and place that those which go on have
+        now.
+        """
         going = [self._now(bar, (processes or {}).get(bar.process)) for bar in self._going.values()]
         bars = sorted((*self._ended, *going), key=lambda bar: bar.ordered_s)
         return {
             "now_s": round(self._at_s if now_s is None else now_s, 3),
             "bars": [_plain(bar) for bar in bars],
             "bars_dropped": self._bars - len(bars),
-            "generations": [{**asdict(one), "members": list(one.members)} for one in self._generations],
+            "generations": [
+                {**asdict(one), "members": list(one.members)} for one in self._generations
+            ],
             "marks": [asdict(mark) for mark in self._marks],
         }
 
@@ -111,7 +126,10 @@ class Timeline:
         if row is None or row.get("state") == "ended":
             return bar
         now = copy(bar)
-        now.state, now.where = str(row.get("state") or bar.state), str(row.get("where") or bar.where)
+        now.state, now.where = (
+            str(row.get("state") or bar.state),
+            str(row.get("where") or bar.where),
+        )
         now.text = str(row.get("message") or bar.text)
         return now
 
@@ -119,7 +137,9 @@ class Timeline:
         if one.step == EventKind.ORDERED:
             self._close(one.process, one.at_s, _UNSEEN)
             role = one.process.rpartition("-")[0]
-            self._going[one.process] = Bar(one.process, role, one.at_s, replaces=str(one.details.get("replaces", "")))
+            self._going[one.process] = Bar(
+                one.process, role, one.at_s, replaces=str(one.details.get("replaces", ""))
+            )
             self._bars += 1
             return
         bar = self._going.get(one.process)
@@ -130,7 +150,9 @@ class Timeline:
             case EventKind.STOPPING if bar is not None:
                 bar.state, bar.text = "stopping", str(one.details.get("reason", one.text))
             case EventKind.ENDED | EventKind.LOST if bar is not None:
-                self._close(one.process, one.at_s, str(one.details.get("reason", one.text)), one.cause)
+                self._close(
+                    one.process, one.at_s, str(one.details.get("reason", one.text)), one.cause
+                )
             case EventKind.ENDED | EventKind.EXPLAINED:
                 self._explain(one)
             case _:
@@ -146,7 +168,10 @@ class Timeline:
         """The platform's word on an end comes late; it is what counts."""
         for bar in reversed(self._ended):
             if bar.process == one.process:
-                bar.cause, bar.text = one.cause or bar.cause, str(one.details.get("reason", bar.text))
+                bar.cause, bar.text = (
+                    one.cause or bar.cause,
+                    str(one.details.get("reason", bar.text)),
+                )
                 return
 
     def _job(self, one: JobEvent) -> None:

@@ -1,4 +1,7 @@
-"""What a job leaves in its directory. Written so that a reader sees all of a file or nothing, and no full disk ends a job."""
+"""What a job leaves in its directory.
+
+Written so that a reader sees all of a file or nothing, and no full disk ends a job.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 JOBS = Path("jobs")
-"""Parent of the directories of jobs on this machine without --job-dir, below the current directory."""
+"""Parent of the directories of jobs on this machine without --job-dir, below the current
+directory.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,9 @@ class JobDirectory:
 
     @property
     def master(self) -> Path:
-        """Where the master listens and its token, JSON, readable by the owner only; gone when it has ended."""
+        """Where the master listens and its token, JSON, readable by the owner only; gone when it
+        has ended.
+        """
         return self.path / "master.json"
 
     @property
@@ -76,12 +83,16 @@ class JobDirectory:
 
     @property
     def status(self) -> Path:
-        """The last status, left when the job has ended: {"status": …, "exit_code", "message", "hint"}."""
+        """The last status, left when the job has ended: {"status": …, "exit_code", "message",
+        "hint"}.
+        """
         return self.path / "status.json"
 
     @property
     def newest(self) -> Path:
-        """The status as it was some seconds ago, while the job runs: {"status": …}; see master.last_known."""
+        """The status as it was some seconds ago, while the job runs: {"status": …}; see
+        master.last_known.
+        """
         return self.path / "newest.json"
 
     @property
@@ -94,7 +105,9 @@ def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Replace a file: temporary name, fsync, rename. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
+        with open(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8"
+        ) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

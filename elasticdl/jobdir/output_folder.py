@@ -1,4 +1,6 @@
-"""The folder of `--output`, looked at before anything starts: the predictions of two jobs are never mixed, and no export takes somebody's files away."""
+"""The folder of `--output`, looked at before anything starts: the predictions of two jobs are never
+mixed, and no export takes somebody's files away.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ if TYPE_CHECKING:
     from elasticdl.job import JobSpec
 
 _OF_AN_EXPORT = frozenset(
-    ("saved_model.pb", "fingerprint.pb", "keras_metadata.pb", "model.weights.h5", "variables", "assets", "assets.extra")
+    (
+        "saved_model.pb",
+        "fingerprint.pb",
+        "keras_metadata.pb",
+        "model.weights.h5",
+        "variables",
+        "assets",
+        "assets.extra",
+    )
 )
 _OF_A_VOLUME = "lost+found"
 _MOST_NAMED = 3
@@ -22,7 +32,8 @@ _MOST_NAMED = 3
 def refuse_output(spec: JobSpec) -> None:
     """What a job may not write to: raises SpecError for it. Makes nothing.
 
-    Predictions need a folder that is new or empty. An export takes the place of an earlier one, as a whole; a folder that has anything else
+    Predictions need a folder that is new or empty. An export takes the place of an earlier one, as
+    a whole; a folder that has anything else
     stays as it is. Not for a job that goes on: what is there may be its own.
     """
     place = spec.checkpoint.output
@@ -32,7 +43,10 @@ def refuse_output(spec: JobSpec) -> None:
     try:
         _refuse(path, predictions=spec.action == "predict")
     except OSError as error:  # a name that is too long, a folder that may not be looked into
-        raise SpecError(f"--output {path} cannot be used: {error.strerror or error}", hint="name another --output") from error
+        raise SpecError(
+            f"--output {path} cannot be used: {error.strerror or error}",
+            hint="name another --output",
+        ) from error
 
 
 def _refuse(path: Path, *, predictions: bool) -> None:
@@ -48,7 +62,8 @@ def _refuse_mixed(path: Path) -> None:
     there = names_in(path)
     if there:
         raise SpecError(
-            f"--output {path} is not empty, there is {_listed(there)}: what this job predicts would be mixed with that",
+            f"--output {path} is not empty, there is {_listed(there)}: what this job predicts would"
+            " be mixed with that",
             hint="name a directory that is new or empty, or remove what is there",
         )
 
@@ -62,8 +77,12 @@ def _refuse_to_replace(path: Path) -> None:
     foreign = [name for name in names_in(path) if name not in _OF_AN_EXPORT]
     if foreign:
         raise SpecError(
-            f"--output {path} has {_listed(foreign)}, which is of no export: the new one takes the place of the whole directory",
-            hint=f"name a directory that is new, or has nothing but an earlier export, such as {path / 'export'}",
+            f"--output {path} has {_listed(foreign)}, which is of no export: the new one takes the"
+            " place of the whole directory",
+            hint=(
+                "name a directory that is new, or has nothing but an earlier export, such as"
+                f" {path / 'export'}"
+            ),
         )
 
 
@@ -73,13 +92,22 @@ def _why_fixed(path: Path) -> str:
         return "it is a link"
     if path.is_mount():
         return "it is the root of a volume"
-    return "" if os.access(path.parent, os.W_OK | os.X_OK) else f"this user may not write to {path.parent}"
+    return (
+        ""
+        if os.access(path.parent, os.W_OK | os.X_OK)
+        else f"this user may not write to {path.parent}"
+    )
 
 
 def names_in(path: Path) -> list[str]:
-    """What is there; hidden files, which no reader of results takes for one, do not count. Raises OSError."""
+    """What is there; hidden files, which no reader of results takes for one, do not count.
+
+    Raises OSError.
+    """
     try:
-        return sorted(name for name in os.listdir(path) if not name.startswith(".") and name != _OF_A_VOLUME)
+        return sorted(
+            name for name in os.listdir(path) if not name.startswith(".") and name != _OF_A_VOLUME
+        )
     except FileNotFoundError:
         return []
 

@@ -1,4 +1,6 @@
-"""Whether the process that a file of a job's directory names is still that one: numbers of processes are used again."""
+"""Whether the process that a file of a job's directory names is still that one: numbers of
+processes are used again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def check_file(directory: JobDirectory) -> Path:
 def tell_check(directory: JobDirectory, name: str, action: str) -> None:
     """This process looks at model and data of a job to be. Raises OSError."""
     pid = os.getpid()
-    write_json(check_file(directory), {"job_name": name, "action": action, "pid": pid, "begun": begun(pid)})
+    write_json(
+        check_file(directory), {"job_name": name, "action": action, "pid": pid, "begun": begun(pid)}
+    )
 
 
 def tell_progress(directory: JobDirectory, text: str) -> None:
@@ -32,7 +36,9 @@ def tell_progress(directory: JobDirectory, text: str) -> None:
 
 
 def check_of(directory: JobDirectory) -> Mapping[str, Any]:
-    """The look at model and data that goes on in a directory before there is a job: `job_name`, `action`, `pid`. Empty if none does."""
+    """The look at model and data that goes on in a directory before there is a job: `job_name`,
+    `action`, `pid`. Empty if none does.
+    """
     try:
         if not check_file(directory).is_file():
             return {}
@@ -44,7 +50,9 @@ def check_of(directory: JobDirectory) -> Mapping[str, Any]:
 
 
 def lives(pid: object) -> TypeGuard[int]:
-    """Whether there is such a process; what is no number is none, and one that has ended is not: in a container nobody may collect it."""
+    """Whether there is such a process; what is no number is none, and one that has ended is not: in
+    a container nobody may collect it.
+    """
     if not isinstance(pid, int) or not 0 < pid < _MOST:
         return False
     try:
@@ -57,7 +65,9 @@ def lives(pid: object) -> TypeGuard[int]:
 
 
 def _shown(pid: int) -> list[bytes]:
-    """What the system shows of a process after its name, its state first; nothing where it shows nothing."""
+    """What the system shows of a process after its name, its state first; nothing where it shows
+    nothing.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -65,7 +75,9 @@ def _shown(pid: int) -> list[bytes]:
 
 
 def begun(pid: int) -> str:
-    """When a process began, as text that no other process with its number will ever have; '' where the system does not show it."""
+    """When a process began, as text that no other process with its number will ever have; '' where
+    the system does not show it.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         ticks = _shown(pid)[19]
@@ -75,7 +87,9 @@ def begun(pid: int) -> str:
 
 
 def runs_master(directory: JobDirectory, pid: object) -> bool:
-    """Whether that process is the master of that job: after a restart of the machine another one may have its number."""
+    """Whether that process is the master of that job: after a restart of the machine another one
+    may have its number.
+    """
     if not lives(pid):
         return False
     try:

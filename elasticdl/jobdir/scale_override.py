@@ -1,4 +1,6 @@
-"""The range of workers that a person asked for while a job ran: it outlives the master, so that a resumed job begins with it."""
+"""The range of workers that a person asked for while a job ran: it outlives the master, so that a
+resumed job begins with it.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,18 @@ _LOG = logging.getLogger(__name__)
 
 
 def keep_scale(directory: JobDirectory, asked: WorkerRange, low: int, high: int) -> None:
-    """Write a new range down. `asked`: what the job began with. A disk that refuses it costs a resumed job the range only."""
+    """Write a new range down.
+
+    `asked`: what the job began with. A disk that refuses it costs a resumed job the range only.
+    """
     scaled = _range(low, high)
     instead_of = {*_instead_of(_kept(directory)), str(asked)} - {str(scaled)}
     try:
         write_json(directory.scale, {"num_workers": str(scaled), "instead_of": sorted(instead_of)})
     except OSError as error:
-        _LOG.warning("cannot keep in %s that the job was scaled to %s: %s", directory.scale, scaled, error)
+        _LOG.warning(
+            "cannot keep in %s that the job was scaled to %s: %s", directory.scale, scaled, error
+        )
 
 
 def kept_scale(directory: JobDirectory) -> str:
@@ -32,7 +39,8 @@ def kept_scale(directory: JobDirectory) -> str:
 def as_scaled(spec: JobSpec, directory: JobDirectory, *, anew: bool) -> tuple[JobSpec, str]:
     """The job to go on with, and what people should know of that: '' if it is as it was asked for.
 
-    The range counts that the job was scaled to, unless another is said now: by a flag (`anew`), or in a file that says another one
+    The range counts that the job was scaled to, unless another is said now: by a flag (`anew`), or
+    in a file that says another one
     than those which the job was scaled from.
     """
     scaled, asked = kept_scale(directory), str(spec.cluster.num_workers)
@@ -44,12 +52,18 @@ def as_scaled(spec: JobSpec, directory: JobDirectory, *, anew: bool) -> tuple[Jo
         return spec, ""
     return (
         spec.replace(num_workers=workers),
-        f"the job goes on with {scaled} workers, to which it was scaled; --num-workers says otherwise",
+        (
+            f"the job goes on with {scaled} workers, to which it was scaled; --num-workers says"
+            " otherwise"
+        ),
     )
 
 
 def forget_scale_unless(spec: JobSpec, directory: JobDirectory) -> None:
-    """The range is not kept any more that a job was scaled to, if it begins with another one. Raises OSError."""
+    """The range is not kept any more that a job was scaled to, if it begins with another one.
+
+    Raises OSError.
+    """
     if kept_scale(directory) != str(spec.cluster.num_workers):
         directory.scale.unlink(missing_ok=True)
 

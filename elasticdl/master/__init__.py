@@ -1,1 +1,3 @@
-"""The master of a job: facts in, orders out (core), and the shell that hears the facts and carries out the orders."""
+"""The master of a job: facts in, orders out (core), and the shell that hears the facts and carries
+out the orders.
+"""

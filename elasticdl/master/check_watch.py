@@ -1,6 +1,8 @@
-"""Follows the check of a model from outside: what it is at, for how long, and where its main thread stands.
+"""Follows the check of a model from outside: what it is at, for how long, and where its main thread
+stands.
 
-The check runs user code, which may wait for ever while it holds any lock of its process, so nothing in that process can bound it.
+The check runs user code, which may wait for ever while it holds any lock of its process, so nothing
+in that process can bound it.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ _BETWEEN_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class CheckLimits:
-    """`still_s`: how long user code may stand at one place while it is imported or builds the model. `stacks_s`: between two looks.
+    """`still_s`: how long user code may stand at one place while it is imported or builds the
+    model. `stacks_s`: between two looks.
 
-    `quiet_s`: after so long people are told what takes so long, and again each time that it has passed.
+    `quiet_s`: after so long people are told what takes so long, and again each time that it has
+    passed.
     """
 
     still_s: float = 300.0
@@ -42,7 +46,9 @@ class CheckLimits:
 
 @final
 class CheckWatch:
-    """Reads the pipe in a thread, which closes it; `look` is for the thread that waits for the check."""
+    """Reads the pipe in a thread, which closes it; `look` is for the thread that waits for the
+    check.
+    """
 
     def __init__(self, pipe: int, zoo: str, limits: CheckLimits, clock: Clock, tell: Tell) -> None:
         self._pipe = pipe
@@ -75,7 +81,9 @@ class CheckWatch:
             return self._moved_s
 
     def look(self, ask_stack: Callable[[], None]) -> None:
-        """Tell what there is to tell. Raises UserError if user code has stood at one place for too long.
+        """Tell what there is to tell.
+
+        Raises UserError if user code has stood at one place for too long.
 
         `ask_stack` has the check write its stack although its interpreter is held.
         """
@@ -86,7 +94,10 @@ class CheckWatch:
         if stage in _USER_STAGES and still_s > self._limits.still_s:
             raise UserError(
                 f"{stage} has not gone on for {still_s:.0f} s{self._newest_place(ask_stack)}",
-                hint="does it wait for something that never comes: a lock, another process, the network?",
+                hint=(
+                    "does it wait for something that never comes: a lock, another process, the"
+                    " network?"
+                ),
             )
         if counted and counted != self._told and now_s - self._told_s >= _BETWEEN_S:
             self._say(counted, now_s)
@@ -117,7 +128,8 @@ class CheckWatch:
         return ""
 
     def _read(self) -> None:
-        # Not closed by whoever waits for the check: a process that outlives it may hold the other end.
+        # Not closed by whoever waits for the check: a process that outlives it may hold the other
+        # end.
         with open(self._pipe, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 text = line.strip()
@@ -127,7 +139,9 @@ class CheckWatch:
                     self._dump(text)
 
     def _dump(self, text: str) -> None:
-        """A line of what `faulthandler` writes: a title, and then each frame, the innermost first."""
+        """A line of what `faulthandler` writes: a title, and then each frame, the innermost
+        first.
+        """
         found = _FRAME.fullmatch(text)
         with self._lock:
             if found is None:
@@ -142,7 +156,10 @@ class CheckWatch:
             value, now_s = json.loads(text), self._clock.now_s()
             with self._lock:
                 if "stack" in value:
-                    stack = tuple((str(path), int(line), str(function)) for path, line, function in value["stack"])
+                    stack = tuple(
+                        (str(path), int(line), str(function))
+                        for path, line, function in value["stack"]
+                    )
                     self._stack_told_s = now_s
                     if stack != self._stack:
                         self._stack, self._stack_s = stack, now_s
@@ -152,4 +169,6 @@ class CheckWatch:
                     self._stage, self._stage_s, self._counted = str(value["stage"]), now_s, ""
                     self._stack, self._stack_s = (), now_s
                 elif value.get("files", 0) > 1:
-                    self._counted = f"counting records: {value['counted']:,} of {value['files']:,} files"
+                    self._counted = (
+                        f"counting records: {value['counted']:,} of {value['files']:,} files"
+                    )

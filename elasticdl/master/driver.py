@@ -1,6 +1,8 @@
-"""The only loop of the master: take events, have the core handle them, keep them in the journal, carry out what it orders.
+"""The only loop of the master: take events, have the core handle them, keep them in the journal,
+carry out what it orders.
 
-gRPC handlers, the watch on the cluster and the clock only put events in. Everything runs on one asyncio loop: no locks.
+gRPC handlers, the watch on the cluster and the clock only put events in. Everything runs on one
+asyncio loop: no locks.
 """
 
 from __future__ import annotations
@@ -42,7 +44,14 @@ class Journal(Protocol):
 class Driver:
     """Runs one job until `FinishJob`."""
 
-    def __init__(self, core: Core, journal: Journal, queue: EventQueue, desk: ProcessGateway, executor: Executor) -> None:
+    def __init__(
+        self,
+        core: Core,
+        journal: Journal,
+        queue: EventQueue,
+        desk: ProcessGateway,
+        executor: Executor,
+    ) -> None:
         self._core = core
         self._journal = journal
         self._queue = queue
@@ -50,7 +59,10 @@ class Driver:
         self._executor = executor
 
     async def run(self, cluster: Cluster) -> FinishJob:
-        """Handle events until the job is over. Raises what a task of ours raised: a bug, never a fault of the job."""
+        """Handle events until the job is over.
+
+        Raises what a task of ours raised: a bug, never a fault of the job.
+        """
         self._queue.spawn("watch on the cluster", self._watch(cluster))
         self._queue.spawn("clock", self._keep_time())
         try:
@@ -61,7 +73,9 @@ class Driver:
             await self._queue.close()
 
     def _handle(self, entries: Sequence[QueuedEvent]) -> None:
-        """Decide, write down, act: in this order, so that no effect is older than its cause on disk."""
+        """Decide, write down, act: in this order, so that no effect is older than its cause on
+        disk.
+        """
         decided = []
         for entry in entries:
             commands = self._core.handle(entry.event)
@@ -82,9 +96,13 @@ class Driver:
             at_s = self._queue.at_s()
             match event:
                 case ProcessObserved():
-                    self._queue.post(ProcessSeen(at_s, event.name, event.running, event.where, event.waiting_for))
+                    self._queue.post(
+                        ProcessSeen(at_s, event.name, event.running, event.where, event.waiting_for)
+                    )
                 case ProcessExited():
-                    facts = replace(event.facts, memory_peak_bytes=self._desk.sessions.peak_bytes(event.name))
+                    facts = replace(
+                        event.facts, memory_peak_bytes=self._desk.sessions.peak_bytes(event.name)
+                    )
                     self._desk.leave(event.name, "has ended")
                     self._queue.post(ProcessEnded(at_s, event.name, facts))
 

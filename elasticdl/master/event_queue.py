@@ -43,7 +43,9 @@ class EventQueue:
         return self.clock.now_s() - self._origin_s
 
     def post(self, event: Event) -> asyncio.Future[None]:
-        """Put an event in. The future is done when it is on disk, was handled, and its commands are under way.
+        """Put an event in.
+
+        The future is done when it is on disk, was handled, and its commands are under way.
 
         It is cancelled if the job ends before.
         """
@@ -58,7 +60,10 @@ class EventQueue:
         task.add_done_callback(self._ended)
 
     async def take(self) -> list[QueuedEvent]:
-        """At least one event, and whatever else is there: they share one write to the disk. Raises what a task raised."""
+        """At least one event, and whatever else is there: they share one write to the disk.
+
+        Raises what a task raised.
+        """
         entries: list[QueuedEvent] = []
         item = await self._queue.get()
         while True:

@@ -1,7 +1,11 @@
-"""The job's events on disk: a line each, with a checksum, in segments. Replaying them brings the job's state back.
+"""The job's events on disk: a line each, with a checksum, in segments.
 
-`<directory>/run-0001-000001.jsonl`: run (a resumed job begins another one in the same directory), segment of the run.
-A line is `<crc32 of the rest, 8 hex digits> <event as JSON>`. How sure a line is of its disk: docs/adr/0002.
+Replaying them brings the job's state back.
+
+`<directory>/run-0001-000001.jsonl`: run (a resumed job begins another one in the same directory),
+segment of the run.
+A line is `<crc32 of the rest, 8 hex digits> <event as JSON>`. How sure a line is of its disk:
+docs/adr/0002.
 """
 
 from __future__ import annotations
@@ -24,18 +28,26 @@ _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"run-(\d{4,})-(\d{6,})\.jsonl")
 _SEGMENT_BYTES = 64 << 20
 _KEPT_BYTES = 1 << 30
-"""Of all runs together, in whole segments: a journal of days must not be what fills the disk of the job."""
+"""Of all runs together, in whole segments: a journal of days must not be what fills the disk of the
+job.
+"""
 _SYNC_EVERY_S = 0.25
 _SYNCED = (JobStarted, SnapshotSaved, StopRequested)
-"""Events after which the disk is waited for at once: they say where a job begins, and what it need not do again."""
+"""Events after which the disk is waited for at once: they say where a job begins, and what it need
+not do again.
+"""
 
 
 @final
 class JournalFile:
-    """A new run's journal. Use it from one thread. Making one may raise OSError; a disk that takes no more later ends the journal,
+    """A new run's journal.
+
+    Use it from one thread. Making one may raise OSError; a disk that takes no more later ends the
+    journal,
     not the job, which goes on from its checkpoints and needs no journal for that.
 
-    Events are with the kernel after `flush`: no end of this process loses them. They are on the disk at the latest
+    Events are with the kernel after `flush`: no end of this process loses them. They are on the
+    disk at the latest
     `sync_every_s` of flushes later: that much may be lost with the machine.
     """
 
@@ -71,14 +83,20 @@ class JournalFile:
         self._urgent = self._urgent or isinstance(event, _SYNCED)
 
     def flush(self) -> None:
-        """Hand all that was appended to the kernel in one write; wait for the disk if that is due."""
+        """Hand all that was appended to the kernel in one write; wait for the disk if that is
+        due.
+        """
         try:
             self._flush()
         except OSError as error:
             # With a gap it would be worth nothing.
             self._over, self._dirty = True, False
             self._waiting.clear()
-            _LOG.error("the journal in %s ends here, the job goes on: %s", self._directory, error.strerror or error)
+            _LOG.error(
+                "the journal in %s ends here, the job goes on: %s",
+                self._directory,
+                error.strerror or error,
+            )
 
     def _flush(self) -> None:
         if self._waiting:
@@ -128,7 +146,8 @@ class JournalFile:
 def replay(directory: Path) -> Iterator[Event]:
     """The newest run's events in order; none if there is no journal.
 
-    A last line that was cut off is what a crash leaves behind: it was never acted upon, and is left out. Anything else
+    A last line that was cut off is what a crash leaves behind: it was never acted upon, and is left
+    out. Anything else
     that does not check raises Corrupted with file and line.
     """
     segments = _segments(directory)
@@ -136,7 +155,10 @@ def replay(directory: Path) -> Iterator[Event]:
     paths = [path for run, _, path in segments if run == newest]
     numbers = [segment for run, segment, _ in segments if run == newest]
     if numbers != list(range(1, len(numbers) + 1)):
-        raise Corrupted(f"{directory}: of run {newest} there are the segments {numbers}, expected 1 to {max(numbers)}")
+        raise Corrupted(
+            f"{directory}: of run {newest} there are the segments {numbers}, expected 1 to"
+            f" {max(numbers)}"
+        )
     for path in paths:
         yield from _events(path, last=path == paths[-1])
 
@@ -156,7 +178,9 @@ def _events(path: Path, *, last: bool) -> Iterator[Event]:
             if not line.endswith(b"\n"):
                 if last:
                     return
-                raise Corrupted(f"{path}:{number}: the line is cut off, and the journal goes on after it")
+                raise Corrupted(
+                    f"{path}:{number}: the line is cut off, and the journal goes on after it"
+                )
             yield _event(line, f"{path}:{number}")
 
 
@@ -164,12 +188,15 @@ def _event(line: bytes, where: str) -> Event:
     checksum, _, text = line.rstrip(b"\n").partition(b" ")
     if checksum != b"%08x" % zlib.crc32(text):
         raise Corrupted(
-            f"{where}: the checksum is {checksum[:8]!r}, expected {zlib.crc32(text):08x}: the line is not what was written"
+            f"{where}: the checksum is {checksum[:8]!r}, expected {zlib.crc32(text):08x}: the line"
+            " is not what was written"
         )
     try:
         return event_of(json.loads(text))
     except ValueError as error:
-        raise Corrupted(f"{where}: {error}", hint="was this journal written by another version?") from error
+        raise Corrupted(
+            f"{where}: {error}", hint="was this journal written by another version?"
+        ) from error
 
 
 def _write(file: int, data: bytes) -> None:

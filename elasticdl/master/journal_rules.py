@@ -18,7 +18,9 @@ from elasticdl.master.core.events import (
 
 
 def worth_keeping(event: Event, commands: Sequence[Command]) -> bool:
-    """Time that passed without effect, and questions that got no lease, leave no trace in the state."""
+    """Time that passed without effect, and questions that got no lease, leave no trace in the
+    state.
+    """
     match event:
         case Tick():
             return bool(commands)
@@ -31,7 +33,13 @@ def worth_keeping(event: Event, commands: Sequence[Command]) -> bool:
 def may_free_work(event: Event) -> bool:
     """Whether those who wait for a lease should ask again after this event."""
     match event:
-        case ActivityTold() | LeaseRequested() | ProcessSeen() | VersionAdvanced() | MessagesDropped():
+        case (
+            ActivityTold()
+            | LeaseRequested()
+            | ProcessSeen()
+            | VersionAdvanced()
+            | MessagesDropped()
+        ):
             return False
         case ProgressReported():
             return event.done

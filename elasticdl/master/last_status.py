@@ -1,4 +1,6 @@
-"""What is known of a job whose master was killed: its status as it was written down last, some seconds before."""
+"""What is known of a job whose master was killed: its status as it was written down last, some
+seconds before.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +16,43 @@ from elasticdl.jobdir.layout import JobDirectory
 if TYPE_CHECKING:
     from elasticdl.master.core.data.resuming import RunBefore
 
-_OF_ITS_TIME = ("job", "state", "strategy", "started_at", "now", "uptime_s", "eta_s", "cluster_view_age_s")
+_OF_ITS_TIME = (
+    "job",
+    "state",
+    "strategy",
+    "started_at",
+    "now",
+    "uptime_s",
+    "eta_s",
+    "cluster_view_age_s",
+)
 """What an onlooker adds to a status."""
 _GONE = "its master was killed, and it with it"
 
 
 def last_known(directory: JobDirectory, message: str) -> dict[str, Any]:
-    """The status of a job that has ended like that, with `message` for the end; {} if nothing was written down."""
+    """The status of a job that has ended like that, with `message` for the end; {} if nothing was
+    written down.
+    """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        status = {key: value for key, value in _newest_status(directory).items() if key not in _OF_ITS_TIME}
-        receipt = {**status["receipt"], "why_left": message, "counted": "some seconds before its master was killed"}
+        status = {
+            key: value
+            for key, value in _newest_status(directory).items()
+            if key not in _OF_ITS_TIME
+        }
+        receipt = {
+            **status["receipt"],
+            "why_left": message,
+            "counted": "some seconds before its master was killed",
+        }
         return {**cut_short(status, message, ExitCode.JOB_FAILED, _GONE), "receipt": receipt}
     return {}
 
 
 def heard_of_s(directory: JobDirectory) -> float:
-    """When a job whose master is gone last gave a sign of life beside its events, in seconds of the job; 0 if that is not known."""
+    """When a job whose master is gone last gave a sign of life beside its events, in seconds of the
+    job; 0 if that is not known.
+    """
     signs = [0.0]
     with suppress(OSError, ValueError, KeyError, TypeError):
         signs.append(float(_newest_status(directory)["at_s"]))
@@ -39,22 +62,43 @@ def heard_of_s(directory: JobDirectory) -> float:
 
 
 def cut_short(status: Mapping[str, Any], message: str, exit_code: int, gone: str) -> dict[str, Any]:
-    """A status out of the midst of a job, of one that has ended so: nothing of it moves. `gone`: what became of its processes."""
+    """A status out of the midst of a job, of one that has ended so: nothing of it moves.
+
+    `gone`: what became of its processes.
+    """
     from elasticdl.master.core.job_context import Phase  # not for every `--help`
 
-    over = {"phase": str(Phase.ENDED), "message": message, "outcome": message, "exit_code": int(exit_code)}
-    still = {"gauges": {}, "waiting": [], "records_per_s": 0.0, "records": {**status["records"], "records_per_s": 0.0}}
-    return {**status, **over, **still, "processes": [_ended(row, gone) for row in status["processes"]]}
+    over = {
+        "phase": str(Phase.ENDED),
+        "message": message,
+        "outcome": message,
+        "exit_code": int(exit_code),
+    }
+    still = {
+        "gauges": {},
+        "waiting": [],
+        "records_per_s": 0.0,
+        "records": {**status["records"], "records_per_s": 0.0},
+    }
+    return {
+        **status,
+        **over,
+        **still,
+        "processes": [_ended(row, gone) for row in status["processes"]],
+    }
 
 
 def run_before(directory: JobDirectory) -> RunBefore:
-    """Of a training that was killed in that directory, or ended there; of none if nothing is known."""
+    """Of a training that was killed in that directory, or ended there; of none if nothing is
+    known.
+    """
     from elasticdl.master.core.data.resuming import RunBefore
 
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         status = _newest_status(directory)
         since_s, counts = float(status["at_s"]), _counts(status["receipt"])
-        # The row of a loss is written within a second: the status is older, and all rows before it may be of other runs.
+        # The row of a loss is written within a second: the status is older, and all rows before it
+        # may be of other runs.
         rows = [row for row in _last_measured(directory) if float(row["at_s"]) >= since_s]
         return RunBefore(counts, max((int(row["records"]) for row in rows), default=0), killed=True)
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -75,10 +119,16 @@ def _last_measured(directory: JobDirectory) -> list[Mapping[str, Any]]:
 
 
 def _counts(receipt: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
-    return {int(row["epoch"]): (int(row["trained"]), int(row["repeated"])) for row in receipt["epochs"]}
+    return {
+        int(row["epoch"]): (int(row["trained"]), int(row["repeated"])) for row in receipt["epochs"]
+    }
 
 
 def _ended(row: dict[str, Any], gone: str) -> dict[str, Any]:
     from elasticdl.master.core.processes.table import Life
 
-    return row if row["state"] == Life.ENDED else {**row, "state": str(Life.ENDED), "shard": "", "message": gone}
+    return (
+        row
+        if row["state"] == Life.ENDED
+        else {**row, "state": str(Life.ENDED), "shard": "", "message": gone}
+    )

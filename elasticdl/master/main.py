@@ -1,6 +1,7 @@
 """`python -m elasticdl.master.main`: the master of one job, on this machine or in a pod.
 
-The one place where the master's parts are put together. Never imports TensorFlow, nor the Kubernetes client on one machine.
+The one place where the master's parts are put together. Never imports TensorFlow, nor the
+Kubernetes client on one machine.
 """
 
 from __future__ import annotations
@@ -66,7 +67,11 @@ from elasticdl.shard import Task
 _LOG = logging.getLogger("elasticdl.master")
 PREFLIGHT_S = 600.0
 _LOADED_S = time.monotonic()
-_MAIN_TASK = {Action.TRAIN: Task.TRAINING, Action.EVALUATE: Task.EVALUATION, Action.PREDICT: Task.PREDICTION}
+_MAIN_TASK = {
+    Action.TRAIN: Task.TRAINING,
+    Action.EVALUATE: Task.EVALUATION,
+    Action.PREDICT: Task.PREDICTION,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,10 @@ class Plan:
 
 
 def plan(environment: MasterEnvironment, tell: Callable[[str], None] = _LOG.info) -> Plan:
-    """Read the job, look at model and data unless the CLI has, find what to begin with. Raises ElasticDLError."""
+    """Read the job, look at model and data unless the CLI has, find what to begin with.
+
+    Raises ElasticDLError.
+    """
     directory = environment.directory
     term = max(environment.term, _next_term(directory.master))
     # Nobody listens there any more.
@@ -92,7 +100,13 @@ def plan(environment: MasterEnvironment, tell: Callable[[str], None] = _LOG.info
     if preflight is None:
         preflight = run_preflight(spec, PREFLIGHT_S, tell=tell)
         save_preflight(directory.preflight, preflight)
-    return Plan(spec, preflight, CheckpointArchive(spec, directory.checkpoints).beginning(), term, heard_of_s(directory))
+    return Plan(
+        spec,
+        preflight,
+        CheckpointArchive(spec, directory.checkpoints).beginning(),
+        term,
+        heard_of_s(directory),
+    )
 
 
 def read_spec(directory: JobDirectory) -> JobSpec:
@@ -124,27 +138,46 @@ class Master:
         self.event_log = EventLog(directory.events, clock.wall_s())
         self.collector = Collector(directory.series, clock, directory.newest)
         scalars = ScalarRuns(spec.checkpoint.tensorboard_log_dir)
-        self._metrics = MetricsLog(JsonLines(directory.metrics, METRICS_POLICY), self.collector, scalars)
+        self._metrics = MetricsLog(
+            JsonLines(directory.metrics, METRICS_POLICY), self.collector, scalars
+        )
         self.queue = EventQueue(clock, self.event_log.began_s)
         self.core = JobState(spec, platform.limits)
         credentials = Credentials(environment.token, "master")
         self._registry = PsRegistry(
-            spec.cluster.num_ps_pods, lambda name, address: GrpcServerControl(str(name), address, credentials, plan.term)
+            spec.cluster.num_ps_pods,
+            lambda name, address: GrpcServerControl(str(name), address, credentials, plan.term),
         )
         self._fences = Fences(self._registry)
-        self._desk = ProcessGateway(self.queue, self._registry, self._fences, _MAIN_TASK[spec.action], self.core.may_attach)
-        if spec.training.distribution_strategy is Strategy.ALLREDUCE and spec.action is Action.TRAIN:
+        self._desk = ProcessGateway(
+            self.queue, self._registry, self._fences, _MAIN_TASK[spec.action], self.core.may_attach
+        )
+        if (
+            spec.training.distribution_strategy is Strategy.ALLREDUCE
+            and spec.action is Action.TRAIN
+        ):
             self._desk.ring = RingCoordinator(self._desk.orders, plan.beginning.restore_from)
         self._archive = CheckpointArchive(spec, directory.checkpoints)
         self._archive.restore_from = plan.beginning.restore_from
         found = plan.preflight
         data = (*found.training, *found.validation, *found.prediction)
-        welcome = Welcome(plan.term, spec.model_dump_json(), lambda: self._archive.restore_from, data)
+        welcome = Welcome(
+            plan.term, spec.model_dump_json(), lambda: self._archive.restore_from, data
+        )
         service = MasterService(self.queue, self._desk, welcome, self.status_json, self.core)
         self._server = MasterServer(service, environment.token)
-        what = about(spec, self.event_log.started_at, environment.page.namespace, after_a_stop(spec, directory))
-        self._watched = JobView(what, self.core, self._desk, self.queue, self.event_log, self.collector)
-        self._page = StatusServer(self._watched, AccessGuard(environment.token, environment.page.names), plan.term)
+        what = about(
+            spec,
+            self.event_log.started_at,
+            environment.page.namespace,
+            after_a_stop(spec, directory),
+        )
+        self._watched = JobView(
+            what, self.core, self._desk, self.queue, self.event_log, self.collector
+        )
+        self._page = StatusServer(
+            self._watched, AccessGuard(environment.token, environment.page.names), plan.term
+        )
         self._finish: FinishJob | None = None
 
     def status(self) -> dict[str, Any]:
@@ -157,7 +190,9 @@ class Master:
 
     def results(self, finish: FinishJob) -> Results:
         """What the job came to."""
-        return Results(self._last_status(finish), self.core.receipt(), self._plan.spec.checkpoint.output)
+        return Results(
+            self._last_status(finish), self.core.receipt(), self._plan.spec.checkpoint.output
+        )
 
     @property
     def has_left(self) -> bool:
@@ -165,19 +200,26 @@ class Master:
         return self._farewell.to_the_next
 
     async def run(self) -> FinishJob:
-        """From the first event to the last command. Every process is gone when it returns or raises, unless it `has_left`."""
+        """From the first event to the last command.
+
+        Every process is gone when it returns or raises, unless it `has_left`.
+        """
         environment, directory = self._environment, self._environment.directory
         port = await self._server.start(environment.host, environment.port)
         journal = JournalFile(directory.journal)
         try:
             if self._desk.ring is not None:
-                await self._desk.ring.start(environment.host.strip("[]"), environment.rendezvous_port)
+                await self._desk.ring.start(
+                    environment.host.strip("[]"), environment.rendezvous_port
+                )
             process_env = self._platform.process_env(self._plan.spec, environment, port)
             page, problem = await self._open_page()
             async with self._platform.cluster(self._farewell) as cluster:
                 self._watched.cluster = cluster
                 self._tell_address(process_env.address, page)
-                self._finish = await self._drive(journal, cluster, Launcher(cluster, process_env), problem)
+                self._finish = await self._drive(
+                    journal, cluster, Launcher(cluster, process_env), problem
+                )
                 return self._finish
         finally:
             await self._page.close(self._finish and self.with_way_on(self._finish))
@@ -194,23 +236,43 @@ class Master:
         """Its address, and why it has none: a job goes on without its page."""
         wanted = self._environment.page
         try:
-            port = await self._page.start(wanted.host, wanted.port or self._plan.spec.cluster.status_port)
+            port = await self._page.start(
+                wanted.host, wanted.port or self._plan.spec.cluster.status_port
+            )
         except OSError as error:
             return "", f"the status page cannot be served: {error.strerror or error}"
         return f"http://{wanted.names[0] if wanted.names else wanted.host}:{port}/", ""
 
-    async def _drive(self, journal: JournalFile, cluster: Cluster, launcher: Launcher, problem: str) -> FinishJob:
-        means = ExecutorDeps(launcher, self._fences, Snapshots(self._registry), self._archive, self.event_log, self._metrics)
+    async def _drive(
+        self, journal: JournalFile, cluster: Cluster, launcher: Launcher, problem: str
+    ) -> FinishJob:
+        means = ExecutorDeps(
+            launcher,
+            self._fences,
+            Snapshots(self._registry),
+            self._archive,
+            self.event_log,
+            self._metrics,
+        )
         executor = Executor(self.queue, self._desk, means)
-        for stale in (self._environment.directory.receipt, self._environment.directory.report, self._environment.directory.newest):
+        for stale in (
+            self._environment.directory.receipt,
+            self._environment.directory.report,
+            self._environment.directory.newest,
+        ):
             # Of the run before this one: whoever reads it now would take it for ours.
             stale.unlink(missing_ok=True)
         executor.carry_out(self._begun())
         for warning in (*self._environment.warnings, *([problem] if problem else ())):
             executor.carry_out(Announce("job", warning, level="warning"))
         if again := self._plan.beginning.again:
-            text = f"the run before had trained {amount(again, 'record')} more than its last checkpoint has, at least: they are repeated"
-            executor.carry_out(Announce("checkpoint", text, level="warning", details={"repeated": again}))
+            text = (
+                f"the run before had trained {amount(again, 'record')} more than its last"
+                " checkpoint has, at least: they are repeated"
+            )
+            executor.carry_out(
+                Announce("checkpoint", text, level="warning", details={"repeated": again})
+            )
         self.queue.post(self._started())
         try:
             return await Driver(self.core, journal, self.queue, self._desk, executor).run(cluster)
@@ -220,10 +282,15 @@ class Master:
             raise
 
     async def leave(self, running: asyncio.Future[FinishJob]) -> None:
-        """Go, so that the next master can go on: with a checkpoint, if that can be had in time. A job that is about to end may."""
+        """Go, so that the next master can go on: with a checkpoint, if that can be had in time.
+
+        A job that is about to end may.
+        """
         spec = self._plan.spec
         kept = spec.action is Action.TRAIN and spec.keeps_checkpoints
-        await checkpoint_in_time(self.core, self.queue, running, lambda: kept and bool(self._registry.attached()))
+        await checkpoint_in_time(
+            self.core, self.queue, running, lambda: kept and bool(self._registry.attached())
+        )
         self.leave_now(running)
 
     def leave_now(self, running: asyncio.Future[FinishJob]) -> None:
@@ -238,38 +305,63 @@ class Master:
         first = self.event_log.next_seq == 0
         what = f"{spec.action} {spec.model.model_def}"
         since = "it ended" if self.event_log.ended_before else "the one before was last heard of"
-        text = f"the job begins: {what}" if first else f"a master takes the job on again, {spoken(away_s)} after {since}: {what}"
+        text = (
+            f"the job begins: {what}"
+            if first
+            else f"a master takes the job on again, {spoken(away_s)} after {since}: {what}"
+        )
         prepared_s = time.monotonic() - _LOADED_S
-        details = meaning(EventKind.BEGUN, term=term, prepared_s=prepared_s, away_s=0.0 if first else away_s)
+        details = meaning(
+            EventKind.BEGUN, term=term, prepared_s=prepared_s, away_s=0.0 if first else away_s
+        )
         return Announce("job", text, details=details)
 
     def with_way_on(self, finish: FinishJob) -> FinishJob:
         """With what to do next."""
-        return with_way_on(finish, self._plan.spec.model_dump(mode="json"), self._environment.directory)
+        return with_way_on(
+            finish, self._plan.spec.model_dump(mode="json"), self._environment.directory
+        )
 
     def close_record(self, finish: FinishJob) -> None:
         """The last line: how the job ended."""
         text = f"the job ended with exit code {int(finish.exit_code)}: {finish.message}"
-        details = meaning(EventKind.ENDED, exit_code=int(finish.exit_code), message=finish.message, hint=finish.hint)
+        details = meaning(
+            EventKind.ENDED,
+            exit_code=int(finish.exit_code),
+            message=finish.message,
+            hint=finish.hint,
+        )
         level = "info" if finish.exit_code in (ExitCode.DONE, ExitCode.INTERRUPTED) else "error"
         stamp = {"at": round(self.queue.clock.wall_s(), 3), "at_s": round(self.queue.at_s(), 3)}
-        self.event_log.append(stamp, {"kind": "job", "text": text, "level": level, "details": details})
+        self.event_log.append(
+            stamp, {"kind": "job", "text": text, "level": level, "details": details}
+        )
         self.event_log.close()
 
     def snapshot(self, finish: FinishJob) -> dict[str, Any]:
         """The job as page and report show it, now that it has ended."""
         found, of = self._last_status(finish), self._watched.about
-        status = shown_status(of, found, now=self.queue.clock.wall_s(), state=end_in_words(finish.exit_code))
-        outcome = {"exit_code": int(finish.exit_code), "message": finish.message, "hint": finish.hint}
+        status = shown_status(
+            of, found, now=self.queue.clock.wall_s(), state=end_in_words(finish.exit_code)
+        )
+        outcome = {
+            "exit_code": int(finish.exit_code),
+            "message": finish.message,
+            "hint": finish.hint,
+        }
         logs = ends_in(self._environment.directory.logs, status)
-        return snapshot(of, status, record_of(self.event_log, status), self.collector.as_list(), outcome, logs)
+        return snapshot(
+            of, status, record_of(self.event_log, status), self.collector.as_list(), outcome, logs
+        )
 
     def _last_status(self, finish: FinishJob) -> dict[str, Any]:
         found = self.status()
         if found["phase"] == Phase.ENDED:
             return found
         why = finish.message.partition("\n")[0]
-        return cut_short(found, finish.message, finish.exit_code, f"it ended with the job, at once: {why}")
+        return cut_short(
+            found, finish.message, finish.exit_code, f"it ended with the job, at once: {why}"
+        )
 
     def _started(self) -> JobStarted:
         found, beginning = self._plan.preflight, self._plan.beginning
@@ -286,7 +378,13 @@ class Master:
     def _tell_address(self, address: str, page: str) -> None:
         # In a pod the token stays in its Secret: a volume may be seen by many.
         token = {} if self._platform.has_next else {"token": self._environment.token}
-        where = {"address": address, "page": page, **token, "pid": os.getpid(), "term": self._plan.term}
+        where = {
+            "address": address,
+            "page": page,
+            **token,
+            "pid": os.getpid(),
+            "term": self._plan.term,
+        }
         write_json(self._environment.directory.master, where, mode=0o600)
 
 
@@ -314,16 +412,26 @@ async def serve(environment: MasterEnvironment, plan: Plan, platform: Platform) 
     departing: list[asyncio.Future[None]] = []
     if platform.has_next:
         # A node is emptied, or somebody else needs it: nobody wants the job to end.
-        on_signals(lambda _: departing.append(asyncio.ensure_future(master.leave(running))), lambda: master.leave_now(running))
+        on_signals(
+            lambda _: departing.append(asyncio.ensure_future(master.leave(running))),
+            lambda: master.leave_now(running),
+        )
     else:
-        on_signals(lambda reason: master.queue.post(StopRequested(master.queue.at_s(), reason)), running.cancel)
+        on_signals(
+            lambda reason: master.queue.post(StopRequested(master.queue.at_s(), reason)),
+            running.cancel,
+        )
     try:
         finish = await running
     except asyncio.CancelledError:
         finish = _cut_short(master)
     except Exception as error:  # noqa: BLE001 - the top of the process: it ends the job visibly
         _LOG.exception("the master failed")
-        hint = f"see to {error.filename or environment.directory.path}" if isinstance(error, OSError) else "a bug"
+        hint = (
+            f"see to {error.filename or environment.directory.path}"
+            if isinstance(error, OSError)
+            else "a bug"
+        )
         finish = FinishJob(ExitCode.JOB_FAILED, f"the master failed: {error!r}", hint)
     for task in departing:
         task.cancel()
@@ -351,15 +459,28 @@ def _cut_short(master: Master) -> FinishJob:
 def main() -> int:
     """The process; returns its exit code."""
     die_with_parent()
-    # Until the loop has handlers of its own: end in order, so that a child of the preflight ends, too.
+    # Until the loop has handlers of its own: end in order, so that a child of the preflight ends,
+    # too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
     try:
         finish = _work(_platform())
     except ElasticDLError as error:
         finish = FinishJob(error.exit_code, error.message, error.hint)
-    level = logging.INFO if finish.exit_code in (ExitCode.DONE, ExitCode.INTERRUPTED) else logging.ERROR
-    _LOG.log(level, "exit code %d: %s%s", finish.exit_code, finish.message, f"\n{finish.hint}" if finish.hint else "")
+    level = (
+        logging.INFO if finish.exit_code in (ExitCode.DONE, ExitCode.INTERRUPTED) else logging.ERROR
+    )
+    _LOG.log(
+        level,
+        "exit code %d: %s%s",
+        finish.exit_code,
+        finish.message,
+        f"\n{finish.hint}" if finish.hint else "",
+    )
     return finish.exit_code
 
 
@@ -372,13 +493,20 @@ def _platform() -> Platform:
 
 
 def _work(platform: Platform) -> FinishJob:
-    """All of the job that falls to this master. Raises ElasticDLError if the site cannot even be told what is wrong."""
+    """All of the job that falls to this master.
+
+    Raises ElasticDLError if the site cannot even be told what is wrong.
+    """
     directory: JobDirectory | None = None
     waiting: PreflightRpc | None = None
     try:
         environment = platform.open()
         directory = environment.directory
-        with preflight_rpc_server(environment, read_spec(directory)) if platform.has_next else nullcontext() as waiting:
+        with (
+            preflight_rpc_server(environment, read_spec(directory))
+            if platform.has_next
+            else nullcontext()
+        ) as waiting:
             found = plan(environment, waiting.tell if waiting is not None else _LOG.info)
         return asyncio.run(serve(environment, found, platform))
     except ElasticDLError as error:
@@ -389,7 +517,9 @@ def _work(platform: Platform) -> FinishJob:
     except KeyboardInterrupt:
         stopped = waiting.stopped if waiting is not None else ""
         code = ExitCode.DRAINED if platform.has_next and not stopped else ExitCode.INTERRUPTED
-        finish = FinishJob(code, f"stopped: {stopped}" if stopped else "ended before any process was started")
+        finish = FinishJob(
+            code, f"stopped: {stopped}" if stopped else "ended before any process was started"
+        )
     if finish.exit_code not in (ExitCode.DRAINED, ExitCode.UNAVAILABLE):
         if directory is not None:
             leave_outcome(directory, finish, Results())

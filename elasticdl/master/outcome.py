@@ -29,7 +29,10 @@ class Results:
 
 
 def leave_outcome(directory: JobDirectory, finish: FinishJob, results: Results) -> None:
-    """Receipt and last status, readable when nobody is there any more. A disk that refuses them changes no outcome."""
+    """Receipt and last status, readable when nobody is there any more.
+
+    A disk that refuses them changes no outcome.
+    """
     outcome = {"exit_code": int(finish.exit_code), "message": finish.message, "hint": finish.hint}
     try:
         if results.status is not None:
@@ -43,7 +46,10 @@ def leave_outcome(directory: JobDirectory, finish: FinishJob, results: Results) 
 
 
 def leave_report(directory: JobDirectory, snapshot: Callable[[], Mapping[str, Any]]) -> None:
-    """report.html: the status page as it stood at the end, in one file. Whatever goes wrong with it changes no outcome."""
+    """report.html: the status page as it stood at the end, in one file.
+
+    Whatever goes wrong with it changes no outcome.
+    """
     try:
         write_whole(directory.report, render_report(snapshot()))
     except Exception:  # noqa: BLE001 - the job is over: an error in the page must not make a failure of it
@@ -51,7 +57,9 @@ def leave_report(directory: JobDirectory, snapshot: Callable[[], Mapping[str, An
 
 
 def tell_story(event_log: EventLog) -> None:
-    """Into the log what `elasticdl why` can still read when the directory is gone with the pod: a line an entry."""
+    """Into the log what `elasticdl why` can still read when the directory is gone with the pod: a
+    line an entry.
+    """
     for line in story_lines(event_log.story.as_dict()):
         _LOG.info("%s", line)
 

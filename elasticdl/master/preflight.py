@@ -1,4 +1,6 @@
-"""Looks at the model module and the data before any process starts. That needs TensorFlow and runs the user's code, so a
+"""Looks at the model module and the data before any process starts.
+
+That needs TensorFlow and runs the user's code, so a
 child does it and tells in one JSON object what it found.
 """
 
@@ -29,7 +31,9 @@ COMMAND: tuple[str, ...] = (sys.executable, "-m", "elasticdl.model.check")
 _LAST_LINES = 15
 _DEATH_S = 10.0
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
-"""What TensorFlow says of itself is not what is wrong with a model. oneDNN only makes it faster, which a batch does not need."""
+"""What TensorFlow says of itself is not what is wrong with a model. oneDNN only makes it faster,
+which a batch does not need.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,8 @@ def run_preflight(
 ) -> Preflight:
     """Run the check in a child; blocks. Raises UserError with what is wrong and what to do.
 
-    A part of it may take `timeout_s`: files that are counted, and parts that end, begin the time anew. `tell` gets what takes long.
+    A part of it may take `timeout_s`: files that are counted, and parts that end, begin the time
+    anew. `tell` gets what takes long.
     """
     read, write = os.pipe()
     piped = {PARENT_PID_VARIABLE: str(os.getpid()), PIPE_VARIABLE: f"{write}:{limits.stacks_s}"}
@@ -77,29 +82,40 @@ def run_preflight(
             output, complaints = _conversation(child, spec.model_dump_json(), timeout_s, watch)
         except subprocess.TimeoutExpired as expired:
             raise UserError(
-                f"the check of the model and its data was not through after {timeout_s:g} s{watch.story()}{_said(_text(expired.stderr))}",
-                hint=f"does the module {spec.model.model_def} do long work when it is imported, or wait for something?",
+                f"the check of the model and its data was not through after {timeout_s:g}"
+                f" s{watch.story()}{_said(_text(expired.stderr))}",
+                hint=(
+                    f"does the module {spec.model.model_def} do long work when it is imported, or"
+                    " wait for something?"
+                ),
             ) from expired
         finally:
             # Whatever the user's code started goes with it.
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            # After a Ctrl-C `Popen` itself waits for a quarter of a second only, and we would be gone before it.
+            # After a Ctrl-C `Popen` itself waits for a quarter of a second only, and we would be
+            # gone before it.
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_DEATH_S)
     found = _answer(output)
     if found is None:
         raise UserError(
-            f"the check of the model and its data ended with {_ending(child.returncode)} and no answer{_said(complaints)}",
+            f"the check of the model and its data ended with {_ending(child.returncode)} and no"
+            f" answer{_said(complaints)}",
             hint=f"does the module {spec.model.model_def} end the process?",
         )
     return _judged(found)
 
 
-def _conversation(child: subprocess.Popen[str], question: str, timeout_s: float, watch: CheckWatch) -> tuple[str, str]:
-    """The child's stdout and stderr when it has ended. Raises TimeoutExpired, and UserError as `CheckWatch.look`.
+def _conversation(
+    child: subprocess.Popen[str], question: str, timeout_s: float, watch: CheckWatch
+) -> tuple[str, str]:
+    """The child's stdout and stderr when it has ended.
 
-    It wakes twice a second: a Ctrl-C that comes just before a wait begins would be noticed only when the wait ends.
+    Raises TimeoutExpired, and UserError as `CheckWatch.look`.
+
+    It wakes twice a second: a Ctrl-C that comes just before a wait begins would be noticed only
+    when the wait ends.
     """
     given: str | None = question
     while True:
@@ -119,20 +135,27 @@ def save_preflight(path: Path, preflight: Preflight) -> None:
 
 
 def load_preflight(path: Path) -> Preflight | None:
-    """What was found before; None if nobody looked yet. Raises UserError for a file that is none of ours."""
+    """What was found before; None if nobody looked yet.
+
+    Raises UserError for a file that is none of ours.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise UserError(f"{path} is not what a preflight leaves: {error}", hint="remove it") from error
+        raise UserError(
+            f"{path} is not what a preflight leaves: {error}", hint="remove it"
+        ) from error
     if not isinstance(found, dict) or "ok" not in found:
         raise UserError(f"{path} is not what a preflight leaves", hint="remove it")
     return _judged(found)
 
 
 def _answer(output: str) -> dict[str, Any] | None:
-    """The last line that is a JSON object with "ok": what the user's code prints comes before it."""
+    """The last line that is a JSON object with "ok": what the user's code prints comes before
+    it.
+    """
     for line in reversed(output.splitlines()):
         with suppress(ValueError):
             found = json.loads(line)
@@ -143,16 +166,27 @@ def _answer(output: str) -> dict[str, Any] | None:
 
 def _judged(found: dict[str, Any]) -> Preflight:
     if not found["ok"]:
-        error = UserError(str(found.get("error", "the model or its data is not usable")), hint=str(found.get("hint", "")))
+        error = UserError(
+            str(found.get("error", "the model or its data is not usable")),
+            hint=str(found.get("hint", "")),
+        )
         with suppress(ValueError):
             error.exit_code = ExitCode(found.get("exit_code", ExitCode.USAGE))
         raise error
-    return Preflight(_sources(found, "training"), _sources(found, "validation"), _sources(found, "prediction"), found)
+    return Preflight(
+        _sources(found, "training"),
+        _sources(found, "validation"),
+        _sources(found, "prediction"),
+        found,
+    )
 
 
 def _sources(found: Mapping[str, Any], key: str) -> tuple[Source, ...]:
     try:
-        return tuple(Source(str(one["name"]), int(one["records"]), str(one.get("fingerprint", ""))) for one in found.get(key) or ())
+        return tuple(
+            Source(str(one["name"]), int(one["records"]), str(one.get("fingerprint", "")))
+            for one in found.get(key) or ()
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"the check told nonsense about the {key} data: {error!r}") from error
 

@@ -1,6 +1,7 @@
 """The status page while the master still looks at its model and data: it is up from the very start.
 
-In a thread, for the main one waits for the check. The master's own page takes its place; browsers find that by themselves.
+In a thread, for the main one waits for the check. The master's own page takes its place; browsers
+find that by themselves.
 """
 
 from __future__ import annotations
@@ -44,13 +45,17 @@ _CLOSE_S = 10.0
 class PreflightPage:
     """A job that has not begun, and who asks after it."""
 
-    def __init__(self, environment: MasterEnvironment, spec: JobSpec, stop: Callable[[str], None]) -> None:
+    def __init__(
+        self, environment: MasterEnvironment, spec: JobSpec, stop: Callable[[str], None]
+    ) -> None:
         """`stop`: what a person who wants the job to end is answered with; called in the thread."""
         self._environment, self._spec, self._stop = environment, spec, stop
         self._over = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._said: Callable[[str], None] | None = None
-        self._thread = threading.Thread(target=self._run, name="page of a job that is checked", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name="page of a job that is checked", daemon=True
+        )
 
     def open(self) -> None:
         """Begin to listen, soon."""
@@ -81,7 +86,9 @@ class PreflightPage:
         on = resume_command(self._spec.model_dump(mode="json"), self._environment.directory)
         what = about(self._spec, event_log.started_at, place.namespace, on)
         watched = JobView(what, core, self._desk(queue), queue, event_log, Collector(None, clock))
-        server = StatusServer(watched, AccessGuard(self._environment.token, place.names), _NO_MASTER)
+        server = StatusServer(
+            watched, AccessGuard(self._environment.token, place.names), _NO_MASTER
+        )
 
         def said(text: str) -> None:
             stamp = {"at": round(clock.wall_s(), 3), "at_s": round(queue.at_s(), 3)}
@@ -93,7 +100,10 @@ class PreflightPage:
             await server.start(place.host, place.port or self._spec.cluster.status_port)
             await asyncio.to_thread(self._over.wait)
         except OSError as error:
-            _LOG.warning("there is no status page while the job is being checked: %s", error.strerror or error)
+            _LOG.warning(
+                "there is no status page while the job is being checked: %s",
+                error.strerror or error,
+            )
         finally:
             self._loop = self._said = None
             answering.cancel()
@@ -103,7 +113,9 @@ class PreflightPage:
     def _desk(self, queue: EventQueue) -> ProcessGateway:
         """Nobody comes to it."""
         credentials = Credentials(self._environment.token, "master")
-        registry = PsRegistry(0, lambda name, address: GrpcServerControl(str(name), address, credentials, _NO_MASTER))
+        registry = PsRegistry(
+            0, lambda name, address: GrpcServerControl(str(name), address, credentials, _NO_MASTER)
+        )
         return ProcessGateway(queue, registry, Fences(registry), Task.TRAINING, lambda _: False)
 
     async def _answer(self, queue: EventQueue) -> None:
@@ -116,7 +128,9 @@ class PreflightPage:
 
 
 @contextmanager
-def preflight_page(environment: MasterEnvironment, spec: JobSpec, stop: Callable[[str], None]) -> Iterator[PreflightPage]:
+def preflight_page(
+    environment: MasterEnvironment, spec: JobSpec, stop: Callable[[str], None]
+) -> Iterator[PreflightPage]:
     """The page is there for as long as the context lasts."""
     page = PreflightPage(environment, spec, stop)
     page.open()

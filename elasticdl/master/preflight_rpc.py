@@ -1,4 +1,5 @@
-"""Answers whoever asks after a job whose master still looks at its model and data: in a pod that may take minutes, and is seen
+"""Answers whoever asks after a job whose master still looks at its model and data: in a pod that
+may take minutes, and is seen
 from outside only.
 """
 
@@ -42,7 +43,10 @@ class PreflightRpc(MasterServicer):
         """Why a person wants the job to end, if one does."""
 
     def tell(self, text: str) -> None:
-        """What takes long in the check: to the log, to whoever asks, and to the page. From the main thread."""
+        """What takes long in the check: to the log, to whoever asks, and to the page.
+
+        From the main thread.
+        """
         _LOG.info("%s", text)
         self._status = json.dumps({**self._facts, "message": text, "waiting": [text]})
         self.page(text)
@@ -68,16 +72,23 @@ class PreflightRpc(MasterServicer):
 
 
 def _later(context: grpc.ServicerContext) -> NoReturn:
-    context.abort(grpc.StatusCode.UNAVAILABLE, "the job has not begun: its model and data are being checked")
+    context.abort(
+        grpc.StatusCode.UNAVAILABLE, "the job has not begun: its model and data are being checked"
+    )
     raise AssertionError("abort raises")
 
 
 @contextmanager
 def preflight_rpc_server(environment: MasterEnvironment, spec: JobSpec) -> Iterator[PreflightRpc]:
-    """At the master's own address for as long as the context lasts. Without it, if the address cannot be had."""
+    """At the master's own address for as long as the context lasts.
+
+    Without it, if the address cannot be had.
+    """
     service = PreflightRpc(spec)
     server = grpc.server(
-        ThreadPoolExecutor(_THREADS), interceptors=[SyncChecks(environment.token, lambda *_: "")], options=server_options()
+        ThreadPoolExecutor(_THREADS),
+        interceptors=[SyncChecks(environment.token, lambda *_: "")],
+        options=server_options(),
     )
     add_MasterServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     try:

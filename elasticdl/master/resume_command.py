@@ -1,6 +1,7 @@
 """The next command to type after a job that is not done: on from its newest checkpoint, or afresh.
 
-Whoever tells people of such an end (the master, the command line, the page, report.html) says it by this, so that there is one answer.
+Whoever tells people of such an end (the master, the command line, the page, report.html) says it by
+this, so that there is one answer.
 """
 
 from __future__ import annotations
@@ -28,17 +29,27 @@ TRAIN, PREDICT = "train", "predict"
 
 
 def has_checkpoint(location: Path) -> bool:
-    """Whether a directory is, or holds, a checkpoint that was completed. Whether it is whole is seen when it is read."""
+    """Whether a directory is, or holds, a checkpoint that was completed.
+
+    Whether it is whole is seen when it is read.
+    """
     return (location / "manifest.json").exists() or any(location.glob("version-*/manifest.json"))
 
 
 def resume_command(told: Mapping[str, Any], directory: JobDirectory) -> str:
-    """What to do next, with a command that can be pasted. `told` is the job's job.json; it may be empty where that is gone."""
-    return _words(told, directory, resumes=_action(told) == TRAIN and has_checkpoint(directory.checkpoints))
+    """What to do next, with a command that can be pasted.
+
+    `told` is the job's job.json; it may be empty where that is gone.
+    """
+    return _words(
+        told, directory, resumes=_action(told) == TRAIN and has_checkpoint(directory.checkpoints)
+    )
 
 
 def after_a_stop(spec: JobSpec, directory: JobDirectory) -> str:
-    """The same, while the job goes on, for whoever is about to stop it: it takes a checkpoint then, where it keeps any."""
+    """The same, while the job goes on, for whoever is about to stop it: it takes a checkpoint then,
+    where it keeps any.
+    """
     kept = spec.keeps_checkpoints or has_checkpoint(directory.checkpoints)
     return _words(spec.model_dump(mode="json"), directory, resumes=spec.action == TRAIN and kept)
 
@@ -58,7 +69,9 @@ def _words(told: Mapping[str, Any], directory: JobDirectory, *, resumes: bool) -
 
 
 def with_way_on(finish: FinishJob, told: Mapping[str, Any], directory: JobDirectory) -> FinishJob:
-    """The end of a job with what to do next; that of a job that is done, or was wrong from the start, as it is."""
+    """The end of a job with what to do next; that of a job that is done, or was wrong from the
+    start, as it is.
+    """
     if finish.exit_code in (ExitCode.DONE, ExitCode.USAGE, ExitCode.DRAINED):
         return finish
     on = resume_command(told, directory)
@@ -66,7 +79,10 @@ def with_way_on(finish: FinishJob, told: Mapping[str, Any], directory: JobDirect
 
 
 def _submitted(told: Mapping[str, Any], directory: JobDirectory, *, resumes: bool) -> str:
-    """The kept command of a job on a cluster. It goes on with the workers that the job was scaled to."""
+    """The kept command of a job on a cluster.
+
+    It goes on with the workers that the job was scaled to.
+    """
     command = str(told.get("resume_command" if resumes else "restart_command") or "")
     if not command:
         return "the command that it was submitted with" + (" and --resume" if resumes else "")
@@ -84,7 +100,9 @@ def _local(action: str, told: Mapping[str, Any], path: Path, *, resumes: bool) -
     name, place = str(cluster.get("job_name") or path.name), path
     while place.exists() or place == path:
         name, place = next_name(name), Path(next_name(str(place)))
-    return shlex.join([*command, "--job-name", name, "--job-dir", str(place), *_new_output(action, told)])
+    return shlex.join(
+        [*command, "--job-name", name, "--job-dir", str(place), *_new_output(action, told)]
+    )
 
 
 def _new_output(action: str, told: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,6 @@
-"""`--tensorboard-log-dir`: what goes to metrics.jsonl, for TensorBoard too; once a job, however many workers there are."""
+"""`--tensorboard-log-dir`: what goes to metrics.jsonl, for TensorBoard too; once a job, however
+many workers there are.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,15 @@ _RUNS = {"training": "train", "evaluation": "validation"}
 
 @final
 class ScalarRuns:
-    """Curves by the model's version: of training in the run `train`, of evaluation rounds in `validation`, below one directory."""
+    """Curves by the model's version: of training in the run `train`, of evaluation rounds in
+    `validation`, below one directory.
+    """
 
     def __init__(self, log_dir: str) -> None:
         """`log_dir` '': nothing is written."""
-        self._runs = {kind: EventFile(Path(log_dir) / run) for kind, run in _RUNS.items()} if log_dir else {}
+        self._runs = (
+            {kind: EventFile(Path(log_dir) / run) for kind, run in _RUNS.items()} if log_dir else {}
+        )
 
     def append(self, row: Mapping[str, Any]) -> None:
         """A row of metrics.jsonl."""

@@ -63,7 +63,10 @@ class Throughput:
             self._offsets.setdefault((lease.shard.id, lease.attempt), lease.offset)
 
     def reported(self, worker: ProcessName, progress: Progress, at_s: float) -> None:
-        """A worker got on. Repeats and reports of leases that were not granted here count nothing."""
+        """A worker got on.
+
+        Repeats and reports of leases that were not granted here count nothing.
+        """
         applied = progress.applied
         key = (applied.shard, applied.attempt)
         before = self._offsets.get(key)
@@ -73,7 +76,8 @@ class Throughput:
         self._offsets[key] = max(before, applied.offset)
         if progress.done or progress.returned:
             del self._offsets[key]
-        # Over which time the first of them were done nobody knows: they begin the window, and are no part of its rate.
+        # Over which time the first of them were done nobody knows: they begin the window, and are
+        # no part of its rate.
         if self._total is None:
             self._total = _Window(at_s)
         else:

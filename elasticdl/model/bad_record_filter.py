@@ -1,6 +1,7 @@
 """Which records of a minibatch `feed` cannot take. No TensorFlow here.
 
-`feed` runs over whole windows, and its errors do not say over which record. Where it raises, windows are fed again in halves
+`feed` runs over whole windows, and its errors do not say over which record. Where it raises,
+windows are fed again in halves
 until the records to blame are found; they count as bad ones, up to the user's limit.
 """
 
@@ -27,7 +28,8 @@ _SHOWN_CHARACTERS = 120
 
 
 class RecordsRefused(UserError):
-    """`feed` raised while it ran over records, not while it was compiled: some of them may be to blame.
+    """`feed` raised while it ran over records, not while it was compiled: some of them may be to
+    blame.
 
     `reason` is what it raised, in a line, and `where` the place in the user's module.
     """
@@ -46,12 +48,17 @@ class Feed(Protocol):
     """`model.input.Feeder` of one task."""
 
     def __call__(self, window: Records) -> tuple[Any, Any] | None:
-        """(features, labels) of a window; None if nothing of it is left. Raises UserError, of it RecordsRefused."""
+        """(features, labels) of a window; None if nothing of it is left.
+
+        Raises UserError, of it RecordsRefused.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """What `feed` made of the records that it can take; `bad` others were left out, of which up to three are described."""
+    """What `feed` made of the records that it can take; `bad` others were left out, of which up to
+    three are described.
+    """
 
     made: tuple[Any, Any] | None
     bad: int = 0
@@ -63,7 +70,8 @@ class Fed:
 class BadRecordFilter:
     """`feed`, and where its records come from.
 
-    `reading` is held whenever the reader is used, which is only when something has to be told of a record.
+    `reading` is held whenever the reader is used, which is only when something has to be told of a
+    record.
     """
 
     feed: Feed
@@ -71,10 +79,13 @@ class BadRecordFilter:
     max_bad_records: int = 0
     reading: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
-    def __call__(self, records: Records, shard: Shard, places: Sequence[int] | NDArray[np.int64]) -> Fed:
+    def __call__(
+        self, records: Records, shard: Shard, places: Sequence[int] | NDArray[np.int64]
+    ) -> Fed:
         """Feed records, of which the i-th came as the `places[i]`-th good one of the shard.
 
-        Raises BadRecords for the record after the last that may be bad, and what `feed` raised if no record alone is to
+        Raises BadRecords for the record after the last that may be bad, and what `feed` raised if
+        no record alone is to
         blame for it.
         """
         try:
@@ -87,15 +98,24 @@ class BadRecordFilter:
         if not found:
             raise refused
         examples = tuple(
-            self._described(records, index, shard, int(places[index]), found[index]) for index in list(found)[:_EXAMPLES]
+            self._described(records, index, shard, int(places[index]), found[index])
+            for index in list(found)[:_EXAMPLES]
         )
         if len(found) > self.max_bad_records:
             raise self._too_many(records, found, examples)
         good = [index for index in range(count) if index not in found]
         return Fed(self.feed(_part(records, good)) if good else None, len(found), examples)
 
-    def _narrow(self, records: Records, part: Sequence[int], refused: RecordsRefused, found: dict[int, RecordsRefused]) -> None:
-        """Find those of `part`, all of which together were refused, that are refused alone; one more than allowed at most."""
+    def _narrow(
+        self,
+        records: Records,
+        part: Sequence[int],
+        refused: RecordsRefused,
+        found: dict[int, RecordsRefused],
+    ) -> None:
+        """Find those of `part`, all of which together were refused, that are refused alone; one
+        more than allowed at most.
+        """
         if len(part) == 1:
             found[part[0]] = refused
             return
@@ -113,7 +133,9 @@ class BadRecordFilter:
             return error
         return None
 
-    def _described(self, records: Records, index: int, shard: Shard, place: int, error: RecordsRefused) -> str:
+    def _described(
+        self, records: Records, index: int, shard: Shard, place: int, error: RecordsRefused
+    ) -> str:
         with self.reading:
             where = place_of(self.reader, shard.source, number_of(self.reader, shard, place))
             names = self.reader.metadata.column_names
@@ -125,23 +147,36 @@ class BadRecordFilter:
             return f"{where}: {which}: {error.reason}{at}"
         return f"{where}: {error.reason}{at}; the record is {_shown(cells.values())}"
 
-    def _too_many(self, records: Records, found: Mapping[int, RecordsRefused], examples: Sequence[str]) -> BadRecords:
+    def _too_many(
+        self, records: Records, found: Mapping[int, RecordsRefused], examples: Sequence[str]
+    ) -> BadRecords:
         allowed = self.max_bad_records
-        more = f"\nmore than {amount(allowed, 'record')} of one minibatch cannot be used" if allowed else ""
+        more = (
+            f"\nmore than {amount(allowed, 'record')} of one minibatch cannot be used"
+            if allowed
+            else ""
+        )
         others = [index for index in range(count_of(records)) if index not in found]
         probed = others[:: max(1, len(others) // _PROBED)][:_PROBED]
         if probed and all(self._error(records, [index]) is not None for index in probed):
             where = next(iter(found.values())).where
-            hint = f"it raises for every record that was tried, so look at {where or 'feed'} rather than at the data"
+            hint = (
+                f"it raises for every record that was tried, so look at {where or 'feed'} rather"
+                " than at the data"
+            )
         else:
             hint = "correct the data, or allow for it with --max-bad-records"
         return BadRecords(f"{examples[0]}{more}", hint=hint)
 
 
 def named_in(reason: str, cells: Mapping[str, str]) -> dict[str, str]:
-    """The cells that an error is about: TensorFlow's messages end with the text that could not be used, after a colon."""
+    """The cells that an error is about: TensorFlow's messages end with the text that could not be
+    used, after a colon.
+    """
     said = reason.rstrip()
-    return {name: text for name, text in cells.items() if said.endswith(f": {text.strip()}".rstrip())}
+    return {
+        name: text for name, text in cells.items() if said.endswith(f": {text.strip()}".rstrip())
+    }
 
 
 def _shown(cells: Collection[str]) -> str:

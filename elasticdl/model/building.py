@@ -1,4 +1,6 @@
-"""From a module's `custom_model` and `optimizer` to a Keras model that has its variables: what both strategies begin with."""
+"""From a module's `custom_model` and `optimizer` to a Keras model that has its variables: what both
+strategies begin with.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ Variable: TypeAlias = Any
 
 
 class NeedsFeatures(UserError):
-    """The model has no inputs before it is called: build it again, with the features of a first batch."""
+    """The model has no inputs before it is called: build it again, with the features of a first
+    batch.
+    """
 
 
 def check_params(module: ModelModule, params: Mapping[str, Scalar]) -> None:
@@ -30,15 +34,18 @@ def check_params(module: ModelModule, params: Mapping[str, Scalar]) -> None:
     unknown = [name for name in params if name not in both]
     if unknown:
         raise UserError(
-            f"--model-params {unknown[0]}={params[unknown[0]]!r}: neither custom_model ({place(module.custom_model)}) "
-            f"nor optimizer ({place(module.optimizer)}) takes it"
+            f"--model-params {unknown[0]}={params[unknown[0]]!r}: neither custom_model"
+            f" ({place(module.custom_model)}) nor optimizer ({place(module.optimizer)}) takes it"
         )
     for function, given in (
         (module.custom_model, taken(module.custom_model, params)),
         (module.optimizer, optimizer_params(module, params)),
     ):
         if problem := missing(function, given):
-            raise UserError(f"{place(function)}: {getattr(function, '__name__', function)}: {problem}", hint="see --model-params")
+            raise UserError(
+                f"{place(function)}: {getattr(function, '__name__', function)}: {problem}",
+                hint="see --model-params",
+            )
 
 
 def optimizer_params(module: ModelModule, params: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -48,14 +55,19 @@ def optimizer_params(module: ModelModule, params: Mapping[str, Scalar]) -> dict[
 
 
 def check_model(model: object, module: ModelModule) -> None:
-    """Raises UserError for what is no Keras model, or one that overrides what would not run here."""
+    """Raises UserError for what is no Keras model, or one that overrides what would not run
+    here.
+    """
     where = place(module.custom_model)
     if not isinstance(model, keras.Model):
-        raise UserError(f"{where}: custom_model returned {type(model).__name__}, expected a keras.Model")
+        raise UserError(
+            f"{where}: custom_model returned {type(model).__name__}, expected a keras.Model"
+        )
     for method in ("train_step", "test_step", "compute_loss"):
         if getattr(type(model), method) is not getattr(keras.Model, method):
             raise UserError(
-                f"{place(getattr(type(model), method))}: {type(model).__name__} overrides {method}, which would not run here",
+                f"{place(getattr(type(model), method))}: {type(model).__name__} overrides {method},"
+                " which would not run here",
                 hint="put it into loss(labels, predictions) and call()",
             )
 
@@ -66,11 +78,14 @@ def inputs_of(model: keras.Model, features: Structure | None, module: ModelModul
         return input_specs(model.inputs[0] if isinstance(model, keras.Sequential) else model.input)
     if features is None:
         raise NeedsFeatures(
-            f"{place(module.custom_model)}: {type(model).__name__} has no inputs before it is called", hint="give it a first batch"
+            f"{place(module.custom_model)}: {type(model).__name__} has no inputs before it is"
+            " called",
+            hint="give it a first batch",
         )
     specs = input_specs(features)
     with warnings.catch_warnings():
-        # Of a call() that raises, Keras first says that it cannot build the model, then lets it raise: that is what counts.
+        # Of a call() that raises, Keras first says that it cannot build the model, then lets it
+        # raise: that is what counts.
         warnings.filterwarnings("ignore", message="Layer .* looks like it has unbuilt state")
         model(tf.nest.map_structure(_symbolic, specs))
     return specs
@@ -88,9 +103,12 @@ def _symbolic(spec: tf.TypeSpec) -> keras.KerasTensor:
 def changing(model: keras.Model, inputs: Structure) -> tuple[Variable, ...]:
     """Non-trainable float variables that a training step changes: averages, which workers add to.
 
-    The others are frozen weights and statistics of preprocessing layers: every worker's own `custom_model` makes them alike.
+    The others are frozen weights and statistics of preprocessing layers: every worker's own
+    `custom_model` makes them alike.
     """
-    candidates = [one for one in model.non_trainable_variables if one.dtype.startswith(("float", "bfloat"))]
+    candidates = [
+        one for one in model.non_trainable_variables if one.dtype.startswith(("float", "bfloat"))
+    ]
     if not candidates:
         return ()
     changed: list[Variable] = []

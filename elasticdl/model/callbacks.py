@@ -13,7 +13,9 @@ import keras
 
 @final
 class LearningRateScheduler(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """The learning rate is `schedule(version)`, a float, instead of the optimizer's; `version` is an int."""
+    """The learning rate is `schedule(version)`, a float, instead of the optimizer's; `version` is
+    an int.
+    """
 
     def __init__(self, schedule: Callable[[int], float]) -> None:
         super().__init__()
@@ -31,4 +33,7 @@ class MaxStepsStopping(keras.callbacks.Callback):  # type: ignore[misc]  # Keras
 
 @final
 class SavedModelExporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Export the model to `--output` at the end of training. Exports happen anyway where `--output` is given."""
+    """Export the model to `--output` at the end of training.
+
+    Exports happen anyway where `--output` is given.
+    """

@@ -1,8 +1,11 @@
-"""`python -m elasticdl.model.check`: a JobSpec as JSON on stdin, what is wrong or what is there as one JSON object on stdout.
+"""`python -m elasticdl.model.check`: a JobSpec as JSON on stdin, what is wrong or what is there as
+one JSON object on stdout.
 
-Runs in a process of its own, since it imports TensorFlow and runs the user's code. Whatever that prints goes to stderr.
+Runs in a process of its own, since it imports TensorFlow and runs the user's code. Whatever that
+prints goes to stderr.
 
-{"ok": true, "training": [{"name", "records", "fingerprint"}], "validation": [...], "prediction": [...], "model": {...},
+{"ok": true, "training": [{"name", "records", "fingerprint"}], "validation": [...], "prediction":
+[...], "model": {...},
  "warnings": [...]}, or {"ok": false, "error", "hint", "exit_code": 2}.
 """
 
@@ -24,7 +27,10 @@ from elasticdl.model.tensorflow_import import load_tensorflow
 
 
 def check(spec: JobSpec, stages: Stages | None = None) -> dict[str, Any]:
-    """What `JobPreflight.run` finds, or {"ok": false, ...}. Raises nothing that user code could cause."""
+    """What `JobPreflight.run` finds, or {"ok": false, ...}.
+
+    Raises nothing that user code could cause.
+    """
     stages = stages or Stages()
     stages.begin("importing TensorFlow")
     load_tensorflow()
@@ -35,7 +41,12 @@ def check(spec: JobSpec, stages: Stages | None = None) -> dict[str, Any]:
         stages.begin(IMPORTING)
         return JobPreflight(spec, load_module(spec.model), stages).run()
     except ElasticDLError as error:
-        return {"ok": False, "error": error.message, "hint": error.hint, "exit_code": int(ExitCode.USAGE)}
+        return {
+            "ok": False,
+            "error": error.message,
+            "hint": error.hint,
+            "exit_code": int(ExitCode.USAGE),
+        }
 
 
 def main() -> int:
@@ -48,7 +59,12 @@ def main() -> int:
         found = check(JobSpec.model_validate_json(sys.stdin.read()), stages)
     except Exception as error:  # noqa: BLE001 - the top of the process: whoever asked gets an answer
         trace = traceback.format_exc(limit=-4)
-        found = {"ok": False, "error": f"the check itself failed: {error!r}", "hint": trace, "exit_code": int(ExitCode.USAGE)}
+        found = {
+            "ok": False,
+            "error": f"the check itself failed: {error!r}",
+            "hint": trace,
+            "exit_code": int(ExitCode.USAGE),
+        }
     with answer:
         json.dump(_jsonable(found), answer)
         answer.write("\n")
@@ -69,5 +85,6 @@ def _jsonable(value: Any) -> Any:  # noqa: ANN401
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    # Without Python's shutdown: threads of TensorFlow or of the user's code would hold the answer up.
+    # Without Python's shutdown: threads of TensorFlow or of the user's code would hold the answer
+    # up.
     os._exit(code)

@@ -1,4 +1,6 @@
-"""One batch of a job, tried without servers: what is wrong with a model module shows here, before any process starts."""
+"""One batch of a job, tried without servers: what is wrong with a model module shows here, before
+any process starts.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class DryRun:
     def pulled(self, lookups: Lookups) -> Pulled:
         """What servers would give at version 0."""
         tables = zip(self.served.parameters.tables, lookups.ids, strict=True)
-        rows = tuple(initial_weights(table.initializer, table.seed, ids, table.dim) for table, ids in tables)
+        rows = tuple(
+            initial_weights(table.initializer, table.seed, ids, table.dim) for table, ids in tables
+        )
         return Pulled((0,), self.served.dense(), rows)
 
     def train(self, features: Structure, labels: Structure) -> DryRunStep:
@@ -69,7 +73,10 @@ class DryRun:
         """What the model is, for people and programs."""
         parameters, ring = self.served.parameters, self.ring
         if ring is None:
-            size, optimizer = parameters.trainable_size + parameters.additive_size, parameters.optimizer.model_dump(mode="json")
+            size, optimizer = (
+                parameters.trainable_size + parameters.additive_size,
+                parameters.optimizer.model_dump(mode="json"),
+            )
         else:
             size = sum(int(np.prod(one.shape)) for one in (*ring.trainable, *ring.averaged))
             optimizer = {"kind": type(ring.optimizer).__name__.lower()}
@@ -82,21 +89,31 @@ class DryRun:
         return self.step.predict(features, lookups, self.pulled(lookups))
 
     def evaluate(self, features: Structure, labels: Structure) -> Mapping[str, float]:
-        """Values of the metrics, shown to be the same where two workers have half of the batch each. Raises UserError."""
+        """Values of the metrics, shown to be the same where two workers have half of the batch
+        each. Raises UserError.
+        """
         whole = self.step.metric_values(self._states(features, labels))
         count = int(tf.nest.flatten(features)[0].shape[0])
         if count > 1 and not _composite((features, labels)):
             first, second = (
-                self._states(*tf.nest.map_structure(lambda one, part=part: one[part], (features, labels)))
+                self._states(
+                    *tf.nest.map_structure(lambda one, part=part: one[part], (features, labels))
+                )
                 for part in (slice(0, count // 2), slice(count // 2, count))
             )
             summed = {
-                name: tuple(tuple(np.add(a, b).tolist()) for a, b in zip(first[name], second[name], strict=True)) for name in first
+                name: tuple(
+                    tuple(np.add(a, b).tolist())
+                    for a, b in zip(first[name], second[name], strict=True)
+                )
+                for name in first
             }
             _check_sums(whole, self.step.metric_values(summed), self.module)
         return whole
 
-    def _states(self, features: Structure, labels: Structure) -> dict[str, tuple[tuple[float, ...], ...]]:
+    def _states(
+        self, features: Structure, labels: Structure
+    ) -> dict[str, tuple[tuple[float, ...], ...]]:
         self.step.reset_metrics()
         lookups = self.step.prepare(features)
         self.step.evaluate(features, labels, lookups, self.pulled(lookups))
@@ -113,22 +130,41 @@ def check_callbacks(module: ModelModule, *, on_ring: bool = False) -> list[str]:
     with user_code("callbacks", module.zoo):
         made = module.callbacks()
     if not isinstance(made, (list, tuple, type(None))):
-        raise UserError(f"{place(module.callbacks)}: callbacks returned {type(made).__name__}, expected a list of Keras callbacks")
+        raise UserError(
+            f"{place(module.callbacks)}: callbacks returned {type(made).__name__}, expected a list"
+            " of Keras callbacks"
+        )
     for one in made or ():
         if not isinstance(one, keras.callbacks.Callback):
-            raise UserError(f"{place(module.callbacks)}: callbacks returned {one!r}, expected Keras callbacks")
+            raise UserError(
+                f"{place(module.callbacks)}: callbacks returned {one!r}, expected Keras callbacks"
+            )
         if isinstance(one, _OF_OPTIMIZERS) and not on_ring:
             raise UserError(
-                f"{place(module.callbacks)}: keras.callbacks.{type(one).__name__} sets the learning rate of an optimizer,"
-                " but parameter servers apply it",
-                hint="use LearningRateScheduler(schedule) of elasticdl.model.callbacks, with schedule(version), or a Keras schedule",
+                f"{place(module.callbacks)}: keras.callbacks.{type(one).__name__} sets the learning"
+                " rate of an optimizer, but parameter servers apply it",
+                hint=(
+                    "use LearningRateScheduler(schedule) of elasticdl.model.callbacks, with"
+                    " schedule(version), or a Keras schedule"
+                ),
             )
-    left_out = [text for one in made or () if isinstance(one, keras.callbacks.TensorBoard) for text in _left_out(one)]
-    return [f"{place(module.callbacks)}: of TensorBoard a job writes the curves of epochs: {text} is left out" for text in left_out]
+    left_out = [
+        text
+        for one in made or ()
+        if isinstance(one, keras.callbacks.TensorBoard)
+        for text in _left_out(one)
+    ]
+    return [
+        f"{place(module.callbacks)}: of TensorBoard a job writes the curves of epochs: {text} is"
+        " left out"
+        for text in left_out
+    ]
 
 
 def _left_out(board: keras.callbacks.TensorBoard) -> list[str]:
-    asked = {name: getattr(board, name) for name in ("histogram_freq", "write_images", "embeddings_freq")}
+    asked = {
+        name: getattr(board, name) for name in ("histogram_freq", "write_images", "embeddings_freq")
+    }
     asked["update_freq"] = 0 if board.update_freq == "epoch" else board.update_freq
     return [f"{name}={value}" for name, value in asked.items() if value]
 
@@ -147,7 +183,10 @@ def check_processor(module: ModelModule) -> None:
 
 
 def check_destination(module: ModelModule, output: str) -> None:
-    """That predictions go to one place, which is a folder or the module's own processor. Raises UserError."""
+    """That predictions go to one place, which is a folder or the module's own processor.
+
+    Raises UserError.
+    """
     if module.prediction_outputs_processor is None and not output:
         raise UserError(
             "there is nowhere to put predictions",
@@ -155,8 +194,8 @@ def check_destination(module: ModelModule, output: str) -> None:
         )
     if module.prediction_outputs_processor is not None and output:
         raise UserError(
-            f"{place(module.prediction_outputs_processor)}: PredictionOutputsProcessor takes the predictions,"
-            f" so nothing would come to --output {output}",
+            f"{place(module.prediction_outputs_processor)}: PredictionOutputsProcessor takes the"
+            f" predictions, so nothing would come to --output {output}",
             hint="leave --output out",
         )
 
@@ -164,28 +203,45 @@ def check_destination(module: ModelModule, output: str) -> None:
 def _check_loss(value: Any, outputs: Structure, module: ModelModule) -> None:  # noqa: ANN401 - what the user returns
     where = place(module.loss)
     if not tf.is_tensor(value):
-        raise UserError(f"{where}: loss returned {type(value).__name__}, expected a tensor: a scalar, or a value per example")
+        raise UserError(
+            f"{where}: loss returned {type(value).__name__}, expected a tensor: a scalar, or a"
+            " value per example"
+        )
     leaves = tf.nest.flatten(outputs)
     count = len(leaves[0])
     shape = tuple(value.shape)
     if shape and shape[0] != count:
-        raise UserError(f"{where}: loss returned a tensor of shape {shape}, expected a scalar or {count} values, one per example")
+        raise UserError(
+            f"{where}: loss returned a tensor of shape {shape}, expected a scalar or {count}"
+            " values, one per example"
+        )
     if count > 1 and shape == (count, count) and len(leaves) == 1 and leaves[0].size == count:
         raise UserError(
-            f"{where}: loss returned a tensor of shape {shape} for {amount(count, 'example')}: labels and predictions were broadcast",
+            f"{where}: loss returned a tensor of shape {shape} for {amount(count, 'example')}:"
+            " labels and predictions were broadcast",
             hint=f"predictions have shape {leaves[0].shape}; give labels the same shape in feed",
         )
 
 
-def _check_sums(whole: Mapping[str, float], summed: Mapping[str, float], module: ModelModule) -> None:
+def _check_sums(
+    whole: Mapping[str, float], summed: Mapping[str, float], module: ModelModule
+) -> None:
     for name, value in whole.items():
-        if name != LOSS and not np.isclose(value, summed[name], rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True):
+        if name != LOSS and not np.isclose(
+            value, summed[name], rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True
+        ):
             where = place(module.eval_metrics_fn) if module.eval_metrics_fn else module.path
             raise UserError(
-                f"{where}: metric {name!r} is {value:g} of a batch, but {summed[name]:g} of its two halves with their states added up",
-                hint="workers evaluate parts, so a metric's state must be a sum; use another Keras metric, or a function of values per example",
+                f"{where}: metric {name!r} is {value:g} of a batch, but {summed[name]:g} of its two"
+                " halves with their states added up",
+                hint=(
+                    "workers evaluate parts, so a metric's state must be a sum; use another Keras"
+                    " metric, or a function of values per example"
+                ),
             )
 
 
 def _composite(structure: Structure) -> bool:
-    return any(isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)) for leaf in tf.nest.flatten(structure))
+    return any(
+        isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)) for leaf in tf.nest.flatten(structure)
+    )

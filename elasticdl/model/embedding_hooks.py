@@ -1,7 +1,9 @@
 """How a `keras.layers.Embedding` of a user's model comes to have no matrix.
 
-The class itself is changed, once, when this module is imported (before any user's module): its layers are made as
-always, but while `building` is active, `build` makes no variable for a layer that is to be served, and its `call`
+The class itself is changed, once, when this module is imported (before any user's module): its
+layers are made as
+always, but while `building` is active, `build` makes no variable for a layer that is to be served,
+and its `call`
 asks whoever is active for the rows:
 - nobody (the functional graph is being built): zeros of the right shape;
 - a recorder (`elasticdl.model.ids`): zeros, and the ids are kept;
@@ -39,7 +41,10 @@ _CHOICE = "_elasticdl_served"
 @final
 @dataclass(slots=True)
 class Building:
-    """The served layers of the model that is being built, in the order in which Keras builds them. Index = table."""
+    """The served layers of the model that is being built, in the order in which Keras builds them.
+
+    Index = table.
+    """
 
     threshold_bytes: int
     layers: list[Any] = field(default_factory=list)
@@ -51,7 +56,10 @@ class Building:
             return bool(choice)
         if isinstance(layer, keras.layers.ReversibleEmbedding):
             return False  # it multiplies by its matrix, too
-        return vocabulary(layer) is None or layer.input_dim * layer.output_dim * 4 >= self.threshold_bytes
+        return (
+            vocabulary(layer) is None
+            or layer.input_dim * layer.output_dim * 4 >= self.threshold_bytes
+        )
 
 
 _building: ContextVar[Building | None] = ContextVar("building", default=None)
@@ -82,7 +90,9 @@ def lookups(lookup: Lookup) -> Iterator[None]:
 
 @contextmanager
 def matrices(values: Mapping[int, Float32s]) -> Iterator[None]:
-    """`model.save_weights` in the body writes float32[input_dim, dim] `values[table]` for served layers."""
+    """`model.save_weights` in the body writes float32[input_dim, dim] `values[table]` for served
+    layers.
+    """
     token = _matrices.set(values)
     try:
         yield
@@ -112,12 +122,15 @@ def _refuse_unsupported(layer: keras.layers.Embedding) -> None:
         "embeddings_constraint": layer.embeddings_constraint,
         "lora_rank": layer.lora_rank,
         "quantization": layer.quantization_mode,
-        "a variable type other than float32": None if layer.variable_dtype == "float32" else layer.variable_dtype,
+        "a variable type other than float32": (
+            None if layer.variable_dtype == "float32" else layer.variable_dtype
+        ),
     }
     for name, value in unsupported.items():
         if value is not None:
             raise UserError(
-                f"embedding layer {layer.name!r} has {name}, which cannot be honoured for rows that live on parameter servers",
+                f"embedding layer {layer.name!r} has {name}, which cannot be honoured for rows that"
+                " live on parameter servers",
                 hint=_KEEP,
             )
 
@@ -140,7 +153,10 @@ def _build(self: keras.layers.Embedding, input_shape: object = None) -> None:
     active = _building.get()
     if active is None or not active.wants(self):
         if vocabulary(self) is None:
-            raise UserError(f"embedding layer {self.name!r} has no input_dim and cannot be kept dense", hint="give it an input_dim")
+            raise UserError(
+                f"embedding layer {self.name!r} has no input_dim and cannot be kept dense",
+                hint="give it an input_dim",
+            )
         _keras_build(self, input_shape)
         return
     _refuse_unsupported(self)
@@ -167,7 +183,9 @@ def _embeddings(self: keras.layers.Embedding) -> Tensor:
     if table_of(self) is None:
         return _keras_embeddings.fget(self)
     raise UserError(
-        f"the matrix of embedding layer {self.name!r} is used directly, but its rows live on parameter servers", hint=_KEEP
+        f"the matrix of embedding layer {self.name!r} is used directly, but its rows live on"
+        " parameter servers",
+        hint=_KEEP,
     )
 
 
@@ -181,7 +199,11 @@ def _set_weights(self: keras.layers.Embedding, weights: Any) -> None:  # noqa: A
 def _unserve(layer: keras.layers.Embedding) -> None:
     active = _building.get()
     if active is None or vocabulary(layer) is None or getattr(layer, _CHOICE, None):
-        raise UserError(f"embedding layer {layer.name!r} is given weights, but its rows live on parameter servers", hint=_KEEP)
+        raise UserError(
+            f"embedding layer {layer.name!r} is given weights, but its rows live on parameter"
+            " servers",
+            hint=_KEEP,
+        )
     active.layers.remove(layer)
     delattr(layer, _MARK)
     for table, other in enumerate(active.layers):

@@ -28,15 +28,26 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 def export(
-    served: PsModel, dense: Float32s, tables: Sequence[tuple[Int64s, Float32s]], directory: str | Path, *, zoo: str = ""
+    served: PsModel,
+    dense: Float32s,
+    tables: Sequence[tuple[Int64s, Float32s]],
+    directory: str | Path,
+    *,
+    zoo: str = "",
 ) -> None:
-    """Write `directory/`: a SavedModel with the signature `serving_default`, and `model.weights.h5`.
+    """Write `directory/`: a SavedModel with the signature `serving_default`, and
+    `model.weights.h5`.
 
-    `tables[t]` are all rows that were ever made: ids int64[n] and weights float32[n, dim]. Rows of a bounded vocabulary
-    that were never touched get their initial values; the weights file then fits the model that the user's unchanged
-    `custom_model` makes without this package. Of an unbounded vocabulary, ids that were never seen read as zeros.
-    Inputs and outputs of the signature have the model's names. Written beside and renamed: never half an export.
-    Leaves the model's Keras variables at `dense`. Raises UserError, with the frames below `zoo`, for what the model raises.
+    `tables[t]` are all rows that were ever made: ids int64[n] and weights float32[n, dim]. Rows of
+    a bounded vocabulary
+    that were never touched get their initial values; the weights file then fits the model that the
+    user's unchanged
+    `custom_model` makes without this package. Of an unbounded vocabulary, ids that were never seen
+    read as zeros.
+    Inputs and outputs of the signature have the model's names. Written beside and renamed: never
+    half an export.
+    Leaves the model's Keras variables at `dense`. Raises UserError, with the frames below `zoo`,
+    for what the model raises.
     """
     target = Path(directory)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -84,13 +95,22 @@ def _save(
     directory: Path,
     zoo: str,
 ) -> None:
-    """The SavedModel. Everything it needs is tracked by one module: variables, lookup tables of preprocessing, rows."""
+    """The SavedModel.
+
+    Everything it needs is tracked by one module: variables, lookup tables of preprocessing, rows.
+    """
     module = tf.Module()
     module.model = served.model
     lookups = []
     for table, (ids, rows) in enumerate(tables):
         if table in bounded:
-            lookups.append(_gather(tf.Variable(bounded[table], trainable=False, name=served.parameters.tables[table].name)))
+            lookups.append(
+                _gather(
+                    tf.Variable(
+                        bounded[table], trainable=False, name=served.parameters.tables[table].name
+                    )
+                )
+            )
         else:
             lookups.append(_search(ids, rows, served.parameters.tables[table].name))
     module.rows = [lookup.variables for lookup in lookups]
@@ -104,11 +124,16 @@ def _save(
 
 
 def _serving(served: PsModel, look_up: Callable[[int, Tensor], Tensor], zoo: str) -> Any:  # noqa: ANN401 - TensorFlow's
-    """The traced function; of any length where `feed` leaves lengths open and the model can do with that."""
+    """The traced function; of any length where `feed` leaves lengths open and the model can do with
+    that.
+    """
     if served.open_inputs is not None:
         try:
             return _traced(served, served.open_inputs, look_up)
-        except (ValueError, TypeError):  # a layer that has to know the length, which then is that of the first batch
+        except (
+            ValueError,
+            TypeError,
+        ):  # a layer that has to know the length, which then is that of the first batch
             pass
     with user_code("exporting the model", zoo):
         return _traced(served, served.inputs, look_up)
@@ -118,7 +143,9 @@ def _traced(served: PsModel, inputs: Structure, look_up: Callable[[int, Tensor],
     names, structure = _named_inputs(served.model, inputs)
 
     def serve(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        features = tf.nest.pack_sequence_as(structure, [given[name] for name in names], expand_composites=True)
+        features = tf.nest.pack_sequence_as(
+            structure, [given[name] for name in names], expand_composites=True
+        )
         with embedding_hooks.lookups(look_up):
             return _named_outputs(served.model, served.model(features, training=False))
 
@@ -129,7 +156,9 @@ def _traced(served: PsModel, inputs: Structure, look_up: Callable[[int, Tensor],
 
 @contextmanager
 def _no_signature_of_keras() -> Iterator[None]:
-    """Without it Keras traces each model once more, for a signature of its own: subclassed ones with float32 inputs, whatever they take."""
+    """Without it Keras traces each model once more, for a signature of its own: subclassed ones
+    with float32 inputs, whatever they take.
+    """
     name = "_default_save_signature"
     owner = next((one for one in keras.Model.__mro__ if name in vars(one)), None)
     if owner is None:
@@ -160,17 +189,28 @@ def _gather(matrix: tf.Variable) -> _Rows:
 
 
 def _search(ids: Int64s, rows: Float32s, name: str) -> _Rows:
-    """By binary search in the sorted ids. The row after the last one is zeros, for ids that are not there."""
+    """By binary search in the sorted ids.
+
+    The row after the last one is zeros, for ids that are not there.
+    """
     order = np.argsort(ids, kind="stable")
     keys = tf.Variable(ids[order], trainable=False, name=f"{name}_ids")
-    values = tf.Variable(np.concatenate([rows[order], np.zeros((1, rows.shape[1]), np.float32)]), trainable=False, name=name)
+    values = tf.Variable(
+        np.concatenate([rows[order], np.zeros((1, rows.shape[1]), np.float32)]),
+        trainable=False,
+        name=name,
+    )
     count = len(ids)
 
     def call(wanted: Tensor) -> Tensor:
         wanted = tf.cast(wanted, tf.int64)
         flat = tf.reshape(wanted, [-1])
         places = tf.searchsorted(keys, flat) if count else tf.zeros_like(flat, tf.int32)
-        found = tf.gather(keys, tf.minimum(places, count - 1)) == flat if count else tf.zeros_like(flat, tf.bool)
+        found = (
+            tf.gather(keys, tf.minimum(places, count - 1)) == flat
+            if count
+            else tf.zeros_like(flat, tf.bool)
+        )
         found_rows = tf.gather(values, tf.where(found, places, count))
         shaped = tf.reshape(found_rows, tf.concat([tf.shape(wanted), [rows.shape[1]]], 0))
         shaped.set_shape([*wanted.shape, rows.shape[1]])
@@ -179,16 +219,25 @@ def _search(ids: Int64s, rows: Float32s, name: str) -> _Rows:
     return _Rows(call, [keys, values])
 
 
-def _named_inputs(model: keras.Model, inputs: Structure) -> tuple[dict[str, tf.TensorSpec], Structure]:
-    """Names for the leaves of the model's inputs, in order: keys of a dict, names of Keras inputs, else `inputs`."""
+def _named_inputs(
+    model: keras.Model, inputs: Structure
+) -> tuple[dict[str, tf.TensorSpec], Structure]:
+    """Names for the leaves of the model's inputs, in order: keys of a dict, names of Keras inputs,
+    else `inputs`.
+    """
     specs = tf.nest.flatten(inputs, expand_composites=True)
     if isinstance(inputs, Mapping) and len(inputs) == len(specs):
         names = [str(name) for name in sorted(inputs)]
     elif getattr(model, "inputs", None) and len(model.inputs) == len(specs):
         names = [str(one.name) for one in model.inputs]
     else:
-        names = ["inputs"] if len(specs) == 1 else [f"inputs_{number}" for number in range(len(specs))]
-    return {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in zip(names, specs, strict=True)}, inputs
+        names = (
+            ["inputs"] if len(specs) == 1 else [f"inputs_{number}" for number in range(len(specs))]
+        )
+    return {
+        name: tf.TensorSpec(spec.shape, spec.dtype, name)
+        for name, spec in zip(names, specs, strict=True)
+    }, inputs
 
 
 def _named_outputs(model: keras.Model, outputs: Structure) -> dict[str, Any]:
@@ -198,4 +247,10 @@ def _named_outputs(model: keras.Model, outputs: Structure) -> dict[str, Any]:
     names = list(getattr(model, "output_names", ()))
     if len(leaves) == 1:
         return {"predictions" if len(names) != 1 else names[0]: leaves[0]}
-    return dict(zip(names if len(names) == len(leaves) else [f"output_{i}" for i in range(len(leaves))], leaves, strict=True))
+    return dict(
+        zip(
+            names if len(names) == len(leaves) else [f"output_{i}" for i in range(len(leaves))],
+            leaves,
+            strict=True,
+        )
+    )

@@ -1,7 +1,10 @@
-"""The id graph: the part of a model between its inputs and its served embedding layers, and nothing else of it.
+"""The id graph: the part of a model between its inputs and its served embedding layers, and nothing
+else of it.
 
-The model is traced once with embeddings of zeros, keeping the ids that each lookup is asked for; then the graph is cut
-down to what these need. Ids that are an input as it is need no graph at all. Ids that come from the same computation are
+The model is traced once with embeddings of zeros, keeping the ids that each lookup is asked for;
+then the graph is cut
+down to what these need. Ids that are an input as it is need no graph at all. Ids that come from the
+same computation are
 recognised, so they are computed, and their duplicates found, once.
 """
 
@@ -29,7 +32,10 @@ Key: TypeAlias = tuple[Any, ...]
 @final
 @dataclass(frozen=True, slots=True)
 class LookupSite:
-    """One call of a served layer: which table, and which of the id arrays. `shape` is the ids' static shape."""
+    """One call of a served layer: which table, and which of the id arrays.
+
+    `shape` is the ids' static shape.
+    """
 
     table: int
     array: int
@@ -49,10 +55,15 @@ class IdGraph:
 
     def __call__(self, features: Sequence[Tensor]) -> list[Int64s]:
         """The id arrays, int64 of any shape, from the flat features of a batch."""
-        arrays: dict[int, Int64s] = {index: as_int64(features[feature]) for index, feature in self._inputs.items()}
+        arrays: dict[int, Int64s] = {
+            index: as_int64(features[feature]) for index, feature in self._inputs.items()
+        }
         if self._function is not None:
             computed = self._function(*features)
-            arrays.update((index, as_int64(tensor)) for index, tensor in zip(self._fetched, computed, strict=True))
+            arrays.update(
+                (index, as_int64(tensor))
+                for index, tensor in zip(self._fetched, computed, strict=True)
+            )
         return [arrays[index] for index in range(len(arrays))]
 
 
@@ -66,7 +77,8 @@ def trace_ids(served: PsModel, specs: Structure, *, training: bool) -> IdGraph:
     """Trace the model for features of these type specs.
 
     Raises:
-        UserError: ids depend on an embedding's rows, or a layer is called within a loop; names the layer.
+        UserError: ids depend on an embedding's rows, or a layer is called within a loop; names the
+            layer.
     """
     seen: list[tuple[int, Tensor]] = []
     rows: dict[str, int] = {}
@@ -74,9 +86,12 @@ def trace_ids(served: PsModel, specs: Structure, *, training: bool) -> IdGraph:
     def record(table: int, ids: Tensor) -> Tensor:
         if ids.graph is not graphs[0] or tf.compat.v1.get_default_graph() is not graphs[0]:
             raise UserError(
-                f"embedding layer {served.tables[table].name!r} is called within a loop, a condition or a mapped function, "
-                "where its rows cannot be fetched beforehand",
-                hint="call it on all ids at once outside, or keep it dense (--embedding-threshold-bytes)",
+                f"embedding layer {served.tables[table].name!r} is called within a loop, a"
+                " condition or a mapped function, where its rows cannot be fetched beforehand",
+                hint=(
+                    "call it on all ids at once outside, or keep it dense"
+                    " (--embedding-threshold-bytes)"
+                ),
             )
         seen.append((table, ids))
         made = embedding_hooks.zeros(ids, served.tables[table].output_dim)
@@ -96,8 +111,17 @@ def trace_ids(served: PsModel, specs: Structure, *, training: bool) -> IdGraph:
     return _cut(wrapped, seen, served, rows)
 
 
-def _cut(wrapped: Any, seen: Sequence[tuple[int, Tensor]], served: PsModel, rows: Mapping[str, int]) -> IdGraph:  # noqa: ANN401
-    feeds = [tensor for tensor in wrapped.inputs if tensor.op.type == "Placeholder" and tensor.dtype != tf.resource]
+def _cut(
+    wrapped: Any,  # noqa: ANN401
+    seen: Sequence[tuple[int, Tensor]],
+    served: PsModel,
+    rows: Mapping[str, int],
+) -> IdGraph:
+    feeds = [
+        tensor
+        for tensor in wrapped.inputs
+        if tensor.op.type == "Placeholder" and tensor.dtype != tf.resource
+    ]
     placeholders = {tensor.op.name: index for index, tensor in enumerate(feeds)}
     numbers = _value_numbers(wrapped.graph, placeholders)
     keys: dict[Key, int] = {}
@@ -112,7 +136,11 @@ def _cut(wrapped: Any, seen: Sequence[tuple[int, Tensor]], served: PsModel, rows
             sources.append(source)
         shape = tuple(ids.shape.as_list()) if ids.shape.rank is not None else None
         sites.append(LookupSite(table, keys[key], shape))
-    inputs = {index: placeholders[source.op.name] for index, source in enumerate(sources) if source.op.name in placeholders}
+    inputs = {
+        index: placeholders[source.op.name]
+        for index, source in enumerate(sources)
+        if source.op.name in placeholders
+    }
     fetched = tuple(index for index in range(len(sources)) if index not in inputs)
     with wrapped.graph.as_default():
         fetches = [tf.cast(sources[index], tf.int64) for index in fetched]
@@ -122,13 +150,17 @@ def _cut(wrapped: Any, seen: Sequence[tuple[int, Tensor]], served: PsModel, rows
 
 def _source(ids: Tensor) -> Tensor:
     """Before casts from one integer type to another, and before identities."""
-    while ids.op.type == "Identity" or (ids.op.type == "Cast" and ids.op.inputs[0].dtype in (tf.int32, tf.int64)):
+    while ids.op.type == "Identity" or (
+        ids.op.type == "Cast" and ids.op.inputs[0].dtype in (tf.int32, tf.int64)
+    ):
         ids = ids.op.inputs[0]
     return ids
 
 
 def _value_numbers(graph: tf.Graph, placeholders: Mapping[str, int]) -> dict[str, int]:
-    """Operation name -> number, equal for operations that compute the same from the same inputs and have no state."""
+    """Operation name -> number, equal for operations that compute the same from the same inputs and
+    have no state.
+    """
     numbers: dict[str, int] = {}
     known: dict[Key, int] = {}
     for operation in graph.get_operations():  # in the order of making: inputs first
@@ -136,8 +168,17 @@ def _value_numbers(graph: tf.Graph, placeholders: Mapping[str, int]) -> dict[str
         if operation.name in placeholders:
             key = ("input", placeholders[operation.name])
         elif not operation.op_def.is_stateful and operation.type != "Placeholder":
-            attributes = tuple(sorted((name, value.SerializeToString()) for name, value in operation.node_def.attr.items()))
-            key = (operation.type, attributes, *((numbers[source.op.name], source.value_index) for source in operation.inputs))
+            attributes = tuple(
+                sorted(
+                    (name, value.SerializeToString())
+                    for name, value in operation.node_def.attr.items()
+                )
+            )
+            key = (
+                operation.type,
+                attributes,
+                *((numbers[source.op.name], source.value_index) for source in operation.inputs),
+            )
         numbers[operation.name] = known.setdefault(key, len(known))
     return numbers
 
@@ -153,9 +194,12 @@ def _check_independent(ids: Tensor, rows: Mapping[str, int], layer: str, served:
         visited.add(operation.name)
         if operation.name in rows:
             raise UserError(
-                f"the ids of embedding layer {layer!r} depend on the rows of {served.tables[rows[operation.name]].name!r}, "
-                "so they are not known before these are fetched",
-                hint="keep one of the two dense: elasticdl.model.layers.Embedding(..., served=False)",
+                f"the ids of embedding layer {layer!r} depend on the rows of"
+                f" {served.tables[rows[operation.name]].name!r}, so they are not known before these"
+                " are fetched",
+                hint=(
+                    "keep one of the two dense: elasticdl.model.layers.Embedding(..., served=False)"
+                ),
             )
         stack.extend(source.op for source in operation.inputs)
         stack.extend(operation.control_inputs)

@@ -11,13 +11,19 @@ from elasticdl.embedding.spec import InitializerKind, InitializerSpec
 from elasticdl.errors import UserError
 
 _TRUNCATED_AT_TWO = 0.87962566103423978
-"""Standard deviation of a normal distribution truncated at two deviations (Keras, initializers/random_initializers.py)."""
+"""Standard deviation of a normal distribution truncated at two deviations (Keras,
+initializers/random_initializers.py).
+"""
 
 _SIMPLE: Mapping[type, Callable[[keras.initializers.Initializer], InitializerSpec]] = {
     keras.initializers.Zeros: lambda _: _constant(0.0),
     keras.initializers.Ones: lambda _: _constant(1.0),
-    keras.initializers.RandomUniform: lambda one: InitializerSpec(kind=InitializerKind.UNIFORM, a=one.minval, b=one.maxval),
-    keras.initializers.RandomNormal: lambda one: InitializerSpec(kind=InitializerKind.NORMAL, a=one.mean, b=one.stddev),
+    keras.initializers.RandomUniform: lambda one: InitializerSpec(
+        kind=InitializerKind.UNIFORM, a=one.minval, b=one.maxval
+    ),
+    keras.initializers.RandomNormal: lambda one: InitializerSpec(
+        kind=InitializerKind.NORMAL, a=one.mean, b=one.stddev
+    ),
     keras.initializers.TruncatedNormal: lambda one: InitializerSpec(
         kind=InitializerKind.TRUNCATED_NORMAL, a=one.mean, b=one.stddev
     ),
@@ -34,7 +40,9 @@ _SCALING = (
 
 
 def initializer_spec(layer: keras.layers.Embedding, vocabulary: int | None) -> InitializerSpec:
-    """How rows of `layer` begin. Its own seed is not used: the table's comes from the job's seed and the table's name.
+    """How rows of `layer` begin.
+
+    Its own seed is not used: the table's comes from the job's seed and the table's name.
 
     Raises:
         UserError: names an initializer that cannot be followed row by row.
@@ -43,15 +51,21 @@ def initializer_spec(layer: keras.layers.Embedding, vocabulary: int | None) -> I
     simple = _SIMPLE.get(type(initializer))
     if simple is not None:
         return simple(initializer)
-    if type(initializer) is keras.initializers.Constant and isinstance(initializer.value, (int, float)):
+    if type(initializer) is keras.initializers.Constant and isinstance(
+        initializer.value, (int, float)
+    ):
         return _constant(float(initializer.value))
     if type(initializer) in _SCALING:
         return _scaled(layer, initializer, vocabulary)
     name = getattr(initializer, "__name__", type(initializer).__name__)
     raise UserError(
-        f"embedding layer {layer.name!r} begins with {name}, which parameter servers cannot do row by row",
-        hint="use uniform, normal, truncated normal, a constant or variance scaling, or keep the layer dense "
-        "(--embedding-threshold-bytes, or elasticdl.model.layers.Embedding(..., served=False))",
+        f"embedding layer {layer.name!r} begins with {name}, which parameter servers cannot do row"
+        " by row",
+        hint=(
+            "use uniform, normal, truncated normal, a constant or variance scaling, or keep the"
+            " layer dense (--embedding-threshold-bytes, or elasticdl.model.layers.Embedding(...,"
+            " served=False))"
+        ),
     )
 
 
@@ -60,19 +74,30 @@ def _constant(value: float) -> InitializerSpec:
 
 
 def _scaled(
-    layer: keras.layers.Embedding, initializer: keras.initializers.VarianceScaling, vocabulary: int | None
+    layer: keras.layers.Embedding,
+    initializer: keras.initializers.VarianceScaling,
+    vocabulary: int | None,
 ) -> InitializerSpec:
-    """Keras' variance scaling of a matrix [vocabulary, dim]: fan in is the vocabulary, fan out the dim."""
+    """Keras' variance scaling of a matrix [vocabulary, dim]: fan in is the vocabulary, fan out the
+    dim.
+    """
     if vocabulary is None and initializer.mode != "fan_out":
         raise UserError(
-            f"embedding layer {layer.name!r} begins with {type(initializer).__name__}, which needs the size of the vocabulary",
+            f"embedding layer {layer.name!r} begins with {type(initializer).__name__}, which needs"
+            " the size of the vocabulary",
             hint="give input_dim, or use uniform or normal",
         )
-    fans = {"fan_in": vocabulary or 0, "fan_out": layer.output_dim, "fan_avg": ((vocabulary or 0) + layer.output_dim) / 2}
+    fans = {
+        "fan_in": vocabulary or 0,
+        "fan_out": layer.output_dim,
+        "fan_avg": ((vocabulary or 0) + layer.output_dim) / 2,
+    }
     scale = initializer.scale / max(1.0, fans[initializer.mode])
     match initializer.distribution:
         case "truncated_normal":
-            return InitializerSpec(kind=InitializerKind.TRUNCATED_NORMAL, a=0.0, b=math.sqrt(scale) / _TRUNCATED_AT_TWO)
+            return InitializerSpec(
+                kind=InitializerKind.TRUNCATED_NORMAL, a=0.0, b=math.sqrt(scale) / _TRUNCATED_AT_TWO
+            )
         case "untruncated_normal":
             return InitializerSpec(kind=InitializerKind.NORMAL, a=0.0, b=math.sqrt(scale))
         case _:

@@ -1,7 +1,9 @@
 """From windows of records to batches of tensors, through the user's `feed`.
 
-Each window goes through `feed` on its own, as a dataset of exactly its records, inside one compiled function: no Python
-runs per record, no thread of tf.data outlives a window, and a minibatch is exactly what `feed` makes of its window.
+Each window goes through `feed` on its own, as a dataset of exactly its records, inside one compiled
+function: no Python
+runs per record, no thread of tf.data outlives a window, and a minibatch is exactly what `feed`
+makes of its window.
 """
 
 from __future__ import annotations
@@ -35,15 +37,19 @@ _OF_RECORDS = (
     tf.errors.OutOfRangeError,
     tf.errors.UnknownError,
 )
-"""What operations raise for values that they cannot use; memory that is not there, say, is no record's fault."""
+"""What operations raise for values that they cannot use; memory that is not there, say, is no
+record's fault.
+"""
 
 
 @final
 class Feeder:
     """`feed` of one task as a compiled function of one window. Traces once for each type of window.
 
-    Releases the GIL while it runs. Leaves are eager TensorFlow tensors; elements of unequal shape are padded with zeros
-    (or ""). Raises UserError, with the user's frames, if `feed` raises or gives something else than (features, labels);
+    Releases the GIL while it runs. Leaves are eager TensorFlow tensors; elements of unequal shape
+    are padded with zeros
+    (or ""). Raises UserError, with the user's frames, if `feed` raises or gives something else than
+    (features, labels);
     of it RecordsRefused if an operation of it raises for what is in the records.
     """
 
@@ -54,7 +60,10 @@ class Feeder:
         self._traced: dict[tuple[Any, ...], Callable[[Any], Structure]] = {}
 
     def __call__(self, window: Records) -> tuple[Structure, Structure] | None:
-        """(features, labels) of a window, None if `feed` kept nothing. Labels are None in prediction."""
+        """(features, labels) of a window, None if `feed` kept nothing.
+
+        Labels are None in prediction.
+        """
         tensors = _tensors(window)
         with user_code(self._name(), self._module.zoo):
             function = self._function(tensors)
@@ -65,13 +74,16 @@ class Feeder:
                     return None
                 if _ENDLESS in str(error):
                     raise UserError(
-                        f"{place(feed_of(self._module))}: {_ENDLESS}", hint="leave repeat() out: see --num-epochs"
+                        f"{place(feed_of(self._module))}: {_ENDLESS}",
+                        hint="leave repeat() out: see --num-epochs",
                     ) from error
                 raise self._refused(error) from error
         return self._split(made)
 
     def open_features(self) -> Structure | None:
-        """Specs of the features of any window, lengths that `feed` leaves open unknown; None before the first window."""
+        """Specs of the features of any window, lengths that `feed` leaves open unknown; None before
+        the first window.
+        """
         if not self._traced:
             return None
         made = next(iter(self._traced.values())).structured_outputs  # type: ignore[attr-defined]
@@ -80,16 +92,27 @@ class Feeder:
     def _refused(self, error: Exception) -> RecordsRefused:
         whole = described(error, self._name(), self._module.zoo)
         where = innermost(error, self._module.zoo) or place(feed_of(self._module))
-        return RecordsRefused(whole.message, hint=whole.hint, reason=told(error, self._name()), where=where)
+        return RecordsRefused(
+            whole.message, hint=whole.hint, reason=told(error, self._name()), where=where
+        )
 
     def _name(self) -> str:
         return "feed" if self._module.feed_batch is None else "feed_batch"
 
     def _function(self, tensors: Any) -> Callable[[Any], Structure]:  # noqa: ANN401 - one tensor or a dict of them
-        specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), tensors)
-        key = tuple((spec.shape.rank, tuple(spec.shape.as_list()), spec.dtype) for spec in tf.nest.flatten(specs))
+        specs = tf.nest.map_structure(
+            lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), tensors
+        )
+        key = tuple(
+            (spec.shape.rank, tuple(spec.shape.as_list()), spec.dtype)
+            for spec in tf.nest.flatten(specs)
+        )
         if key not in self._traced:
-            body = self._records_by_dataset if self._module.feed_batch is None else self._records_at_once
+            body = (
+                self._records_by_dataset
+                if self._module.feed_batch is None
+                else self._records_at_once
+            )
             self._traced[key] = tf.function(body).get_concrete_function(specs)
         return self._traced[key]
 
@@ -98,10 +121,14 @@ class Feeder:
         assert feed is not None
         dataset = feed(tf.data.Dataset.from_tensor_slices(records), self._mode, self._metadata)
         if not isinstance(dataset, tf.data.Dataset):
-            raise UserError(f"{place(feed)}: feed returned {type(dataset).__name__}, expected a tf.data.Dataset")
+            raise UserError(
+                f"{place(feed)}: feed returned {type(dataset).__name__}, expected a tf.data.Dataset"
+            )
         count = tf.shape(tf.nest.flatten(records)[0], tf.int64)[0]
         ends = tf.debugging.assert_none_equal(
-            dataset.cardinality(), tf.constant(tf.data.INFINITE_CARDINALITY, tf.int64), message=_ENDLESS
+            dataset.cardinality(),
+            tf.constant(tf.data.INFINITE_CARDINALITY, tf.int64),
+            message=_ENDLESS,
         )
         with tf.control_dependencies([ends]):
             return _batched(dataset, count).get_single_element()
@@ -115,8 +142,12 @@ class Feeder:
         if self._mode is not Mode.PREDICTION and not pair:
             shown = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
             raise UserError(
-                f"{place(feed_of(self._module))}: {self._name()} gave {shown} in mode {self._mode}, expected (features, labels)",
-                hint="weights of examples go into the labels, as a dict say: loss and metrics get them from there",
+                f"{place(feed_of(self._module))}: {self._name()} gave {shown} in mode {self._mode},"
+                " expected (features, labels)",
+                hint=(
+                    "weights of examples go into the labels, as a dict say: loss and metrics get"
+                    " them from there"
+                ),
             )
         features, labels = made if pair else (made, None)
         if _length(features) == 0:
@@ -134,13 +165,14 @@ def feed_of(module: ModelModule) -> Callable[..., Any]:
 def _batched(dataset: Any, records: Any) -> Any:  # noqa: ANN401 - TensorFlow has no types
     """All elements as one; padded where their shapes may differ.
 
-    TensorFlow reserves memory for as many elements as a padded batch may have, so that is bounded by what `feed` may
+    TensorFlow reserves memory for as many elements as a padded batch may have, so that is bounded
+    by what `feed` may
     reasonably make of one record.
     """
     specs = tf.nest.flatten(dataset.element_spec)
-    if all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in specs) and not all(
-        spec.shape.is_fully_defined() for spec in specs
-    ):
+    if all(
+        isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in specs
+    ) and not all(spec.shape.is_fully_defined() for spec in specs):
         return dataset.padded_batch(records * _PADDED_PER_RECORD)
     return dataset.batch(_ALL)
 
@@ -152,14 +184,17 @@ def _tensors(window: Records) -> Any:  # noqa: ANN401
 
 
 def grouping(batch: tuple[Structure, Structure], records: int) -> str:
-    """A hint where the examples that `feed` made of so many records look like batches of them; '' where they do not."""
+    """A hint where the examples that `feed` made of so many records look like batches of them; ''
+    where they do not.
+    """
     shapes = [leaf.shape.as_list() for leaf in tf.nest.flatten(batch) if leaf is not None]
     if not all(len(shape) > 1 and shape[:2] == shapes[0][:2] for shape in shapes):
         return ""
     examples, size = shapes[0][:2]
     batched = examples < records and (examples - 1) * size < records <= examples * size
     return (
-        f"feed made {examples} x {size} of {records} records: leave batch() out, minibatches are made of what it gives"
+        f"feed made {examples} x {size} of {records} records: leave batch() out, minibatches are"
+        " made of what it gives"
         if batched
         else ""
     )

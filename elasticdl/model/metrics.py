@@ -1,4 +1,6 @@
-"""Metrics of a model module: updated inside the compiled step, merged across workers by adding their states up."""
+"""Metrics of a model module: updated inside the compiled step, merged across workers by adding
+their states up.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import place, user_code
 
 States: TypeAlias = Mapping[str, tuple[tuple[float, ...], ...]]
-"""Of each metric, the flat values of each of its variables. Adding them up elementwise merges two workers' metrics."""
+"""Of each metric, the flat values of each of its variables.
+
+Adding them up elementwise merges two workers' metrics.
+"""
 
 LOSS = "loss"
 
@@ -32,7 +37,9 @@ class NamedMetric:
 
 @final
 class Metrics:
-    """The module's metrics and the mean loss, "loss" (unless a metric of the module has that name)."""
+    """The module's metrics and the mean loss, "loss" (unless a metric of the module has that
+    name).
+    """
 
     def __init__(self, module: ModelModule, model: keras.Model) -> None:
         self._model = model
@@ -67,7 +74,8 @@ class Metrics:
         return all(metric.variables for metric in self._all().values())
 
     def values(self, states: States) -> dict[str, float]:
-        """What metrics with these states say: `name`, or `name/i` for each number of a result that is an array.
+        """What metrics with these states say: `name`, or `name/i` for each number of a result that
+        is an array.
 
         Raises:
             UserError: a state does not fit its metric.
@@ -84,22 +92,32 @@ class Metrics:
     def _all(self) -> dict[str, Any]:
         return {LOSS: self.loss, **{one.name: one.metric for one in self._named}}
 
-    def _of_output(self, one: NamedMetric, labels: Structure, predictions: Structure) -> tuple[Structure, Structure]:
+    def _of_output(
+        self, one: NamedMetric, labels: Structure, predictions: Structure
+    ) -> tuple[Structure, Structure]:
         if one.output is None:
             return labels, predictions
-        return _part(labels, one.output, self._model, "labels"), _part(predictions, one.output, self._model, "outputs")
+        return _part(labels, one.output, self._model, "labels"), _part(
+            predictions, one.output, self._model, "outputs"
+        )
 
 
 def _part(values: Structure, output: str, model: keras.Model, what: str) -> Structure:
     """Of one output: by its key, or by its place among the model's output names."""
     if isinstance(values, Mapping):
         if output not in values:
-            raise UserError(f"eval_metrics_fn names the output {output!r}, but the {what} are {', '.join(map(str, values))}")
+            raise UserError(
+                f"eval_metrics_fn names the output {output!r}, but the {what} are"
+                f" {', '.join(map(str, values))}"
+            )
         return values[output]
     if isinstance(values, (list, tuple)):
         names = list(getattr(model, "output_names", ()))
         if output not in names:
-            raise UserError(f"eval_metrics_fn names the output {output!r}, but the model's are {', '.join(names) or 'not named'}")
+            raise UserError(
+                f"eval_metrics_fn names the output {output!r}, but the model's are"
+                f" {', '.join(names) or 'not named'}"
+            )
         return values[names.index(output)]
     return values
 
@@ -107,11 +125,15 @@ def _part(values: Structure, output: str, model: keras.Model, what: str) -> Stru
 def _named(made: object, module: ModelModule) -> Iterator[NamedMetric]:
     where = place(module.eval_metrics_fn) if module.eval_metrics_fn else module.path
     if not isinstance(made, Mapping):
-        raise UserError(f"{where}: eval_metrics_fn returned {type(made).__name__}, expected {{name: metric}}")
+        raise UserError(
+            f"{where}: eval_metrics_fn returned {type(made).__name__}, expected {{name: metric}}"
+        )
     for name, value in made.items():
         if isinstance(value, Mapping):
             for inner, metric in value.items():
-                yield NamedMetric(f"{name}_{inner}", str(name), _metric(f"{name}_{inner}", metric, where))
+                yield NamedMetric(
+                    f"{name}_{inner}", str(name), _metric(f"{name}_{inner}", metric, where)
+                )
         else:
             yield NamedMetric(str(name), None, _metric(str(name), value, where))
 
@@ -123,7 +145,10 @@ def _refuse_twice(named: Sequence[NamedMetric], module: ModelModule) -> None:
         first = names.setdefault(id(one.metric), one.name)
         if first != one.name:
             where = place(module.eval_metrics_fn) if module.eval_metrics_fn else module.path
-            raise UserError(f"{where}: metrics {first!r} and {one.name!r} are one object", hint="make one for each name")
+            raise UserError(
+                f"{where}: metrics {first!r} and {one.name!r} are one object",
+                hint="make one for each name",
+            )
 
 
 def _metric(name: str, value: Any, where: str) -> Any:  # noqa: ANN401 - Keras has no types
@@ -134,7 +159,10 @@ def _metric(name: str, value: Any, where: str) -> Any:  # noqa: ANN401 - Keras h
         return value()
     if callable(value):
         return keras.metrics.MeanMetricWrapper(_flat(value), name=name)
-    raise UserError(f"{where}: metric {name!r} is {value!r}, expected a Keras metric or a function(labels, predictions)")
+    raise UserError(
+        f"{where}: metric {name!r} is {value!r}, expected a Keras metric or a function(labels,"
+        " predictions)"
+    )
 
 
 def _flat(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -149,14 +177,20 @@ def _flat(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 def _load(name: str, metric: Any, arrays: tuple[tuple[float, ...], ...]) -> None:  # noqa: ANN401
     sizes = [int(np.prod(variable.shape)) for variable in metric.variables]
     if sizes != [len(array) for array in arrays]:
-        raise UserError(f"metric {name!r} has states of {sizes} numbers, got {[len(array) for array in arrays]}")
+        raise UserError(
+            f"metric {name!r} has states of {sizes} numbers, got {[len(array) for array in arrays]}"
+        )
     for variable, array in zip(metric.variables, arrays, strict=True):
         variable.assign(np.asarray(array).reshape(variable.shape))
 
 
 def _scalars(name: str, result: Any) -> dict[str, float]:  # noqa: ANN401
     if isinstance(result, Mapping):
-        return {key: value for inner, part in result.items() for key, value in _scalars(f"{name}/{inner}", part).items()}
+        return {
+            key: value
+            for inner, part in result.items()
+            for key, value in _scalars(f"{name}/{inner}", part).items()
+        }
     array = np.asarray(result)
     if array.ndim == 0:
         return {name: float(array)}

@@ -14,14 +14,18 @@ from typing import Any, final
 
 from elasticdl.errors import UserError
 from elasticdl.job import ModelSection
-from elasticdl.model import embedding_hooks  # noqa: F401 - before any user module: it changes the class that they make layers of
+
+# Before any user module: it changes the class that they make layers of.
+from elasticdl.model import embedding_hooks  # noqa: F401
 from elasticdl.model.usercode import place, user_code
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ModelModule:
-    """What the user's module offers. None: the module does not have it; one of `feed` and `feed_batch` is there.
+    """What the user's module offers.
+
+    None: the module does not have it; one of `feed` and `feed_batch` is there.
 
     `path` is the module's file and `zoo` the directory of all modules, for messages.
     """
@@ -42,7 +46,8 @@ class ModelModule:
 def load_module(section: ModelSection) -> ModelModule:
     """Import `--model-def` from `--model-zoo`.
 
-    `iris`, `mnist.cnn` and `mnist.cnn.CustomModel` are dotted paths below the zoo; the last part may name the function
+    `iris`, `mnist.cnn` and `mnist.cnn.CustomModel` are dotted paths below the zoo; the last part
+    may name the function
     or class to use for `custom_model`. Packages need no `__init__.py`.
 
     Raises:
@@ -51,7 +56,8 @@ def load_module(section: ModelSection) -> ModelModule:
     zoo = Path(section.model_zoo).resolve()
     if not zoo.is_dir():
         raise UserError(
-            f"--model-zoo {section.model_zoo!r} is not a directory", hint="give the directory that holds the model modules"
+            f"--model-zoo {section.model_zoo!r} is not a directory",
+            hint="give the directory that holds the model modules",
         )
     name, attribute = _split(zoo, section.model_def)
     module = _imported(zoo, name)
@@ -59,9 +65,17 @@ def load_module(section: ModelSection) -> ModelModule:
     loaded = ModelModule(
         path=path,
         zoo=str(zoo),
-        custom_model=_required(module, attribute, "`def custom_model(**params)`, which returns a Keras model"),
-        loss=_required(module, "loss", "`def loss(labels, predictions)`, which returns a scalar or values per example"),
-        optimizer=_required(module, "optimizer", "`def optimizer(lr=0.1)`, which returns a Keras optimizer"),
+        custom_model=_required(
+            module, attribute, "`def custom_model(**params)`, which returns a Keras model"
+        ),
+        loss=_required(
+            module,
+            "loss",
+            "`def loss(labels, predictions)`, which returns a scalar or values per example",
+        ),
+        optimizer=_required(
+            module, "optimizer", "`def optimizer(lr=0.1)`, which returns a Keras optimizer"
+        ),
         feed=_optional(module, "feed"),
         feed_batch=_optional(module, "feed_batch"),
         eval_metrics_fn=_optional(module, "eval_metrics_fn"),
@@ -77,7 +91,10 @@ def _split(zoo: Path, model_def: str) -> tuple[str, str]:
     """Module name and the name within it. The longest prefix that is a module wins."""
     parts = model_def.split(".")
     if not all(part.isidentifier() for part in parts):
-        raise UserError(f"--model-def {model_def!r} is not a dotted name", hint="`iris`, `mnist.cnn` or `mnist.cnn.custom_model`")
+        raise UserError(
+            f"--model-def {model_def!r} is not a dotted name",
+            hint="`iris`, `mnist.cnn` or `mnist.cnn.custom_model`",
+        )
     for length in range(len(parts), 0, -1):
         base = zoo.joinpath(*parts[:length])
         if base.with_suffix(".py").is_file() or (base / "__init__.py").is_file():
@@ -89,7 +106,9 @@ def _split(zoo: Path, model_def: str) -> tuple[str, str]:
 
 
 def _found(zoo: Path) -> str:
-    names = sorted(".".join(path.relative_to(zoo).with_suffix("").parts) for path in zoo.glob("**/*.py"))
+    names = sorted(
+        ".".join(path.relative_to(zoo).with_suffix("").parts) for path in zoo.glob("**/*.py")
+    )
     shown = [name for name in names if "__" not in name][:12]
     return f"found: {', '.join(shown)}" if shown else "it has no Python modules"
 
@@ -97,7 +116,8 @@ def _found(zoo: Path) -> str:
 def _imported(zoo: Path, name: str) -> ModuleType:
     """The module, with the zoo first on the path so that modules find their siblings.
 
-    A module of the same name from another zoo (tests, notebooks) is forgotten first; one that is not from a zoo stays.
+    A module of the same name from another zoo (tests, notebooks) is forgotten first; one that is
+    not from a zoo stays.
     """
     top = name.partition(".")[0]
     _forget(zoo, top)
@@ -108,7 +128,10 @@ def _imported(zoo: Path, name: str) -> ModuleType:
         module = importlib.import_module(name)
     origin = getattr(module, "__file__", None)
     if origin is None or not Path(origin).resolve().is_relative_to(zoo):
-        raise UserError(f"--model-def {name!r} is also an installed module, {origin or 'built in'}", hint="rename the model module")
+        raise UserError(
+            f"--model-def {name!r} is also an installed module, {origin or 'built in'}",
+            hint="rename the model module",
+        )
     _ZOO_MODULES.add(top)
     return module
 
@@ -126,13 +149,18 @@ def _forget(zoo: Path, top: str) -> None:
         return
     origin = getattr(sys.modules[top], "__file__", None)
     if origin is None or not Path(origin).resolve().is_relative_to(zoo):
-        raise UserError(f"--model-def {top!r} has the name of an installed module, {origin or top}", hint="rename the model module")
+        raise UserError(
+            f"--model-def {top!r} has the name of an installed module, {origin or top}",
+            hint="rename the model module",
+        )
 
 
 def _optional(module: ModuleType, name: str) -> Callable[..., Any] | None:
     value = getattr(module, name, None)
     if value is not None and not callable(value):
-        raise UserError(f"{module.__file__}:{_line(module, name)}: {name} is {value!r}, expected a function")
+        raise UserError(
+            f"{module.__file__}:{_line(module, name)}: {name} is {value!r}, expected a function"
+        )
     return value
 
 
@@ -157,7 +185,10 @@ def _check_arities(module: ModelModule) -> None:
     if module.feed is None and module.feed_batch is None:
         raise UserError(
             f"{module.path}:1: feed is missing",
-            hint="expected `def feed(dataset, mode, metadata)`, or `feed_batch(records, mode, metadata)`",
+            hint=(
+                "expected `def feed(dataset, mode, metadata)`, or `feed_batch(records, mode,"
+                " metadata)`"
+            ),
         )
     expected: tuple[tuple[Callable[..., Any] | None, tuple[str, ...]], ...] = (
         (module.loss, ("labels", "predictions")),
@@ -173,13 +204,19 @@ def _check_arities(module: ModelModule) -> None:
             _check_arity(function, names)
     processor = module.prediction_outputs_processor
     if processor is not None and not callable(getattr(processor, "process", None)):
-        raise UserError(f"{place(processor)}: PredictionOutputsProcessor has no method process(predictions, worker_id)")
+        raise UserError(
+            f"{place(processor)}: PredictionOutputsProcessor has no method process(predictions,"
+            " worker_id)"
+        )
 
 
 def _check_arity(function: Callable[..., Any], names: tuple[str, ...]) -> None:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some callables of extensions have none; calling them will tell
+    except (
+        TypeError,
+        ValueError,
+    ):  # some callables of extensions have none; calling them will tell
         return
     try:
         signature.bind(*names)

@@ -14,7 +14,11 @@ Optimizer: TypeAlias = Any
 """A `keras.optimizers.Optimizer` (the package has no types)."""
 
 _SPECS: Mapping[type, Callable[[Optimizer], dict[str, Any]]] = {
-    keras.optimizers.SGD: lambda one: {"kind": OptimizerKind.SGD, "momentum": one.momentum, "nesterov": one.nesterov},
+    keras.optimizers.SGD: lambda one: {
+        "kind": OptimizerKind.SGD,
+        "momentum": one.momentum,
+        "nesterov": one.nesterov,
+    },
     keras.optimizers.Adam: lambda one: _adam(one),
     keras.optimizers.AdamW: lambda one: _adam(one),
     keras.optimizers.Adagrad: lambda one: {
@@ -48,10 +52,13 @@ def optimizer_spec(optimizer: Optimizer, where: str) -> OptimizerSpec:
     """The update rule, without learning rate and clipping.
 
     Raises:
-        UserError: names an optimizer or option that cannot be honoured; `where` is the place of the user's function.
+        UserError: names an optimizer or option that cannot be honoured; `where` is the place of the
+            user's function.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise UserError(f"{where}: optimizer() returned {type(optimizer).__name__}, expected a Keras optimizer")
+        raise UserError(
+            f"{where}: optimizer() returned {type(optimizer).__name__}, expected a Keras optimizer"
+        )
     constants = _SPECS.get(type(optimizer))
     if constants is None:
         raise UserError(
@@ -75,13 +82,18 @@ def _refuse_options(optimizer: Optimizer, where: str) -> None:
     for name, value in options.items():
         if value:
             raise UserError(
-                f"{where}: {type(optimizer).__name__} has {name}, which parameter servers cannot honour", hint="leave it out"
+                f"{where}: {type(optimizer).__name__} has {name}, which parameter servers cannot"
+                " honour",
+                hint="leave it out",
             )
 
 
 def clips(optimizer: Optimizer) -> bool:
     """Whether gradients are clipped before they are applied."""
-    return any(bound and bound > 0 for bound in (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue))
+    return any(
+        bound and bound > 0
+        for bound in (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
+    )
 
 
 def clipped(optimizer: Optimizer, gradients: Sequence[Any]) -> list[Any]:

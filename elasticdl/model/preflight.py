@@ -1,4 +1,6 @@
-"""What can be known of a model and its data before a job starts: the data is counted, and one step of each kind is tried."""
+"""What can be known of a model and its data before a job starts: the data is counted, and one step
+of each kind is tried.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from elasticdl.model.usercode import place, user_code
 from elasticdl.shard import Shard, ShardId, Source, Task
 
 _FIRST_BATCHES = 8
-"""A feed may filter all of the first records out; so many minibatches are tried before that is an error."""
+"""A feed may filter all of the first records out; so many minibatches are tried before that is an
+error.
+"""
 
 
 @final
@@ -58,7 +62,9 @@ class JobPreflight:
             if origin:
                 self.stages.begin(f"reading the {task} data")
                 self.found[task] = self._data(task, origin)
-        self.warnings += check_callbacks(self.module, on_ring=self.spec.training.distribution_strategy is Strategy.ALLREDUCE)
+        self.warnings += check_callbacks(
+            self.module, on_ring=self.spec.training.distribution_strategy is Strategy.ALLREDUCE
+        )
         try:
             self.stages.begin(BUILDING)
             trial = self._trial()
@@ -68,7 +74,12 @@ class JobPreflight:
             error.hint = self.grouping or error.hint
             raise
         check_processor(self.module)
-        return {"ok": True, **self._sources(), "model": {**trial.told(), **tried}, "warnings": self.warnings}
+        return {
+            "ok": True,
+            **self._sources(),
+            "model": {**trial.told(), **tried},
+            "warnings": self.warnings,
+        }
 
     def _origins(self) -> Mapping[Task, str]:
         """Only the data that the job's action uses."""
@@ -82,7 +93,11 @@ class JobPreflight:
                 return {Task.PREDICTION: data.prediction_data}
 
     def _sources(self) -> dict[str, list[dict[str, Any]]]:
-        keys = {Task.TRAINING: "training", Task.EVALUATION: "validation", Task.PREDICTION: "prediction"}
+        keys = {
+            Task.TRAINING: "training",
+            Task.EVALUATION: "validation",
+            Task.PREDICTION: "prediction",
+        }
         return {
             key: [
                 {"name": source.name, "records": source.records, "fingerprint": source.fingerprint}
@@ -106,16 +121,29 @@ class JobPreflight:
     def _reader(self, origin: str) -> Reader:
         data = self.spec.data
         if self.module.custom_data_reader is None:
-            return open_reader(origin, data.data_reader_params, max_bad_records=data.max_bad_records, counting=self.stages.counted)
+            return open_reader(
+                origin,
+                data.data_reader_params,
+                max_bad_records=data.max_bad_records,
+                counting=self.stages.counted,
+            )
         records_per_task = data.records_per_task or None
         return open_custom_reader(
-            self.module.custom_data_reader, origin, data.data_reader_params, records_per_task=records_per_task
+            self.module.custom_data_reader,
+            origin,
+            data.data_reader_params,
+            records_per_task=records_per_task,
         )
 
-    def _first_batch(self, reader: Reader, sources: Sequence[Source], feeder: Feeder, task: Task) -> tuple[Structure, Structure]:
+    def _first_batch(
+        self, reader: Reader, sources: Sequence[Source], feeder: Feeder, task: Task
+    ) -> tuple[Structure, Structure]:
         source = next((one for one in sources if one.records > 0), None)
         if source is None:
-            raise UserError(f"the {task} data has no records", hint=f"sources: {', '.join(one.name for one in sources) or 'none'}")
+            raise UserError(
+                f"the {task} data has no records",
+                hint=f"sources: {', '.join(one.name for one in sources) or 'none'}",
+            )
         size = self.spec.data.minibatch_size
         sieve = BadRecordFilter(feeder, reader, self.spec.data.max_bad_records)
         for begin in range(0, min(source.records, _FIRST_BATCHES * size), size):
@@ -126,10 +154,13 @@ class JobPreflight:
         function = self.module.feed_batch or self.module.feed
         where = self.module.path if function is None else place(function)
         raise UserError(
-            f"{where}: feed kept none of the first {amount(min(source.records, _FIRST_BATCHES * size), 'record')} of {source.name}"
+            f"{where}: feed kept none of the first"
+            f" {amount(min(source.records, _FIRST_BATCHES * size), 'record')} of {source.name}"
         )
 
-    def _fed(self, shard: Shard, blocks: Iterable[Block], sieve: BadRecordFilter) -> tuple[Structure, Structure] | None:
+    def _fed(
+        self, shard: Shard, blocks: Iterable[Block], sieve: BadRecordFilter
+    ) -> tuple[Structure, Structure] | None:
         """What `feed` makes of the first block of which it keeps something."""
         seen = 0
         for block in blocks:
@@ -165,7 +196,10 @@ class JobPreflight:
             outcome = trial.train(training.features, training.labels)
             tried["loss"] = outcome.loss
             if outcome.nonfinite:
-                self.warnings.append(f"the first batch gives NaN or infinity: {outcome.nonfinite} (loss {outcome.loss})")
+                self.warnings.append(
+                    f"the first batch gives NaN or infinity: {outcome.nonfinite} (loss"
+                    f" {outcome.loss})"
+                )
         evaluated = self.found.get(Task.EVALUATION)
         if evaluated is not None:
             tried["metrics"] = sorted(trial.evaluate(evaluated.features, evaluated.labels))

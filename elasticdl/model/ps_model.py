@@ -15,7 +15,15 @@ from elasticdl.embedding.spec import DenseSpec, ParametersSpec, TableSpec
 from elasticdl.errors import UserError
 from elasticdl.job import Scalar
 from elasticdl.model import embedding_hooks
-from elasticdl.model.building import Variable, changing, check_model, check_params, inputs_of, optimizer_params, trainable
+from elasticdl.model.building import (
+    Variable,
+    changing,
+    check_model,
+    check_params,
+    inputs_of,
+    optimizer_params,
+    trainable,
+)
 from elasticdl.model.initializers import initializer_spec
 from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import Optimizer, optimizer_spec
@@ -29,7 +37,8 @@ from elasticdl.rpc.parameters import Float32s
 class PsModel:
     """The model, built, and the spec of everything that servers hold of it.
 
-    `tables[t]` is the layer of table t. `variables` are those of the flat vector, in its order. `inputs` are
+    `tables[t]` is the layer of table t. `variables` are those of the flat vector, in its order.
+    `inputs` are
     `tf.TensorSpec`s, first axis unknown, in the structure in which features come.
     """
 
@@ -40,7 +49,9 @@ class PsModel:
     variables: tuple[Variable, ...]
     inputs: Structure
     open_inputs: Structure = None
-    """The same with lengths unknown where `feed` leaves them open; None where the model says what its inputs are."""
+    """The same with lengths unknown where `feed` leaves them open; None where the model says what
+    its inputs are.
+    """
 
     @classmethod
     def build(
@@ -52,22 +63,31 @@ class PsModel:
         seed: int,
         features: Structure | None = None,
     ) -> PsModel:
-        """Make the model; embeddings of at least `threshold_bytes` become tables. Same seed, same initial values.
+        """Make the model; embeddings of at least `threshold_bytes` become tables.
 
-        Each of `params` goes to `custom_model`, to `optimizer`, or to both, where they name it. `features` is one batch
+        Same seed, same initial values.
+
+        Each of `params` goes to `custom_model`, to `optimizer`, or to both, where they name it.
+        `features` is one batch
         (or `tf.TensorSpec`s, batch axis first).
 
         Raises:
-            NeedsFeatures: the model has no inputs before it is called (subclassed ones), and `features` is None.
-            UserError: names what cannot be honoured (optimizer, initializer, constraint, ...) and where.
+            NeedsFeatures: the model has no inputs before it is called (subclassed ones), and
+                `features` is None.
+            UserError: names what cannot be honoured (optimizer, initializer, constraint, ...) and
+                where.
         """
         check_params(module, params)
-        reset_uids()  # names of layers, and so of tables and variables, must not depend on what was built before
+        # names of layers, and so of tables and variables, must not depend on what was built before
+        reset_uids()
         keras.utils.set_random_seed(seed % 2**32)
         with user_code("optimizer", module.zoo):
             optimizer = module.optimizer(**optimizer_params(module, params))
         rule = optimizer_spec(optimizer, place(module.optimizer))
-        with embedding_hooks.building(threshold_bytes) as built, user_code("custom_model", module.zoo):
+        with (
+            embedding_hooks.building(threshold_bytes) as built,
+            user_code("custom_model", module.zoo),
+        ):
             model = module.custom_model(**taken(module.custom_model, params))
             check_model(model, module)
             inputs = inputs_of(model, features, module)
@@ -85,7 +105,9 @@ class PsModel:
             additive = changing(model, inputs)
         variables = tuple(trainable(model)) + additive
         _check_frozen(built.layers, rule.weight_decay)
-        parameters = ParametersSpec(optimizer=rule, dense=_dense_specs(variables, len(additive)), tables=tables)
+        parameters = ParametersSpec(
+            optimizer=rule, dense=_dense_specs(variables, len(additive)), tables=tables
+        )
         return cls(model, parameters, optimizer, tuple(built.layers), variables, inputs)
 
     def dense(self) -> Float32s:
@@ -94,7 +116,10 @@ class PsModel:
         return np.concatenate([*parts, np.empty(0, np.float32)]).astype(np.float32, copy=False)
 
     def set_dense(self, flat: Float32s) -> None:
-        """Set the Keras variables from the flat vector. Steps do not need it; callbacks that look at the model do."""
+        """Set the Keras variables from the flat vector.
+
+        Steps do not need it; callbacks that look at the model do.
+        """
         end = 0
         for variable, spec in zip(self.variables, self.parameters.dense, strict=True):
             begin, end = end, end + spec.size
@@ -105,11 +130,13 @@ def _dense_specs(variables: Sequence[Variable], additive: int) -> tuple[DenseSpe
     for one in variables:
         if one.dtype != "float32":
             raise UserError(
-                f"variable {one.path!r} is {one.dtype}, expected float32", hint="mixed precision keeps variables in float32"
+                f"variable {one.path!r} is {one.dtype}, expected float32",
+                hint="mixed precision keeps variables in float32",
             )
         if one.constraint is not None:
             raise UserError(
-                f"variable {one.path!r} has the constraint {type(one.constraint).__name__}, which parameter servers cannot honour",
+                f"variable {one.path!r} has the constraint {type(one.constraint).__name__}, which"
+                " parameter servers cannot honour",
                 hint="leave it out, or put it into call(): say, relu of the weights",
             )
     names = _unique([one.path for one in variables])
@@ -124,7 +151,8 @@ def _check_frozen(layers: Sequence[Any], weight_decay: float) -> None:
     for layer in layers:
         if not layer.trainable and weight_decay:
             raise UserError(
-                f"embedding layer {layer.name!r} is frozen, but the optimizer's weight_decay would move its rows",
+                f"embedding layer {layer.name!r} is frozen, but the optimizer's weight_decay would"
+                " move its rows",
                 hint="keep it dense with elasticdl.model.layers.Embedding(..., served=False)",
             )
 

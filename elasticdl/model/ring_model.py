@@ -1,4 +1,6 @@
-"""A model of which every member of a ring has all of it, and all that has to be equal on all of them."""
+"""A model of which every member of a ring has all of it, and all that has to be equal on all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from keras.src.utils.tracking import DotNotTrackScope
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import UserError
 from elasticdl.job import Scalar
-from elasticdl.model.building import Variable, changing, check_model, check_params, inputs_of, optimizer_params, trainable
+from elasticdl.model.building import (
+    Variable,
+    changing,
+    check_model,
+    check_params,
+    inputs_of,
+    optimizer_params,
+    trainable,
+)
 from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import Optimizer
 from elasticdl.model.ps_model import PsModel
@@ -28,10 +38,14 @@ MODEL = "model/"
 @final
 @dataclass(frozen=True, slots=True)
 class RingModel:
-    """The model, built, of any float types and with any Keras optimizer. Embeddings are ordinary variables here.
+    """The model, built, of any float types and with any Keras optimizer.
 
-    `averaged` are non-trainable float variables that a training step changes, such as moving averages; `seeds` the states of
-    random generators. `inputs` are `tf.TensorSpec`s, first axis unknown, in the structure in which features come.
+    Embeddings are ordinary variables here.
+
+    `averaged` are non-trainable float variables that a training step changes, such as moving
+    averages; `seeds` the states of
+    random generators. `inputs` are `tf.TensorSpec`s, first axis unknown, in the structure in which
+    features come.
     """
 
     module: ModelModule
@@ -43,16 +57,28 @@ class RingModel:
     seeds: tuple[Variable, ...]
 
     @classmethod
-    def build(cls, module: ModelModule, params: Mapping[str, Scalar], *, seed: int, features: Structure | None = None) -> RingModel:
-        """Make the model and its optimizer. Same seed, same initial values. Raises as `PsModel.build`."""
+    def build(
+        cls,
+        module: ModelModule,
+        params: Mapping[str, Scalar],
+        *,
+        seed: int,
+        features: Structure | None = None,
+    ) -> RingModel:
+        """Make the model and its optimizer.
+
+        Same seed, same initial values. Raises as `PsModel.build`.
+        """
         check_params(module, params)
-        reset_uids()  # names of layers, and so of variables, must not depend on what was built before
+        # names of layers, and so of variables, must not depend on what was built before
+        reset_uids()
         keras.utils.set_random_seed(seed % 2**32)
         with user_code("optimizer", module.zoo):
             optimizer = module.optimizer(**optimizer_params(module, params))
         if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise UserError(
-                f"{place(module.optimizer)}: optimizer() returned {type(optimizer).__name__}, expected a Keras optimizer"
+                f"{place(module.optimizer)}: optimizer() returned {type(optimizer).__name__},"
+                " expected a Keras optimizer"
             )
         with user_code("custom_model", module.zoo):
             model = module.custom_model(**taken(module.custom_model, params))
@@ -67,15 +93,25 @@ class RingModel:
         return cls(module, model, optimizer, inputs, variables, averaged, _seeds(model))
 
     def served(self) -> PsModel:
-        """The same model as one of which servers hold nothing: to evaluate, predict and export as others do."""
-        nothing = ParametersSpec(optimizer=OptimizerSpec(kind=OptimizerKind.SGD), dense=(), tables=())
+        """The same model as one of which servers hold nothing: to evaluate, predict and export as
+        others do.
+        """
+        nothing = ParametersSpec(
+            optimizer=OptimizerSpec(kind=OptimizerKind.SGD), dense=(), tables=()
+        )
         return PsModel(self.model, nothing, self.optimizer, (), (), self.inputs)
 
     def state(self) -> dict[str, Variable]:
-        """Every variable that must be equal on all members, by a name of its own, in an order that is the same everywhere."""
+        """Every variable that must be equal on all members, by a name of its own, in an order that
+        is the same everywhere.
+        """
         named: dict[str, Variable] = {}
         seen: set[int] = set()
-        parts = ((MODEL, self.model.variables), ("optimizer/", self.optimizer.variables), ("random/", self.seeds))
+        parts = (
+            (MODEL, self.model.variables),
+            ("optimizer/", self.optimizer.variables),
+            ("random/", self.seeds),
+        )
         for part, variables in parts:
             for variable in variables:
                 if id(variable) not in seen:

@@ -1,4 +1,6 @@
-"""The learning rate on a ring: the module's own, times what the master says for a larger global minibatch."""
+"""The learning rate on a ring: the module's own, times what the master says for a larger global
+minibatch.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from elasticdl.model.usercode import user_code
 class Rate:
     """Sets the optimizer's learning rate before each step. Make it before the optimizer is traced.
 
-    A `LearningRateScheduler` of the module comes first, then a Keras schedule, then the number that the optimizer has; that
+    A `LearningRateScheduler` of the module comes first, then a Keras schedule, then the number that
+    the optimizer has; that
     number may be changed by callbacks at any time.
     """
 
@@ -55,7 +58,9 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
     def __call__(self, step: Any) -> Any:  # noqa: ANN401
         is_schedule = isinstance(self._inner, keras.optimizers.schedules.LearningRateSchedule)
         rate = self._inner(step) if is_schedule else self._inner()
-        return rate * keras.ops.cast(self._scale, keras.ops.dtype(rate) if keras.ops.is_tensor(rate) else "float32")
+        return rate * keras.ops.cast(
+            self._scale, keras.ops.dtype(rate) if keras.ops.is_tensor(rate) else "float32"
+        )
 
     def get_config(self) -> dict[str, Any]:
         """As Keras wants it."""

@@ -1,7 +1,9 @@
 """What the check of a model is at, for the process that waits for it: lines of JSON on a pipe.
 
-A thread tells now and then where the main thread stands. It cannot while user code holds the interpreter's lock: then a signal has
-`faulthandler` write the stack, which needs no lock. (`dump_traceback_later` would: it reads frames that change, and crashes.)
+A thread tells now and then where the main thread stands. It cannot while user code holds the
+interpreter's lock: then a signal has
+`faulthandler` write the stack, which needs no lock. (`dump_traceback_later` would: it reads frames
+that change, and crashes.)
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ class Stages:
 
     @classmethod
     def of_environment(cls) -> Stages:
-        """The pipe that the parent opened; without one nothing is written. Stacks begin to come. Call it from the main thread."""
+        """The pipe that the parent opened; without one nothing is written.
+
+        Stacks begin to come. Call it from the main thread.
+        """
         number, _, every_s = os.environ.pop(PIPE_VARIABLE, "").partition(":")
         if not number:
             return cls()
@@ -40,7 +45,9 @@ class Stages:
         faulthandler.register(signal.SIGUSR2, file=int(number), all_threads=False)
         stages = cls(os.fdopen(int(number), "w", encoding="utf-8"))
         main = threading.main_thread().ident or 0
-        threading.Thread(target=stages._tell_stacks, args=(main, float(every_s)), name="stages", daemon=True).start()
+        threading.Thread(
+            target=stages._tell_stacks, args=(main, float(every_s)), name="stages", daemon=True
+        ).start()
         return stages
 
     def begin(self, stage: str) -> None:
@@ -66,6 +73,9 @@ class Stages:
 
     def _write(self, value: dict[str, object]) -> None:
         if self._pipe is not None:
-            with self._lock, suppress(OSError):  # nobody reads any more: what the check finds is told otherwise
+            with (
+                self._lock,
+                suppress(OSError),
+            ):  # nobody reads any more: what the check finds is told otherwise
                 self._pipe.write(json.dumps(value) + "\n")
                 self._pipe.flush()

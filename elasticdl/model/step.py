@@ -32,9 +32,12 @@ __all__ = ["CompiledStep", "Lookups", "States", "StepOutcome"]
 class StepOutcome:
     """What one step gives to push.
 
-    `dense` is float32[trainable_size + additive_size]: gradients, then differences of additive variables.
-    `gradients[t]` is float32[n_t, dim of table t], one row a distinct id, duplicates summed, clipped if the optimizer
-    clips. `nonfinite` is '' if all is finite, else names what is not ("loss", a variable's path, a table's name).
+    `dense` is float32[trainable_size + additive_size]: gradients, then differences of additive
+    variables.
+    `gradients[t]` is float32[n_t, dim of table t], one row a distinct id, duplicates summed,
+    clipped if the optimizer
+    clips. `nonfinite` is '' if all is finite, else names what is not ("loss", a variable's path, a
+    table's name).
     """
 
     loss: float
@@ -59,8 +62,10 @@ class _Compiled:
 class CompiledStep:
     """Traces at the first batch; a smaller last batch does not trace again.
 
-    `prepare` may run in another thread than the rest. `train`, `evaluate`, `predict` and the metrics belong to one
-    thread at a time. All release the GIL while they compute. Raises UserError, with the user's frames, for what
+    `prepare` may run in another thread than the rest. `train`, `evaluate`, `predict` and the
+    metrics belong to one
+    thread at a time. All release the GIL while they compute. Raises UserError, with the user's
+    frames, for what
     user code raises.
     """
 
@@ -73,7 +78,9 @@ class CompiledStep:
         self._compiled: list[_Compiled] = []
         self._labels: Structure = None
         rate = _rate(served, module)
-        self._schedule = rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
+        self._schedule = (
+            rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
+        )
         self._rate: Callable[[int], float] = rate if self._schedule is None else lambda _: 0.0
 
     def prepare(self, features: Structure, *, training: bool = False) -> Lookups:
@@ -87,8 +94,13 @@ class CompiledStep:
             graph, plan = self._ids(self._for(features, flat), training)
             return plan.lookups(graph(flat), self._served)
 
-    def train(self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled) -> StepOutcome:
-        """Loss and gradients at the pulled parameters. Changes nothing but local state (random seeds)."""
+    def train(
+        self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled
+    ) -> StepOutcome:
+        """Loss and gradients at the pulled parameters.
+
+        Changes nothing but local state (random seeds).
+        """
         flat = _flat(features)
         with user_code("the training step", self._module.zoo):
             compiled = self._for(features, flat)
@@ -101,7 +113,9 @@ class CompiledStep:
         outcome = StepOutcome(float(loss), _array(dense), gradients, rate)
         return outcome if _finite(outcome) else self._blamed(outcome)
 
-    def evaluate(self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled) -> None:
+    def evaluate(
+        self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled
+    ) -> None:
         """Add a batch to the metrics."""
         flat = _flat(features)
         with user_code("evaluation", self._module.zoo):
@@ -117,7 +131,10 @@ class CompiledStep:
         return tf.nest.pack_sequence_as(structure, [_array(one) for one in outputs])
 
     def metric_states(self) -> dict[str, tuple[tuple[float, ...], ...]]:
-        """States since the last reset. Always has "loss"; metrics of several outputs are named `output_name`."""
+        """States since the last reset.
+
+        Always has "loss"; metrics of several outputs are named `output_name`.
+        """
         return self._metrics.states()
 
     def reset_metrics(self) -> None:
@@ -136,16 +153,25 @@ class CompiledStep:
         return self._metrics.values(states)
 
     def _complete_metrics(self) -> None:
-        """Some metrics make their variables at their first batch, which this process may not have seen: a trace will do.
+        """Some metrics make their variables at their first batch, which this process may not have
+        seen: a trace will do.
 
-        Without labels seen, they are taken to look like the outputs, as metrics of this kind want them.
+        Without labels seen, they are taken to look like the outputs, as metrics of this kind want
+        them.
         """
         compiled = self._compiled[-1] if self._compiled else _Compiled(self._served.inputs)
-        labels = self._labels if self._labels is not None else self._function(compiled, "predict", ())[0][1]
+        labels = (
+            self._labels
+            if self._labels is not None
+            else self._function(compiled, "predict", ())[0][1]
+        )
         self._function(compiled, "evaluate", labels)
 
     def _for(self, features: Structure, flat: Sequence[Tensor]) -> _Compiled:
-        """What was compiled for batches like this one. A dimension other than the first that changes becomes unknown."""
+        """What was compiled for batches like this one.
+
+        A dimension other than the first that changes becomes unknown.
+        """
         for compiled in self._compiled:
             if fits(compiled.specs, features, flat):
                 return compiled
@@ -163,20 +189,33 @@ class CompiledStep:
         if made is None:
             with self._tracing:
                 graph = trace_ids(self._served, compiled.specs, training=training)
-                made = compiled.graphs.setdefault(training, (graph, LookupPlan.of(graph, len(self._dims))))
+                made = compiled.graphs.setdefault(
+                    training, (graph, LookupPlan.of(graph, len(self._dims)))
+                )
         return made
 
-    def _function(self, compiled: _Compiled, kind: str, labels: Structure) -> tuple[tuple[Function, Any], LookupPlan]:
+    def _function(
+        self, compiled: _Compiled, kind: str, labels: Structure
+    ) -> tuple[tuple[Function, Any], LookupPlan]:
         """A traced function, with what its results mean, and the plan of its lookups."""
         training = kind == "train"
         plan = self._ids(compiled, training)[1]
         made = compiled.functions.get(kind)
-        if made is None or not fits(made[0], labels, tf.nest.flatten(labels, expand_composites=True)):
+        if made is None or not fits(
+            made[0], labels, tf.nest.flatten(labels, expand_composites=True)
+        ):
             with self._tracing:
-                specs = input_specs(labels) if made is None else relaxed(made[0], input_specs(labels))
+                specs = (
+                    input_specs(labels) if made is None else relaxed(made[0], input_specs(labels))
+                )
                 if kind != "predict":
                     self._labels = specs
-                tracer = Tracer(self._served, self._module, self._metrics, Batches(compiled.specs, specs, plan.sites))
+                tracer = Tracer(
+                    self._served,
+                    self._module,
+                    self._metrics,
+                    Batches(compiled.specs, specs, plan.sites),
+                )
                 match kind:
                     case "train":
                         made = (specs, tracer.trained(self._schedule), tracer.merges)
@@ -188,7 +227,12 @@ class CompiledStep:
         return made[1:], plan
 
     def _arguments(
-        self, plan: LookupPlan, lookups: Lookups, pulled: Pulled, features: Sequence[Tensor], labels: Structure
+        self,
+        plan: LookupPlan,
+        lookups: Lookups,
+        pulled: Pulled,
+        features: Sequence[Tensor],
+        labels: Structure,
     ) -> list[Tensor]:
         return [
             tf.convert_to_tensor(pulled.dense),
@@ -212,14 +256,18 @@ class CompiledStep:
             if not np.isfinite(gradient).all():
                 names.append(table.name)
                 break
-        return StepOutcome(outcome.loss, outcome.dense, outcome.gradients, outcome.learning_rate, ", ".join(names))
+        return StepOutcome(
+            outcome.loss, outcome.dense, outcome.gradients, outcome.learning_rate, ", ".join(names)
+        )
 
 
 def _rate(served: PsModel, module: ModelModule) -> Any:  # noqa: ANN401 - Keras has no types
     """A Keras schedule, or a function from version to learning rate."""
     if module.callbacks is not None:
         with user_code("callbacks", module.zoo):
-            schedulers = [one for one in module.callbacks() or () if isinstance(one, LearningRateScheduler)]
+            schedulers = [
+                one for one in module.callbacks() or () if isinstance(one, LearningRateScheduler)
+            ]
         if schedulers:
             return _guarded(schedulers[-1].schedule, module)
     rate = learning_rate(served.optimizer)
@@ -244,14 +292,19 @@ def _flat(structure: Structure) -> list[Tensor]:
 
 
 def _array(tensor: Tensor) -> Float32s:
-    """A view of the tensor's memory, which it keeps alive; read-only. NumPy has no bfloat16: that comes as float32."""
+    """A view of the tensor's memory, which it keeps alive; read-only.
+
+    NumPy has no bfloat16: that comes as float32.
+    """
     if tensor.dtype == tf.bfloat16:
         tensor = tf.cast(tensor, tf.float32)
     return np.asarray(memoryview(tensor)) if tensor.dtype != tf.string else tensor.numpy()
 
 
 def _finite(outcome: StepOutcome) -> bool:
-    """One pass of BLAS over each array; only a sum of squares that overflowed is looked at again."""
+    """One pass of BLAS over each array; only a sum of squares that overflowed is looked at
+    again.
+    """
     for array in (outcome.dense, *outcome.gradients):
         flat = array.reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):

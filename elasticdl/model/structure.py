@@ -33,7 +33,9 @@ def fits(specs: Structure, features: Structure, flat: Sequence[Any]) -> bool:
 def relaxed(old: Structure, new: Structure) -> Structure:
     """Specs that both fit, where structure and types allow; else the new ones."""
     try:
-        return tf.nest.map_structure(lambda a, b: a.most_specific_common_supertype([b]) or b, old, new)
+        return tf.nest.map_structure(
+            lambda a, b: a.most_specific_common_supertype([b]) or b, old, new
+        )
     except (ValueError, TypeError):
         return new
 
@@ -49,7 +51,10 @@ def _spec(leaf: Any) -> tf.TypeSpec:  # noqa: ANN401
     )
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensorSpec(
-            [None, *spec.shape[1:]], spec.dtype, ragged_rank=spec.ragged_rank, row_splits_dtype=spec.row_splits_dtype
+            [None, *spec.shape[1:]],
+            spec.dtype,
+            ragged_rank=spec.ragged_rank,
+            row_splits_dtype=spec.row_splits_dtype,
         )
     shape = [None, *spec.shape[1:]] if spec.shape.rank else spec.shape
     return type(spec)(shape, spec.dtype)

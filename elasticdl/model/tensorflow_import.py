@@ -1,4 +1,6 @@
-"""TensorFlow and Keras, imported as cheaply as can be: that is most of what a process that has them costs before its first step."""
+"""TensorFlow and Keras, imported as cheaply as can be: that is most of what a process that has them
+costs before its first step.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ _LATER = frozenset({"keras.wrappers", "keras._tf_keras.keras.wrappers"})
 
 
 def load_tensorflow() -> None:
-    """Import both, with a quarter less work than `import` alone. Blocks for seconds; where they are imported already, at no time."""
+    """Import both, with a quarter less work than `import` alone.
+
+    Blocks for seconds; where they are imported already, at no time.
+    """
     if "tensorflow" in sys.modules:
         return
     with _without_wrappers(), _without_collections():
@@ -26,9 +31,14 @@ def load_tensorflow() -> None:
 
 @final
 class _Later(MetaPathFinder):
-    """The standard library's own lazy loader, for these modules. Where a Keras has none of them, nothing is changed."""
+    """The standard library's own lazy loader, for these modules.
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    Where a Keras has none of them, nothing is changed.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """See MetaPathFinder."""
         if fullname not in _LATER:
             return None
@@ -42,7 +52,8 @@ class _Later(MetaPathFinder):
 def _without_wrappers() -> Iterator[None]:
     """What the block imports of Keras has `keras.wrappers` imported when it is used.
 
-    That imports scikit-learn wherever it is installed, and with it SciPy: 0.7 s and 60 MB of each worker that does not use it.
+    That imports scikit-learn wherever it is installed, and with it SciPy: 0.7 s and 60 MB of each
+    worker that does not use it.
     """
     finder = _Later()
     sys.meta_path.insert(0, finder)
@@ -54,7 +65,8 @@ def _without_wrappers() -> Iterator[None]:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """What the block makes stays for good: to look through it for garbage, in the block or ever after, finds nothing.
+    """What the block makes stays for good: to look through it for garbage, in the block or ever
+    after, finds nothing.
 
     Measured: 0.55 s of an import of 3.9 s, and 0.2 s less in each full collection of the process.
     """

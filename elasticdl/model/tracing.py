@@ -1,7 +1,10 @@
-"""The functions of a step as TensorFlow graphs. Each takes flat lists of tensors and gives one, so that calling it is one
+"""The functions of a step as TensorFlow graphs.
+
+Each takes flat lists of tensors and gives one, so that calling it is one
 call into TensorFlow.
 
-Weights are not variables here: the flat vector is an argument, its pieces stand in for the Keras variables (Keras'
+Weights are not variables here: the flat vector is an argument, its pieces stand in for the Keras
+variables (Keras'
 `StatelessScope`), and what a layer assigns to a variable comes back as a difference.
 """
 
@@ -34,7 +37,9 @@ Function: TypeAlias = Callable[..., Any]
 @final
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """What batches look like: type specs of features and labels (`()`: there are none), and the lookups of the model."""
+    """What batches look like: type specs of features and labels (`()`: there are none), and the
+    lookups of the model.
+    """
 
     features: Structure
     labels: Structure
@@ -47,7 +52,9 @@ class Batches:
             raise ValueError(f"id arrays are not numbered from 0: {sorted(shapes)}")
         tables = served.parameters.tables
         return [
-            tf.TensorSpec([served.parameters.trainable_size + served.parameters.additive_size], tf.float32),
+            tf.TensorSpec(
+                [served.parameters.trainable_size + served.parameters.additive_size], tf.float32
+            ),
             *(tf.TensorSpec([None, table.dim], tf.float32) for table in tables),
             *(tf.TensorSpec(shapes[array], tf.int32) for array in range(len(shapes))),
             tf.TensorSpec([], tf.int64),
@@ -75,16 +82,20 @@ class _Given:
 class Tracer:
     """Makes the functions of one model for one kind of batches."""
 
-    def __init__(self, served: PsModel, module: ModelModule, metrics: Metrics, batches: Batches) -> None:
+    def __init__(
+        self, served: PsModel, module: ModelModule, metrics: Metrics, batches: Batches
+    ) -> None:
         self._served = served
         self._module = module
         self._metrics = metrics
         self._batches = batches
 
     def trained(self, schedule: Any) -> Function:  # noqa: ANN401 - a Keras schedule or None
-        """-> [loss, flat gradient and differences, gradient of each table or lookup, learning rate if `schedule`].
+        """-> [loss, flat gradient and differences, gradient of each table or lookup, learning rate
+        if `schedule`].
 
-        With clipping or a frozen or regularised layer, gradients of rows come merged, one tensor a table (see
+        With clipping or a frozen or regularised layer, gradients of rows come merged, one tensor a
+        table (see
         `merges`); else as they are, one tensor a lookup.
         """
 
@@ -93,7 +104,12 @@ class Tracer:
             tape = tf.GradientTape(watch_accessed_variables=False)
             with tape:
                 self._cut_dense(given)
-                tape.watch([*given.pieces[: self._trainable], *(given.rows[table] for table in self._regularised)])
+                tape.watch(
+                    [
+                        *given.pieces[: self._trainable],
+                        *(given.rows[table] for table in self._regularised),
+                    ]
+                )
                 scope, outputs, losses = self._forward(given, training=True, watch=tape.watch)
                 loss = self._loss(given, outputs, losses)
             trainable = given.pieces[: self._trainable]
@@ -101,9 +117,13 @@ class Tracer:
             sources = [*trainable, *given.looked_up, *regularised]
             made = _connected(tape.gradient(loss, sources), sources, self._module)
             gradients, rows = self._whole(given, made)
-            differences = [self._new_value(scope, index) - piece for index, piece in self._additive(given)]
+            differences = [
+                self._new_value(scope, index) - piece for index, piece in self._additive(given)
+            ]
             self._keep_local_state(scope)
-            flat_gradient = tf.concat([tf.reshape(one, [-1]) for one in [*gradients, *differences]] or [given.dense], 0)
+            flat_gradient = tf.concat(
+                [tf.reshape(one, [-1]) for one in [*gradients, *differences]] or [given.dense], 0
+            )
             rate = [tf.cast(schedule(given.version), tf.float32)] if schedule is not None else []
             return [loss, flat_gradient, *rows, *rate]
 
@@ -118,7 +138,9 @@ class Tracer:
             _, outputs, losses = self._forward(given, training=False)
             loss = self._loss(given, outputs, losses)
             leaf = tf.nest.flatten(outputs, expand_composites=True)[0]
-            self._metrics.update(given.labels, outputs, loss, tf.cast(tf.shape(leaf)[0], tf.float32))
+            self._metrics.update(
+                given.labels, outputs, loss, tf.cast(tf.shape(leaf)[0], tf.float32)
+            )
             return [loss]
 
         return self._traced(step)
@@ -135,12 +157,20 @@ class Tracer:
             return list(tf.nest.flatten(outputs))
 
         function = self._traced(step)
-        return function, tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), structure[-1])
+        return function, tf.nest.map_structure(
+            lambda one: tf.TensorSpec(one.shape, one.dtype), structure[-1]
+        )
 
     @property
     def merges(self) -> bool:
-        """Whether gradients of rows are merged in the graph: clipping and regularisation need whole rows."""
-        return clips(self._served.optimizer) or bool(self._regularised) or any(not layer.trainable for layer in self._served.tables)
+        """Whether gradients of rows are merged in the graph: clipping and regularisation need whole
+        rows.
+        """
+        return (
+            clips(self._served.optimizer)
+            or bool(self._regularised)
+            or any(not layer.trainable for layer in self._served.tables)
+        )
 
     @property
     def _trainable(self) -> int:
@@ -148,15 +178,23 @@ class Tracer:
 
     @property
     def _regularised(self) -> list[int]:
-        return [table for table, layer in enumerate(self._served.tables) if layer.embeddings_regularizer is not None]
+        return [
+            table
+            for table, layer in enumerate(self._served.tables)
+            if layer.embeddings_regularizer is not None
+        ]
 
     def _traced(self, step: Callable[..., list[Tensor]]) -> Function:
         signature = self._batches.arguments(self._served)
-        function = tf.function(step, input_signature=signature, autograph=False).get_concrete_function()
+        function = tf.function(
+            step, input_signature=signature, autograph=False
+        ).get_concrete_function()
         compiled, captured = function.inference_fn, list(function.captured_inputs)
 
         def call(*flat: Tensor) -> Sequence[Tensor]:
-            """Past the matching of arguments to a signature, which takes as long as a small step."""
+            """Past the matching of arguments to a signature, which takes as long as a small
+            step.
+            """
             made: Sequence[Tensor] = compiled.call_flat(*flat, *captured)
             return made
 
@@ -166,14 +204,20 @@ class Tracer:
         tables = len(self._served.parameters.tables)
         arrays = len({site.array for site in self._batches.sites})
         version = 1 + tables + arrays
-        features_end = version + 1 + len(tf.nest.flatten(self._batches.features, expand_composites=True))
+        features_end = (
+            version + 1 + len(tf.nest.flatten(self._batches.features, expand_composites=True))
+        )
         return _Given(
             dense=flat[0],
             rows=list(flat[1 : 1 + tables]),
             positions=list(flat[1 + tables : version]),
             version=flat[version],
-            features=tf.nest.pack_sequence_as(self._batches.features, flat[version + 1 : features_end], expand_composites=True),
-            labels=tf.nest.pack_sequence_as(self._batches.labels, flat[features_end:], expand_composites=True),
+            features=tf.nest.pack_sequence_as(
+                self._batches.features, flat[version + 1 : features_end], expand_composites=True
+            ),
+            labels=tf.nest.pack_sequence_as(
+                self._batches.labels, flat[features_end:], expand_composites=True
+            ),
         )
 
     def _cut_dense(self, given: _Given) -> None:
@@ -181,7 +225,9 @@ class Tracer:
         specs = self._served.parameters.dense
         if specs:
             cut = tf.split(given.dense, [spec.size for spec in specs])
-            given.pieces = [tf.reshape(piece, spec.shape) for piece, spec in zip(cut, specs, strict=True)]
+            given.pieces = [
+                tf.reshape(piece, spec.shape) for piece, spec in zip(cut, specs, strict=True)
+            ]
 
     def _forward(
         self, given: _Given, *, training: bool, watch: Callable[[Tensor], None] | None = None
@@ -189,7 +235,10 @@ class Tracer:
         def look_up(table: int, _: Tensor) -> Tensor:
             number = len(given.looked_up)
             self._check_site(number, table)
-            rows = tf.gather(tf.stop_gradient(given.rows[table]), given.positions[self._batches.sites[number].array])
+            rows = tf.gather(
+                tf.stop_gradient(given.rows[table]),
+                given.positions[self._batches.sites[number].array],
+            )
             if watch is not None:
                 watch(rows)
             given.looked_up.append(rows)
@@ -197,31 +246,45 @@ class Tracer:
 
         mapping = list(zip(self._served.variables, given.pieces, strict=True))
         mapping += self._kept_here()
-        with keras.StatelessScope(mapping, collect_losses=True) as scope, embedding_hooks.lookups(look_up):
+        with (
+            keras.StatelessScope(mapping, collect_losses=True) as scope,
+            embedding_hooks.lookups(look_up),
+        ):
             outputs = self._served.model(given.features, training=training)
             losses = list(self._served.model.losses)
         if len(given.looked_up) != len(self._batches.sites):
             raise UserError(
-                f"the model looked up embeddings {amount(len(given.looked_up), 'time')} with training={training}, "
-                f"but {amount(len(self._batches.sites), 'time')} when its ids were traced",
+                f"the model looked up embeddings {amount(len(given.looked_up), 'time')} with"
+                f" training={training}, but {amount(len(self._batches.sites), 'time')} when its ids"
+                " were traced",
                 hint="call the same embedding layers in the same order whatever `training` is",
             )
         losses += [
-            tf.cast(self._served.tables[table].embeddings_regularizer(given.rows[table]), tf.float32) for table in self._regularised
+            tf.cast(
+                self._served.tables[table].embeddings_regularizer(given.rows[table]), tf.float32
+            )
+            for table in self._regularised
         ]
         return scope, outputs, losses
 
     def _kept_here(self) -> list[tuple[Any, Tensor]]:
-        """Regularised weights of a model that no servers hold: Keras looks for them in the scope only."""
+        """Regularised weights of a model that no servers hold: Keras looks for them in the scope
+        only.
+        """
         served = {id(one) for one in self._served.variables}
-        kept = [one for one in self._served.model.trainable_variables if id(one) not in served and one.regularizer is not None]
+        kept = [
+            one
+            for one in self._served.model.trainable_variables
+            if id(one) not in served and one.regularizer is not None
+        ]
         return [(one, tf.convert_to_tensor(one.value)) for one in kept]
 
     def _check_site(self, number: int, table: int) -> None:
         sites = self._batches.sites
         if number >= len(sites) or sites[number].table != table:
             raise UserError(
-                f"embedding layer {self._served.tables[table].name!r} is called out of the order in which the model's ids were traced",
+                f"embedding layer {self._served.tables[table].name!r} is called out of the order in"
+                " which the model's ids were traced",
                 hint="call the same embedding layers in the same order whatever `training` is",
             )
 
@@ -229,12 +292,19 @@ class Tracer:
         """Mean of the user's loss, plus what layers and regularizers add."""
         value = tf.cast(self._module.loss(given.labels, outputs), tf.float32)
         value = tf.reduce_mean(value) if value.shape.rank != 0 else value
-        return tf.add_n([value, *(tf.cast(tf.reduce_sum(one), tf.float32) for one in losses)]) if losses else value
+        return (
+            tf.add_n([value, *(tf.cast(tf.reduce_sum(one), tf.float32) for one in losses)])
+            if losses
+            else value
+        )
 
     def _whole(self, given: _Given, made: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Dense gradients, and those of rows: as they are, or merged and clipped."""
         count, lookups = self._trainable, len(given.looked_up)
-        dense, rows = [tf.convert_to_tensor(one) for one in made[:count]], list(made[count : count + lookups])
+        dense, rows = (
+            [tf.convert_to_tensor(one) for one in made[:count]],
+            list(made[count : count + lookups]),
+        )
         if not self.merges:
             return dense, rows
         merged = [self._merged(given, table, rows) for table in range(len(given.rows))]
@@ -250,10 +320,16 @@ class Tracer:
     def _merged(self, given: _Given, table: int, rows: Sequence[Tensor]) -> Tensor:
         """float32[n, dim]: one row a distinct id."""
         dim, count = given.rows[table].shape[1], tf.shape(given.rows[table])[0]
-        parts = [(site.array, one) for site, one in zip(self._batches.sites, rows, strict=True) if site.table == table]
+        parts = [
+            (site.array, one)
+            for site, one in zip(self._batches.sites, rows, strict=True)
+            if site.table == table
+        ]
         total = tf.zeros_like(given.rows[table])
         for array, one in parts:
-            total += tf.math.unsorted_segment_sum(tf.reshape(one, [-1, dim]), tf.reshape(given.positions[array], [-1]), count)
+            total += tf.math.unsorted_segment_sum(
+                tf.reshape(one, [-1, dim]), tf.reshape(given.positions[array], [-1]), count
+            )
         return total
 
     def _additive(self, given: _Given) -> list[tuple[int, Tensor]]:
@@ -271,11 +347,23 @@ class Tracer:
                 variable.assign(value)
 
 
-def _connected(made: Sequence[Tensor | None], sources: Sequence[Tensor], module: ModelModule) -> list[Tensor]:
-    """Zeros for what the loss does not depend on. Raises UserError where that is all there is to train."""
+def _connected(
+    made: Sequence[Tensor | None], sources: Sequence[Tensor], module: ModelModule
+) -> list[Tensor]:
+    """Zeros for what the loss does not depend on.
+
+    Raises UserError where that is all there is to train.
+    """
     if sources and all(one is None for one in made):
         raise UserError(
-            f"{place(module.loss)}: the loss depends on nothing that can be trained: no weight has a gradient",
-            hint="rounding, argmax, casts to whole numbers and NumPy between weights and loss stop gradients",
+            f"{place(module.loss)}: the loss depends on nothing that can be trained: no weight has"
+            " a gradient",
+            hint=(
+                "rounding, argmax, casts to whole numbers and NumPy between weights and loss stop"
+                " gradients"
+            ),
         )
-    return [tf.zeros_like(source) if one is None else one for one, source in zip(made, sources, strict=True)]
+    return [
+        tf.zeros_like(source) if one is None else one
+        for one, source in zip(made, sources, strict=True)
+    ]

@@ -1,4 +1,6 @@
-"""From the ids of a batch to what to pull: distinct ids by table, and where each lookup finds its rows among them."""
+"""From the ids of a batch to what to pull: distinct ids by table, and where each lookup finds its
+rows among them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from elasticdl.rpc.parameters import Float32s, Int64s
 @final
 @dataclass(frozen=True, slots=True)
 class Lookups:
-    """`ids[t]`: int64[n_t], the distinct ids of table t, what to pull. `positions[k]`: int32 of any shape, for lookup k
+    """`ids[t]`: int64[n_t], the distinct ids of table t, what to pull.
+
+    `positions[k]`: int32 of any shape, for lookup k
     the row of each id among the rows of its table.
     """
 
@@ -33,7 +37,8 @@ class Lookups:
 class LookupPlan:
     """Duplicates are looked for once for all tables that are asked for the same id arrays.
 
-    `groups[g]` are such id arrays; `group_of[t]` is the group of table t, None if it is never looked up; `slots[s]` is
+    `groups[g]` are such id arrays; `group_of[t]` is the group of table t, None if it is never
+    looked up; `slots[s]` is
     (group, place within it): one array of positions; `sites[k].array` is the slot of lookup k.
     """
 
@@ -51,7 +56,9 @@ class LookupPlan:
         for site in graph.sites:
             asked[site.table][site.array] = None
         groups: dict[tuple[int, ...], int] = {}
-        group_of = tuple(groups.setdefault(tuple(arrays), len(groups)) if arrays else None for arrays in asked)
+        group_of = tuple(
+            groups.setdefault(tuple(arrays), len(groups)) if arrays else None for arrays in asked
+        )
         slots: dict[tuple[int, int], int] = {}
         sites, first_site = [], []
         for number, site in enumerate(graph.sites):
@@ -68,7 +75,8 @@ class LookupPlan:
         """Distinct ids and positions of a batch.
 
         Raises:
-            UserError: an id is not within 0..input_dim - 1 (nor, as Keras has it, within -input_dim..-1).
+            UserError: an id is not within 0..input_dim - 1 (nor, as Keras has it, within
+                -input_dim..-1).
         """
         arrays = self._wrapped(arrays, served)
         found = [_distinct([arrays[index] for index in group]) for group in self.groups]
@@ -103,7 +111,10 @@ def _distinct(arrays: Sequence[Int64s]) -> tuple[Int64s, list[NDArray[np.int32]]
         return ids, [positions.reshape(arrays[0].shape)]
     ids, positions = _native.distinct(np.concatenate([array.reshape(-1) for array in arrays]))
     ends = np.cumsum([array.size for array in arrays])[:-1]
-    return ids, [part.reshape(array.shape) for part, array in zip(np.split(positions, ends), arrays, strict=True)]
+    return ids, [
+        part.reshape(array.shape)
+        for part, array in zip(np.split(positions, ends), arrays, strict=True)
+    ]
 
 
 def _check(ids: Int64s, layer: object) -> None:
@@ -114,15 +125,23 @@ def _check(ids: Int64s, layer: object) -> None:
     if low < 0 or high >= size:
         name = getattr(layer, "name", "")
         raise UserError(
-            f"embedding layer {name!r} was given id {low if low < 0 else high}, expected 0..{size - 1} (its input_dim is {size})",
-            hint="raise input_dim, hash the ids, or use elasticdl.model.layers.Embedding without input_dim",
+            f"embedding layer {name!r} was given id {low if low < 0 else high}, expected"
+            f" 0..{size - 1} (its input_dim is {size})",
+            hint=(
+                "raise input_dim, hash the ids, or use elasticdl.model.layers.Embedding without"
+                " input_dim"
+            ),
         )
 
 
 def merged(
-    gradients: Sequence[Float32s], lookups: Lookups, sites: Sequence[LookupSite], tables: Sequence[int]
+    gradients: Sequence[Float32s],
+    lookups: Lookups,
+    sites: Sequence[LookupSite],
+    tables: Sequence[int],
 ) -> tuple[Float32s, ...]:
-    """Gradients of lookups, float32[*shape of ids, dim], summed by distinct id: float32[n_t, dim] for each table.
+    """Gradients of lookups, float32[*shape of ids, dim], summed by distinct id: float32[n_t, dim]
+    for each table.
 
     `tables` are the dims of the tables. Runs without the GIL.
     """
@@ -130,7 +149,12 @@ def merged(
     for number, site in enumerate(sites):
         dim = tables[site.table]
         positions = lookups.positions[number].reshape(-1)
-        one = _native.merge_rows(gradients[number].reshape(-1, dim), positions, len(lookups.ids[site.table]))
+        one = _native.merge_rows(
+            gradients[number].reshape(-1, dim), positions, len(lookups.ids[site.table])
+        )
         before = sums[site.table]
         sums[site.table] = one if before is None else np.add(before, one, out=before)
-    return tuple(np.zeros((0, dim), np.float32) if one is None else one for one, dim in zip(sums, tables, strict=True))
+    return tuple(
+        np.zeros((0, dim), np.float32) if one is None else one
+        for one, dim in zip(sums, tables, strict=True)
+    )

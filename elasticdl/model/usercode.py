@@ -1,4 +1,6 @@
-"""The border to code that users wrote: whatever it raises becomes a UserError that names the user's file and line."""
+"""The border to code that users wrote: whatever it raises becomes a UserError that names the user's
+file and line.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def user_code(doing: str, zoo: str) -> Iterator[None]:
     """Run user code in the body; `doing` completes the sentence "... raised ValueError: ...".
 
     Raises:
-        UserError: for any exception, and for SystemExit, with the user's own frames (files below `zoo`) only. Errors of
+        UserError: for any exception, and for SystemExit, with the user's own frames (files below
+            `zoo`) only. Errors of
             this product's own tree pass unchanged.
     """
     try:
@@ -41,7 +44,9 @@ def user_code(doing: str, zoo: str) -> Iterator[None]:
 
 
 def _wrapped(error: BaseException) -> ElasticDLError | None:
-    """An error of this product's own that TensorFlow put into one of its own while it translated a function."""
+    """An error of this product's own that TensorFlow put into one of its own while it translated a
+    function.
+    """
     if type(error).__name__ != "StagingError":
         return None
     inner = error.__cause__ or error.__context__
@@ -58,7 +63,10 @@ def described(error: BaseException, doing: str, zoo: str) -> UserError:
     frames = _frames(error, zoo)
     where = f"{innermost(error, zoo)}: " if frames else ""
     if isinstance(error, SystemExit):
-        return UserError(f"{where}{doing} called exit({error.code!r})", hint="a model module must not end the process")
+        return UserError(
+            f"{where}{doing} called exit({error.code!r})",
+            hint="a model module must not end the process",
+        )
     text = "\n".join(f"  {file}:{line}  {source}" for file, line, source in frames)
     return UserError(f"{where}{told(error, doing)}", hint=text)
 
@@ -68,7 +76,9 @@ def told(error: BaseException, doing: str) -> str:
     # TensorFlow puts the name of what was raised inside a graph in front of its words once more.
     kind = type(error).__name__
     words = short(str(error)).removeprefix(f"{kind}: ").strip()
-    return f"{doing} raised {kind}: {words}" if words and words != kind else f"{doing} raised {kind}"
+    return (
+        f"{doing} raised {kind}: {words}" if words and words != kind else f"{doing} raised {kind}"
+    )
 
 
 def innermost(error: BaseException, zoo: str) -> str:
@@ -80,7 +90,8 @@ def innermost(error: BaseException, zoo: str) -> str:
 def _frames(error: BaseException, zoo: str) -> list[tuple[str, int, str]]:
     """(file, line, source) of the frames in the user's files, outermost first.
 
-    TensorFlow runs translated copies of user functions and tells the original place in the message only.
+    TensorFlow runs translated copies of user functions and tells the original place in the message
+    only.
     """
     root = str(Path(zoo).resolve())
     frames = [
@@ -90,22 +101,35 @@ def _frames(error: BaseException, zoo: str) -> list[tuple[str, int, str]]:
     ]
     told = [
         (file, int(line), source.strip())
-        for file, line, source in re.findall(r'File "([^"]+)", line (\d+), in .*\n\s*(.*)', str(error))
+        for file, line, source in re.findall(
+            r'File "([^"]+)", line (\d+), in .*\n\s*(.*)', str(error)
+        )
         if file.startswith(root)
     ]
     return frames + [frame for frame in told if frame not in frames]
 
 
 def short(message: str, lines_max: int = 12) -> str:
-    """The user's words first: without the frames that TensorFlow puts into messages, and what Keras puts around them."""
+    """The user's words first: without the frames that TensorFlow puts into messages, and what Keras
+    puts around them.
+    """
     message, _, arguments = message.partition("Arguments received by ")
     inner = re.search(r"\x1b\[1m(.*)\x1b\[0m", message, re.DOTALL)
-    message = re.sub(r"\x1b\[\d*m", "", inner[1] if inner else message).split("Error encountered:\n\n")[-1]
+    message = re.sub(r"\x1b\[\d*m", "", inner[1] if inner else message).split(
+        "Error encountered:\n\n"
+    )[-1]
     message = _of_operation(message)
     message += f"\nArguments received by {arguments}" if arguments else ""
     if "in user code:" in message:
-        blocks = [block for block in re.split(r"\n\s*\n", message.split("in user code:", 1)[1]) if block.strip()]
-        message = "\n".join(block.strip() for block in blocks if not block.lstrip().startswith("File ")) or message
+        blocks = [
+            block
+            for block in re.split(r"\n\s*\n", message.split("in user code:", 1)[1])
+            if block.strip()
+        ]
+        message = (
+            "\n".join(block.strip() for block in blocks if not block.lstrip().startswith("File "))
+            or message
+        )
     lines = message.strip().splitlines()
     return "\n".join(lines[:lines_max] + (["..."] if len(lines) > lines_max else []))
 
@@ -133,7 +157,9 @@ _AROUND_OPERATION = re.compile(
 
 
 def _of_operation(message: str) -> str:
-    """What the operation that failed said, of a message about a whole graph; of several the first."""
+    """What the operation that failed said, of a message about a whole graph; of several the
+    first.
+    """
     if not re.search(r"Graph execution error:|\{\{(function_)?node ", message):
         return message
     graph = _OF_GRAPH.sub("", message.partition("Original stack trace for")[0])
@@ -149,7 +175,11 @@ def taken(function: Callable[..., Any], params: Mapping[str, Any]) -> dict[str, 
         return dict(params)
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return dict(params)
-    return {name: value for name, value in params.items() if name in {parameter.name for parameter in parameters}}
+    return {
+        name: value
+        for name, value in params.items()
+        if name in {parameter.name for parameter in parameters}
+    }
 
 
 def missing(function: Callable[..., Any], given: Mapping[str, Any]) -> str:

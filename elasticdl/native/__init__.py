@@ -1,1 +1,4 @@
-"""The C++ extension `_native`: tables, servers, wire and readers. It imports nothing of the project."""
+"""The C++ extension `_native`: tables, servers, wire and readers.
+
+It imports nothing of the project.
+"""

@@ -9,14 +9,33 @@ from numpy.typing import NDArray
 
 def crc32c(data: bytes, crc: int = 0) -> int: ...
 def csv_index(
-    fd: int, begin: int, size: int, delimiter: str, quoting: bool, columns: int, stride_records: int, stride_bytes: int
+    fd: int,
+    begin: int,
+    size: int,
+    delimiter: str,
+    quoting: bool,
+    columns: int,
+    stride_records: int,
+    stride_bytes: int,
 ) -> dict[str, Any]: ...
-def csv_first_row(data: bytes, final: bool, delimiter: str, quoting: bool) -> list[bytes] | None: ...
+def csv_first_row(
+    data: bytes, final: bool, delimiter: str, quoting: bool
+) -> list[bytes] | None: ...
 def csv_rows(
-    data: bytes, delimiter: str, quoting: bool, skip: int, line: int, columns: int, out: NDArray[np.object_]
+    data: bytes,
+    delimiter: str,
+    quoting: bool,
+    skip: int,
+    line: int,
+    columns: int,
+    out: NDArray[np.object_],
 ) -> tuple[int, int, list[tuple[int, str, bytes]]]: ...
-def tfrecord_index(fd: int, size: int, stride_records: int, stride_bytes: int) -> dict[str, Any]: ...
-def tfrecord_rows(data: bytes, skip: int, out: NDArray[np.object_]) -> tuple[int, int, list[int], int]: ...
+def tfrecord_index(
+    fd: int, size: int, stride_records: int, stride_bytes: int
+) -> dict[str, Any]: ...
+def tfrecord_rows(
+    data: bytes, skip: int, out: NDArray[np.object_]
+) -> tuple[int, int, list[int], int]: ...
 
 # embedding: elasticdl/embedding/native. Arrays are C-contiguous and of exactly these dtypes, else TypeError; wrong
 # shapes and values raise ValueError. The GIL is released.
@@ -53,7 +72,9 @@ class InitializerSpec:
 class Table:
     """An elasticdl.embedding.table.Table."""
 
-    def __init__(self, dim: int, initializer: InitializerSpec, optimizer: OptimizerSpec, seed: int) -> None: ...
+    def __init__(
+        self, dim: int, initializer: InitializerSpec, optimizer: OptimizerSpec, seed: int
+    ) -> None: ...
     @property
     def dim(self) -> int: ...
     @property
@@ -63,17 +84,27 @@ class Table:
     def __len__(self) -> int: ...
     def lookup(self, ids: NDArray[np.int64]) -> NDArray[np.float32]: ...
     def peek(self, ids: NDArray[np.int64], view: int = -1) -> NDArray[np.float32]: ...
-    def apply(self, ids: NDArray[np.int64], gradients: NDArray[np.float32], learning_rate: float, step: int) -> None: ...
+    def apply(
+        self,
+        ids: NDArray[np.int64],
+        gradients: NDArray[np.float32],
+        learning_rate: float,
+        step: int,
+    ) -> None: ...
     def begin_view(self, view: int) -> None: ...
     def end_view(self, view: int) -> None: ...
     def view_rows(self, view: int) -> int: ...
-    def read(self, view: int, first_row: int, max_rows: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]: ...
+    def read(
+        self, view: int, first_row: int, max_rows: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]: ...
     def insert(self, ids: NDArray[np.int64], values: NDArray[np.float32]) -> None: ...
 
 def distinct(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Distinct ids in order of first appearance, and for each id its index among them."""
 
-def merge_rows(values: NDArray[np.float32], positions: NDArray[np.int32], count: int) -> NDArray[np.float32]:
+def merge_rows(
+    values: NDArray[np.float32], positions: NDArray[np.int32], count: int
+) -> NDArray[np.float32]:
     """float32[count, dim]: out[positions[i]] += values[i], in order."""
 
 def update_dense(
@@ -91,7 +122,9 @@ def update_dense(
 class ParametersSpec:
     """As elasticdl.embedding.spec.ParametersSpec; `json` is the whole of it, kept by servers as it is."""
 
-    def __init__(self, optimizer: OptimizerSpec, trainable: int, additive: int, json: str) -> None: ...
+    def __init__(
+        self, optimizer: OptimizerSpec, trainable: int, additive: int, json: str
+    ) -> None: ...
     def add_table(self, name: str, dim: int, initializer: InitializerSpec, seed: int) -> None: ...
     @property
     def json(self) -> str: ...
@@ -100,7 +133,9 @@ class Pool:
     """Connections to all servers. At most one call of `push` and one of the others at a time; `move` and `close` any time."""
 
     def __init__(self, addresses: list[str], token: str, name: str) -> None: ...
-    def initialise(self, spec: ParametersSpec, dense: NDArray[np.float32], timeout_s: float) -> list[tuple[bool, str]]:
+    def initialise(
+        self, spec: ParametersSpec, dense: NDArray[np.float32], timeout_s: float
+    ) -> list[tuple[bool, str]]:
         """For each server: whether it took the values, and the JSON of what it holds."""
 
     def pull(
@@ -160,7 +195,9 @@ class Server:
         """version, step_base, workers, rows, trainable, additive, slots, spec."""
 
     def drop(self, snapshot: int) -> None: ...
-    def save(self, snapshot: int, path: str, header: str) -> tuple[int, int, tuple[int, int, float] | None]:
+    def save(
+        self, snapshot: int, path: str, header: str
+    ) -> tuple[int, int, tuple[int, int, float] | None]:
         """Write a view to a file, durably; (bytes, CRC-32C, None). Raises OSError.
 
         At the first weight that is NaN or infinite it stops and tells which: (table, id), or (-1, index in the dense vector), and its value.

@@ -1,6 +1,9 @@
-"""The status page and the report, made from one snapshot: plain values in, HTML out. Nothing here asks anybody for anything.
+"""The status page and the report, made from one snapshot: plain values in, HTML out.
 
-`static/` has what browsers load; `vendor/` is put there when the package is built and is not in the tree.
+Nothing here asks anybody for anything.
+
+`static/` has what browsers load; `vendor/` is put there when the package is built and is not in the
+tree.
 """
 
 from elasticdl.page.assets import NoSuchFile, static

@@ -1,4 +1,6 @@
-"""What browsers load beside the page: names with the hash of what is in them, so that they can be kept for ever."""
+"""What browsers load beside the page: names with the hash of what is in them, so that they can be
+kept for ever.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ MODULES = (
     *("bars", "processes", "shards", "events", "logs", "actions", "stream", "page"),
 )
 """In the order in which they need one another."""
-_TYPES = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
+_TYPES = {
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
 _IMPORT = re.compile(r"^import (\{[^}]*\}) from \"\./(\w+)\.js\";$", re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|const) (\w+))", re.MULTILINE)
 
@@ -25,7 +31,9 @@ class NoSuchFile(KeyError):
 
 @cache
 def text(name: str) -> str:
-    """One of `page.js`, `page.css`, `early.js`, `sign-in.js`, `icon.svg`, `plot.js`; `plot.js` is '' where uPlot is missing."""
+    """One of `page.js`, `page.css`, `early.js`, `sign-in.js`, `icon.svg`, `plot.js`; `plot.js` is
+    '' where uPlot is missing.
+    """
     if name == "page.js":
         return _script()
     if name == "page.css":
@@ -36,8 +44,12 @@ def text(name: str) -> str:
 
 
 def _script() -> str:
-    """The modules as one file, for one request and for the report: each in a scope of its own, an object of what it exports."""
-    return "".join(_scoped(name, (_STATIC / f"{name}.js").read_text(encoding="utf-8")) for name in MODULES)
+    """The modules as one file, for one request and for the report: each in a scope of its own, an
+    object of what it exports.
+    """
+    return "".join(
+        _scoped(name, (_STATIC / f"{name}.js").read_text(encoding="utf-8")) for name in MODULES
+    )
 
 
 def _scoped(name: str, module: str) -> str:
@@ -59,11 +71,17 @@ def address(name: str) -> str:
 
 @cache
 def _by_address() -> dict[str, str]:
-    return {address(name): name for name in ("page.js", "page.css", "early.js", "sign-in.js", "icon.svg", "plot.js")}
+    return {
+        address(name): name
+        for name in ("page.js", "page.css", "early.js", "sign-in.js", "icon.svg", "plot.js")
+    }
 
 
 def static(name: str) -> tuple[bytes, str]:
-    """The content and its type, of a name that `address` gave. Raises NoSuchFile: nothing else is ever read."""
+    """The content and its type, of a name that `address` gave.
+
+    Raises NoSuchFile: nothing else is ever read.
+    """
     known = _by_address().get(name)
     if known is None:
         raise NoSuchFile(name)

@@ -1,4 +1,6 @@
-"""The membership timeline: a row for each process, from its order to its end, coloured and labelled by why it ended."""
+"""The membership timeline: a row for each process, from its order to its end, coloured and labelled
+by why it ended.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ _BUCKETS = 240
 def timeline(snapshot: Mapping[str, Any]) -> Html:
     """Axis, how many were there, a row for each process; the generations of a ring below."""
     line = snapshot.get("timeline") or {}
-    bars = sorted(line.get("bars") or (), key=lambda bar: (bar["ordered_s"], formatting.by_name(bar["process"])))
+    bars = sorted(
+        line.get("bars") or (),
+        key=lambda bar: (bar["ordered_s"], formatting.by_name(bar["process"])),
+    )
     generations: Sequence[Mapping[str, Any]] = line.get("generations") or ()
     span = max(1.0, float(line.get("now_s") or 0))
     marks = [one["at_s"] for one in generations][-_LINES:]
@@ -33,7 +38,13 @@ def timeline(snapshot: Mapping[str, Any]) -> Html:
         scope="col",
         class_="when",
     )
-    crowd = el("tr", el("th", "Workers", scope="row"), el("td", presence(bars, span)), el("td", _peak(bars, span)), class_="crowd")
+    crowd = el(
+        "tr",
+        el("th", "Workers", scope="row"),
+        el("td", presence(bars, span)),
+        el("td", _peak(bars, span)),
+        class_="crowd",
+    )
     rows = rows or [empty_row("no process has been ordered yet", 3)]
     return el(
         "div",
@@ -55,8 +66,12 @@ def pager(name: str, total: int) -> Html:
     return el("div", text, class_="pager", id=f"{name}-pager")
 
 
-def axis(span: float, generations: Sequence[Mapping[str, Any]], marks: Sequence[Mapping[str, Any]]) -> Html:
-    """Round times, the numbers of generations above, and below them a tick for each checkpoint and the like."""
+def axis(
+    span: float, generations: Sequence[Mapping[str, Any]], marks: Sequence[Mapping[str, Any]]
+) -> Html:
+    """Round times, the numbers of generations above, and below them a tick for each checkpoint and
+    the like.
+    """
     times = [
         el(
             "text",
@@ -71,12 +86,22 @@ def axis(span: float, generations: Sequence[Mapping[str, Any]], marks: Sequence[
     for one in generations:
         share = one["at_s"] / span
         if share - last >= 0.03:
-            numbers.append(el("text", f"{one['generation']}", x=percent(one["at_s"], span), y=10, class_="generation"))
+            numbers.append(
+                el(
+                    "text",
+                    f"{one['generation']}",
+                    x=percent(one["at_s"], span),
+                    y=10,
+                    class_="generation",
+                )
+            )
             last = share
     noted = [
         el(
             "line",
-            el("title", f"{formatting.clock(one['at_s'])} {str(one['text']).partition(chr(10))[0]}"),
+            el(
+                "title", f"{formatting.clock(one['at_s'])} {str(one['text']).partition(chr(10))[0]}"
+            ),
             x1=percent(one["at_s"], span),
             x2=percent(one["at_s"], span),
             y1=28,
@@ -85,7 +110,9 @@ def axis(span: float, generations: Sequence[Mapping[str, Any]], marks: Sequence[
         )
         for one in marks
     ]
-    return el("svg", numbers, noted, times, width="100%", height=32, class_="axis", aria_hidden="true")
+    return el(
+        "svg", numbers, noted, times, width="100%", height=32, class_="axis", aria_hidden="true"
+    )
 
 
 def bar_row(bar: Mapping[str, Any], span: float, marks: Sequence[float]) -> Html:
@@ -103,17 +130,53 @@ def bar_row(bar: Mapping[str, Any], span: float, marks: Sequence[float]) -> Html
     )
 
 
-def drawing(bar: Mapping[str, Any], span: float, marks: Sequence[float], tone: formatting.Tone) -> Html:
+def drawing(
+    bar: Mapping[str, Any], span: float, marks: Sequence[float], tone: formatting.Tone
+) -> Html:
     """Thin while it was waited for, full while it worked."""
-    ordered, end = float(bar["ordered_s"]), float(bar["ended_s"] if bar.get("ended_s") is not None else span)
+    ordered, end = (
+        float(bar["ordered_s"]),
+        float(bar["ended_s"] if bar.get("ended_s") is not None else span),
+    )
     ready = bar.get("ready_s")
-    shapes: list[Child] = [el("line", x1=percent(at, span), x2=percent(at, span), y1=0, y2=20, class_="mark") for at in marks]
+    shapes: list[Child] = [
+        el("line", x1=percent(at, span), x2=percent(at, span), y1=0, y2=20, class_="mark")
+        for at in marks
+    ]
     wait_end = float(ready) if ready is not None else end
-    shapes.append(el("rect", x=percent(ordered, span), width=percent(wait_end - ordered, span), y=8, height=4, class_="waited"))
+    shapes.append(
+        el(
+            "rect",
+            x=percent(ordered, span),
+            width=percent(wait_end - ordered, span),
+            y=8,
+            height=4,
+            class_="waited",
+        )
+    )
     if ready is not None:
-        shapes.append(el("rect", x=percent(ready, span), width=percent(end - ready, span), y=4, height=12, rx=2, class_=tone.name))
+        shapes.append(
+            el(
+                "rect",
+                x=percent(ready, span),
+                width=percent(end - ready, span),
+                y=4,
+                height=12,
+                rx=2,
+                class_=tone.name,
+            )
+        )
     if bar.get("ended_s") is not None:
-        shapes.append(el("line", x1=percent(end, span), x2=percent(end, span), y1=2, y2=18, class_=f"end {tone.name}"))
+        shapes.append(
+            el(
+                "line",
+                x1=percent(end, span),
+                x2=percent(end, span),
+                y1=2,
+                y2=18,
+                class_=f"end {tone.name}",
+            )
+        )
     until = formatting.clock(bar["ended_s"]) if bar.get("ended_s") is not None else "now"
     label = f"{bar['process']}: {formatting.clock(ordered)} to {until}, {tone.word}"
     return el("svg", shapes, width="100%", height=20, role="img", aria_label=label)
@@ -124,7 +187,8 @@ def presence(bars: Sequence[Mapping[str, Any]], span: float) -> Html:
     levels = _levels(bars, span)
     top = max(levels) or 1
     points = " ".join(
-        f"{index},{24 - 22 * level / top:.1f} {index + 1},{24 - 22 * level / top:.1f}" for index, level in enumerate(levels)
+        f"{index},{24 - 22 * level / top:.1f} {index + 1},{24 - 22 * level / top:.1f}"
+        for index, level in enumerate(levels)
     )
     return el(
         "svg",
@@ -144,7 +208,11 @@ def empty_row(text: str, columns: int) -> Html:
 
 
 def _peak(bars: Sequence[Mapping[str, Any]], span: float) -> str:
-    now = sum(1 for bar in bars if bar["role"] == "worker" and bar.get("ready_s") is not None and bar.get("ended_s") is None)
+    now = sum(
+        1
+        for bar in bars
+        if bar["role"] == "worker" and bar.get("ready_s") is not None and bar.get("ended_s") is None
+    )
     all_of_them = sum(bar["role"] == "worker" for bar in bars)
     return f"{now:,} ready now, {max(_levels(bars, span)):,} at most, {all_of_them:,} in all"
 
@@ -154,7 +222,9 @@ def _levels(bars: Sequence[Mapping[str, Any]], span: float) -> list[int]:
     for bar in bars:
         if bar["role"] == "worker" and bar.get("ready_s") is not None:
             changes[_bucket(bar["ready_s"], span)] += 1
-            changes[_bucket(bar["ended_s"], span) if bar.get("ended_s") is not None else _BUCKETS] -= 1
+            changes[
+                _bucket(bar["ended_s"], span) if bar.get("ended_s") is not None else _BUCKETS
+            ] -= 1
     levels, level = [], 0
     for change in changes[:_BUCKETS]:
         level += change
@@ -170,14 +240,20 @@ def ring(generations: Sequence[Mapping[str, Any]]) -> Html:
     """Newest first."""
     rows = list(_generations(generations[-ROWS:]))[::-1]
     heads = [
-        el("th", word, scope="col", class_=kind) for word, kind in (("Generation", "n"), ("At", "n"), ("Members", ""), ("Why", ""))
+        el("th", word, scope="col", class_=kind)
+        for word, kind in (("Generation", "n"), ("At", "n"), ("Members", ""), ("Why", ""))
     ]
     return el(
         "section",
         el("h3", "Ring generations"),
         el(
             "div",
-            el("table", el("thead", el("tr", heads)), el("tbody", rows, id="generations"), class_="narrow"),
+            el(
+                "table",
+                el("thead", el("tr", heads)),
+                el("tbody", rows, id="generations"),
+                class_="narrow",
+            ),
             class_="scroll",
             tabindex=0,
         ),
@@ -187,7 +263,9 @@ def ring(generations: Sequence[Mapping[str, Any]]) -> Html:
 def _generations(generations: Sequence[Mapping[str, Any]]) -> Iterator[Html]:
     for one in generations:
         members = [str(name) for name in one["members"]]
-        named = ", ".join(members[:12]) + (f" and {len(members) - 12:,} more" if len(members) > 12 else "")
+        named = ", ".join(members[:12]) + (
+            f" and {len(members) - 12:,} more" if len(members) > 12 else ""
+        )
         reason = str(one.get("reason") or "").partition("\n")[0]
         yield el(
             "tr",

@@ -1,4 +1,6 @@
-"""The whole page: complete before any script runs, and complete as one file after the job has ended."""
+"""The whole page: complete before any script runs, and complete as one file after the job has
+ended.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ TABS = (
 
 
 def render_page(snapshot: Mapping[str, Any]) -> str:
-    """The page as the master serves it at `/`: no script or style inside, everything from `/static/`."""
+    """The page as the master serves it at `/`: no script or style inside, everything from
+    `/static/`.
+    """
     files = [
         el("link", rel="icon", href=f"/static/{assets.address('icon.svg')}"),
         el("link", rel="stylesheet", href=f"/static/{assets.address('page.css')}"),
@@ -37,13 +41,22 @@ def render_page(snapshot: Mapping[str, Any]) -> str:
 
 
 def render_report(snapshot: Mapping[str, Any]) -> str:
-    """The same as one file that asks nobody for anything: it may be opened from a disk or sent by mail."""
+    """The same as one file that asks nobody for anything: it may be opened from a disk or sent by
+    mail.
+    """
     style, scripts = assets.text("page.css"), [assets.text("early.js"), assets.text("plot.js")]
     page = assets.text("page.js")
     sources = " ".join(_hash(text) for text in (*scripts, page))
     policy = f"default-src 'none'; style-src {_hash(style)}; script-src {sources}; img-src data:"
-    snapshot = {**snapshot, "logs": [{**one, "text": formatting.readable(one["text"])} for one in snapshot.get("logs") or ()]}
-    icon = "data:image/svg+xml;base64," + base64.b64encode(assets.text("icon.svg").encode()).decode()
+    snapshot = {
+        **snapshot,
+        "logs": [
+            {**one, "text": formatting.readable(one["text"])} for one in snapshot.get("logs") or ()
+        ],
+    }
+    icon = (
+        "data:image/svg+xml;base64," + base64.b64encode(assets.text("icon.svg").encode()).decode()
+    )
     files: Child = [
         el("meta", http_equiv="Content-Security-Policy", content=policy),
         el("link", rel="icon", href=icon),
@@ -56,7 +69,10 @@ def render_report(snapshot: Mapping[str, Any]) -> str:
 
 
 def render_sign_in(problem: str = "") -> str:
-    """What is there without a token: where to find it, and a form for it. `problem` says why the last one did not do."""
+    """What is there without a token: where to find it, and a form for it.
+
+    `problem` says why the last one did not do.
+    """
     files = [
         el("link", rel="icon", href=f"/static/{assets.address('icon.svg')}"),
         el("link", rel="stylesheet", href=f"/static/{assets.address('page.css')}"),
@@ -67,7 +83,9 @@ def render_sign_in(problem: str = "") -> str:
 
 
 def _json(value: Mapping[str, Any]) -> str:
-    """JSON that no HTML parser takes for anything else; what is no number is null, as everywhere on the page."""
+    """JSON that no HTML parser takes for anything else; what is no number is null, as everywhere on
+    the page.
+    """
     return json.dumps(finite(value), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
@@ -83,11 +101,16 @@ def _document(title: str, files: Child, body: Child) -> str:
         el("meta", name="color-scheme", content="light dark"),
         el("meta", name="referrer", content="no-referrer"),
     ]
-    return "<!doctype html>\n" + el("html", el("head", meta, files), el("body", body), lang="en").text
+    return (
+        "<!doctype html>\n" + el("html", el("head", meta, files), el("body", body), lang="en").text
+    )
 
 
 def _body(snapshot: Mapping[str, Any], *, live: bool) -> Child:
-    sections = [el("section", el("h2", title), _part(name, snapshot, live=live), id=name, class_="tab") for name, title in TABS]
+    sections = [
+        el("section", el("h2", title), _part(name, snapshot, live=live), id=name, class_="tab")
+        for name, title in TABS
+    ]
     menu = el("nav", [el("a", title, href=f"#{name}") for name, title in TABS], aria_label="Parts")
     return [
         el("a", "Skip to the content", href="#main", class_="skip"),
@@ -103,16 +126,29 @@ def _part(name: str, snapshot: Mapping[str, Any], *, live: bool) -> Child:
     occurrences = snapshot.get("occurrences") or ()
     match name:
         case "overview":
-            lately = el("section", el("h3", "Lately"), tables.events(occurrences, _LATELY, "lately"), class_="lately")
+            lately = el(
+                "section",
+                el("h3", "Lately"),
+                tables.events(occurrences, _LATELY, "lately"),
+                class_="lately",
+            )
             return [forms.axis(), el("div", plots.plots(snapshot), lately, class_="columns")]
         case "timeline":
             return [forms.legend(), forms.timeline(), bars.timeline(snapshot)]
         case "processes":
-            return [forms.processes(), el("div", id="process", hidden=True), tables.processes(snapshot)]
+            return [
+                forms.processes(),
+                el("div", id="process", hidden=True),
+                tables.processes(snapshot),
+            ]
         case "shards":
             receipt = el("section", el("h3", "Receipt"), tables.receipt(snapshot))
             listing = forms.shards() if live else None
-            return [tables.shards(snapshot), el("div", receipt, listing, class_="halves"), tables.problems(snapshot)]
+            return [
+                tables.shards(snapshot),
+                el("div", receipt, listing, class_="halves"),
+                tables.problems(snapshot),
+            ]
         case "logs":
             return forms.logs(snapshot, live=live)
         case _:
@@ -125,7 +161,10 @@ def _part(name: str, snapshot: Mapping[str, Any], *, live: bool) -> Child:
 
 def _foot(snapshot: Mapping[str, Any], *, live: bool) -> Html:
     job = snapshot["job"]
-    said = [f"ElasticDL {job.get('version_of_elasticdl') or ''}".strip(), str(job.get("strategy") or "")]
+    said = [
+        f"ElasticDL {job.get('version_of_elasticdl') or ''}".strip(),
+        str(job.get("strategy") or ""),
+    ]
     said += [f"namespace {job['namespace']}"] if job.get("namespace") else []
     how = "live from the master" if live else "a report, as one file"
     return el("footer", " · ".join(part for part in (*said, how) if part), class_="foot")

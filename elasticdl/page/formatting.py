@@ -1,4 +1,7 @@
-"""Numbers and causes as people read them. `static/words.js` says the same in the same words: first paint and live page must not differ."""
+"""Numbers and causes as people read them.
+
+`static/words.js` says the same in the same words: first paint and live page must not differ.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,11 @@ def count(value: float | None) -> str:
 
 def clock(seconds: float | None) -> str:
     """Time since the job began, to stand in a column: `0:07`, `1:02:03`, `3 d 02:03`."""
-    return duration(seconds) if seconds is None or seconds >= 59.5 else f"0:{max(0, math.floor(seconds + 0.5)):02}"
+    return (
+        duration(seconds)
+        if seconds is None or seconds >= 59.5
+        else f"0:{max(0, math.floor(seconds + 0.5)):02}"
+    )
 
 
 def memory(size_bytes: float | None) -> str:
@@ -76,7 +83,9 @@ def tone_of(process: dict[str, Any]) -> Tone:
 
 
 def told(text: str, tone: Tone) -> str:
-    """The first line of what is said, to stand behind the word of its tone without saying it twice."""
+    """The first line of what is said, to stand behind the word of its tone without saying it
+    twice.
+    """
     first = text.partition("\n")[0]
     if first.lower().startswith(tone.word):
         return first[len(tone.word) :]
@@ -87,9 +96,15 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 
 def readable(log: str) -> str:
-    """Without what is meant for a terminal: colours, titles, and what a progress bar wrote over itself."""
+    """Without what is meant for a terminal: colours, titles, and what a progress bar wrote over
+    itself.
+    """
     plain = _ESCAPES.sub("", log).replace("\x08", "").replace("\x00", "")
-    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in plain.split("\n")) if "\r" in plain else plain
+    return (
+        "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in plain.split("\n"))
+        if "\r" in plain
+        else plain
+    )
 
 
 def by_name(name: str) -> tuple[str, tuple[int, ...]]:

@@ -1,4 +1,6 @@
-"""What a person can set and ask for: the bar at the top, filters, actions with their questions, the way in."""
+"""What a person can set and ask for: the bar at the top, filters, actions with their questions, the
+way in.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ from elasticdl.formatting import amount
 from elasticdl.page import head
 from elasticdl.page.markup import Child, Html, el
 
-_SPANS = (("", "whole job"), ("3600", "last hour"), ("600", "last 10 minutes"), ("60", "last minute"))
+_SPANS = (
+    ("", "whole job"),
+    ("3600", "last hour"),
+    ("600", "last 10 minutes"),
+    ("60", "last minute"),
+)
 _SHARD_STATES = ("leased", "todo", "settling", "retried", "parked", "done")
 
 
@@ -18,14 +25,31 @@ def top(snapshot: Mapping[str, Any], *, live: bool) -> Html:
     job = snapshot["job"]
     over = snapshot.get("outcome") is not None
     actions = [
-        _button(word, f"ask-{verb}") for verb, word in (("scale", "Scale…"), ("checkpoint", "Checkpoint…"), ("stop", "Stop…"))
+        _button(word, f"ask-{verb}")
+        for verb, word in (("scale", "Scale…"), ("checkpoint", "Checkpoint…"), ("stop", "Stop…"))
     ]
-    steer = el("div", actions, class_="actions needs-script", id="actions", hidden=over or None) if live else None
+    steer = (
+        el("div", actions, class_="actions needs-script", id="actions", hidden=over or None)
+        if live
+        else None
+    )
     fresh = el(
-        "span", "without script: reload for news" if live and not over else "", id="connection", class_="connection", role="status"
+        "span",
+        "without script: reload for news" if live and not over else "",
+        id="connection",
+        class_="connection",
+        role="status",
     )
     scheme = el("button", "Colours: system", type="button", id="theme", class_="quiet needs-script")
-    return el("div", el("p", "ElasticDL", class_="brand"), el("h1", job["name"]), fresh, steer, scheme, class_="top")
+    return el(
+        "div",
+        el("p", "ElasticDL", class_="brand"),
+        el("h1", job["name"]),
+        fresh,
+        steer,
+        scheme,
+        class_="top",
+    )
 
 
 def _button(word: str, identity: str, kind: str = "") -> Html:
@@ -37,13 +61,21 @@ def _choice(name: str, label: str, options: Sequence[tuple[str, str]]) -> Html:
         "label",
         el("span", label),
         " ",
-        el("select", [el("option", word, value=value) for value, word in options], id=name, name=name),
+        el(
+            "select",
+            [el("option", word, value=value) for value, word in options],
+            id=name,
+            name=name,
+        ),
     )
 
 
 def _search(name: str, label: str) -> Html:
     return el(
-        "label", el("span", label), " ", el("input", id=name, name=name, type="search", autocomplete="off", spellcheck="false")
+        "label",
+        el("span", label),
+        " ",
+        el("input", id=name, name=name, type="search", autocomplete="off", spellcheck="false"),
     )
 
 
@@ -53,19 +85,35 @@ def _row(*children: Child) -> Html:
 
 def axis() -> Html:
     """Against what loss and metrics are drawn."""
-    return _row(_choice("axis", "Loss and metrics against", (("records", "records"), ("time", "time"))))
+    return _row(
+        _choice("axis", "Loss and metrics against", (("records", "records"), ("time", "time")))
+    )
 
 
 def timeline() -> Html:
     """Which processes, and how far back."""
-    shown = (("", "all"), ("live", "that live"), ("ended", "that ended"), ("trouble", "that ended unasked"))
+    shown = (
+        ("", "all"),
+        ("live", "that live"),
+        ("ended", "that ended"),
+        ("trouble", "that ended unasked"),
+    )
     order = (("", "as they began"), ("last", "newest first"), ("name", "by name"))
-    return _row(_choice("shown", "Processes", shown), _choice("order", "in order", order), _choice("span", "over", _SPANS))
+    return _row(
+        _choice("shown", "Processes", shown),
+        _choice("order", "in order", order),
+        _choice("span", "over", _SPANS),
+    )
 
 
 def legend() -> Html:
     """Colours with their marks and words."""
-    tones = (("live", "● ready"), ("wait", "◌ waited for"), ("good", "✓ finished"), ("calm", "○ ended as asked"))
+    tones = (
+        ("live", "● ready"),
+        ("wait", "◌ waited for"),
+        ("good", "✓ finished"),
+        ("calm", "○ ended as asked"),
+    )
     ends = (
         ("moved", "△ refused or sent away by the platform"),
         ("lost", "✕ lost"),
@@ -95,7 +143,11 @@ def processes() -> Html:
 def events(snapshot: Mapping[str, Any]) -> Html:
     """Search and weight."""
     dropped = int(snapshot.get("occurrences_dropped") or 0)
-    said = f"{dropped:,} earlier ones are in events.jsonl; `elasticdl why` reads all" if dropped else ""
+    said = (
+        f"{dropped:,} earlier ones are in events.jsonl; `elasticdl why` reads all"
+        if dropped
+        else ""
+    )
     levels = (("", "everything"), ("warning", "warnings and errors"))
     return el(
         "div",
@@ -109,7 +161,10 @@ def shards() -> Html:
     states = [(state, state) for state in _SHARD_STATES]
     heads = ("Shard", "Records", "State", "Owner", "Attempt", "Age")
     numeric = ("Records", "Attempt", "Age")
-    head = el("tr", [el("th", word, scope="col", class_="n" if word in numeric else None) for word in heads])
+    head = el(
+        "tr",
+        [el("th", word, scope="col", class_="n" if word in numeric else None) for word in heads],
+    )
     table = el("table", el("thead", head), el("tbody", id="shard-rows"))
     listing = el("div", table, class_="scroll tall", tabindex=0)
     return el(
@@ -124,11 +179,20 @@ def logs(snapshot: Mapping[str, Any], *, live: bool) -> Child:
         kept = snapshot.get("logs") or ()
         return [
             _row(_choice("log", "Log of", [(one["process"], one["process"]) for one in kept])),
-            el("pre", kept[0]["text"] if kept else None, id="log-text", tabindex=0, aria_label="Log", hidden=not kept),
+            el(
+                "pre",
+                kept[0]["text"] if kept else None,
+                id="log-text",
+                tabindex=0,
+                aria_label="Log",
+                hidden=not kept,
+            ),
             el("p", _where_logs_are(snapshot), class_="empty", id="log-note"),
         ]
     choose = _choice("log", "Log of", ())
-    follow = el("label", el("input", type="checkbox", id="follow", checked=True), " ", el("span", "follow"))
+    follow = el(
+        "label", el("input", type="checkbox", id="follow", checked=True), " ", el("span", "follow")
+    )
     find = el("form", _search("log-find", "Search"), " ", el("button", "Find"), id="log-search")
     return [
         el("div", choose, follow, find, class_="filters needs-script"),
@@ -142,7 +206,10 @@ def logs(snapshot: Mapping[str, Any], *, live: bool) -> Child:
             class_="filters needs-script",
         ),
         el("pre", id="log-text", tabindex=0, aria_label="Log"),
-        el("noscript", el("p", "Logs need script; `elasticdl logs` shows them, too.", class_="empty")),
+        el(
+            "noscript",
+            el("p", "Logs need script; `elasticdl logs` shows them, too.", class_="empty"),
+        ),
     ]
 
 
@@ -151,7 +218,10 @@ def _where_logs_are(snapshot: Mapping[str, Any]) -> str:
     kept = snapshot.get("logs") or ()
     if not kept:
         return f"Logs are {whole}"
-    return f"The ends of {amount(len(kept), 'log')}, at first of processes that failed; whole ones are {whole}"
+    return (
+        f"The ends of {amount(len(kept), 'log')}, at first of processes that failed; whole ones are"
+        f" {whole}"
+    )
 
 
 def dialogs(snapshot: Mapping[str, Any]) -> Html:
@@ -162,12 +232,23 @@ def dialogs(snapshot: Mapping[str, Any]) -> Html:
             "label",
             el("span", word),
             " ",
-            el("input", type="number", min=1, max=100000, required=True, name=name, value=scale.get(key) or 1),
+            el(
+                "input",
+                type="number",
+                min=1,
+                max=100000,
+                required=True,
+                name=name,
+                value=scale.get(key) or 1,
+            ),
         )
         for name, key, word in (("min", "low", "at least"), ("max", "high", "at most"))
     ]
     reason = el(
-        "label", el("span", "Reason"), " ", el("input", name="reason", maxlength=200, placeholder="asked for on the status page")
+        "label",
+        el("span", "Reason"),
+        " ",
+        el("input", name="reason", maxlength=200, placeholder="asked for on the status page"),
     )
     return el(
         "div",
@@ -181,7 +262,9 @@ def dialogs(snapshot: Mapping[str, Any]) -> Html:
 
 
 def _way_on(snapshot: Mapping[str, Any]) -> Html:
-    """How the job is gone on with after that: the words that the command line will say, with the whole command."""
+    """How the job is gone on with after that: the words that the command line will say, with the
+    whole command.
+    """
     lead, _, command = str(snapshot["job"].get("way_on") or "").rpartition("with: ")
     kept = "A last checkpoint is taken: " if lead.startswith("go on") else ""
     return el(
@@ -192,7 +275,9 @@ def _way_on(snapshot: Mapping[str, Any]) -> Html:
     )
 
 
-def _dialog(verb: str, title: str, text: str, word: str, fields: Child, *, danger: bool = False) -> Html:
+def _dialog(
+    verb: str, title: str, text: str, word: str, fields: Child, *, danger: bool = False
+) -> Html:
     answer = el("button", word, type="submit", class_="danger" if danger else "primary")
     never = el("button", "Cancel", type="button", class_="cancel")
     form = el(
@@ -202,8 +287,18 @@ def _dialog(verb: str, title: str, text: str, word: str, fields: Child, *, dange
 
 
 def sign_in(problem: str) -> Html:
-    """A form for the token; the script takes it from the address, where it is after a click on what `train` printed."""
-    token = el("input", name="token", id="token", type="password", autocomplete="off", required=True, spellcheck="false")
+    """A form for the token; the script takes it from the address, where it is after a click on what
+    `train` printed.
+    """
+    token = el(
+        "input",
+        name="token",
+        id="token",
+        type="password",
+        autocomplete="off",
+        required=True,
+        spellcheck="false",
+    )
     return el(
         "main",
         el("p", "ElasticDL", class_="brand"),

@@ -27,7 +27,9 @@ _WAITS = 4
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One figure of the head: `note` is what stands behind it, small; `tone` colours what somebody should look at."""
+    """One figure of the head: `note` is what stands behind it, small; `tone` colours what somebody
+    should look at.
+    """
 
     key: str
     label: str
@@ -39,15 +41,24 @@ class Fact:
 def state_of(snapshot: Mapping[str, Any]) -> tuple[str, str]:
     """A tone and a word or two."""
     status, outcome = snapshot["status"], snapshot.get("outcome")
-    # It is known before the end how a job that is being stopped will end: until then it is stopping.
+    # It is known before the end how a job that is being stopped will end: until then it is
+    # stopping.
     code = outcome["exit_code"] if outcome else status.get("exit_code")
     if code is not None and (outcome or status.get("phase") in ("ending", "ended")):
         if code == ExitCode.DONE:
             return "good", "done"
-        return ("moved", "stopped") if code == ExitCode.INTERRUPTED else ("error", f"failed, exit code {code}")
+        return (
+            ("moved", "stopped")
+            if code == ExitCode.INTERRUPTED
+            else ("error", f"failed, exit code {code}")
+        )
     phase = str(status.get("phase") or "")
     told = _ACTIONS.get(str(status.get("action"))) if phase == "working" else PHASES.get(phase)
-    tone = "moved" if status.get("waiting") and not (status.get("scale") or {}).get("observed") else "live"
+    tone = (
+        "moved"
+        if status.get("waiting") and not (status.get("scale") or {}).get("observed")
+        else "live"
+    )
     return tone, str(status.get("state") or told or phase or "starting")
 
 
@@ -57,10 +68,17 @@ def facts(snapshot: Mapping[str, Any]) -> Iterator[Fact]:
     records, scale = status.get("records") or {}, status.get("scale") or {}
     over = snapshot.get("outcome") is not None
     if not over:
-        yield Fact("rate", "Records per second", formatting.number(status.get("records_per_s") or 0))
+        yield Fact(
+            "rate", "Records per second", formatting.number(status.get("records_per_s") or 0)
+        )
     epochs = int(status.get("epochs") or 0)
     if epochs:
-        yield Fact("epoch", "Epoch", formatting.count(min(int(status.get("epoch") or 0) + 1, epochs)), f"of {epochs:,}")
+        yield Fact(
+            "epoch",
+            "Epoch",
+            formatting.count(min(int(status.get("epoch") or 0) + 1, epochs)),
+            f"of {epochs:,}",
+        )
     yield Fact("version", "Version", formatting.count(status.get("version") or 0))
     yield _workers(scale, over)
     yield from _others(status, over=over)
@@ -83,11 +101,21 @@ def _uptime_s(status: Mapping[str, Any]) -> float:
 
 def _workers(scale: Mapping[str, Any], over: bool) -> Fact:
     low, high = scale.get("low"), scale.get("high")
-    asked = formatting.count(low) if low == high else f"{formatting.count(low)}–{formatting.count(high)}"
+    asked = (
+        formatting.count(low)
+        if low == high
+        else f"{formatting.count(low)}–{formatting.count(high)}"
+    )
     if over:
         return Fact("workers", "Workers", asked, "asked")
     short = int(scale.get("observed") or 0) < int(low or 0)
-    return Fact("workers", "Workers ready", formatting.count(scale.get("observed")), f"asked {asked}", "moved" if short else "")
+    return Fact(
+        "workers",
+        "Workers ready",
+        formatting.count(scale.get("observed")),
+        f"asked {asked}",
+        "moved" if short else "",
+    )
 
 
 def _others(status: Mapping[str, Any], *, over: bool) -> Iterator[Fact]:
@@ -95,12 +123,25 @@ def _others(status: Mapping[str, Any], *, over: bool) -> Iterator[Fact]:
     if ring:
         members = len(ring.get("members") or ())
         yield Fact(
-            "ring", "Ring generation", formatting.count(ring.get("generation")), f"{members:,} member{'' if members == 1 else 's'}"
+            "ring",
+            "Ring generation",
+            formatting.count(ring.get("generation")),
+            f"{members:,} member{'' if members == 1 else 's'}",
         )
-    servers = [one for one in status.get("processes") or () if one["role"] == "ps" and one["state"] != "ended"]
+    servers = [
+        one
+        for one in status.get("processes") or ()
+        if one["role"] == "ps" and one["state"] != "ended"
+    ]
     if servers and not over:
         up = sum(one["state"] == "ready" for one in servers)
-        yield Fact("servers", "Servers ready", formatting.count(up), f"of {len(servers):,}", "moved" if up < len(servers) else "")
+        yield Fact(
+            "servers",
+            "Servers ready",
+            formatting.count(up),
+            f"of {len(servers):,}",
+            "moved" if up < len(servers) else "",
+        )
 
 
 def _troubles(status: Mapping[str, Any], records: Mapping[str, Any]) -> Iterator[Fact]:
@@ -112,14 +153,31 @@ def _troubles(status: Mapping[str, Any], records: Mapping[str, Any]) -> Iterator
             formatting.count(checkpoints[-1]["version"]),
             f"at {formatting.clock(checkpoints[-1]['at_s'])}",
         )
-    for key, label in (("repeated", "Records repeated"), ("bad", "Bad records"), ("lost", "Records lost")):
+    for key, label in (
+        ("repeated", "Records repeated"),
+        ("bad", "Bad records"),
+        ("lost", "Records lost"),
+    ):
         if records.get(key):
-            yield Fact(key, label, formatting.count(records[key]), tone="error" if key == "lost" else "moved")
+            yield Fact(
+                key,
+                label,
+                formatting.count(records[key]),
+                tone="error" if key == "lost" else "moved",
+            )
     if status.get("updates_lost"):
-        yield Fact("updates", "Updates lost", formatting.count(status["updates_lost"]), "with a server", "error")
+        yield Fact(
+            "updates",
+            "Updates lost",
+            formatting.count(status["updates_lost"]),
+            "with a server",
+            "error",
+        )
     if status.get("cluster_view_age_s") is not None:
         age = status["cluster_view_age_s"]
-        yield Fact("view", "Cluster view", formatting.duration(age), "old", "moved" if age > 30 else "")
+        yield Fact(
+            "view", "Cluster view", formatting.duration(age), "old", "moved" if age > 30 else ""
+        )
 
 
 def progress(snapshot: Mapping[str, Any]) -> Html:
@@ -132,7 +190,13 @@ def progress(snapshot: Mapping[str, Any]) -> Html:
     return el(
         "div",
         el("progress", told, id="bar", max=1, value=round(share, 4), aria_labelledby="share-words"),
-        el("div", el("b", told, id="share"), " ", el("span", said, id="share-words"), class_="share"),
+        el(
+            "div",
+            el("b", told, id="share"),
+            " ",
+            el("span", said, id="share-words"),
+            class_="share",
+        ),
         el("div", el("span", _remaining(snapshot), id="eta"), class_="eta"),
         el("p", _routine(snapshot), id="waits"),
         class_="progress",
@@ -147,21 +211,36 @@ def _remaining(snapshot: Mapping[str, Any]) -> str:
 
 
 def _routine(snapshot: Mapping[str, Any]) -> str:
-    """Waits that the job goes on beside: in one line, so that the page keeps its place while they come and go."""
+    """Waits that the job goes on beside: in one line, so that the page keeps its place while they
+    come and go.
+    """
     status = snapshot["status"]
     waits = status.get("waiting") or ()
     ready = (status.get("scale") or {}).get("observed")
-    return "Waits: " + " · ".join(waits) if waits and ready and snapshot.get("outcome") is None else ""
+    return (
+        "Waits: " + " · ".join(waits) if waits and ready and snapshot.get("outcome") is None else ""
+    )
 
 
 def notices(snapshot: Mapping[str, Any]) -> Iterator[Html]:
-    """What somebody should read first: how it ended, what it waits for, what went wrong with the data."""
+    """What somebody should read first: how it ended, what it waits for, what went wrong with the
+    data.
+    """
     outcome, status = snapshot.get("outcome"), snapshot["status"]
     if outcome is not None:
         failed = outcome["exit_code"] != ExitCode.DONE
         first, _, rest = str(outcome.get("message") or "").partition("\n")
         tone = state_of(snapshot)[0]
-        more: Child = el("details", el("summary", "All of it"), el("pre", rest, tabindex=0), open=tone == "error") if rest else None
+        more: Child = (
+            el(
+                "details",
+                el("summary", "All of it"),
+                el("pre", rest, tabindex=0),
+                open=tone == "error",
+            )
+            if rest
+            else None
+        )
         hint: Child = _what_to_do(str(outcome["hint"])) if outcome.get("hint") else None
         if failed or more or hint:
             yield el("div", el("strong", first or "failed"), more, hint, class_=f"notice {tone}")
@@ -170,19 +249,34 @@ def notices(snapshot: Mapping[str, Any]) -> Iterator[Html]:
         yield el("div", el("strong", "The job stands still"), el("p", first), class_="notice error")
     waits = list(status.get("waiting") or ()) if outcome is None and not _routine(snapshot) else []
     if waits:
-        shown = [*waits[:_WAITS], *([f"and {len(waits) - _WAITS:,} more"] if len(waits) > _WAITS else [])]
-        yield el("div", el("strong", "Waiting"), el("ul", [el("li", reason) for reason in shown]), class_="notice moved")
+        shown = [
+            *waits[:_WAITS],
+            *([f"and {len(waits) - _WAITS:,} more"] if len(waits) > _WAITS else []),
+        ]
+        yield el(
+            "div",
+            el("strong", "Waiting"),
+            el("ul", [el("li", reason) for reason in shown]),
+            class_="notice moved",
+        )
 
 
 def _what_to_do(hint: str) -> Child:
     """A command stands by itself: it is to be copied."""
     lead, told, line = hint.rpartition("with: ")
-    return [el("p", "What to do: ", lead + told or line, class_="hint"), command(line) if told else None]
+    return [
+        el("p", "What to do: ", lead + told or line, class_="hint"),
+        command(line) if told else None,
+    ]
 
 
 def command(line: str, identity: str | None = None) -> Html:
-    """One click takes all of it; a word breaks only where it is longer than the line, not at the hyphens of a flag."""
-    return el("pre", [[el("span", word), " "] for word in line.split(" ")], class_="command", id=identity)
+    """One click takes all of it; a word breaks only where it is longer than the line, not at the
+    hyphens of a flag.
+    """
+    return el(
+        "pre", [[el("span", word), " "] for word in line.split(" ")], class_="command", id=identity
+    )
 
 
 def head(snapshot: Mapping[str, Any]) -> Html:
@@ -193,7 +287,12 @@ def head(snapshot: Mapping[str, Any]) -> Html:
     message = "" if snapshot.get("outcome") is not None or message == word else message
     return el(
         "div",
-        el("p", el("span", word, id="state", class_=f"state {tone}"), el("span", message, id="message"), class_="line"),
+        el(
+            "p",
+            el("span", word, id="state", class_=f"state {tone}"),
+            el("span", message, id="message"),
+            class_="line",
+        ),
         progress(snapshot),
         el("div", notices(snapshot), id="notices", role="status"),
         el("dl", [fact(one) for one in facts(snapshot)], id="facts"),
@@ -204,4 +303,9 @@ def head(snapshot: Mapping[str, Any]) -> Html:
 def fact(one: Fact) -> Html:
     """A label, a figure, a note."""
     note = el("small", one.note) if one.note else None
-    return el("div", el("dt", one.label), el("dd", one.value, " " if note else None, note), class_=one.tone or None)
+    return el(
+        "div",
+        el("dt", one.label),
+        el("dd", one.value, " " if note else None, note),
+        class_=one.tone or None,
+    )

@@ -1,4 +1,6 @@
-"""HTML that is escaped by construction: text becomes markup only through `el`, so what users and their code write stays text."""
+"""HTML that is escaped by construction: text becomes markup only through `el`, so what users and
+their code write stays text.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from typing import TypeAlias
 
 _VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
 _FORBIDDEN = ("on", "style")
-"""Beginnings of attributes that a Content-Security-Policy without exceptions ignores: handlers and inline styles."""
+"""Beginnings of attributes that a Content-Security-Policy without exceptions ignores: handlers and
+inline styles.
+"""
 
 _HIDDEN = ("Cc", "Cf", "Cs")
 """Categories of characters that are not seen: controls, formats, halves of pairs."""
@@ -20,7 +24,10 @@ _KEPT = "\n\t\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
 
 @dataclass(frozen=True, slots=True)
 class Html:
-    """Markup that is safe to put into a page. Made by `el` and `joined` only, and by whoever can vouch for a constant."""
+    """Markup that is safe to put into a page.
+
+    Made by `el` and `joined` only, and by whoever can vouch for a constant.
+    """
 
     text: str
 
@@ -30,7 +37,10 @@ Attribute: TypeAlias = str | int | float | bool | None
 
 
 def el(name: str, /, *children: Child, **attributes: Attribute) -> Html:
-    """One element. Attributes: `class_` and `for_` lose their last `_`, other `_` become `-`; None and False are left out.
+    """One element.
+
+    Attributes: `class_` and `for_` lose their last `_`, other `_` become `-`; None and False are
+    left out.
 
     Raises ValueError for an attribute that would hold script or style.
     """
@@ -67,11 +77,14 @@ def _attribute(key: str, value: Attribute) -> str:
 
 
 def visible(text: str) -> str:
-    """Without control characters and lone surrogates, which no document may hold and no reader sees; bidirectional overrides go, too."""
+    """Without control characters and lone surrogates, which no document may hold and no reader
+    sees; bidirectional overrides go, too.
+    """
     return text if text.isprintable() else "".join(_seen(char) for char in text)
 
 
 def _seen(char: str) -> str:
-    # As `dom.js` has it. Spaces of any width are no control characters; letters that this Python does not know yet the browser may.
+    # As `dom.js` has it. Spaces of any width are no control characters; letters that this Python
+    # does not know yet the browser may.
     hidden = unicodedata.category(char) in _HIDDEN or char in "\u2028\u2029"
     return "\N{REPLACEMENT CHARACTER}" if hidden and char not in _KEPT else char

@@ -1,4 +1,6 @@
-"""The plots: as sketches and tables first, which the script replaces by curves that can be read off."""
+"""The plots: as sketches and tables first, which the script replaces by curves that can be read
+off.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _METRICS = 6
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot of the series `names`, of one `label` if given; `axis` is `records` where a person may choose."""
+    """A plot of the series `names`, of one `label` if given; `axis` is `records` where a person may
+    choose.
+    """
 
     key: str
     title: str
@@ -39,11 +43,15 @@ PLOTS = (
 
 def plots(snapshot: Mapping[str, Any]) -> Html:
     """All that this kind of job has."""
-    return el("div", [_figure(plot, snapshot) for plot in wanted(snapshot)], id="plots", class_="plots")
+    return el(
+        "div", [_figure(plot, snapshot) for plot in wanted(snapshot)], id="plots", class_="plots"
+    )
 
 
 def wanted(snapshot: Mapping[str, Any]) -> Iterator[Plot]:
-    """The loss, then the metrics that were evaluated, then the rest; what has no series is left out, but for the first three."""
+    """The loss, then the metrics that were evaluated, then the rest; what has no series is left
+    out, but for the first three.
+    """
     series: Sequence[Mapping[str, Any]] = snapshot.get("series") or ()
     present = {one["name"] for one in series}
     metrics = sorted({str(one["label"]) for one in series if one["name"] == "metric"})
@@ -55,7 +63,11 @@ def wanted(snapshot: Mapping[str, Any]) -> Iterator[Plot]:
 
 
 def _figure(plot: Plot, snapshot: Mapping[str, Any]) -> Html:
-    series = [one for one in snapshot.get("series") or () if one["name"] in plot.names and plot.label in (None, one["label"])]
+    series = [
+        one
+        for one in snapshot.get("series") or ()
+        if one["name"] in plot.names and plot.label in (None, one["label"])
+    ]
     return el(
         "figure",
         el("figcaption", el("h3", plot.title), " ", el("small", axes(plot))),
@@ -88,5 +100,13 @@ def _table(series: Sequence[Mapping[str, Any]]) -> Html:
         )
         for at, records, value in rows
     ]
-    heads = [el("th", word, scope="col", class_="n") for word in ("At", "Records", one["label"] or "Value")]
-    return el("div", el("table", el("thead", el("tr", heads)), el("tbody", cells)), class_="scroll", tabindex=0)
+    heads = [
+        el("th", word, scope="col", class_="n")
+        for word in ("At", "Records", one["label"] or "Value")
+    ]
+    return el(
+        "div",
+        el("table", el("thead", el("tr", heads)), el("tbody", cells)),
+        class_="scroll",
+        tabindex=0,
+    )

@@ -1,4 +1,6 @@
-"""Drawings that need no script: SVG whose widths are percentages, so that they fit any screen without a measure."""
+"""Drawings that need no script: SVG whose widths are percentages, so that they fit any screen
+without a measure.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,27 @@ from elasticdl.page.markup import Html, el
 
 _POINTS = 240
 _LINES = 12
-TICKS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 432000)
+TICKS_S = (
+    1,
+    2,
+    5,
+    10,
+    15,
+    30,
+    60,
+    120,
+    300,
+    600,
+    900,
+    1800,
+    3600,
+    7200,
+    14400,
+    28800,
+    86400,
+    172800,
+    432000,
+)
 
 
 def percent(value: float, span: float) -> str:
@@ -26,20 +48,35 @@ def ticks(span_s: float) -> list[float]:
 
 
 def lines(series: Sequence[Mapping[str, Any]], axis: str) -> Html:
-    """Curves in a box of 100 by 100 that is stretched to its place; the tallest value is at the top, zero or the lowest below.
+    """Curves in a box of 100 by 100 that is stretched to its place; the tallest value is at the
+    top, zero or the lowest below.
 
-    Where there is a curve of all, those of single workers are left out. One value is a dot, in words where there is nothing else.
+    Where there is a curve of all, those of single workers are left out. One value is a dot, in
+    words where there is nothing else.
     """
     drawn = [one for one in series if not one["label"]] or series
     found = [points for one in drawn[:_LINES] if (points := _points(one, axis))]
     if not found:
         return el("p", "no values", class_="empty")
     if all(len(points) == 1 for points in found):
-        return el("p", [_dot(one, axis, *_points(one, axis)[0]) for one in drawn[:_LINES] if _points(one, axis)], class_="empty")
+        return el(
+            "p",
+            [
+                _dot(one, axis, *_points(one, axis)[0])
+                for one in drawn[:_LINES]
+                if _points(one, axis)
+            ],
+            class_="empty",
+        )
     xs, ys = [x for points in found for x, _ in points], [y for points in found for _, y in points]
     left, right, low, high = min(xs), max(xs), min(0.0, *ys), max(ys)
     across, up = (right - left) or 1.0, (high - low) or 1.0
-    paths = [" ".join(f"{100 * (x - left) / across:.2f},{100 - 96 * (y - low) / up:.2f}" for x, y in points) for points in found]
+    paths = [
+        " ".join(
+            f"{100 * (x - left) / across:.2f},{100 - 96 * (y - low) / up:.2f}" for x, y in points
+        )
+        for points in found
+    ]
     shapes = [
         # Of no length, with round ends: a dot, whatever the box is stretched to.
         el(
@@ -51,7 +88,14 @@ def lines(series: Sequence[Mapping[str, Any]], axis: str) -> Html:
         for index, path in enumerate(paths)
         for kind in ("" if " " in path else "dot ",)
     ]
-    return el("svg", shapes, viewBox="0 0 100 100", preserveAspectRatio="none", class_="sketch", aria_hidden="true")
+    return el(
+        "svg",
+        shapes,
+        viewBox="0 0 100 100",
+        preserveAspectRatio="none",
+        class_="sketch",
+        aria_hidden="true",
+    )
 
 
 def _dot(series: Mapping[str, Any], axis: str, at: float, value: float) -> Html:
@@ -62,7 +106,9 @@ def _dot(series: Mapping[str, Any], axis: str, at: float, value: float) -> Html:
 
 def _points(series: Mapping[str, Any], axis: str) -> list[tuple[float, float]]:
     pairs = [
-        (x, y) for x, y in zip(series[axis], series["values"], strict=True) if x is not None and y is not None and math.isfinite(y)
+        (x, y)
+        for x, y in zip(series[axis], series["values"], strict=True)
+        if x is not None and y is not None and math.isfinite(y)
     ]
     step = max(1, math.ceil(len(pairs) / _POINTS))
     return pairs[::step]

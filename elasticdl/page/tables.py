@@ -23,7 +23,10 @@ PROCESS_COLUMNS = (
 )
 _TITLES = {
     "since": "How long it has been so; of a process that has ended, when that was",
-    "records": "Records of the receipt that this worker did, settled with the servers; evaluation beside a training is not in it",
+    "records": (
+        "Records of the receipt that this worker did, settled with the servers; evaluation beside a"
+        " training is not in it"
+    ),
 }
 _RECEIPT = ("expected", "trained", "repeated", "bad", "lost", "left")
 _DRAWN = ("done", "leased", "settling", "todo", "parked")
@@ -32,7 +35,10 @@ _DRAWN = ("done", "leased", "settling", "todo", "parked")
 
 def shown_first(processes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Those that live, by name, then those that ended, the last one first."""
-    live = sorted((one for one in processes if one["state"] != "ended"), key=lambda one: formatting.by_name(one["name"]))
+    live = sorted(
+        (one for one in processes if one["state"] != "ended"),
+        key=lambda one: formatting.by_name(one["name"]),
+    )
     return [
         *live,
         *sorted(
@@ -48,14 +54,28 @@ def processes(snapshot: Mapping[str, Any]) -> Html:
     found: Sequence[Mapping[str, Any]] = status.get("processes") or ()
     gauges = status.get("gauges") or {}
     now_s = float(status.get("at_s") or 0)
-    rows = [_process({**gauges.get(one["name"], {}), **one}, now_s) for one in shown_first(found)[:ROWS]]
+    rows = [
+        _process({**gauges.get(one["name"], {}), **one}, now_s) for one in shown_first(found)[:ROWS]
+    ]
     done = done_word(str(status.get("action") or "")).capitalize()
     heads = [
-        el("th", done if key == "records" else word, scope="col", class_=kind, data_key=key, title=_TITLES.get(key))
+        el(
+            "th",
+            done if key == "records" else word,
+            scope="col",
+            class_=kind,
+            data_key=key,
+            title=_TITLES.get(key),
+        )
         for key, word, kind in PROCESS_COLUMNS
     ]
     body = rows or empty_row("no process has been ordered yet", len(heads))
-    table = el("table", el("thead", el("tr", heads)), el("tbody", body, id="process-rows"), id="process-table")
+    table = el(
+        "table",
+        el("thead", el("tr", heads)),
+        el("tbody", body, id="process-rows"),
+        id="process-table",
+    )
     return el("div", el("div", table, class_="scroll", tabindex=0), pager("processes", len(found)))
 
 
@@ -72,12 +92,20 @@ def _process(row: Mapping[str, Any], now_s: float) -> Html:
         el("td", row.get("where") or "", class_="wide"),
         el("td", row.get("shard") or "", class_="wide"),
         el("td", "" if server else formatting.count(row.get("records") or 0), class_="n"),
-        el("td", "" if ended or server else formatting.number(row.get("records_per_s") or 0), class_="n"),
+        el(
+            "td",
+            "" if ended or server else formatting.number(row.get("records_per_s") or 0),
+            class_="n",
+        ),
         el("td", "" if ended else _cpu(row.get("cpu_cores")), class_="n wide"),
         el("td", "" if ended else formatting.memory(row.get("rss_bytes")), class_="n wide"),
         el("td", formatting.duration(since) + (" ago" if ended else ""), class_="n"),
     )
-    return el("tr", el("th", el("a", row["name"], href=f"?process={row['name']}#processes"), scope="row"), cells)
+    return el(
+        "tr",
+        el("th", el("a", row["name"], href=f"?process={row['name']}#processes"), scope="row"),
+        cells,
+    )
 
 
 def _cpu(cores: float | None) -> str:
@@ -89,7 +117,8 @@ def shards(snapshot: Mapping[str, Any]) -> Html:
     found: Mapping[str, Mapping[str, int]] = snapshot["status"].get("shards") or {}
     return el(
         "div",
-        [task_bar(task, counts) for task, counts in found.items()] or el("p", "no shards yet", class_="empty"),
+        [task_bar(task, counts) for task, counts in found.items()]
+        or el("p", "no shards yet", class_="empty"),
         id="shard-counts",
     )
 
@@ -101,25 +130,58 @@ def task_bar(task: str, counts: Mapping[str, int]) -> Html:
     pieces, at = [], 0.0
     for state in (name for name in states if counts[name]):
         width = 100 * counts[state] / total
-        pieces.append(el("rect", x=f"{at:.3f}%", width=f"{width:.3f}%", y=0, height=14, class_=f"shard-{state}"))
+        pieces.append(
+            el(
+                "rect",
+                x=f"{at:.3f}%",
+                width=f"{width:.3f}%",
+                y=0,
+                height=14,
+                class_=f"shard-{state}",
+            )
+        )
         at += width
     said = [
-        el("li", el("i", class_=f"swatch shard-{state}"), f"{state} ", el("b", formatting.count(counts[state]))) for state in states
+        el(
+            "li",
+            el("i", class_=f"swatch shard-{state}"),
+            f"{state} ",
+            el("b", formatting.count(counts[state])),
+        )
+        for state in states
     ]
     note = el("small", f"{amount(total, 'shard')}; one is done when all of its records are")
     drawing = el("svg", pieces, width="100%", height=14, role="img", aria_label=f"{task} shards")
-    return el("div", el("div", el("h3", task), " ", note), drawing, el("ul", said, class_="legend"), class_="task")
+    return el(
+        "div",
+        el("div", el("h3", task), " ", note),
+        drawing,
+        el("ul", said, class_="legend"),
+        class_="task",
+    )
 
 
 def receipt(snapshot: Mapping[str, Any]) -> Html:
-    """Records by epoch, the sum first, then the newest: what was expected is what was trained, bad, lost and left."""
+    """Records by epoch, the sum first, then the newest: what was expected is what was trained, bad,
+    lost and left.
+    """
     found = snapshot["status"].get("receipt") or {}
     epochs: Sequence[Mapping[str, Any]] = found.get("epochs") or ()
-    heads = [el("th", word.capitalize(), scope="col", class_="n" if word != "epoch" else None) for word in ("epoch", *_RECEIPT)]
+    heads = [
+        el("th", word.capitalize(), scope="col", class_="n" if word != "epoch" else None)
+        for word in ("epoch", *_RECEIPT)
+    ]
     total = [_receipt_row("all", found["total"], class_="total")] if found.get("total") else []
     rows = [_receipt_row(f"{row['epoch'] + 1}", row) for row in epochs[::-1]]
-    table = el("table", el("thead", el("tr", heads)), el("tbody", total, _to_come(found), rows, id="receipt-rows"), id="receipt")
-    notes = el("p", " · ".join(_receipt_notes(snapshot["status"])), class_="empty", id="receipt-notes")
+    table = el(
+        "table",
+        el("thead", el("tr", heads)),
+        el("tbody", total, _to_come(found), rows, id="receipt-rows"),
+        id="receipt",
+    )
+    notes = el(
+        "p", " · ".join(_receipt_notes(snapshot["status"])), class_="empty", id="receipt-notes"
+    )
     return el("div", el("div", table, class_="scroll tall", tabindex=0), notes)
 
 
@@ -143,13 +205,25 @@ def _receipt_notes(status: Mapping[str, Any]) -> Iterator[str]:
     if found.get("counted"):
         yield f"counted {found['counted']}"
     if records.get("resumed"):
-        yield f"{records['resumed']:,} of those trained were trained before the job was taken on again: no worker of now has them"
+        yield (
+            f"{records['resumed']:,} of those trained were trained before the job was taken on"
+            " again: no worker of now has them"
+        )
     if found.get("repeated_at_least"):
-        yield "repeated at least so many: a run before was killed, or ended at once, after its last checkpoint"
+        yield (
+            "repeated at least so many: a run before was killed, or ended at once, after its last"
+            " checkpoint"
+        )
     if records.get("undone"):
-        yield f"{records['undone']:,} were trained and lost with the weights of the ring: they count as repeated"
+        yield (
+            f"{records['undone']:,} were trained and lost with the weights of the ring: they count"
+            " as repeated"
+        )
     if found.get("epochs_left_out"):
-        yield f"{amount(found['epochs_left_out'], 'earlier epoch')} not shown; receipt.json has all when the job has ended"
+        yield (
+            f"{amount(found['epochs_left_out'], 'earlier epoch')} not shown; receipt.json has all"
+            " when the job has ended"
+        )
 
 
 def _receipt_row(name: str, row: Mapping[str, Any], class_: str = "") -> Html:
@@ -172,17 +246,32 @@ def problems(snapshot: Mapping[str, Any]) -> Html:
 
 
 def _problem_lists(status: Mapping[str, Any]) -> Iterator[Html]:
-    for key, title in (("parked", "Shards given up"), ("bad_examples", "Records that could not be read")):
+    for key, title in (
+        ("parked", "Shards given up"),
+        ("bad_examples", "Records that could not be read"),
+    ):
         texts = list(status.get(key) or ())
         if texts:
-            yield el("section", el("h3", title), el("ol", [el("li", el("pre", text)) for text in texts[:20]], class_="texts"))
+            yield el(
+                "section",
+                el("h3", title),
+                el("ol", [el("li", el("pre", text)) for text in texts[:20]], class_="texts"),
+            )
 
 
 def events(occurrences: Sequence[Mapping[str, Any]], limit: int, name: str = "event-rows") -> Html:
     """The newest first."""
-    rows = [event_row(one) for one in list(occurrences)[::-1][:limit]] or [empty_row("nothing has happened yet", 2)]
+    rows = [event_row(one) for one in list(occurrences)[::-1][:limit]] or [
+        empty_row("nothing has happened yet", 2)
+    ]
     heads = [el("th", "At", scope="col", class_="n"), el("th", "What", scope="col")]
-    return el("table", el("thead", el("tr", heads)), el("tbody", rows, id=name), class_="events", aria_label="What happened")
+    return el(
+        "table",
+        el("thead", el("tr", heads)),
+        el("tbody", rows, id=name),
+        class_="events",
+        aria_label="What happened",
+    )
 
 
 def event_row(one: Mapping[str, Any]) -> Html:
@@ -190,8 +279,19 @@ def event_row(one: Mapping[str, Any]) -> Html:
     first, _, rest = str(one.get("text") or "").partition("\n")
     tone = formatting.CAUSES.get(str(one.get("cause") or ""))
     more: Child = el("details", el("summary", "more"), el("pre", rest)) if rest else None
-    said = f"{tone.mark}" if tone and tone.word in first else f"{tone.mark} {tone.word}" if tone else ""
+    said = (
+        f"{tone.mark}"
+        if tone and tone.word in first
+        else f"{tone.mark} {tone.word}"
+        if tone
+        else ""
+    )
     tag: Child = [el("span", said, class_=f"tag {tone.name}"), " "] if tone else None
     level = str(one.get("level") or "info")
     kind = level if level in ("warning", "error") else None
-    return el("tr", el("td", formatting.clock(one.get("at_s")), class_="n"), el("td", tag, first, more), class_=kind)
+    return el(
+        "tr",
+        el("td", formatting.clock(one.get("at_s")), class_="n"),
+        el("td", tag, first, more),
+        class_=kind,
+    )

@@ -1,4 +1,6 @@
-"""What people want to know of a server: rates, durations and staleness of the time since the last look."""
+"""What people want to know of a server: rates, durations and staleness of the time since the last
+look.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ def rss_bytes() -> int:
 def quantile_ms(counts: Sequence[int], share: float) -> float:
     """Milliseconds below which `share` of the durations are; 0 if there were none.
 
-    `counts[i]` is of durations from 2^(i/2) to 2^((i+1)/2) microseconds; the answer is the middle of its bucket.
+    `counts[i]` is of durations from 2^(i/2) to 2^((i+1)/2) microseconds; the answer is the middle
+    of its bucket.
     """
     total, seen = sum(counts), 0
     for bucket, count in enumerate(counts):
@@ -48,7 +51,10 @@ class Gauges:
         before, passed_s = self._before, max(at_s - self._at_s, 1e-3)
         cpu_s, used_s = sum(os.times()[:2]), self._cpu_s
         self._before, self._at_s, self._cpu_s = now, at_s, cpu_s
-        pull_times, push_times = _difference(now, before, "pull_times"), _difference(now, before, "push_times")
+        pull_times, push_times = (
+            _difference(now, before, "pull_times"),
+            _difference(now, before, "push_times"),
+        )
         staleness = _difference(now, before, "staleness")
         return {
             "pulls_per_s": (now["pulls"] - before["pulls"]) / passed_s,
@@ -57,7 +63,8 @@ class Gauges:
             "pull_p99_ms": quantile_ms(pull_times, 0.99),
             "push_ms": quantile_ms(push_times, 0.5),
             "push_p99_ms": quantile_ms(push_times, 0.99),
-            "staleness_mean": sum(i * count for i, count in enumerate(staleness)) / max(sum(staleness), 1),
+            "staleness_mean": sum(i * count for i, count in enumerate(staleness))
+            / max(sum(staleness), 1),
             "repeated_pushes": float(now["repeated_pushes"]),
             "connections": float(now["connections"]),
             "rows": float(now["rows"]),

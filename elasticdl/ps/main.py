@@ -1,6 +1,7 @@
 """`python -m elasticdl.ps.main`: one parameter server process.
 
-Signals are blocked before the rest is imported: NumPy and gRPC start threads of their own, and a signal that meets one
+Signals are blocked before the rest is imported: NumPy and gRPC start threads of their own, and a
+signal that meets one
 thread that does not block it ends the process in the middle of whatever it does.
 """
 
@@ -18,7 +19,11 @@ def main() -> None:
     die_with_parent()
     hold_signals()
     raise_file_limit()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
     leave_on_signal()
     try:
         from elasticdl.ps.serving import ServerEnvironment, serve

@@ -1,4 +1,7 @@
-"""This process as the platform sees it: signals in, an exit code out. Imports nothing that starts threads."""
+"""This process as the platform sees it: signals in, an exit code out.
+
+Imports nothing that starts threads.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,17 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def hold_signals() -> None:
-    """Block SIGTERM and SIGINT. Call it before any thread starts: all inherit it, and only `leave_on_signal` gets them."""
+    """Block SIGTERM and SIGINT.
+
+    Call it before any thread starts: all inherit it, and only `leave_on_signal` gets them.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
 def leave_on_signal() -> None:
-    """Have a thread wait for signals: a long call into C does not delay it, as it would an ordinary handler."""
+    """Have a thread wait for signals: a long call into C does not delay it, as it would an ordinary
+    handler.
+    """
 
     def run() -> None:
         name = signal.Signals(signal.sigwait(_SIGNALS)).name
@@ -56,7 +64,9 @@ def in_thread(name: str, work: Callable[[], None]) -> None:
 def fail(error: Exception) -> NoReturn:
     """Say what is wrong and end the process."""
     if isinstance(error, ElasticDLError):
-        _log.error("%s: %s%s", type(error).__name__, error.message, f"; {error.hint}" if error.hint else "")
+        _log.error(
+            "%s: %s%s", type(error).__name__, error.message, f"; {error.hint}" if error.hint else ""
+        )
         # The master stayed away: that says nothing of this process.
         leave(ExitCode.UNAVAILABLE if isinstance(error, TransientError) else error.exit_code)
     _log.error("%s", "".join(traceback.format_exception(error)).rstrip())
@@ -64,7 +74,10 @@ def fail(error: Exception) -> NoReturn:
 
 
 def leave(code: ExitCode) -> NoReturn:
-    """End the process now. Pushes under way were not acknowledged, so their workers make them again elsewhere."""
+    """End the process now.
+
+    Pushes under way were not acknowledged, so their workers make them again elsewhere.
+    """
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,6 @@
-"""A server's part of a checkpoint, written from a frozen view and read back into a server of any layout."""
+"""A server's part of a checkpoint, written from a frozen view and read back into a server of any
+layout.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ class Diverged(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class PartPlace:
-    """Which server this is. `run` tells this run of the job from others that its checkpoints may come from."""
+    """Which server this is.
+
+    `run` tells this run of the job from others that its checkpoints may come from.
+    """
 
     server: int
     servers: int
@@ -50,9 +55,11 @@ class Saved:
 
 
 def save(server: _native.Server, place: PartPlace, snapshot: int, directory: Path) -> Saved:
-    """Write the view `snapshot` below an existing directory, durably, without holding up pulls and pushes.
+    """Write the view `snapshot` below an existing directory, durably, without holding up pulls and
+    pushes.
 
-    Raises TransientError with the system's words if the disk does not take it, and Diverged naming the first weight that is NaN or
+    Raises TransientError with the system's words if the disk does not take it, and Diverged naming
+    the first weight that is NaN or
     infinite: whoever began with that would have nothing. Nothing is left behind then.
     """
     facts = server.view(snapshot)
@@ -81,13 +88,17 @@ def save(server: _native.Server, place: PartPlace, snapshot: int, directory: Pat
     except OSError as error:
         making.unlink(missing_ok=True)
         raise TransientError(f"{path} cannot be written: {error.strerror or error}") from error
-    return Saved(path.name, size, f"crc32c:{crc:08x}", header.version, sum(header.rows), facts["spec"])
+    return Saved(
+        path.name, size, f"crc32c:{crc:08x}", header.version, sum(header.rows), facts["spec"]
+    )
 
 
 def restore(server: _native.Server, place: PartPlace, directory: Path) -> int:
-    """Take this server's share of a checkpoint, or of the newest in a directory of checkpoints; returns its version.
+    """Take this server's share of a checkpoint, or of the newest in a directory of checkpoints;
+    returns its version.
 
-    Every bit of weights, rows and slots is as it was saved, whatever the number of servers was. Only files that hold a
+    Every bit of weights, rows and slots is as it was saved, whatever the number of servers was.
+    Only files that hold a
     share of it are read and verified. Raises Corrupted naming the file.
     """
     if not (directory / MANIFEST).exists():
@@ -97,14 +108,18 @@ def restore(server: _native.Server, place: PartPlace, directory: Path) -> int:
         version = _restore(server, place, directory, manifest)
     except OSError as error:
         raise Corrupted(f"{directory} cannot be read: {error.strerror or error}") from error
-    _log.info("restored version %d from %s: %d rows", version, directory, server.statistics()["rows"])
+    _log.info(
+        "restored version %d from %s: %d rows", version, directory, server.statistics()["rows"]
+    )
     return version
 
 
 def restore_what_is_whole(server: _native.Server, place: PartPlace, directory: Path) -> int:
-    """As `restore`, but from the newest checkpoint before it where this one is damaged: for a server that comes back.
+    """As `restore`, but from the newest checkpoint before it where this one is damaged: for a
+    server that comes back.
 
-    The job goes on as it would without this checkpoint; the version tells how many updates that costs. Raises Corrupted with
+    The job goes on as it would without this checkpoint; the version tells how many updates that
+    costs. Raises Corrupted with
     all that was tried.
     """
     problems: list[str] = []
@@ -122,7 +137,10 @@ def _restore(server: _native.Server, place: PartPlace, directory: Path, manifest
     if manifest.parameters is None:
         raise UserError(
             f"{directory} was written by a ring of workers: parameter servers cannot go on from it",
-            hint="train with --distribution-strategy AllreduceStrategy, or begin without a checkpoint",
+            hint=(
+                "train with --distribution-strategy AllreduceStrategy, or begin without a"
+                " checkpoint"
+            ),
         )
     server.begin_restore(native_spec(manifest.parameters))
     for file, part in parts:
@@ -144,20 +162,32 @@ def _restore(server: _native.Server, place: PartPlace, directory: Path, manifest
 def _parts(directory: Path, manifest: Manifest) -> list[tuple[PartFile, Part]]:
     parts = [(file, read_header(directory / file.name)) for file in manifest.files]
     servers = sorted(part.header.server for _, part in parts)
-    whole = servers == list(range(manifest.servers)) and all(part.header.servers == manifest.servers for _, part in parts)
+    whole = servers == list(range(manifest.servers)) and all(
+        part.header.servers == manifest.servers for _, part in parts
+    )
     if not whole or any(part.header.parameters != manifest.parameters for _, part in parts):
-        raise Corrupted(f"{directory} has parts of different checkpoints: of servers {servers}, written by {manifest.servers}")
+        raise Corrupted(
+            f"{directory} has parts of different checkpoints: of servers {servers}, written by"
+            f" {manifest.servers}"
+        )
     return parts
 
 
-def _pushes(parts: list[tuple[PartFile, Part]], place: PartPlace) -> dict[str, tuple[int, int, int, int, int]]:
-    """Of each worker its last push here, or with another number of servers the last that every part has.
+def _pushes(
+    parts: list[tuple[PartFile, Part]], place: PartPlace
+) -> dict[str, tuple[int, int, int, int, int]]:
+    """Of each worker its last push here, or with another number of servers the last that every part
+    has.
 
     Of another run's workers nothing: their names come again.
     """
     if any(part.header.run != place.run for _, part in parts):
         return {}
-    own = [part.header for _, part in parts if (part.header.server, part.header.servers) == (place.server, place.servers)]
+    own = [
+        part.header
+        for _, part in parts
+        if (part.header.server, part.header.servers) == (place.server, place.servers)
+    ]
     pushes: dict[str, tuple[int, int, int, int, int]] = {}
     for header in own or [part.header for _, part in parts]:
         for name, known in header.workers.items():

@@ -23,7 +23,10 @@ MAX_WAIT_S = 120.0
 
 @final
 class TermGuard:
-    """Who may control this server: the newest master that was seen. A replaced one is refused, however late it comes."""
+    """Who may control this server: the newest master that was seen.
+
+    A replaced one is refused, however late it comes.
+    """
 
     def __init__(self) -> None:
         self._term = 0
@@ -57,11 +60,18 @@ class ControlService(ParameterServerServicer):
         return pb.FenceReply(seen=True, applied=_applied(known), sequence=known[1])
 
     def Gate(self, request: pb.GateRequest, context: grpc.ServicerContext) -> pb.GateReply:
-        return pb.GateReply(sequences=self._do(context, lambda: self._server.gate(min(request.timeout_s, MAX_WAIT_S))))
+        return pb.GateReply(
+            sequences=self._do(
+                context, lambda: self._server.gate(min(request.timeout_s, MAX_WAIT_S))
+            )
+        )
 
     def Cut(self, request: pb.CutRequest, context: grpc.ServicerContext) -> pb.CutReply:
         timeout_s = min(request.timeout_s, MAX_WAIT_S)
-        facts = self._do(context, lambda: self._server.cut(request.snapshot, dict(request.admit_until), timeout_s))
+        facts = self._do(
+            context,
+            lambda: self._server.cut(request.snapshot, dict(request.admit_until), timeout_s),
+        )
         workers = facts["workers"]
         return pb.CutReply(
             version=facts["version"],
@@ -74,7 +84,10 @@ class ControlService(ParameterServerServicer):
         return pb.Done()
 
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:
-        saved = self._do(context, lambda: save(self._server, self._place, request.snapshot, Path(request.directory)))
+        saved = self._do(
+            context,
+            lambda: save(self._server, self._place, request.snapshot, Path(request.directory)),
+        )
         return pb.SaveReply(
             files=[pb.SavedFile(name=saved.name, bytes=saved.bytes, checksum=saved.checksum)],
             version=saved.version,

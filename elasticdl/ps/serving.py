@@ -51,14 +51,21 @@ class ServerEnvironment:
                 os.environ.get("ELASTICDL_BIND_HOST", "127.0.0.1"),
             )
         except (KeyError, ValueError) as error:
-            raise PermanentError(f"the environment of this server lacks or garbles {error}", hint="jobs start servers") from error
+            raise PermanentError(
+                f"the environment of this server lacks or garbles {error}",
+                hint="jobs start servers",
+            ) from error
 
     def address(self, port: int) -> str:
-        """How others reach a port of ours: by the address that leads to the master, if we listen on all of them."""
+        """How others reach a port of ours: by the address that leads to the master, if we listen on
+        all of them.
+        """
         host = self.bind_host
         if host in ("", "0.0.0.0", "::"):  # noqa: S104 - compared, not bound
             peer, _, peer_port = self.master.rpartition(":")
-            family, _, _, _, target = socket.getaddrinfo(peer.strip("[]"), int(peer_port), type=socket.SOCK_DGRAM)[0]
+            family, _, _, _, target = socket.getaddrinfo(
+                peer.strip("[]"), int(peer_port), type=socket.SOCK_DGRAM
+            )[0]
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect(target)
                 host = probe.getsockname()[0]
@@ -70,33 +77,47 @@ def control_server(
 ) -> tuple[grpc.Server, int]:
     """The master's way in, started; and its port."""
     checks = SyncChecks(environment.token, guard.check)
-    control = grpc.server(ThreadPoolExecutor(_CONTROL_THREADS), interceptors=[checks], options=server_options())
+    control = grpc.server(
+        ThreadPoolExecutor(_CONTROL_THREADS), interceptors=[checks], options=server_options()
+    )
     add_ParameterServerServicer_to_server(ControlService(server, place), control)  # type: ignore[no-untyped-call]
     host = f"[{environment.bind_host}]" if ":" in environment.bind_host else environment.bind_host
     port = control.add_insecure_port(f"{host or '[::]'}:0")
     if port == 0:
-        raise PermanentError(f"cannot listen on {environment.bind_host}", hint="set ELASTICDL_BIND_HOST")
+        raise PermanentError(
+            f"cannot listen on {environment.bind_host}", hint="set ELASTICDL_BIND_HOST"
+        )
     control.start()
     return control, port
 
 
 def serve(environment: ServerEnvironment) -> ExitCode:
-    """Attach, restore, serve and report until the job is over or this process is told to go; returns its exit code."""
+    """Attach, restore, serve and report until the job is over or this process is told to go;
+    returns its exit code.
+    """
     client = MasterClient(environment.master, environment.token, str(environment.name))
     attached = client.attach()
     guard = TermGuard()
     guard.learn(attached.term)
-    place = PartPlace.of(environment.name.index, attached.spec.cluster.num_ps_pods, environment.token)
+    place = PartPlace.of(
+        environment.name.index, attached.spec.cluster.num_ps_pods, environment.token
+    )
     server = _native.Server(place.server, place.servers, environment.token)
     asked = threading.Event()
     in_thread("report", lambda: _report(server, client, attached.heartbeat_s, asked))
-    # What a job begins with was verified by the master, and fits its ledger: only later may it be an older one.
+    # What a job begins with was verified by the master, and fits its ledger: only later may it be
+    # an older one.
     take = restore_what_is_whole if environment.name.incarnation else restore
     version = take(server, place, Path(attached.restore_from)) if attached.restore_from else None
     bulk = environment.address(server.listen(environment.bind_host))
     _control, port = control_server(environment, server, place, guard)
     client.attach(environment.address(port), bulk, version)
-    _log.info("%s serves %s, version %s", environment.name, bulk, "none yet" if version is None else version)
+    _log.info(
+        "%s serves %s, version %s",
+        environment.name,
+        bulk,
+        "none yet" if version is None else version,
+    )
     for order in client.orders():
         match order:
             case Finish():
@@ -111,7 +132,9 @@ def serve(environment: ServerEnvironment) -> ExitCode:
     return ExitCode.DONE
 
 
-def _report(server: _native.Server, client: MasterClient, heartbeat_s: float, asked: threading.Event) -> None:
+def _report(
+    server: _native.Server, client: MasterClient, heartbeat_s: float, asked: threading.Event
+) -> None:
     """Report until this process ends; `asked`: the master wants to know where the threads are."""
     gauges = Gauges(server, SystemClock())
     tick = threading.Event()

@@ -1,4 +1,6 @@
-"""How connections are made and who may use them: options, credentials, and the check of every call on the server's side."""
+"""How connections are made and who may use them: options, credentials, and the check of every call
+on the server's side.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ import grpc
 import grpc.aio
 
 MAX_MESSAGE_BYTES = 16 << 20
-"""Larger messages are RESOURCE_EXHAUSTED. Only metric states come near: tensors do not travel here."""
+"""Larger messages are RESOURCE_EXHAUSTED.
+
+Only metric states come near: tensors do not travel here.
+"""
 
 _AUTHORIZATION = "authorization"
 _NAME = "x-elasticdl-name"
@@ -31,7 +36,9 @@ _SHARED: Options = [
 
 
 def channel_options() -> Options:
-    """Of clients: notice a silent peer within 15 s, come back within a second, never through a proxy."""
+    """Of clients: notice a silent peer within 15 s, come back within a second, never through a
+    proxy.
+    """
     return [
         *_SHARED,
         ("grpc.keepalive_time_ms", 10_000),
@@ -40,7 +47,8 @@ def channel_options() -> Options:
         ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.enable_http_proxy", 0),
-        # Channels to a server that came back at the same address must not share the broken connection.
+        # Channels to a server that came back at the same address must not share the broken
+        # connection.
         ("grpc.use_local_subchannel_pool", 1),
     ]
 
@@ -85,9 +93,19 @@ class Caller:
 
 
 def caller_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller:
-    """The caller that invocation metadata names. Raises ValueError for an term that is no number."""
-    found = {key: value if isinstance(value, str) else value.decode("utf-8", "replace") for key, value in metadata or ()}
-    return Caller(name=found.get(_NAME, ""), term=int(found.get(_TERM, "") or 0), instance=found.get(_INSTANCE, ""))
+    """The caller that invocation metadata names.
+
+    Raises ValueError for an term that is no number.
+    """
+    found = {
+        key: value if isinstance(value, str) else value.decode("utf-8", "replace")
+        for key, value in metadata or ()
+    }
+    return Caller(
+        name=found.get(_NAME, ""),
+        term=int(found.get(_TERM, "") or 0),
+        instance=found.get(_INSTANCE, ""),
+    )
 
 
 Check = Callable[[Caller, str], str]
@@ -119,14 +137,18 @@ def _refusal(token: str, check: Check, call: grpc.HandlerCallDetails) -> _Refusa
 
 @final
 class SyncChecks(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """For `grpc.server`: refuses calls without the token (UNAUTHENTICATED) or that `check` refuses (FAILED_PRECONDITION)."""
+    """For `grpc.server`: refuses calls without the token (UNAUTHENTICATED) or that `check` refuses
+    (FAILED_PRECONDITION).
+    """
 
     def __init__(self, token: str, check: Check) -> None:
         self._token = token
         self._check = check
 
     def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Handler | None], handler_call_details: grpc.HandlerCallDetails
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         refusal = _refusal(self._token, self._check, handler_call_details)
         if refusal is None:
@@ -147,7 +169,9 @@ class AsyncChecks(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._check = check
 
     async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], handler_call_details: grpc.HandlerCallDetails
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
         refusal = _refusal(self._token, self._check, handler_call_details)
         if refusal is None:

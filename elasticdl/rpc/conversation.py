@@ -1,4 +1,6 @@
-"""What a process and its master say to each other, as frozen values. `messages.py` puts them on the wire.
+"""What a process and its master say to each other, as frozen values.
+
+`messages.py` puts them on the wire.
 
 Nothing here decides and nothing here knows gRPC: workers, servers and tests build and read these.
 """
@@ -20,8 +22,10 @@ MetricState: TypeAlias = tuple[tuple[float, ...], ...]
 class Attached:
     """The master's answer to a process that presented itself.
 
-    `servers` are the bulk addresses in index order, '' where one is away. `restore_from` is a checkpoint's directory,
-    '' for none. A report is due every `heartbeat_s`. `sources` are the job's data as it was counted; for workers only.
+    `servers` are the bulk addresses in index order, '' where one is away. `restore_from` is a
+    checkpoint's directory,
+    '' for none. A report is due every `heartbeat_s`. `sources` are the job's data as it was
+    counted; for workers only.
     """
 
     term: int
@@ -51,8 +55,10 @@ LeaseAnswer: TypeAlias = Lease | WorkItem | Wait | Finished
 class Progress:
     """The first `applied.offset` records of a leased shard are done.
 
-    `returned` gives the rest of the lease back (drain). The other fields are those of the event `ProgressReported`.
-    For leases without a shard (SUMMARY, EXPORT) there is no progress, only a `Summary` or `Report.exported`.
+    `returned` gives the rest of the lease back (drain). The other fields are those of the event
+    `ProgressReported`.
+    For leases without a shard (SUMMARY, EXPORT) there is no progress, only a `Summary` or
+    `Report.exported`.
     """
 
     task: Task
@@ -68,7 +74,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Merged metric states of an evaluation round, turned into values. `stop_training`: a callback asked for the end."""
+    """Merged metric states of an evaluation round, turned into values.
+
+    `stop_training`: a callback asked for the end.
+    """
 
     round: int
     values: Mapping[str, float]
@@ -77,7 +86,10 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """User code raised in a lease (`shard` None: outside of any). `error` is the traceback cut to the user's frames."""
+    """User code raised in a lease (`shard` None: outside of any).
+
+    `error` is the traceback cut to the user's frames.
+    """
 
     task: Task | None
     shard: ShardId | None
@@ -88,10 +100,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class RingReport:
-    """Where a worker stands with the ring; in each of its reports once it is warm. 0: no generation yet.
+    """Where a worker stands with the ring; in each of its reports once it is warm.
 
-    `entered`: newest generation that it is in, with the elected weights. `broken`: newest that it failed in or could not
-    enter, `problem` says why. `leaving`: it drains and wants a generation without itself. `version`, `number`, `offset`: steps in its
+    0: no generation yet.
+
+    `entered`: newest generation that it is in, with the elected weights. `broken`: newest that it
+    failed in or could not
+    enter, `problem` says why. `leaving`: it drains and wants a generation without itself.
+    `version`, `number`, `offset`: steps in its
     weights, the item that it is at, and how far it is in that (-1: at its beginning).
     """
 
@@ -115,7 +131,9 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The answer to `TellState`: leases in hand with how far each is, where the threads are, and what it is at, in words."""
+    """The answer to `TellState`: leases in hand with how far each is, where the threads are, and
+    what it is at, in words.
+    """
 
     held: tuple[Applied, ...] = ()
     stacks: str = ""
@@ -124,7 +142,10 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class RingCut:
-    """Rank 0 keeps a copy of the weights, at a checkpoint mark. Told no later than progress with any later item."""
+    """Rank 0 keeps a copy of the weights, at a checkpoint mark.
+
+    Told no later than progress with any later item.
+    """
 
     snapshot: SnapshotId
     version: int
@@ -132,7 +153,9 @@ class RingCut:
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file of a checkpoint: name within its directory, size, checksum (`crc32c:` and 8 hex digits)."""
+    """A file of a checkpoint: name within its directory, size, checksum (`crc32c:` and 8 hex
+    digits).
+    """
 
     name: str
     bytes: int
@@ -155,7 +178,8 @@ class RingSaved:
 class Report:
     """Progress and heartbeat in one. An empty one is a plain heartbeat.
 
-    `version` is set by parameter servers only. `gauges` are numbers for people: records_per_s, step_ms, rss_bytes …
+    `version` is set by parameter servers only. `gauges` are numbers for people: records_per_s,
+    step_ms, rss_bytes …
     """
 
     progress: tuple[Progress, ...] = ()
@@ -172,7 +196,9 @@ class Report:
     """What it has been at for longest; None where nothing takes long."""
     state: State | None = None
     starting: tuple[str, ...] = ()
-    """Parts of its start that a worker began, in their order, as `formatting.START_PARTS` has them; '': it is ready for work."""
+    """Parts of its start that a worker began, in their order, as `formatting.START_PARTS` has them;
+    '': it is ready for work.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +230,14 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class RingGeneration:
-    """A generation of the ring: `members` by rank. Who was in the one before and is not named is out of the ring.
+    """A generation of the ring: `members` by rank.
 
-    All take the weights of the member with the most steps among the ranks `holders`. No holders: rank 0 restores
-    `restore_from`, or begins afresh if that is ''. Items below `first_number` are void. The rendezvous is served on `port`
+    Who was in the one before and is not named is out of the ring.
+
+    All take the weights of the member with the most steps among the ranks `holders`. No holders:
+    rank 0 restores
+    `restore_from`, or begins afresh if that is ''. Items below `first_number` are void. The
+    rendezvous is served on `port`
     of the master's host, below the secret path `scope` ('' for a ring of one).
     """
 
@@ -222,7 +252,9 @@ class RingGeneration:
 
 @dataclass(frozen=True, slots=True)
 class RingSave:
-    """Write the copy kept for `snapshot` below `directory`, off the step path; answered by RingSaved."""
+    """Write the copy kept for `snapshot` below `directory`, off the step path; answered by
+    RingSaved.
+    """
 
     snapshot: SnapshotId
     directory: str
@@ -240,4 +272,6 @@ class TellState:
     """Report the whole state anew: every lease in hand, and where all threads are."""
 
 
-Order: TypeAlias = Drain | Revoke | Servers | Finish | RingGeneration | RingSave | RingDrop | TellState
+Order: TypeAlias = (
+    Drain | Revoke | Servers | Finish | RingGeneration | RingSave | RingDrop | TellState
+)

@@ -1,4 +1,7 @@
-"""A process's side of the conversation with its master. It survives a master that is away for up to two minutes."""
+"""A process's side of the conversation with its master.
+
+It survives a master that is away for up to two minutes.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,16 @@ _LONG_POLL_SLACK_S = 10.0
 class MasterClient:
     """Thread-safe: leases, reports and orders each have a thread of their own in a worker.
 
-    Every call raises Refused when this process was replaced or its token is wrong (leave with exit code FENCED),
-    TransientError when the master stayed away for `away_s`, UserError when the master found a message nonsensical.
+    Every call raises Refused when this process was replaced or its token is wrong (leave with exit
+    code FENCED),
+    TransientError when the master stayed away for `away_s`, UserError when the master found a
+    message nonsensical.
     """
 
     def __init__(self, address: str, token: str, name: str, *, away_s: float = AWAY_S) -> None:
-        """Args: address of the master, host:port; the job's token; own name, such as `worker-3` (people: any other)."""
+        """Args: address of the master, host:port; the job's token; own name, such as `worker-3`
+        (people: any other).
+        """
         self._address = address
         self._credentials = Credentials(token, name)
         self._away_s = away_s
@@ -52,13 +59,21 @@ class MasterClient:
         self._leases = 0
 
     def attach(
-        self, control_address: str = "", bulk_address: str = "", restored_version: int | None = None, *, starting: bool = False
+        self,
+        control_address: str = "",
+        bulk_address: str = "",
+        restored_version: int | None = None,
+        *,
+        starting: bool = False,
     ) -> Attached:
         """Present this process. Reports are due from now on.
 
-        A server attaches twice: without addresses, to learn `Attached.restore_from`, and again when it can serve, with
-        both addresses and the version it restored (None: it has no state yet). Only then do others hear of it.
-        `starting`: a worker that has a model to build first; its reports tell when it is ready for work.
+        A server attaches twice: without addresses, to learn `Attached.restore_from`, and again when
+        it can serve, with
+        both addresses and the version it restored (None: it has no state yet). Only then do others
+        hear of it.
+        `starting`: a worker that has a model to build first; its reports tell when it is ready for
+        work.
         """
         request = pb.AttachRequest(
             control_address=control_address,
@@ -81,23 +96,28 @@ class MasterClient:
     def request_lease(self, wait_s: float) -> LeaseAnswer:
         """Ask for one more lease; blocks for up to `wait_s` while there is none.
 
-        One caller at a time (others queue). An answer lost on its way is given again to the retry, so no lease is lost.
+        One caller at a time (others queue). An answer lost on its way is given again to the retry,
+        so no lease is lost.
         """
         return self._next(pb.LeaseRequest(), wait_s)
 
     def request_item(self, number: int, wait_s: float, *, at_mark: bool = False) -> LeaseAnswer:
-        """Ask for the ring's item of that number (from 1); blocks for up to `wait_s` while there is none.
+        """Ask for the ring's item of that number (from 1); blocks for up to `wait_s` while there is
+        none.
 
         0: one that is not in the ring yet asks for the item that the ring is at, to read it ahead.
 
-        `at_mark`: this worker stands still with the ring before that item, so a lease for it alone may be the answer, too.
+        `at_mark`: this worker stands still with the ring before that item, so a lease for it alone
+        may be the answer, too.
         """
         return self._next(pb.LeaseRequest(ring_number=number, at_mark=at_mark), wait_s)
 
     def _next(self, request: pb.LeaseRequest, wait_s: float) -> LeaseAnswer:
         with self._lease_lock:
             request.wait_s, request.sequence = wait_s, self._leases + 1
-            reply = self._call(self._stub.RequestLease, request, "lease", attempt_s=wait_s + _LONG_POLL_SLACK_S)
+            reply = self._call(
+                self._stub.RequestLease, request, "lease", attempt_s=wait_s + _LONG_POLL_SLACK_S
+            )
             self._leases += 1
         try:
             return messages.lease_answer_from_wire(reply)
@@ -105,21 +125,27 @@ class MasterClient:
             raise PermanentError(f"{self._what('lease')}: {error}") from error
 
     def report(self, report: Report) -> None:
-        """Tell progress and that this process lives; due every `Attached.heartbeat_s`. Counted exactly once."""
+        """Tell progress and that this process lives; due every `Attached.heartbeat_s`.
+
+        Counted exactly once.
+        """
         with self._report_lock:
             request = messages.report_to_wire(report, self._reports + 1)
             self._call(self._stub.Report, request, "report")
             self._reports += 1
 
     def orders(self) -> Iterator[Order]:
-        """What the master wants, as it comes; blocks between orders and ends when this client is closed.
+        """What the master wants, as it comes; blocks between orders and ends when this client is
+        closed.
 
         The first order after (re)connecting is always `Servers`.
         """
         attempt, away_since_s = 0, time.monotonic()
         while not self._closed.is_set():
             try:
-                for message in self._stub.Orders(pb.OrdersRequest(), **self._with(_STREAM_S, wait_for_ready=False)):
+                for message in self._stub.Orders(
+                    pb.OrdersRequest(), **self._with(_STREAM_S, wait_for_ready=False)
+                ):
                     attempt = 0
                     yield messages.order_from_wire(message)
                     away_since_s = time.monotonic()
@@ -136,7 +162,9 @@ class MasterClient:
         reply = self._call(self._stub.Status, pb.StatusRequest(), "status")
         found = json.loads(reply.status)
         if not isinstance(found, dict):
-            raise PermanentError(f"{self._what('status')}: expected a JSON object, got {type(found).__name__}")
+            raise PermanentError(
+                f"{self._what('status')}: expected a JSON object, got {type(found).__name__}"
+            )
         return found
 
     def stop(self, reason: str) -> None:
@@ -145,7 +173,11 @@ class MasterClient:
 
     def scale(self, min_workers: int, max_workers: int) -> None:
         """Ask for another range of workers."""
-        self._call(self._stub.Scale, pb.ScaleRequest(min_workers=min_workers, max_workers=max_workers), "scale")
+        self._call(
+            self._stub.Scale,
+            pb.ScaleRequest(min_workers=min_workers, max_workers=max_workers),
+            "scale",
+        )
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint now."""
@@ -160,9 +192,15 @@ class MasterClient:
         return f"{call} of {self._credentials.name} at master {self._address}"
 
     def _with(self, timeout_s: float, *, wait_for_ready: bool = True) -> dict[str, Any]:
-        return {"timeout": timeout_s, "metadata": self._credentials.metadata(self._term), "wait_for_ready": wait_for_ready}
+        return {
+            "timeout": timeout_s,
+            "metadata": self._credentials.metadata(self._term),
+            "wait_for_ready": wait_for_ready,
+        }
 
-    def _call(self, method: Callable[..., T], request: object, what: str, *, attempt_s: float = 15.0) -> T:
+    def _call(
+        self, method: Callable[..., T], request: object, what: str, *, attempt_s: float = 15.0
+    ) -> T:
         return retrying(
             lambda timeout_s: method(request, **self._with(timeout_s)),
             self._away_s,

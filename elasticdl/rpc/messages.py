@@ -1,4 +1,6 @@
-"""Protobuf messages to frozen values and back. What makes no sense raises ValueError, which servicers answer with
+"""Protobuf messages to frozen values and back.
+
+What makes no sense raises ValueError, which servicers answer with
 INVALID_ARGUMENT, so that nothing behind this border ever checks a number from the wire again.
 """
 
@@ -53,7 +55,9 @@ def _task(name: str) -> Task:
     try:
         return Task(name)
     except ValueError:
-        raise ValueError(f"task is {name[:_MAX_NAME_CHARS]!r}, expected one of {', '.join(Task)}") from None
+        raise ValueError(
+            f"task is {name[:_MAX_NAME_CHARS]!r}, expected one of {', '.join(Task)}"
+        ) from None
 
 
 def _text(text: str) -> str:
@@ -63,7 +67,9 @@ def _text(text: str) -> str:
 
 def _numbers(values: Mapping[str, float], what: str) -> dict[str, float]:
     if len(values) > _MAX_NAMES or any(not name or len(name) > _MAX_NAME_CHARS for name in values):
-        raise ValueError(f"{what}: expected at most {_MAX_NAMES} names of 1 to {_MAX_NAME_CHARS} characters")
+        raise ValueError(
+            f"{what}: expected at most {_MAX_NAMES} names of 1 to {_MAX_NAME_CHARS} characters"
+        )
     return dict(values)
 
 
@@ -110,7 +116,12 @@ def lease_from_wire(message: pb.Lease) -> Lease:
     if message.shard != _NONE:
         if not 0 <= message.begin < message.end:
             raise ValueError(f"shard {message.shard} is records [{message.begin}, {message.end})")
-        shard = Shard(id=ShardId(_count(message.shard, "shard")), source=message.source, begin=message.begin, end=message.end)
+        shard = Shard(
+            id=ShardId(_count(message.shard, "shard")),
+            source=message.source,
+            begin=message.begin,
+            end=message.end,
+        )
     return Lease(
         task=_task(message.task),
         shard=shard,
@@ -119,7 +130,9 @@ def lease_from_wire(message: pb.Lease) -> Lease:
         epoch=_count(message.epoch, "epoch"),
         order_seed=message.order_seed if message.shuffled else None,
         round=None if message.round == _NONE else _count(message.round, "round"),
-        snapshot=None if message.snapshot == _NONE else SnapshotId(_count(message.snapshot, "snapshot")),
+        snapshot=(
+            None if message.snapshot == _NONE else SnapshotId(_count(message.snapshot, "snapshot"))
+        ),
         version=_count(message.version, "version"),
         payload=message.payload,
         revocation=_count(message.revocation, "revocation"),
@@ -140,15 +153,22 @@ def _item_to_wire(item: WorkItem) -> pb.RingItem:
 
 def _item_from_wire(message: pb.RingItem) -> WorkItem:
     mark = Barrier(message.mark)
-    if (mark is Barrier.NONE) != message.HasField("lease") or (mark is Barrier.NONE and message.batch < 1):
-        raise ValueError(f"item {message.number} of the ring has mark {message.mark!r}, batch {message.batch} and the wrong lease")
+    if (mark is Barrier.NONE) != message.HasField("lease") or (
+        mark is Barrier.NONE and message.batch < 1
+    ):
+        raise ValueError(
+            f"item {message.number} of the ring has mark {message.mark!r}, batch {message.batch}"
+            " and the wrong lease"
+        )
     return WorkItem(
         number=_count(message.number, "number"),
         lease=lease_from_wire(message.lease) if message.HasField("lease") else None,
         batch=_count(message.batch, "batch"),
         rate_scale=message.rate_scale,
         mark=mark,
-        snapshot=None if message.snapshot == _NONE else SnapshotId(_count(message.snapshot, "snapshot")),
+        snapshot=(
+            None if message.snapshot == _NONE else SnapshotId(_count(message.snapshot, "snapshot"))
+        ),
     )
 
 
@@ -284,14 +304,19 @@ def _failure_to_wire(failure: Failure) -> pb.Failure:
 
 
 def _summary_from_wire(message: pb.Summary) -> Summary:
-    return Summary(_count(message.round, "round"), _numbers(message.values, "values"), message.stop_training)
+    return Summary(
+        _count(message.round, "round"), _numbers(message.values, "values"), message.stop_training
+    )
 
 
 def report_to_wire(report: Report, sequence: int) -> pb.ReportRequest:
     """Report -> message number `sequence`."""
     return pb.ReportRequest(
         progress=[_progress_to_wire(progress) for progress in report.progress],
-        summaries=[pb.Summary(round=one.round, values=one.values, stop_training=one.stop_training) for one in report.summaries],
+        summaries=[
+            pb.Summary(round=one.round, values=one.values, stop_training=one.stop_training)
+            for one in report.summaries
+        ],
         failures=[_failure_to_wire(failure) for failure in report.failures],
         exported=report.exported,
         stop_asked=report.stop_asked,
@@ -302,14 +327,20 @@ def report_to_wire(report: Report, sequence: int) -> pb.ReportRequest:
         ring_cuts=[ring.cut_to_wire(cut) for cut in report.ring_cuts],
         ring_saves=[ring.saved_to_wire(saved) for saved in report.ring_saves],
         starting=report.starting,
-        activity=pb.Activity(what=report.activity.what, age_s=report.activity.age_s) if report.activity else None,
+        activity=(
+            pb.Activity(what=report.activity.what, age_s=report.activity.age_s)
+            if report.activity
+            else None
+        ),
         state=_state_told_to_wire(report.state) if report.state is not None else None,
     )
 
 
 def _state_told_to_wire(state: State) -> pb.State:
     held = [applied_to_wire(applied) for applied in state.held]
-    return pb.State(held=held, stacks=state.stacks[:MOST_STACK_CHARS], doing=state.doing[:_MAX_NAME_CHARS])
+    return pb.State(
+        held=held, stacks=state.stacks[:MOST_STACK_CHARS], doing=state.doing[:_MAX_NAME_CHARS]
+    )
 
 
 def _state_told_from_wire(message: pb.State) -> State:
@@ -324,7 +355,10 @@ def _activity_from_wire(message: pb.Activity) -> Activity:
 
 
 def report_from_wire(message: pb.ReportRequest) -> Report:
-    """Message -> report. Gauges that are not finite are left out: JSON has no word for them. Raises ValueError."""
+    """Message -> report.
+
+    Gauges that are not finite are left out: JSON has no word for them. Raises ValueError.
+    """
     parts = len(message.progress) + len(message.summaries) + len(message.failures)
     parts += len(message.ring_cuts) + len(message.ring_saves)
     if parts > _MAX_PARTS:
@@ -336,7 +370,11 @@ def report_from_wire(message: pb.ReportRequest) -> Report:
         exported=_text(message.exported),
         stop_asked=_text(message.stop_asked),
         version=_count(message.version, "version"),
-        gauges={name: value for name, value in _numbers(message.gauges, "gauges").items() if math.isfinite(value)},
+        gauges={
+            name: value
+            for name, value in _numbers(message.gauges, "gauges").items()
+            if math.isfinite(value)
+        },
         ring=ring.word_from_wire(message.ring) if message.HasField("ring") else None,
         ring_cuts=tuple(ring.cut_from_wire(cut) for cut in message.ring_cuts),
         ring_saves=tuple(ring.saved_from_wire(saved) for saved in message.ring_saves),

@@ -1,4 +1,7 @@
-"""ParametersSpec as the C++ of clients and servers takes it. Servers have no use for NumPy, so nothing here imports it."""
+"""ParametersSpec as the C++ of clients and servers takes it.
+
+Servers have no use for NumPy, so nothing here imports it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,12 @@ from elasticdl.native import _native
 def native_spec(spec: ParametersSpec) -> _native.ParametersSpec:
     """Numbers for C++, and the whole as JSON for whoever asks a server what it holds."""
     rule = _native.OptimizerSpec(**spec.optimizer.model_dump(mode="json"))
-    native = _native.ParametersSpec(rule, spec.trainable_size, spec.additive_size, spec.model_dump_json())
+    native = _native.ParametersSpec(
+        rule, spec.trainable_size, spec.additive_size, spec.model_dump_json()
+    )
     for table in spec.tables:
-        initializer = _native.InitializerSpec(table.initializer.kind.value, table.initializer.a, table.initializer.b)
+        initializer = _native.InitializerSpec(
+            table.initializer.kind.value, table.initializer.a, table.initializer.b
+        )
         native.add_table(table.name, table.dim, initializer, table.seed % 2**64)
     return native

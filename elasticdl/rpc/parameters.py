@@ -1,4 +1,5 @@
-"""The parameters of a job as a worker sees them: one pull and one push per step, however many servers and tables.
+"""The parameters of a job as a worker sees them: one pull and one push per step, however many
+servers and tables.
 
 `ps_client.py` implements the protocol over the bulk plane; tests implement it in memory.
 """
@@ -39,10 +40,14 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One step's gradients. Applied exactly once per (worker, `sequence`), which starts at 1 and grows by 1.
+    """One step's gradients.
 
-    `dense` is float32[trainable_size + additive_size] or None: gradients, then differences for the additive part.
-    `ids[t]` are distinct; `gradients[t]` is float32[len(ids[t]), dim of table t], duplicates already summed.
+    Applied exactly once per (worker, `sequence`), which starts at 1 and grows by 1.
+
+    `dense` is float32[trainable_size + additive_size] or None: gradients, then differences for the
+    additive part.
+    `ids[t]` are distinct; `gradients[t]` is float32[len(ids[t]), dim of table t], duplicates
+    already summed.
     `versions` are those of the pull that the step computed on: servers measure staleness by them.
     """
 
@@ -57,7 +62,9 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """Versions after the update, and how many updates of others came between pull and push (per server)."""
+    """Versions after the update, and how many updates of others came between pull and push (per
+    server).
+    """
 
     versions: tuple[int, ...]
     staleness: tuple[int, ...]
@@ -66,31 +73,51 @@ class Pushed:
 class Parameters(Protocol):
     """Thread-safe for one puller and one pusher at a time.
 
-    Every call ends within `timeout_s`. Raises Refused when this worker was fenced, TransientError when a server is
-    away longer than that (the caller decides whether to go on waiting), UserError when the model does not fit the
+    Every call ends within `timeout_s`. Raises Refused when this worker was fenced, TransientError
+    when a server is
+    away longer than that (the caller decides whether to go on waiting), UserError when the model
+    does not fit the
     servers' (names the first variable that differs).
     """
 
     def initialise(self, spec: ParametersSpec, dense: Float32s, *, timeout_s: float) -> bool:
         """Give servers that have no state the spec and initial dense values; True if any took them.
 
-        A server with state compares the spec instead. After a server came back empty, the newest pulled dense
+        A server with state compares the spec instead. After a server came back empty, the newest
+        pulled dense
         values are given to it by `pull` and `push` themselves.
         """
 
-    def pull(self, ids: Sequence[Int64s], *, dense: bool = True, snapshot: SnapshotId | None = None, timeout_s: float) -> Pulled:
-        """Weights for one step. `ids[t]`: distinct int64 ids of table t (may be empty). Rows are made if missing;
+    def pull(
+        self,
+        ids: Sequence[Int64s],
+        *,
+        dense: bool = True,
+        snapshot: SnapshotId | None = None,
+        timeout_s: float,
+    ) -> Pulled:
+        """Weights for one step.
+
+        `ids[t]`: distinct int64 ids of table t (may be empty). Rows are made if missing;
         from a snapshot they are computed but not made.
         """
 
     def push(self, update: Update, *, timeout_s: float) -> Pushed:
         """Apply one step's gradients on every server, once."""
 
-    def rows(self, table: int, *, snapshot: SnapshotId | None, timeout_s: float) -> tuple[Int64s, Float32s]:
-        """Every row of a table that was ever made: ids int64[n] ascending, weights float32[n, dim]. For export."""
+    def rows(
+        self, table: int, *, snapshot: SnapshotId | None, timeout_s: float
+    ) -> tuple[Int64s, Float32s]:
+        """Every row of a table that was ever made: ids int64[n] ascending, weights float32[n, dim].
+
+        For export.
+        """
 
     def move(self, addresses: Sequence[str]) -> None:
-        """Servers have new addresses, in index order; '' is away. Calls under way carry on with the new ones."""
+        """Servers have new addresses, in index order; '' is away.
+
+        Calls under way carry on with the new ones.
+        """
 
     def close(self) -> None:
         """Drop the connections. Calls under way raise TransientError."""

@@ -1,4 +1,7 @@
-"""The parameters of a job over the bulk plane. What is hot is C++ (rpc/native); here are arrays and their shapes."""
+"""The parameters of a job over the bulk plane.
+
+What is hot is C++ (rpc/native); here are arrays and their shapes.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,15 @@ _LIVE = -1
 class ServerPool:
     """`elasticdl.rpc.parameters.Parameters` of real servers.
 
-    Has two connections to each server, one to push and one for all else, and makes them anew when they break. Calls of
+    Has two connections to each server, one to push and one for all else, and makes them anew when
+    they break. Calls of
     one direction queue behind one another.
     """
 
     def __init__(self, addresses: Sequence[str], name: str, token: str) -> None:
-        """Args: bulk addresses (host:port) in index order, '' where a server is away; own process name; the job's token."""
+        """Args: bulk addresses (host:port) in index order, '' where a server is away; own process
+        name; the job's token.
+        """
         self._pool = _native.Pool(list(addresses), token, name)
         self._spec: ParametersSpec | None = None
         self._newest: Float32s | None = None
@@ -49,15 +55,35 @@ class ServerPool:
             self._newest = flat if all(took for took, _ in answers) else None
         return any(took for took, _ in answers)
 
-    def pull(self, ids: Sequence[Int64s], *, dense: bool = True, snapshot: SnapshotId | None = None, timeout_s: float) -> Pulled:
-        """See `Parameters.pull`. The arrays are the caller's, but `dense` is read-only: it may have to revive a server."""
+    def pull(
+        self,
+        ids: Sequence[Int64s],
+        *,
+        dense: bool = True,
+        snapshot: SnapshotId | None = None,
+        timeout_s: float,
+    ) -> Pulled:
+        """See `Parameters.pull`.
+
+        The arrays are the caller's, but `dense` is read-only: it may have to revive a server.
+        """
         spec = self._known()
         if len(ids) != len(spec.tables):
             raise UserError(f"ids of {len(ids)} tables, the model has {len(spec.tables)}")
-        rows = [np.empty((len(part), table.dim), np.float32) for part, table in zip(ids, spec.tables, strict=True)]
+        rows = [
+            np.empty((len(part), table.dim), np.float32)
+            for part, table in zip(ids, spec.tables, strict=True)
+        ]
         flat = np.empty(spec.trainable_size + spec.additive_size, np.float32) if dense else None
         with self._pulling:
-            versions = self._pool.pull(list(ids), _LIVE if snapshot is None else snapshot, flat, rows, self._newest, timeout_s)
+            versions = self._pool.pull(
+                list(ids),
+                _LIVE if snapshot is None else snapshot,
+                flat,
+                rows,
+                self._newest,
+                timeout_s,
+            )
         if flat is not None:
             flat.flags.writeable = False
             if snapshot is None:
@@ -65,7 +91,10 @@ class ServerPool:
         return Pulled(tuple(versions), flat, tuple(rows))
 
     def push(self, update: Update, *, timeout_s: float) -> Pushed:
-        """See `Parameters.push`. After a TransientError the same update may be pushed again: it is still applied once."""
+        """See `Parameters.push`.
+
+        After a TransientError the same update may be pushed again: it is still applied once.
+        """
         self._known()
         applied = [update.applied.shard, update.applied.attempt, update.applied.offset]
         ids, gradients = list(update.ids), list(update.gradients)
@@ -83,11 +112,15 @@ class ServerPool:
             )
         return Pushed(tuple(versions), tuple(staleness))
 
-    def rows(self, table: int, *, snapshot: SnapshotId | None, timeout_s: float) -> tuple[Int64s, Float32s]:
+    def rows(
+        self, table: int, *, snapshot: SnapshotId | None, timeout_s: float
+    ) -> tuple[Int64s, Float32s]:
         """See `Parameters.rows`."""
         self._known()
         with self._pulling:
-            ids, weights = self._pool.rows(table, _LIVE if snapshot is None else snapshot, self._newest, timeout_s)
+            ids, weights = self._pool.rows(
+                table, _LIVE if snapshot is None else snapshot, self._newest, timeout_s
+            )
         order = np.argsort(ids)
         return ids[order], weights[order]
 

@@ -1,4 +1,6 @@
-"""The master's side of the control of one parameter server. Every call is made once, with a deadline: the caller decides
+"""The master's side of the control of one parameter server.
+
+Every call is made once, with a deadline: the caller decides
 whether to ask again.
 """
 
@@ -21,12 +23,16 @@ from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerStub
 from elasticdl.rpc.retry import mapped
 from elasticdl.shard import Applied, SnapshotId
 
-_SLACK_S = 1.0  # so that the server, who knows what it waits for, is the one who says that it was in vain
+_SLACK_S = (
+    1.0  # so that the server, who knows what it waits for, is the one who says that it was in vain
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """The last push that a server has of a worker it refuses from now on; None if it never saw one."""
+    """The last push that a server has of a worker it refuses from now on; None if it never saw
+    one.
+    """
 
     applied: Applied | None
     sequence: int
@@ -34,7 +40,9 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class ServerCut:
-    """One server's frozen view: its version, and of each worker the last push in it, with that push's number."""
+    """One server's frozen view: its version, and of each worker the last push in it, with that
+    push's number.
+    """
 
     version: int
     applied: Mapping[str, Applied]
@@ -61,7 +69,9 @@ class ServerSaved:
 
 
 class ServerControl(Protocol):
-    """What the master may ask of one server. Every call raises TransientError when the server did not answer in time,
+    """What the master may ask of one server.
+
+    Every call raises TransientError when the server did not answer in time,
     Refused when it does not know this master, PermanentError when it cannot do what was asked.
     """
 
@@ -69,10 +79,17 @@ class ServerControl(Protocol):
         """Refuse the worker's pushes from now on."""
 
     async def gate(self, *, timeout_s: float) -> dict[str, int]:
-        """Hold new pushes; each worker's last sequence number. The gate opens by itself after `timeout_s`."""
+        """Hold new pushes; each worker's last sequence number.
 
-    async def cut(self, snapshot: SnapshotId, admit_until: Mapping[str, int], *, timeout_s: float) -> ServerCut:
-        """Let held pushes up to the given numbers in (of fenced workers none is waited for), then freeze a view."""
+        The gate opens by itself after `timeout_s`.
+        """
+
+    async def cut(
+        self, snapshot: SnapshotId, admit_until: Mapping[str, int], *, timeout_s: float
+    ) -> ServerCut:
+        """Let held pushes up to the given numbers in (of fenced workers none is waited for), then
+        freeze a view.
+        """
 
     async def ungate(self, *, timeout_s: float) -> None:
         """Let all pushes in again."""
@@ -102,14 +119,20 @@ class GrpcServerControl:
     async def fence(self, worker: str, *, timeout_s: float) -> Fenced:
         reply: pb.FenceReply = await self._call("Fence", pb.FenceRequest(worker=worker), timeout_s)
         with self._sense("Fence"):
-            return Fenced(messages.applied_from_wire(reply.applied) if reply.seen else None, reply.sequence)
+            return Fenced(
+                messages.applied_from_wire(reply.applied) if reply.seen else None, reply.sequence
+            )
 
     async def gate(self, *, timeout_s: float) -> dict[str, int]:
-        reply: pb.GateReply = await self._call("Gate", pb.GateRequest(timeout_s=timeout_s), timeout_s)
+        reply: pb.GateReply = await self._call(
+            "Gate", pb.GateRequest(timeout_s=timeout_s), timeout_s
+        )
         with self._sense("Gate"):
             return messages.sequences(reply.sequences)
 
-    async def cut(self, snapshot: SnapshotId, admit_until: Mapping[str, int], *, timeout_s: float) -> ServerCut:
+    async def cut(
+        self, snapshot: SnapshotId, admit_until: Mapping[str, int], *, timeout_s: float
+    ) -> ServerCut:
         request = pb.CutRequest(snapshot=snapshot, admit_until=admit_until, timeout_s=timeout_s)
         reply: pb.CutReply = await self._call("Cut", request, timeout_s + _SLACK_S)
         with self._sense("Cut"):
@@ -120,7 +143,9 @@ class GrpcServerControl:
         await self._call("Ungate", pb.UngateRequest(), timeout_s)
 
     async def save(self, snapshot: SnapshotId, directory: str, *, timeout_s: float) -> ServerSaved:
-        reply: pb.SaveReply = await self._call("Save", pb.SaveRequest(snapshot=snapshot, directory=directory), timeout_s)
+        reply: pb.SaveReply = await self._call(
+            "Save", pb.SaveRequest(snapshot=snapshot, directory=directory), timeout_s
+        )
         files = tuple(SavedFile(one.name, one.bytes, one.checksum) for one in reply.files)
         return ServerSaved(files, reply.version, reply.rows, reply.parameters)
 
@@ -137,11 +162,14 @@ class GrpcServerControl:
     async def _call(self, method: str, request: object, timeout_s: float) -> Any:  # noqa: ANN401 - one reply type a method
         try:
             call = getattr(self._stub, method)
-            return await call(request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=True)
+            return await call(
+                request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=True
+            )
         except grpc.RpcError as error:
             raise mapped(error, self._what(method)) from error
         except (asyncio.CancelledError, grpc.aio.UsageError) as error:
-            # A channel that is closed cancels its calls: that is no cancellation of the task that waits here.
+            # A channel that is closed cancels its calls: that is no cancellation of the task that
+            # waits here.
             task = asyncio.current_task()
             if self._closed and not (task and task.cancelling()):
                 raise TransientError(f"{self._what(method)}: the server was given up") from error

@@ -1,10 +1,15 @@
-"""Where the members of a ring find one another: the key-value store over HTTP that Horovod's Gloo asks, made fast.
+"""Where the members of a ring find one another: the key-value store over HTTP that Horovod's Gloo
+asks, made fast.
 
-Horovod opens a connection for each PUT, GET and DELETE of `/SECTION/KEY`, and asks again after 10 ms for a key that is not there
-yet. Here a GET **waits** until its key is there, so nothing is polled, and a member that is early may wait as long as it likes.
+Horovod opens a connection for each PUT, GET and DELETE of `/SECTION/KEY`, and asks again after 10
+ms for a key that is not there
+yet. Here a GET **waits** until its key is there, so nothing is polled, and a member that is early
+may wait as long as it likes.
 
-Each generation of the ring has a *scope* that cannot be guessed; it stands before the section (members are given
-`HOST:PORT/SCOPE` as the address, Horovod adds its port once more). So members of different generations never meet, and strangers
+Each generation of the ring has a *scope* that cannot be guessed; it stands before the section
+(members are given
+`HOST:PORT/SCOPE` as the address, Horovod adds its port once more). So members of different
+generations never meet, and strangers
 cannot join. A scope that is withdrawn answers 410 to everything, also to those who wait.
 """
 
@@ -38,7 +43,10 @@ class _Scope:
 
 @final
 class Rendezvous:
-    """Belongs to one asyncio loop. One of them serves all generations of a job's ring, one after the other."""
+    """Belongs to one asyncio loop.
+
+    One of them serves all generations of a job's ring, one after the other.
+    """
 
     def __init__(self) -> None:
         self._scopes: dict[bytes, _Scope] = {}
@@ -56,9 +64,13 @@ class Rendezvous:
         self._scopes.setdefault(scope.encode(), _Scope())
 
     def withdraw(self, scope: str) -> None:
-        """This generation will never be complete, or was superseded: tell everybody who asks, and who waits, at once."""
+        """This generation will never be complete, or was superseded: tell everybody who asks, and
+        who waits, at once.
+        """
         found = self._scopes.pop(scope.encode(), None)
-        for connection in [one for waiting in found.waiting.values() for one in waiting] if found else ():
+        for connection in (
+            [one for waiting in found.waiting.values() for one in waiting] if found else ()
+        ):
             connection.reply(410)
 
     async def close(self) -> None:
@@ -90,7 +102,8 @@ class Rendezvous:
             for waiting in scope.waiting.pop(key, ()):
                 waiting.reply(200, value)
         elif method == b"DELETE":
-            # A member says that it needs no more of this section; others may, so values stay as long as their scope.
+            # A member says that it needs no more of this section; others may, so values stay as
+            # long as their scope.
             connection.reply(200)
         elif key in scope.values:
             connection.reply(200, scope.values[key])
@@ -160,7 +173,10 @@ class _Connection(asyncio.Protocol):
         self._asked = True
         if self._transport is not None:
             reason = _REASONS[status]
-            self._transport.write(b"HTTP/1.1 %d %s\r\nContent-Length: %d\r\n\r\n%s" % (status, reason, len(value), value))
+            self._transport.write(
+                b"HTTP/1.1 %d %s\r\nContent-Length: %d\r\n\r\n%s"
+                % (status, reason, len(value), value)
+            )
             self._transport.close()
 
 
@@ -170,5 +186,9 @@ def _content_length(headers: list[bytes]) -> int | None:
         name, _, value = header.partition(b":")
         if name.strip().lower() == b"content-length":
             text = value.strip()
-            return int(text) if text.isdigit() and len(text) < 8 and int(text) <= _VALUE_BYTES else None
+            return (
+                int(text)
+                if text.isdigit() and len(text) < 8 and int(text) <= _VALUE_BYTES
+                else None
+            )
     return 0

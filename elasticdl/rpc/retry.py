@@ -1,4 +1,6 @@
-"""gRPC's errors become ours here, and calls that may work later are made again within a deadline."""
+"""gRPC's errors become ours here, and calls that may work later are made again within a
+deadline.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,16 @@ _PASSING = (
 )
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 2.0
-# One attempt waits no longer than this for a connection, so that a half-open one is given up and made again.
+# One attempt waits no longer than this for a connection, so that a half-open one is given up and
+# made again.
 _LONGEST_ATTEMPT_S = 15.0
 
 
 def mapped(error: grpc.RpcError, what: str) -> ElasticDLError:
-    """Our error for one of gRPC's. `what` names the call and the other side: "lease of worker-1 from 127.0.0.1:7"."""
+    """Our error for one of gRPC's.
+
+    `what` names the call and the other side: "lease of worker-1 from 127.0.0.1:7".
+    """
     code, details = error.code(), error.details() or ""
     message = f"{what}: {details}" if details else f"{what}: {code.name}"
     if code in _REFUSALS:
@@ -44,21 +50,33 @@ def mapped(error: grpc.RpcError, what: str) -> ElasticDLError:
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return UserError(message)
     if code is grpc.StatusCode.OUT_OF_RANGE:
-        return PermanentError(details or message)  # asked for at a time when it is not to be had, which the words say to people
+        return PermanentError(
+            details or message
+        )  # asked for at a time when it is not to be had, which the words say to people
     return PermanentError(f"{message} ({code.name})")
 
 
 def delay_s(attempt: int) -> float:
-    """Back-off before attempt number `attempt` (from 1), with jitter so that workers do not come back all at once."""
-    return min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(attempt - 1, 10)) * random.uniform(0.5, 1.0)
+    """Back-off before attempt number `attempt` (from 1), with jitter so that workers do not come
+    back all at once.
+    """
+    return min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(attempt - 1, 10)) * random.uniform(
+        0.5, 1.0
+    )
 
 
 def retrying(
-    call: Callable[[float], T], deadline_s: float, what: str, *, attempt_s: float = _LONGEST_ATTEMPT_S, closed: Event
+    call: Callable[[float], T],
+    deadline_s: float,
+    what: str,
+    *,
+    attempt_s: float = _LONGEST_ATTEMPT_S,
+    closed: Event,
 ) -> T:
     """Call `call(timeout_s)` until it works.
 
-    Blocks for at most `deadline_s`; `closed` ends the wait early. Raises TransientError with the last error when the
+    Blocks for at most `deadline_s`; `closed` ends the wait early. Raises TransientError with the
+    last error when the
     time is over, and at once whatever is not transient.
     """
     end_s = time.monotonic() + deadline_s
@@ -73,10 +91,14 @@ def retrying(
                 raise last from error
             wait_s = delay_s(attempt)
             if closed.is_set() or time.monotonic() + wait_s >= end_s:
-                raise TransientError(f"{last.message} (gave up after {attempt} attempts in {deadline_s:g} s)") from error
+                raise TransientError(
+                    f"{last.message} (gave up after {attempt} attempts in {deadline_s:g} s)"
+                ) from error
             closed.wait(wait_s)
         except ValueError as error:
             # gRPC's way to say that the channel was closed by another thread of this process.
             if closed.is_set():
-                raise TransientError(f"{what}: the connection was closed by this process") from error
+                raise TransientError(
+                    f"{what}: the connection was closed by this process"
+                ) from error
             raise

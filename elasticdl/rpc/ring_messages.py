@@ -1,9 +1,19 @@
-"""The ring's part of the conversation on the wire: protobuf messages to frozen values and back. Nonsense raises ValueError."""
+"""The ring's part of the conversation on the wire: protobuf messages to frozen values and back.
+
+Nonsense raises ValueError.
+"""
 
 from __future__ import annotations
 
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.conversation import RingCut, RingGeneration, RingReport, RingSave, RingSaved, WrittenFile
+from elasticdl.rpc.conversation import (
+    RingCut,
+    RingGeneration,
+    RingReport,
+    RingSave,
+    RingSaved,
+    WrittenFile,
+)
 from elasticdl.shard import SnapshotId
 
 _MAX_MEMBERS = 10_000
@@ -52,7 +62,9 @@ def cut_to_wire(cut: RingCut) -> pb.RingCut:
 
 def cut_from_wire(message: pb.RingCut) -> RingCut:
     """Message -> RingCut. Raises ValueError."""
-    return RingCut(SnapshotId(_count(message.snapshot, "snapshot")), _count(message.version, "version"))
+    return RingCut(
+        SnapshotId(_count(message.snapshot, "snapshot")), _count(message.version, "version")
+    )
 
 
 def saved_to_wire(saved: RingSaved) -> pb.RingSaved:
@@ -60,7 +72,10 @@ def saved_to_wire(saved: RingSaved) -> pb.RingSaved:
     return pb.RingSaved(
         snapshot=saved.snapshot,
         version=saved.version,
-        files=[pb.SavedFile(name=one.name, bytes=one.bytes, checksum=one.checksum) for one in saved.files],
+        files=[
+            pb.SavedFile(name=one.name, bytes=one.bytes, checksum=one.checksum)
+            for one in saved.files
+        ],
         parameters=saved.parameters,
         rows=saved.rows,
         problem=saved.problem[:_MAX_TEXT_CHARS],
@@ -68,13 +83,20 @@ def saved_to_wire(saved: RingSaved) -> pb.RingSaved:
 
 
 def saved_from_wire(message: pb.RingSaved) -> RingSaved:
-    """Message -> RingSaved. What a checkpoint makes of the names is checked with its manifest. Raises ValueError."""
+    """Message -> RingSaved.
+
+    What a checkpoint makes of the names is checked with its manifest. Raises ValueError.
+    """
     if len(message.files) > _MAX_FILES:
-        raise ValueError(f"a checkpoint of {len(message.files)} files, expected at most {_MAX_FILES}")
+        raise ValueError(
+            f"a checkpoint of {len(message.files)} files, expected at most {_MAX_FILES}"
+        )
     return RingSaved(
         snapshot=SnapshotId(_count(message.snapshot, "snapshot")),
         version=_count(message.version, "version"),
-        files=tuple(WrittenFile(one.name, _count(one.bytes, "bytes"), one.checksum) for one in message.files),
+        files=tuple(
+            WrittenFile(one.name, _count(one.bytes, "bytes"), one.checksum) for one in message.files
+        ),
         parameters=message.parameters,
         rows=_count(message.rows, "rows"),
         problem=message.problem[:_MAX_TEXT_CHARS],
@@ -97,8 +119,13 @@ def form_to_wire(form: RingGeneration) -> pb.RingForm:
 def form_from_wire(message: pb.RingForm) -> RingGeneration:
     """Message -> RingGeneration. Raises ValueError."""
     members, holders = tuple(message.members), tuple(message.holders)
-    if not 1 <= len(members) <= _MAX_MEMBERS or not all(0 <= rank < len(members) for rank in holders):
-        raise ValueError(f"a ring of {len(members)} members that take the weights of one of the ranks {list(holders)}")
+    if not 1 <= len(members) <= _MAX_MEMBERS or not all(
+        0 <= rank < len(members) for rank in holders
+    ):
+        raise ValueError(
+            f"a ring of {len(members)} members that take the weights of one of the ranks"
+            f" {list(holders)}"
+        )
     return RingGeneration(
         generation=_count(message.generation, "generation"),
         members=members,

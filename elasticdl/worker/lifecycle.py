@@ -1,4 +1,6 @@
-"""What a worker does from its first word to the master to its last. The one place where its environment is read.
+"""What a worker does from its first word to the master to its last.
+
+The one place where its environment is read.
 
 Importing TensorFlow takes seconds, so a thread does it while the main one attaches and connects.
 """
@@ -39,7 +41,14 @@ from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.hang_watch import HangWatch, StoodStill
 from elasticdl.worker.process.orders import Orders
 from elasticdl.worker.process.os_process import leave
-from elasticdl.worker.process.shutdown import CallbackFailed, Done, Draining, Failed, NonFinite, Shutdown
+from elasticdl.worker.process.shutdown import (
+    CallbackFailed,
+    Done,
+    Draining,
+    Failed,
+    NonFinite,
+    Shutdown,
+)
 from elasticdl.worker.ps.revival import Revival
 from elasticdl.worker.ring.generations import Generations
 
@@ -65,7 +74,10 @@ class WorkerEnvironment:
 
     @classmethod
     def read(cls) -> WorkerEnvironment:
-        """From ELASTICDL_*. The token is taken out, so that user code does not pass it on to processes it starts."""
+        """From ELASTICDL_*.
+
+        The token is taken out, so that user code does not pass it on to processes it starts.
+        """
         try:
             return cls(
                 os.environ["ELASTICDL_MASTER"],
@@ -75,13 +87,18 @@ class WorkerEnvironment:
                 int(os.environ.get("ELASTICDL_THREADS", "0")),
             )
         except (KeyError, ValueError) as error:
-            raise PermanentError(f"the environment of this worker lacks or garbles {error}", hint="jobs start workers") from error
+            raise PermanentError(
+                f"the environment of this worker lacks or garbles {error}",
+                hint="jobs start workers",
+            ) from error
 
 
 def import_tensorflow(threads: int) -> None:
-    """Import it, and give it `threads` threads for a step (0: as many as it likes), before it starts any.
+    """Import it, and give it `threads` threads for a step (0: as many as it likes), before it
+    starts any.
 
-    Steps, ids and `feed` are called from three threads. With fewer threads between operations than that, the small calls
+    Steps, ids and `feed` are called from three threads. With fewer threads between operations than
+    that, the small calls
     would queue behind the step (measured: 1200 ms instead of 0.8 ms), and nothing would overlap.
     """
     load_tensorflow()
@@ -132,12 +149,17 @@ class Link:
 
     @classmethod
     def make(cls, environment: WorkerEnvironment, client: MasterClient, shutdown: Shutdown) -> Link:
-        """Attach, connect, and begin to report and to follow orders. Leases wait until there is a model to use them."""
+        """Attach, connect, and begin to report and to follow orders.
+
+        Leases wait until there is a model to use them.
+        """
         attached = client.attach(starting=True)
         clock = SystemClock()
         outbox, gauges, watch = Outbox(), Gauges(clock), HangWatch(clock)
         keeper = LeaseKeeper(client, outbox, shutdown)
-        context = WorkerContext(keeper, outbox, gauges, ServerRetry(shutdown, gauges, clock), watch, shutdown)
+        context = WorkerContext(
+            keeper, outbox, gauges, ServerRetry(shutdown, gauges, clock), watch, shutdown
+        )
         parameters = ServerPool(attached.servers or ("",), str(environment.name), environment.token)
         revival = Revival(shutdown)
 
@@ -163,8 +185,12 @@ class Link:
         return cls(attached, context, orders, reporter, parameters, forms, revival)
 
 
-def work(environment: WorkerEnvironment, client: MasterClient, link: Link, importing: _Import) -> Worker | RingWorker:
-    """Build the worker and let it work until it ends, for whatever reason: that is in `Shutdown` then."""
+def work(
+    environment: WorkerEnvironment, client: MasterClient, link: Link, importing: _Import
+) -> Worker | RingWorker:
+    """Build the worker and let it work until it ends, for whatever reason: that is in `Shutdown`
+    then.
+    """
     outbox = link.context.outbox
     importing.wait(link.context.shutdown)
     outbox.starting("build")
@@ -175,7 +201,9 @@ def work(environment: WorkerEnvironment, client: MasterClient, link: Link, impor
     from elasticdl.worker.ring.evaluation import assemble_whole
 
     begin_s = time.monotonic()
-    assignment = Assignment(environment.name, link.attached.spec, environment.job_dir, link.attached.sources)
+    assignment = Assignment(
+        environment.name, link.attached.spec, environment.job_dir, link.attached.sources
+    )
     with link.context.watch.starting(f"{IMPORTING}, or {BUILDING},", spec.model.model_zoo):
         if spec.training.distribution_strategy is Strategy.ALLREDUCE:
             worker = assemble_whole(assignment, Path(link.attached.restore_from), link.context)
@@ -188,7 +216,9 @@ def work(environment: WorkerEnvironment, client: MasterClient, link: Link, impor
     link.revival.start(worker.trainer.revive)
     outbox.starting("")
     link.context.keeper.start()
-    _log.info("ready: the model was built, and has its weights, in %.1f s", time.monotonic() - begin_s)
+    _log.info(
+        "ready: the model was built, and has its weights, in %.1f s", time.monotonic() - begin_s
+    )
     worker.run()
     return worker
 
@@ -199,7 +229,9 @@ def _work_on_ring(environment: WorkerEnvironment, client: MasterClient, link: Li
 
     assignment = Assignment(environment.name, link.attached.spec, environment.job_dir)
     host = environment.master.rpartition(":")[0]
-    with link.context.watch.starting(f"{IMPORTING}, or {BUILDING},", link.attached.spec.model.model_zoo):
+    with link.context.watch.starting(
+        f"{IMPORTING}, or {BUILDING},", link.attached.spec.model.model_zoo
+    ):
         worker = assemble_ring(assignment, host, client, link.forms, link.context)
     link.forms.copies_by(worker.copies.follow)
     # It says itself when it is warm.
@@ -251,16 +283,27 @@ def _tell_failure(reason: Failed, error: BaseException, link: Link) -> None:
 
 
 def _tell_standing(error: StoodStill, outbox: Outbox, reporter: Reporter) -> None:
-    """Another worker tries what did not come to an end here, within the job's budget for errors of user code."""
-    outbox.fail(Failure(task=None, shard=None, attempt=0, error=f"{error.message}\n{error.hint}", fatal=False))
+    """Another worker tries what did not come to an end here, within the job's budget for errors of
+    user code.
+    """
+    outbox.fail(
+        Failure(
+            task=None, shard=None, attempt=0, error=f"{error.message}\n{error.hint}", fatal=False
+        )
+    )
     if not reporter.flush(FLUSH_S):
         _log.warning("the last report did not get to the master within %g s", FLUSH_S)
 
 
 def log_error(error: BaseException) -> None:
-    """What went wrong, to the log; a traceback only where the error is none of ours. The last line is what the master shows."""
+    """What went wrong, to the log; a traceback only where the error is none of ours.
+
+    The last line is what the master shows.
+    """
     if isinstance(error, ElasticDLError):
-        _log.error("%s: %s%s", type(error).__name__, error.message, f"; {error.hint}" if error.hint else "")
+        _log.error(
+            "%s: %s%s", type(error).__name__, error.message, f"; {error.hint}" if error.hint else ""
+        )
     else:
         _log.error("%s", "".join(traceback.format_exception(error)).rstrip())
 

@@ -1,6 +1,7 @@
 """`python -m elasticdl.worker.main`: one worker process.
 
-Signals are blocked before the rest is imported: NumPy starts threads of its own, and a signal that meets one thread that
+Signals are blocked before the rest is imported: NumPy starts threads of its own, and a signal that
+meets one thread that
 does not block it ends the process instead of draining it.
 """
 
@@ -18,7 +19,11 @@ def main() -> None:
     """The process."""
     die_with_parent()
     hold_signals()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
     shutdown = Shutdown()
     drain_on_signal(shutdown)
     end_by_force(shutdown)

@@ -1,4 +1,6 @@
-"""Chromium, windows that record what they ask for and complain about, and a running job whose page they look at."""
+"""Chromium, windows that record what they ask for and complain about, and a running job whose page
+they look at.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from tests.conftest import Job
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+FLAGS = [
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
 LIMIT_MS = 60_000
 """For what takes a moment; longer than one on a busy machine."""
 START_S = 240.0
@@ -28,12 +35,17 @@ START_S = 240.0
 expect.set_options(timeout=LIMIT_MS)
 
 
-# By module: Playwright has its event loop run in this thread as long as it is open, so that nobody else's `asyncio.run` works.
+# By module: Playwright has its event loop run in this thread as long as it is open, so that nobody
+# else's `asyncio.run` works.
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    path = os.environ.get("ELASTICDL_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    path = os.environ.get("ELASTICDL_CHROMIUM") or next(
+        filter(None, map(shutil.which, NAMES)), None
+    )
     if path is None:
-        assert not os.environ.get("CI"), "in CI the browser tests must run, but there is no Chromium: see scripts/test-programs"
+        assert not os.environ.get("CI"), (
+            "in CI the browser tests must run, but there is no Chromium: see scripts/test-programs"
+        )
         pytest.skip("there is no Chromium: see scripts/test-programs")
     as_root = ["--no-sandbox"] if os.getuid() == 0 else []
     with sync_playwright() as playwright:
@@ -50,7 +62,10 @@ class Window:
     asked: list[str] = field(default_factory=list)
     """Addresses of all requests."""
     problems: list[str] = field(default_factory=list)
-    """Errors of scripts, and all that the browser's console calls an error. At the end of a test there is none."""
+    """Errors of scripts, and all that the browser's console calls an error.
+
+    At the end of a test there is none.
+    """
     breaks: bool = False
     """The connection is cut on purpose: the browser tells of that."""
 
@@ -76,7 +91,10 @@ def open_window(chromium: Browser) -> Iterator[Callable[..., Window]]:
         window = Window(context.new_page())
         window.page.on("request", lambda request: window.asked.append(request.url))
         window.page.on("pageerror", lambda error: window.problems.append(str(error)))
-        window.page.on("console", lambda message: message.type == "error" and window.problems.append(message.text))
+        window.page.on(
+            "console",
+            lambda message: message.type == "error" and window.problems.append(message.text),
+        )
         windows.append(window)
         return window
 
@@ -90,7 +108,9 @@ def open_window(chromium: Browser) -> Iterator[Callable[..., Window]]:
 def axe() -> str:
     """axe-core's source."""
     install = runpy.run_path(str(ROOT / "elasticdl/page/npm/install.py"))["installed"]
-    return (install(Path(__file__).parent / "npm") / "axe-core/axe.min.js").read_text(encoding="utf-8")
+    return (install(Path(__file__).parent / "npm") / "axe-core/axe.min.js").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.fixture
@@ -108,7 +128,9 @@ def violations(axe: str, open_window: Callable[..., Window]) -> Callable[..., li
             for tab in tabs:
                 window.page.goto(f"{address}#{tab}")
                 window.page.locator(f"#{tab}").wait_for()
-                for one in window.page.evaluate("() => axe.run({ resultTypes: ['violations'] })")["violations"]:
+                for one in window.page.evaluate("() => axe.run({ resultTypes: ['violations'] })")[
+                    "violations"
+                ]:
                     where = "; ".join(node["html"][:160] for node in one["nodes"][:3])
                     found.append(f"{scheme} #{tab} {one['id']}: {one['help']}: {where}")
         return found

@@ -19,7 +19,10 @@ from tests.browser.relay import Relay
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 SEEN_WITHIN_S = 2.0
-FLAWS = "() => axe.run({ resultTypes: ['violations'] }).then((found) => found.violations.map((one) => [one.id, one.nodes[0].html]))"
+FLAWS = (
+    "() => axe.run({ resultTypes: ['violations'] }).then((found) => found.violations.map((one) =>"
+    " [one.id, one.nodes[0].html]))"
+)
 COLUMNS = ("sepal_length", "sepal_width", "petal_length", "petal_width", "species")
 
 
@@ -34,13 +37,17 @@ def iris_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sklearn.datasets import load_iris
 
     iris = load_iris()
-    rows = [[*features, label] for features, label in zip(iris.data.tolist(), iris.target.tolist(), strict=True)] * 20
+    rows = [
+        [*features, label]
+        for features, label in zip(iris.data.tolist(), iris.target.tolist(), strict=True)
+    ] * 20
     path = tmp_path_factory.mktemp("data") / "iris.csv"
     path.write_text("\n".join(",".join(map(str, row)) for row in [COLUMNS, *rows]) + "\n")
     return path
 
 
-# What the page is told, by when the master read it; what `/api/v1/status` says, asked at every frame; and processes' first causes.
+# What the page is told, by when the master read it; what `/api/v1/status` says, asked at every
+# frame; and processes' first causes.
 LISTENER = """() => {
   let now = {};
   Object.assign(window, { told: {}, asked: [], ends: {} });
@@ -70,12 +77,15 @@ def on_page(window: Window) -> dict[str, object]:
     """The same of one moment: the page is painted as a whole."""
     words, facts = window.page.evaluate(
         "() => [document.querySelector('#share-words').innerText,"
-        " Object.fromEntries([...document.querySelectorAll('#facts > div')].map((one) => [one.children[0].innerText, one.children[1].innerText]))]"
+        " Object.fromEntries([...document.querySelectorAll('#facts > div')].map((one) =>"
+        " [one.children[0].innerText, one.children[1].innerText]))]"
     )
     return {"records": words, "version": facts["Version"], "epoch": facts["Epoch"]}
 
 
-def test_the_way_in_is_clear_and_no_error_is_told_on_it(running: Shown, open_window: Callable[..., Window], axe: str) -> None:
+def test_the_way_in_is_clear_and_no_error_is_told_on_it(
+    running: Shown, open_window: Callable[..., Window], axe: str
+) -> None:
     for scheme in ("light", "dark"):
         window = open_window(color_scheme=scheme)
         page = window.page
@@ -89,7 +99,9 @@ def test_the_way_in_is_clear_and_no_error_is_told_on_it(running: Shown, open_win
         assert "token" not in page.url
 
 
-def test_numbers_on_the_page_are_those_of_the_status(running: Shown, open_window: Callable[..., Window]) -> None:
+def test_numbers_on_the_page_are_those_of_the_status(
+    running: Shown, open_window: Callable[..., Window]
+) -> None:
     window = open_window()
     running.enter(window)
     window.page.evaluate(LISTENER)
@@ -104,7 +116,9 @@ def test_numbers_on_the_page_are_those_of_the_status(running: Shown, open_window
 
     def as_asked() -> bool:
         """A frame and an answer that the master made of one reading say the same."""
-        both = window.page.evaluate("() => asked.filter((one) => told[one.now]).map((one) => [one, told[one.now]])")
+        both = window.page.evaluate(
+            "() => asked.filter((one) => told[one.now]).map((one) => [one, told[one.now]])"
+        )
         assert all(answer[key] == frame[key] for answer, frame in both for key in frame)
         return bool(both)
 
@@ -129,9 +143,12 @@ def test_a_killed_worker_is_on_the_timeline_with_its_cause_within_two_seconds(
     expect(lost.last).to_contain_text("killed by signal 9 (SIGKILL)")
     expect(lost.last).to_contain_text("infrastructure")
     name = lost.last.locator("th").inner_text()
-    # From when the master saw the end to the frame that tells of it; how long either waits for a core is the machine's.
+    # From when the master saw the end to the frame that tells of it; how long either waits for a
+    # core is the machine's.
     (end,) = [
-        one for one in running.job.events() if one["process"] == name and one["cause"] and one["details"].get("step") == "ended"
+        one
+        for one in running.job.events()
+        if one["process"] == name and one["cause"] and one["details"].get("step") == "ended"
     ]
     # The page and the listener hear of it one after the other.
     window.page.wait_for_function("(name) => name in ends", arg=name)
@@ -152,7 +169,9 @@ def test_the_page_comes_back_by_itself_after_a_break_and_says_that_there_is_one(
         relay.cut()
         expect(window.page.locator("#connection")).to_contain_text("connection lost")
         stood = window.page.locator("#share-words").inner_text()
-        running.job.wait_until("more was trained", lambda status: f"{status['records']['trained']:,}" not in stood)
+        running.job.wait_until(
+            "more was trained", lambda status: f"{status['records']['trained']:,}" not in stood
+        )
         relay.mend()
         expect(window.page.locator("#connection")).to_have_text("live", timeout=15_000)
         expect(window.page.locator("#share-words")).not_to_have_text(stood)
@@ -161,7 +180,9 @@ def test_the_page_comes_back_by_itself_after_a_break_and_says_that_there_is_one(
         relay.close()
 
 
-def test_a_page_whose_token_counts_no_more_asks_for_another(running: Shown, open_window: Callable[..., Window]) -> None:
+def test_a_page_whose_token_counts_no_more_asks_for_another(
+    running: Shown, open_window: Callable[..., Window]
+) -> None:
     relay = Relay(urlsplit(running.address).port or 0)
     try:
         window = open_window()
@@ -176,13 +197,14 @@ def test_a_page_whose_token_counts_no_more_asks_for_another(running: Shown, open
         relay.close()
 
 
-def test_a_log_that_was_meant_for_a_terminal_is_read_in_pieces(running: Shown, open_window: Callable[..., Window]) -> None:
+def test_a_log_that_was_meant_for_a_terminal_is_read_in_pieces(
+    running: Shown, open_window: Callable[..., Window]
+) -> None:
     window = open_window()
     running.enter(window)
     whole = (
-        "\x1b[1;31mred\x1b[0m \U0001f469\u200d\U0001f4bb\r\n 1/9\r 2/9 \x08\x08\r 3/9 done\n\x1b]0;title\x07"
-        + "x" * 70_000
-        + "\nlast"
+        "\x1b[1;31mred\x1b[0m \U0001f469\u200d\U0001f4bb\r\n 1/9\r 2/9 \x08\x08\r 3/9"
+        " done\n\x1b]0;title\x07" + "x" * 70_000 + "\nlast"
     )
     # Cut in the middle of a sequence, of a line, and of what writes over itself.
     cuts = [0, 3, whole.index("2/9"), whole.index("x") + 66_000, len(whole)]
@@ -194,17 +216,30 @@ def test_a_log_that_was_meant_for_a_terminal_is_read_in_pieces(running: Shown, o
         to = min(at + 1, len(cuts) - 1)
         text = whole[cuts[at] : cuts[to]]
         route.fulfill(
-            json={"process": "worker-9", "start": ends[at], "end": ends[to], "size": ends[-1] if at else ends[1], "text": text}
+            json={
+                "process": "worker-9",
+                "start": ends[at],
+                "end": ends[to],
+                "size": ends[-1] if at else ends[1],
+                "text": text,
+            }
         )
 
     window.page.route(
-        "**/api/v1/logs", lambda route: route.fulfill(json={"logs": [{"process": "worker-9", "bytes": 9, "live": True}]})
+        "**/api/v1/logs",
+        lambda route: route.fulfill(
+            json={"logs": [{"process": "worker-9", "bytes": 9, "live": True}]}
+        ),
     )
     window.page.route("**/api/v1/logs/worker-9?*", answer)
     window.page.goto(f"{running.address}?log=worker-9#logs")
     shown = window.page.locator("#log-text")
     expect(shown).to_contain_text("last")
-    assert shown.text_content() == readable(whole) == f"red \U0001f469\u200d\U0001f4bb\n 3/9 done\n{'x' * 70_000}\nlast"
+    assert (
+        shown.text_content()
+        == readable(whole)
+        == f"red \U0001f469\u200d\U0001f4bb\n 3/9 done\n{'x' * 70_000}\nlast"
+    )
     assert "all of" in window.page.locator("#log-place").inner_text()
 
 
@@ -218,15 +253,25 @@ def test_a_worker_is_replaced_and_a_checkpoint_is_taken_by_pressing_a_button(
     page.click("#ask-checkpoint")
     page.click("#dialog-checkpoint [type=submit]")
     expect(page.locator("#said")).to_contain_text("a checkpoint is asked for")
-    until("the checkpoint is in the head", lambda: window.numbers().get("Checkpoint", "") != before, 60.0)
-    ready = page.locator("#process-rows tr", has=page.locator(".tag.live")).filter(has_text="worker-").locator("th")
+    until(
+        "the checkpoint is in the head",
+        lambda: window.numbers().get("Checkpoint", "") != before,
+        60.0,
+    )
+    ready = (
+        page.locator("#process-rows tr", has=page.locator(".tag.live"))
+        .filter(has_text="worker-")
+        .locator("th")
+    )
     name = ready.first.inner_text()
     page.get_by_role("link", name=name, exact=True).click()
     page.click(f"[data-replace={name}]")
     expect(page.locator("#replace-title")).to_have_text(f"Replace {name}?")
     page.click("#dialog-replace [type=submit]")
     expect(page.locator("#said")).to_contain_text(f"{name} gives its work back")
-    expect(page.locator(f"#process-rows tr[data-id='{name}']")).to_contain_text("replaced, as asked")
+    expect(page.locator(f"#process-rows tr[data-id='{name}']")).to_contain_text(
+        "replaced, as asked"
+    )
     expect(page.locator("#process .tag")).to_contain_text("ended as asked")
     expect(page.locator("[data-replace]")).to_have_count(0)
     page.goto(f"{running.address}#timeline")
@@ -234,7 +279,9 @@ def test_a_worker_is_replaced_and_a_checkpoint_is_taken_by_pressing_a_button(
     assert page.locator(".axis line.saved").count() > marks
 
 
-def test_the_live_page_is_used_with_the_keyboard_alone(running: Shown, open_window: Callable[..., Window], axe: str) -> None:
+def test_the_live_page_is_used_with_the_keyboard_alone(
+    running: Shown, open_window: Callable[..., Window], axe: str
+) -> None:
     window = open_window(reduced_motion="reduce")
     page = window.page
     page.add_init_script(axe)
@@ -267,8 +314,9 @@ def test_the_live_page_is_used_with_the_keyboard_alone(running: Shown, open_wind
     assert page.evaluate(FLAWS) == []
     page.keyboard.press("Escape")
     moving = (
-        "() => [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules])"
-        ".filter((rule) => parseFloat(rule.style?.transitionDuration) > 0 || parseFloat(rule.style?.animationDuration) > 0).length"
+        "() => [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]).filter((rule) =>"
+        " parseFloat(rule.style?.transitionDuration) > 0 ||"
+        " parseFloat(rule.style?.animationDuration) > 0).length"
     )
     assert not page.evaluate(moving), "what moves is for those who did not ask for less motion"
 
@@ -297,7 +345,9 @@ def test_what_is_looked_at_survives_a_reload_and_a_phone_shows_all_of_it(
         page.keyboard.press("Escape")
 
 
-def test_everybody_can_read_and_use_the_page_in_both_schemes(running: Shown, violations: Callable[..., list[str]]) -> None:
+def test_everybody_can_read_and_use_the_page_in_both_schemes(
+    running: Shown, violations: Callable[..., list[str]]
+) -> None:
     assert violations(running.address, f"#token={running.token}", ("processes", "logs")) == []
 
 
@@ -341,11 +391,16 @@ def test_a_job_is_scaled_and_stopped_from_its_page_and_its_report_says_the_same(
     window.page.goto(f"{report}#shards")
     expect(window.page.locator("#receipt .total td")).to_have_text(told)
     ended = json.loads((running.job.directory / "status.json").read_text())
-    expect(window.page.locator("#share-words")).to_contain_text(f"{ended['status']['records']['trained']:,} of")
+    expect(window.page.locator("#share-words")).to_contain_text(
+        f"{ended['status']['records']['trained']:,} of"
+    )
     window.page.goto(f"{report}?shown=ended#timeline")
     expect(window.page.locator("#bars tr", has_text="scaled down")).to_have_count(1)
     window.page.goto(f"{report}#overview")
     expect(window.page.locator("#plot-rate canvas")).to_be_visible()
     assert window.foreign(report) == []
     assert window.problems == []
-    assert violations(report, tabs=("overview", "timeline", "processes", "shards", "logs", "events")) == []
+    assert (
+        violations(report, tabs=("overview", "timeline", "processes", "shards", "logs", "events"))
+        == []
+    )

@@ -1,4 +1,6 @@
-"""The page of jobs that stand still: what it says without script, with a thousand workers, without uPlot, with script in its data."""
+"""The page of jobs that stand still: what it says without script, with a thousand workers, without
+uPlot, with script in its data.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,17 @@ from tests.core.test_page_rendering import ATTACK, ROWS, bar, process, snapshot
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 PAINTED_CPU_S = 1.0
 """Of the window's main thread, however busy the machine is: parsing, layout, script, paint."""
-WORDS = ("header", "#bars", ".crowd", "figcaption", "#process-rows", "#shard-counts", "#receipt", "#event-rows", "#problems")
+WORDS = (
+    "header",
+    "#bars",
+    ".crowd",
+    "figcaption",
+    "#process-rows",
+    "#shard-counts",
+    "#receipt",
+    "#event-rows",
+    "#problems",
+)
 
 
 CUT = """() => [...document.querySelectorAll(".scroll, #facts dd, #receipt td")]
@@ -32,14 +44,32 @@ FAILED = {
 
 
 def workers(number: int) -> list[dict[str, Any]]:
-    rows = [process(f"worker-{index}", shard=f"training shard {index}", records=index) for index in range(number)]
-    return [*rows, process(f"worker-{number}", "ended", cause="infrastructure", message="killed by signal 9 (SIGKILL)")]
+    rows = [
+        process(f"worker-{index}", shard=f"training shard {index}", records=index)
+        for index in range(number)
+    ]
+    return [
+        *rows,
+        process(
+            f"worker-{number}",
+            "ended",
+            cause="infrastructure",
+            message="killed by signal 9 (SIGKILL)",
+        ),
+    ]
 
 
 def just_begun() -> dict[str, Any]:
     """Nothing is known of the job but its name."""
     found = snapshot([])
-    found["status"] |= {"phase": "starting", "state": "starting", "shards": {}, "metrics": {}, "loss": None, "receipt": {}}
+    found["status"] |= {
+        "phase": "starting",
+        "state": "starting",
+        "shards": {},
+        "metrics": {},
+        "loss": None,
+        "receipt": {},
+    }
     found["status"] |= {"records": {"expected": 0, "trained": 0}, "eta_s": None, "bad_examples": []}
     found["timeline"] = {"now_s": 0.0, "bars": [], "generations": [], "marks": []}
     return {**found, "occurrences": [], "series": []}
@@ -47,7 +77,9 @@ def just_begun() -> dict[str, Any]:
 
 def words_of(window: Window, place: str) -> str:
     """Seen words, without how far apart they stand."""
-    return " ".join(window.page.locator(place).first.inner_text().replace("Colours: system", "").split())
+    return " ".join(
+        window.page.locator(place).first.inner_text().replace("Colours: system", "").split()
+    )
 
 
 @pytest.fixture
@@ -62,7 +94,9 @@ def report(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
     return write
 
 
-def test_without_script_the_page_says_the_same(report: Callable[..., str], open_window: Callable[..., Window]) -> None:
+def test_without_script_the_page_says_the_same(
+    report: Callable[..., str], open_window: Callable[..., Window]
+) -> None:
     rows = [
         *ROWS,
         process("worker-2", "pending", message="quota cpu: 8 of 8 used"),
@@ -79,7 +113,11 @@ def test_without_script_the_page_says_the_same(report: Callable[..., str], open_
             for tab in looked_at:
                 window.page.goto(f"{address}#{tab}")
                 expect(window.page.locator(f"#{tab}")).to_be_visible()
-                shown = [one for one in WORDS if window.page.locator(f"#{tab} {one}, {one}:is(header)").count()]
+                shown = [
+                    one
+                    for one in WORDS
+                    if window.page.locator(f"#{tab} {one}, {one}:is(header)").count()
+                ]
                 texts[tab] = {one: words_of(window, one) for one in shown}
             said.append(texts)
         assert said[0] == said[1]
@@ -106,9 +144,13 @@ def test_a_thousand_workers_are_painted_at_once_and_can_be_found(
     page.fill("#find", "worker-77")
     expect(page.locator("#process-rows tr")).to_have_count(11)
     page.select_option("#state-filter", "trouble")
-    expect(page.locator("#process-rows tr")).to_have_text(["none of the 1,001 processes is like that"])
+    expect(page.locator("#process-rows tr")).to_have_text(
+        ["none of the 1,001 processes is like that"]
+    )
     page.fill("#find", "")
-    expect(page.locator("#process-rows tr")).to_contain_text(["infrastructure killed by signal 9 (SIGKILL)"])
+    expect(page.locator("#process-rows tr")).to_contain_text(
+        ["infrastructure killed by signal 9 (SIGKILL)"]
+    )
     page.reload()
     expect(page.locator("#process-rows tr")).to_have_count(1)
     assert window.problems == []
@@ -143,7 +185,9 @@ def test_all_of_it_can_be_reached_with_the_keyboard_and_is_in_the_address(
     expect(page.locator("html")).to_have_attribute("data-theme", "light")
 
 
-def test_a_phone_shows_it_without_scrolling_sideways(report: Callable[..., str], open_window: Callable[..., Window]) -> None:
+def test_a_phone_shows_it_without_scrolling_sideways(
+    report: Callable[..., str], open_window: Callable[..., Window]
+) -> None:
     rows = workers(20)
     rows[3]["records"] = 9_876_543
     found = snapshot(rows)
@@ -156,10 +200,26 @@ def test_a_phone_shows_it_without_scrolling_sideways(report: Callable[..., str],
         "left": 98_765_432,
     }
     checkpoint = {"version": 1_234_567, "at_s": 360_000.0, "path": "", "bytes": 1}
-    found["status"] |= {"records": many, "receipt": {"epochs": [{"epoch": 0, **many}], "total": many}, "version": 1_234_567}
-    found["status"] |= {"metrics": {"perplexity": 1_234_567.8}, "loss": 7_654_321.0, "checkpoints": [checkpoint]}
-    values = {"at_s": [1e5, 2e5], "records": [1_234_567, 98_765_432_100], "values": [1_234_567.8, 7_654_321.0], "unit": ""}
-    found["series"] = [{"name": "loss", "label": "", **values}, {"name": "metric", "label": "perplexity", **values}]
+    found["status"] |= {
+        "records": many,
+        "receipt": {"epochs": [{"epoch": 0, **many}], "total": many},
+        "version": 1_234_567,
+    }
+    found["status"] |= {
+        "metrics": {"perplexity": 1_234_567.8},
+        "loss": 7_654_321.0,
+        "checkpoints": [checkpoint],
+    }
+    values = {
+        "at_s": [1e5, 2e5],
+        "records": [1_234_567, 98_765_432_100],
+        "values": [1_234_567.8, 7_654_321.0],
+        "unit": "",
+    }
+    found["series"] = [
+        {"name": "loss", "label": "", **values},
+        {"name": "metric", "label": "perplexity", **values},
+    ]
     window = open_window(viewport={"width": 360, "height": 780}, has_touch=True)
     address = report(found)
     for tab in ("overview", "timeline", "processes", "shards", "events"):
@@ -192,17 +252,38 @@ def test_script_in_names_and_texts_is_shown_and_does_not_run(
 def test_odd_names_and_numbers_are_shown_as_well_as_they_can_be(
     report: Callable[..., str], open_window: Callable[..., Window]
 ) -> None:
-    """Names that turn the order of letters, that nobody sees, or that fill a screen; clocks that jump; numbers that are none."""
+    """Names that turn the order of letters, that nobody sees, or that fill a screen; clocks that
+    jump; numbers that are none.
+    """
     odd, long = "a\u202eb\u200bc\u3000d", "x" * 400
-    rows = [process("worker-0", where=long, shard=long, message=odd), process("worker-1", "ended", cause="made_up_" + long)]
+    rows = [
+        process("worker-0", where=long, shard=long, message=odd),
+        process("worker-1", "ended", cause="made_up_" + long),
+    ]
     found = snapshot(rows, name=long, text=f"{odd} {long}")
-    counted = {"expected": 10**12, "trained": 999_999_999_999, "repeated": 10**12, "bad": -1, "lost": 10**15}
-    found["status"] |= {"records": counted, "metrics": {odd: -1e300, long: 1e-300}, "loss": None, "eta_s": 1e12, "version": 10**15}
+    counted = {
+        "expected": 10**12,
+        "trained": 999_999_999_999,
+        "repeated": 10**12,
+        "bad": -1,
+        "lost": 10**15,
+    }
+    found["status"] |= {
+        "records": counted,
+        "metrics": {odd: -1e300, long: 1e-300},
+        "loss": None,
+        "eta_s": 1e12,
+        "version": 10**15,
+    }
     found["timeline"]["bars"] = [
         {**bar(rows[0]), "ordered_s": 90.0, "ready_s": 70.0},
         {**bar(rows[1]), "ordered_s": 50.0, "ready_s": 20.0, "ended_s": -5.0},
     ]
-    values = {"inf": [1.0, float("inf"), -3.0, float("nan"), 2.0], "gap": [None, 1e300, None, -1e300, None], "flat": [0.0] * 5}
+    values = {
+        "inf": [1.0, float("inf"), -3.0, float("nan"), 2.0],
+        "gap": [None, 1e300, None, -1e300, None],
+        "flat": [0.0] * 5,
+    }
     at = {"at_s": [0.0, 5.0, 3.0, -2.0, 1e9], "records": [0, 0, 10**12, 5, 10**13], "unit": ""}
     names = (
         ("loss", "", "inf"),
@@ -211,7 +292,9 @@ def test_odd_names_and_numbers_are_shown_as_well_as_they_can_be(
         ("records_per_s", "", "gap"),
         ("pull_s", odd, "inf"),
     )
-    found["series"] = [{"name": name, "label": label, "values": values[kind], **at} for name, label, kind in names]
+    found["series"] = [
+        {"name": name, "label": label, "values": values[kind], **at} for name, label, kind in names
+    ]
     for width in (1280, 390):
         window = open_window(viewport={"width": width, "height": 844})
         address = report(found)
@@ -219,18 +302,30 @@ def test_odd_names_and_numbers_are_shown_as_well_as_they_can_be(
             window.page.goto(f"{address}#{tab}")
             expect(window.page.locator(f"#{tab}")).to_be_visible()
             assert window.page.evaluate("() => document.documentElement.scrollWidth") <= width, tab
-        window.page.goto(f"{address}?sort=__proto__&state-filter=__proto__&shown=constructor#processes")
+        window.page.goto(
+            f"{address}?sort=__proto__&state-filter=__proto__&shown=constructor#processes"
+        )
         expect(window.page.locator("#process-rows tr")).to_have_count(2)
         window.page.goto(f"{address}?axis=time#overview")
         expect(window.page.locator("#plots figure")).to_have_count(6)
         assert max(map(len, window.page.locator("#facts dd, .u-value").all_inner_texts())) < 28
-        expect(window.page.locator("figure h3", has_text="b")).to_have_text(["Validation a\ufffdb\ufffdc\u3000d"])
-        expect(window.page.locator("#share-words")).to_contain_text("999,999,999,999 of 1,000,000,000,000")
-        assert "NaN" not in window.page.locator("body").inner_text() and "Infinity" not in window.page.locator("body").inner_text()
+        expect(window.page.locator("figure h3", has_text="b")).to_have_text(
+            ["Validation a\ufffdb\ufffdc\u3000d"]
+        )
+        expect(window.page.locator("#share-words")).to_contain_text(
+            "999,999,999,999 of 1,000,000,000,000"
+        )
+        assert (
+            "NaN" not in window.page.locator("body").inner_text()
+            and "Infinity" not in window.page.locator("body").inner_text()
+        )
 
 
 def test_an_installation_without_uplot_says_so_and_shows_the_rest(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, report: Callable[..., str], open_window: Callable[..., Window]
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    report: Callable[..., str],
+    open_window: Callable[..., Window],
 ) -> None:
     monkeypatch.setattr(assets, "_VENDOR", tmp_path)
     for made in (assets.text, assets.address):
@@ -250,10 +345,14 @@ def test_an_installation_without_uplot_says_so_and_shows_the_rest(
     assert window.problems == []
 
 
-def test_on_paper_stand_all_parts_dark_on_light(report: Callable[..., str], open_window: Callable[..., Window]) -> None:
+def test_on_paper_stand_all_parts_dark_on_light(
+    report: Callable[..., str], open_window: Callable[..., Window]
+) -> None:
     window = open_window(color_scheme="dark")
     page = window.page
-    page.goto(f"{report({**snapshot(workers(3)), 'logs': [{'process': 'worker-3', 'text': 'its last words'}]})}#overview")
+    page.goto(
+        f"{report({**snapshot(workers(3)), 'logs': [{'process': 'worker-3', 'text': 'its last words'}]})}#overview"
+    )
     expect(page.locator("#plot-loss canvas")).to_be_visible()
     page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
@@ -261,7 +360,10 @@ def test_on_paper_stand_all_parts_dark_on_light(report: Callable[..., str], open
         expect(page.locator(f"#{tab} > h2")).to_be_visible()
     expect(page.locator("nav").first).to_be_hidden()
     expect(page.locator("#log-text")).to_contain_text("its last words")
-    assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert (
+        page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+        == "rgb(255, 255, 255)"
+    )
     assert page.evaluate("() => getComputedStyle(document.body).color") == "rgb(27, 28, 30)"
     page.evaluate("() => dispatchEvent(new Event('afterprint'))")
     assert page.evaluate("() => document.documentElement.dataset.theme") is None

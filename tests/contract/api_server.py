@@ -1,4 +1,6 @@
-"""An API server on the loopback that misbehaves as it is told: real HTTP, real streams, real silence."""
+"""An API server on the loopback that misbehaves as it is told: real HTTP, real streams, real
+silence.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ PODS = "/api/v1/namespaces/ns/pods"
 
 
 def item(uid: str, version: int, name: str = "", **labels: str) -> dict[str, Any]:
-    return {"metadata": {"uid": uid, "name": name or uid, "resourceVersion": str(version), "labels": labels}}
+    return {
+        "metadata": {
+            "uid": uid,
+            "name": name or uid,
+            "resourceVersion": str(version),
+            "labels": labels,
+        }
+    }
 
 
 def status(code: int, reason: str = "", message: str = "", **more: Any) -> dict[str, Any]:
@@ -26,7 +35,10 @@ def status(code: int, reason: str = "", message: str = "", **more: Any) -> dict[
 
 
 class Server:
-    """`lists` and `watches` are taken one by one; the last of them stays. `posts` answers creations in order."""
+    """`lists` and `watches` are taken one by one; the last of them stays.
+
+    `posts` answers creations in order.
+    """
 
     def __init__(self) -> None:
         self.lists: list[Any] = [[]]
@@ -52,7 +64,9 @@ class Server:
         found = self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
         if isinstance(found, dict):
             return web.json_response(found, status=found.get("code", 200))
-        return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": found})
+        return web.json_response(
+            {"metadata": {"resourceVersion": str(self.version)}, "items": found}
+        )
 
     async def create(self, request: web.Request) -> web.Response:
         self.bodies.append(await request.json())
@@ -61,7 +75,11 @@ class Server:
 
     async def read(self, request: web.Request) -> web.Response:
         found = self.objects.get(request.match_info["name"])
-        return web.json_response(found) if found else web.json_response(status(404, "NotFound"), status=404)
+        return (
+            web.json_response(found)
+            if found
+            else web.json_response(status(404, "NotFound"), status=404)
+        )
 
 
 async def silent(_answer: web.StreamResponse) -> None:
@@ -75,7 +93,9 @@ async def at_once(_answer: web.StreamResponse) -> None:
 def sends(*events: Any, then: Watch = silent) -> Watch:
     async def behave(answer: web.StreamResponse) -> None:
         for event in events:
-            await answer.write(event if isinstance(event, bytes) else json.dumps(event).encode() + b"\n")
+            await answer.write(
+                event if isinstance(event, bytes) else json.dumps(event).encode() + b"\n"
+            )
         await then(answer)
 
     return behave

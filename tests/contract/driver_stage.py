@@ -1,4 +1,6 @@
-"""A driver between real gRPC on both sides and a cluster in memory; only the decisions are scripted."""
+"""A driver between real gRPC on both sides and a cluster in memory; only the decisions are
+scripted.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welcome
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channel import AsyncChecks, Credentials, server_options
-from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerServicer, add_ParameterServerServicer_to_server
+from elasticdl.rpc.elasticdl_pb2_grpc import (
+    ParameterServerServicer,
+    add_ParameterServerServicer_to_server,
+)
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Lease, Shard, ShardId, Task
@@ -43,7 +48,10 @@ TOKEN = "the-token-of-this-job"
 TERM = 3
 WORKER = ProcessName.parse("worker-1")
 PS = (ProcessName.parse("ps-0"), ProcessName.parse("ps-1"))
-SPEC = JobSpec.from_flags(Action.TRAIN, {"model_zoo": "zoo", "model_def": "iris", "training_data": "iris.csv", "num_ps_pods": 2})
+SPEC = JobSpec.from_flags(
+    Action.TRAIN,
+    {"model_zoo": "zoo", "model_def": "iris", "training_data": "iris.csv", "num_ps_pods": 2},
+)
 LEASE = Lease(Task.TRAINING, Shard(ShardId(4), "iris.csv", 0, 100), attempt=0)
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)
@@ -77,7 +85,9 @@ class ScriptedCore:
 
     def wait_for(self, kind: type[E], number: int = 1) -> E:
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.of(kind)) >= number, 20), f"no {kind.__name__}: {self.heard}"
+            assert self.changed.wait_for(lambda: len(self.of(kind)) >= number, 20), (
+                f"no {kind.__name__}: {self.heard}"
+            )
             return self.of(kind)[number - 1]
 
 
@@ -97,7 +107,9 @@ class ListJournal:
 
 
 class ScriptedServer(ParameterServerServicer):  # type: ignore[misc]
-    """One parameter server: a gate, some workers' last pushes, and things that go wrong on demand."""
+    """One parameter server: a gate, some workers' last pushes, and things that go wrong on
+    demand.
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -111,7 +123,9 @@ class ScriptedServer(ParameterServerServicer):  # type: ignore[misc]
 
     def wait_for_call(self, name: str, number: int = 1) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: self.calls.count(name) >= number, 20), f"no {name}: {self.calls}"
+            assert self._changed.wait_for(lambda: self.calls.count(name) >= number, 20), (
+                f"no {name}: {self.calls}"
+            )
 
     async def _called(self, name: str, context: Any) -> None:
         with self._changed:
@@ -131,7 +145,9 @@ class ScriptedServer(ParameterServerServicer):  # type: ignore[misc]
     async def Gate(self, request: Any, context: Any) -> Any:
         self.gated = True
         await self._called("Gate", context)
-        return pb.GateReply(sequences={worker: sequence for worker, (sequence, _) in self.last.items()})
+        return pb.GateReply(
+            sequences={worker: sequence for worker, (sequence, _) in self.last.items()}
+        )
 
     async def Cut(self, request: Any, context: Any) -> Any:
         await self._called("Cut", context)
@@ -161,7 +177,9 @@ class Stage:
     """A driver on a loop in a thread of its own, as in the master; the test is the processes."""
 
     def __init__(self, directory: Path, core: Any = None, clock: Clock | None = None) -> None:
-        """`core`: another than the scripted one, such as a whole `JobState`; `clock`: another than one that stands still."""
+        """`core`: another than the scripted one, such as a whole `JobState`; `clock`: another than
+        one that stands still.
+        """
         self.directory = directory
         self.core = core or ScriptedCore()
         self.journal = ListJournal()
@@ -180,18 +198,30 @@ class Stage:
     async def _open(self) -> None:
         self.inbox = EventQueue(self.clock)
         credentials = Credentials(TOKEN, "master")
-        self.roster = PsRegistry(2, lambda name, address: GrpcServerControl(str(name), address, credentials, TERM))
+        self.roster = PsRegistry(
+            2, lambda name, address: GrpcServerControl(str(name), address, credentials, TERM)
+        )
         fences = Fences(self.roster)
-        self.desk = ProcessGateway(self.inbox, self.roster, fences, Task.TRAINING, lambda name: name.index < 9)
+        self.desk = ProcessGateway(
+            self.inbox, self.roster, fences, Task.TRAINING, lambda name: name.index < 9
+        )
         self.cluster = FakeCluster()
         self.events = EventLog(self.directory / "events.jsonl", self.clock.wall_s())
         self.metrics = JsonLines(self.directory / "metrics.jsonl")
         launcher = Launcher(self.cluster, lambda name: ProcessSpec(name, ("true",)))
-        means = ExecutorDeps(launcher, fences, Snapshots(self.roster), NoArchive(), self.events, self.metrics)
-        driver = Driver(self.core, self.journal, self.inbox, self.desk, Executor(self.inbox, self.desk, means))
+        means = ExecutorDeps(
+            launcher, fences, Snapshots(self.roster), NoArchive(), self.events, self.metrics
+        )
+        driver = Driver(
+            self.core, self.journal, self.inbox, self.desk, Executor(self.inbox, self.desk, means)
+        )
         welcome = Welcome(TERM, SPEC.model_dump_json(), lambda: "checkpoints/version-5")
         service = MasterService(
-            self.inbox, self.desk, welcome, lambda: json.dumps({"state": "fine", **self.desk.numbers()}), self.core
+            self.inbox,
+            self.desk,
+            welcome,
+            lambda: json.dumps({"state": "fine", **self.desk.numbers()}),
+            self.core,
         )
         self._service = service
         self._master = MasterServer(service, TOKEN)
@@ -199,7 +229,9 @@ class Stage:
         self.run = asyncio.get_running_loop().create_task(driver.run(self.cluster))
 
     async def _serve(self, name: ProcessName) -> str:
-        server = grpc.aio.server(interceptors=[AsyncChecks(TOKEN, lambda caller, _: "")], options=server_options())
+        server = grpc.aio.server(
+            interceptors=[AsyncChecks(TOKEN, lambda caller, _: "")], options=server_options()
+        )
         self.servers[name] = ScriptedServer()
         add_ParameterServerServicer_to_server(self.servers[name], server)
         port = server.add_insecure_port("127.0.0.1:0")
@@ -215,7 +247,9 @@ class Stage:
         self._master = MasterServer(self._service, TOKEN)
         await self._master.start("127.0.0.1", int(self.address.rpartition(":")[2]))
 
-    def client(self, name: str = "worker-1", token: str = TOKEN, away_s: float = 5.0) -> MasterClient:
+    def client(
+        self, name: str = "worker-1", token: str = TOKEN, away_s: float = 5.0
+    ) -> MasterClient:
         self.clients.append(MasterClient(self.address, token, name, away_s=away_s))
         return self.clients[-1]
 

@@ -1,4 +1,5 @@
-"""A whole job but for its processes: the real core, driver and desks on a cluster in memory, with workers that only count.
+"""A whole job but for its processes: the real core, driver and desks on a cluster in memory, with
+workers that only count.
 
 Time runs ten times as fast as outside, for everything that goes by the job's clock.
 """
@@ -13,7 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elasticdl.cluster.base import ExitFacts, ProcessExited, ProcessName, ProcessObserved, ProcessSpec, Role
+from elasticdl.cluster.base import (
+    ExitFacts,
+    ProcessExited,
+    ProcessName,
+    ProcessObserved,
+    ProcessSpec,
+    Role,
+)
 from elasticdl.cluster.fake import FakeCluster
 from elasticdl.errors import PermanentError, Refused
 from elasticdl.history.event_log import EventLog
@@ -65,7 +73,9 @@ class CountingServer:
     async def gate(self, *, timeout_s: float) -> dict[str, int]:
         return {}
 
-    async def cut(self, snapshot: SnapshotId, admit_until: Mapping[str, int], *, timeout_s: float) -> ServerCut:
+    async def cut(
+        self, snapshot: SnapshotId, admit_until: Mapping[str, int], *, timeout_s: float
+    ) -> ServerCut:
         return ServerCut(1, {}, {})
 
     async def ungate(self, *, timeout_s: float) -> None: ...
@@ -95,20 +105,41 @@ class FakeJob:
     """Make it within a running loop. `pace_s`: how long a worker takes for a batch, outside."""
 
     def __init__(self, directory: Path, *, pace_s: float = 0.01, **flags: object) -> None:
-        base = {"model_zoo": "z", "model_def": "m", "training_data": "t", "minibatch_size": BATCH, "records_per_task": 4 * BATCH}
-        self.spec = JobSpec.from_flags(Action.TRAIN, {**base, "num_workers": 2, "num_ps_pods": 2, **flags})
-        self.core, self.cluster, self.inbox = JobState(self.spec), FakeCluster(), EventQueue(FastClock())
+        base = {
+            "model_zoo": "z",
+            "model_def": "m",
+            "training_data": "t",
+            "minibatch_size": BATCH,
+            "records_per_task": 4 * BATCH,
+        }
+        self.spec = JobSpec.from_flags(
+            Action.TRAIN, {**base, "num_workers": 2, "num_ps_pods": 2, **flags}
+        )
+        self.core, self.cluster, self.inbox = (
+            JobState(self.spec),
+            FakeCluster(),
+            EventQueue(FastClock()),
+        )
         self.servers: dict[str, CountingServer] = {}
         self.pace_s = pace_s
         self.waits_seen: list[tuple[str, ...]] = []
-        self._roster = PsRegistry(self.spec.cluster.num_ps_pods, lambda name, _: self.servers[str(name)])
+        self._roster = PsRegistry(
+            self.spec.cluster.num_ps_pods, lambda name, _: self.servers[str(name)]
+        )
         fences = Fences(self._roster)
-        self.desk = ProcessGateway(self.inbox, self._roster, fences, Task.TRAINING, self.core.may_attach)
-        self._lines = EventLog(directory / "events.jsonl", 0.0), JsonLines(directory / "metrics.jsonl")
+        self.desk = ProcessGateway(
+            self.inbox, self._roster, fences, Task.TRAINING, self.core.may_attach
+        )
+        self._lines = (
+            EventLog(directory / "events.jsonl", 0.0),
+            JsonLines(directory / "metrics.jsonl"),
+        )
         self.events_path = directory / "events.jsonl"
         launcher = Launcher(self.cluster, lambda name: ProcessSpec(name, ("train",)))
         means = ExecutorDeps(launcher, fences, Snapshots(self._roster), NoArchive(), *self._lines)
-        self._driver = driver.Driver(self.core, NoJournal(), self.inbox, self.desk, Executor(self.inbox, self.desk, means))
+        self._driver = driver.Driver(
+            self.core, NoJournal(), self.inbox, self.desk, Executor(self.inbox, self.desk, means)
+        )
         self._lives: dict[ProcessName, asyncio.Task[None]] = {}
 
     async def run(self, scenario: Callable[[FakeJob], Any] | None = None) -> FinishJob:
@@ -149,7 +180,7 @@ class FakeJob:
     def trained(self) -> int:
         return self.core.status().records.trained
 
-    # -- processes --------------------------------------------------------------------------------------------------------
+    # processes
 
     async def _world(self) -> None:
         async for event in self.cluster.observe():
@@ -193,7 +224,11 @@ class FakeJob:
                 if str(name) in server.fenced:
                     raise Refused("fenced")
                 server.last[str(name)] = applied
-            progress = Progress(Task.TRAINING, applied, version=1, loss=1.0, done=end == lease.shard.records)
+            progress = Progress(
+                Task.TRAINING, applied, version=1, loss=1.0, done=end == lease.shard.records
+            )
             reports += 1
-            await self.desk.report(name, Report(progress=(progress,), gauges={"rss_bytes": 0.98 * 2**30}), reports)
+            await self.desk.report(
+                name, Report(progress=(progress,), gauges={"rss_bytes": 0.98 * 2**30}), reports
+            )
         return reports

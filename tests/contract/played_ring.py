@@ -11,7 +11,10 @@ from elasticdl.worker.ring.protocol import RingBroken
 
 
 class PlayedRing:
-    """`met` says what members gathered, or raises an OSError where the ring breaks. Nothing is summed."""
+    """`met` says what members gathered, or raises an OSError where the ring breaks.
+
+    Nothing is summed.
+    """
 
     def met(self, name: str, mine):
         raise NotImplementedError

@@ -31,7 +31,9 @@ ZERO = InitializerSpec(kind=InitializerKind.CONSTANT, a=0.0, b=0.0)
 
 
 def counting_spec(dense: int = 6, dim: int = 2) -> ParametersSpec:
-    """Plain SGD on zeros: with learning rate 1 and gradients of 1, minus a weight is the number of updates it had."""
+    """Plain SGD on zeros: with learning rate 1 and gradients of 1, minus a weight is the number of
+    updates it had.
+    """
     return ParametersSpec(
         optimizer=OptimizerSpec(kind=OptimizerKind.SGD),
         dense=(DenseSpec(path="w", shape=(dense,)),),
@@ -62,7 +64,9 @@ class Stage:
         for server in self.servers:
             self._open.callback(server.stop)
 
-    def pool(self, name: str = "worker-0", token: str = TOKEN, addresses: Sequence[str] | None = None) -> ServerPool:
+    def pool(
+        self, name: str = "worker-0", token: str = TOKEN, addresses: Sequence[str] | None = None
+    ) -> ServerPool:
         pool = ServerPool(addresses or self.addresses, name, token)
         self._open.callback(pool.close)
         return pool
@@ -89,8 +93,16 @@ class Stage:
         return cuts
 
 
-def update(sequence: int, versions: Sequence[int], dense: Float32s | None, ids: Sequence[int] = (), dim: int = 2) -> Update:
-    """Gradients of 1 for rows; learning rate 1; the first `10 * sequence` records of shard 7 are done."""
+def update(
+    sequence: int,
+    versions: Sequence[int],
+    dense: Float32s | None,
+    ids: Sequence[int] = (),
+    dim: int = 2,
+) -> Update:
+    """Gradients of 1 for rows; learning rate 1; the first `10 * sequence` records of shard 7 are
+    done.
+    """
     return Update(
         sequence=sequence,
         applied=Applied(ShardId(7), 0, 10 * sequence),
@@ -107,7 +119,9 @@ def as_ids(ids: Sequence[int]) -> Int64s:
 
 
 class BadNetwork:
-    """A proxy that breaks connections at random places, in either direction, `breaks` times in all."""
+    """A proxy that breaks connections at random places, in either direction, `breaks` times in
+    all.
+    """
 
     def __init__(self, target: str, seed: int, breaks: int) -> None:
         host, _, port = target.rpartition(":")

@@ -1,4 +1,6 @@
-"""An API server on the loopback that keeps objects: real HTTP, with its answers bent where a test wants that."""
+"""An API server on the loopback that keeps objects: real HTTP, with its answers bent where a test
+wants that.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,10 @@ class SmallCluster:
             case _ if request.path in self.objects:
                 return 200, self.objects[request.path]
             case _ if _is_collection(request.path):
-                return 200, {"metadata": {}, "items": self._listed(request.path, request.query.get("labelSelector", ""))}
+                return 200, {
+                    "metadata": {},
+                    "items": self._listed(request.path, request.query.get("labelSelector", "")),
+                }
             case _:
                 return 404, status(404, "NotFound", f"{request.path} not found")
 
@@ -93,13 +98,17 @@ class SmallCluster:
         """What an object owned goes with it, as the garbage collector does it."""
         identity = (gone or {"metadata": {}})["metadata"].get("uid")
         for path, one in [*self.objects.items()]:
-            if identity and identity in {owner["uid"] for owner in one["metadata"].get("ownerReferences") or ()}:
+            if identity and identity in {
+                owner["uid"] for owner in one["metadata"].get("ownerReferences") or ()
+            }:
                 self._collect(self.objects.pop(path, None))
 
     def _listed(self, path: str, selector: str) -> list[dict[str, Any]]:
         wanted = dict(part.split("=") for part in selector.split(",") if part)
         inside = [one for key, one in self.objects.items() if key.rpartition("/")[0] == path]
-        return [one for one in inside if wanted.items() <= (one["metadata"].get("labels") or {}).items()]
+        return [
+            one for one in inside if wanted.items() <= (one["metadata"].get("labels") or {}).items()
+        ]
 
 
 def _is_collection(path: str) -> bool:
@@ -109,7 +118,9 @@ def _is_collection(path: str) -> bool:
 
 @asynccontextmanager
 async def serving(cluster: SmallCluster, limit_s: float = 60.0) -> AsyncIterator[ApiServer]:
-    """`limit_s`: for what goes on meanwhile; more where that is the start of processes on a machine that is busy."""
+    """`limit_s`: for what goes on meanwhile; more where that is the start of processes on a machine
+    that is busy.
+    """
     application = web.Application()
     application.router.add_route("*", "/{rest:.*}", cluster.answer)
     runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)

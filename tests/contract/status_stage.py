@@ -1,4 +1,6 @@
-"""A master's page over loopback: real decisions, a real driver, a cluster in memory; the test is browser and processes."""
+"""A master's page over loopback: real decisions, a real driver, a cluster in memory; the test is
+browser and processes.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,13 @@ def worker(index: int) -> ProcessName:
 
 
 def spec(**flags: Any) -> JobSpec:
-    known = {"model_zoo": "zoo", "model_def": "iris", "training_data": "iris.csv", "job_name": "iris", "num_workers": "2:4"}
+    known = {
+        "model_zoo": "zoo",
+        "model_def": "iris",
+        "training_data": "iris.csv",
+        "job_name": "iris",
+        "num_workers": "2:4",
+    }
     return JobSpec.from_flags(Action.TRAIN, {**known, "records_per_task": 64, **flags})
 
 
@@ -76,14 +84,25 @@ class Stage:
         self.inbox = EventQueue(clock)
         self.core = JobState(job)
         credentials = Credentials(TOKEN, "master")
-        self._roster = PsRegistry(1, lambda name, address: GrpcServerControl(str(name), address, credentials, 1))
+        self._roster = PsRegistry(
+            1, lambda name, address: GrpcServerControl(str(name), address, credentials, 1)
+        )
         fences = Fences(self._roster)
-        self.desk = ProcessGateway(self.inbox, self._roster, fences, Task.TRAINING, self.core.may_attach)
+        self.desk = ProcessGateway(
+            self.inbox, self._roster, fences, Task.TRAINING, self.core.may_attach
+        )
         self.chronicle = EventLog(directory / "events.jsonl", clock.wall_s())
         self.collector = Collector(directory / "series.json", clock)
         self._metrics = MetricsLog(JsonLines(directory / "metrics.jsonl"), self.collector)
         self._fences = fences
-        self.watched = JobView(about(job, clock.wall_s()), self.core, self.desk, self.inbox, self.chronicle, self.collector)
+        self.watched = JobView(
+            about(job, clock.wall_s()),
+            self.core,
+            self.desk,
+            self.inbox,
+            self.chronicle,
+            self.collector,
+        )
         self.server = StatusServer(self.watched, AccessGuard(TOKEN, ("iris-master",)), term=3)
         self.cluster: Cluster = FakeCluster()
         self.port = self._asked = 0
@@ -105,10 +124,19 @@ class Stage:
     async def open(self, records: int) -> None:
         self.watched.cluster = self.cluster
         launcher = Launcher(self.cluster, lambda name: ProcessSpec(name, ("true",)))
-        means = ExecutorDeps(launcher, self._fences, Snapshots(self._roster), NoArchive(), self.chronicle, self._metrics)
+        means = ExecutorDeps(
+            launcher,
+            self._fences,
+            Snapshots(self._roster),
+            NoArchive(),
+            self.chronicle,
+            self._metrics,
+        )
         hands = Executor(self.inbox, self.desk, means)
         self.port = await self.server.start("127.0.0.1", 0)
-        self.running = asyncio.ensure_future(Driver(self.core, NoJournal(), self.inbox, self.desk, hands).run(self.cluster))
+        self.running = asyncio.ensure_future(
+            Driver(self.core, NoJournal(), self.inbox, self.desk, hands).run(self.cluster)
+        )
         await self.post(happened.JobStarted(self.inbox.at_s(), (Source("iris.csv", records),)))
 
     async def close(self) -> None:
@@ -126,7 +154,11 @@ class Stage:
 
     async def attach(self, *names: ProcessName) -> None:
         for name in names:
-            at = {"control_address": "127.0.0.1:1", "bulk_address": "127.0.0.1:2"} if name.role == "ps" else {}
+            at = (
+                {"control_address": "127.0.0.1:1", "bulk_address": "127.0.0.1:2"}
+                if name.role == "ps"
+                else {}
+            )
             await self.post(happened.ProcessAttached(self.inbox.at_s(), name, **at))
 
     async def lease(self, name: ProcessName) -> int:
@@ -136,13 +168,27 @@ class Stage:
         assert isinstance(lease, Lease) and lease.shard is not None
         return lease.shard.id
 
-    async def report(self, name: ProcessName, shard: int, offset: int, *, done: bool = False, loss: float | None = None) -> None:
+    async def report(
+        self,
+        name: ProcessName,
+        shard: int,
+        offset: int,
+        *,
+        done: bool = False,
+        loss: float | None = None,
+    ) -> None:
         applied = Applied(ShardId(shard), 0, offset)
-        await self.post(happened.ProgressReported(self.inbox.at_s(), name, Task.TRAINING, applied, loss=loss, done=done))
+        await self.post(
+            happened.ProgressReported(
+                self.inbox.at_s(), name, Task.TRAINING, applied, loss=loss, done=done
+            )
+        )
 
 
 @asynccontextmanager
-async def staged(directory: Path, job: JobSpec | None = None, records: int = 6400) -> AsyncIterator[Stage]:
+async def staged(
+    directory: Path, job: JobSpec | None = None, records: int = 6400
+) -> AsyncIterator[Stage]:
     stage = Stage(directory, job or spec())
     try:
         async with asyncio.timeout(LIMIT_S):
@@ -158,7 +204,11 @@ async def browser(stage: Stage, **options: Any) -> AsyncIterator[aiohttp.ClientS
         yield session
 
 
-def played(directory: Path, scene: Callable[[Stage, aiohttp.ClientSession], Coroutine[Any, Any, None]], **options: Any) -> None:
+def played(
+    directory: Path,
+    scene: Callable[[Stage, aiohttp.ClientSession], Coroutine[Any, Any, None]],
+    **options: Any,
+) -> None:
     """Run a scene with a client that has the token."""
 
     async def play() -> None:
@@ -185,5 +235,11 @@ async def raw(stage: Stage, request: bytes, *, at_most: int = 1 << 20) -> bytes:
 
 
 def get(path: str, host: str, *more: str) -> bytes:
-    lines = [f"GET {path} HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {TOKEN}", "Connection: close", *more]
+    lines = [
+        f"GET {path} HTTP/1.1",
+        f"Host: {host}",
+        f"Authorization: Bearer {TOKEN}",
+        "Connection: close",
+        *more,
+    ]
     return ("\r\n".join(lines) + "\r\n\r\n").encode()

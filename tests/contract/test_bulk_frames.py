@@ -1,4 +1,6 @@
-"""Bytes that no client of ours sends: refused in words or by closing the connection, and the server goes on."""
+"""Bytes that no client of ours sends: refused in words or by closing the connection, and the server
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Raw:
 
     def ask(self, kind: int, payload: bytes, size: int | None = None) -> tuple[int, bytes]:
         """Status and payload of the answer."""
-        self.send(HEADER.pack(MAGIC, 1, kind, 0, 9, len(payload) if size is None else size) + payload)
+        self.send(
+            HEADER.pack(MAGIC, 1, kind, 0, 9, len(payload) if size is None else size) + payload
+        )
         magic, version, answered, status, request, length = HEADER.unpack(self.receive(HEADER.size))
         assert (magic, version, answered, request) == (MAGIC, 1, kind, 9)
         return status, self.receive(length)
@@ -66,7 +70,10 @@ class Raw:
         return True
 
     def greet(self, token: str = TOKEN, pushes: int = 1) -> tuple[int, bytes]:
-        return self.ask(HELLO, struct.pack("<QIIII", 77, len(token), 8, pushes, 0) + token.encode() + b"worker-5")
+        return self.ask(
+            HELLO,
+            struct.pack("<QIIII", 77, len(token), 8, pushes, 0) + token.encode() + b"worker-5",
+        )
 
 
 @pytest.fixture
@@ -85,7 +92,12 @@ def works(stage: Stage) -> bool:
 
 
 @pytest.mark.parametrize(
-    "first", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x00" * 64, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\0\0\0\0\0\0"]
+    "first",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x00" * 64,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\0\0\0\0\0\0",
+    ],
 )
 def test_another_protocol_is_hung_up_on(stage: Stage, first: bytes) -> None:
     with Raw(stage.addresses[0]) as raw:
@@ -115,7 +127,11 @@ def test_nothing_is_answered_before_a_hello_with_the_token(stage: Stage) -> None
         (PULL, struct.pack("<qIIQ", -1, 0, 1, 2**61), "before what its counts say"),
         (PULL, struct.pack("<qIIQ", -1, 0, 1, 3) + bytes(23), "ends 1 bytes before"),
         (PULL, struct.pack("<qIIQ", -1, 0, 1, 1) + bytes(9), "1 bytes more than its counts say"),
-        (PUSH, struct.pack("<qqqqqdQIIQ", 1, 0, 0, 0, 0, 0.1, 5, 1, 0, 0) + bytes(20), "5 dense values for a slice of 6"),
+        (
+            PUSH,
+            struct.pack("<qqqqqdQIIQ", 1, 0, 0, 0, 0, 0.1, 5, 1, 0, 0) + bytes(20),
+            "5 dense values for a slice of 6",
+        ),
         (PUSH, struct.pack("<qqqqqdQIIQ", 0, 0, 0, 0, 0, 0.1, 0, 1, 0, 0), "push number 0"),
         (PUSH, struct.pack("<qqqqqdQIIQ", 1, 0, 0, 0, 0, 0.1, 2**63, 1, 0, 0), "dense values"),
         (ROWS, struct.pack("<qIIQQ", -1, 7, 0, 0, 10), "there is no table 7"),
@@ -123,12 +139,16 @@ def test_nothing_is_answered_before_a_hello_with_the_token(stage: Stage) -> None
         (INITIALISE, struct.pack("<qQQ", 0, 8, 0) + b"\xff" * 8, "before what its counts say"),
     ],
 )
-def test_counts_that_do_not_fit_are_the_senders_error(stage: Stage, kind: int, payload: bytes, words: str) -> None:
+def test_counts_that_do_not_fit_are_the_senders_error(
+    stage: Stage, kind: int, payload: bytes, words: str
+) -> None:
     with Raw(stage.addresses[0]) as raw:
         assert raw.greet()[0] == OK
         status, message = raw.ask(kind, payload)
         assert status == USER and words in message.decode()
-        assert raw.ask(PULL, struct.pack("<qIIQ", -1, 0, 1, 0))[0] == OK, "the connection is still good"
+        assert raw.ask(PULL, struct.pack("<qIIQ", -1, 0, 1, 0))[0] == OK, (
+            "the connection is still good"
+        )
     assert stage.servers[0].version == 0
 
 
@@ -148,10 +168,13 @@ def test_a_frame_that_says_it_is_huge_is_refused_unread(stage: Stage, size: int)
         assert raw.closed()
 
 
-def test_frames_that_promise_much_and_send_little_take_no_memory_and_stop_nobody(stage: Stage) -> None:
+def test_frames_that_promise_much_and_send_little_take_no_memory_and_stop_nobody(
+    stage: Stage,
+) -> None:
     before = rss_bytes()
     with ExitStack() as stack:
-        # A thread of the server has to see each before it counts, so one more may still find a place, and takes it.
+        # A thread of the server has to see each before it counts, so one more may still find a
+        # place, and takes it.
         for raw in (stack.enter_context(Raw(stage.addresses[0])) for _ in range(20)):
             assert raw.greet()[0] == OK
             raw.send(HEADER.pack(MAGIC, 1, PULL, 0, 9, 1 << 29) + bytes(1000))
@@ -184,11 +207,16 @@ def test_fuzzed_frames_neither_crash_nor_fill_the_server(stage: Stage, seed: int
         with Raw(stage.addresses[0]) as raw, suppress(EOFError, ConnectionError, TimeoutError):
             raw.greet()
             for _ in range(choose.randrange(1, 4)):
-                payload = bytearray(struct.pack("<qqqqqdQIIQ", 1, 0, 0, 0, 0, 0.1, 6, 1, 0, 2) + bytes(16 + 24 + 16))
+                payload = bytearray(
+                    struct.pack("<qqqqqdQIIQ", 1, 0, 0, 0, 0, 0.1, 6, 1, 0, 2) + bytes(16 + 24 + 16)
+                )
                 for _ in range(choose.randrange(12)):
                     payload[choose.randrange(len(payload))] = choose.randrange(256)
                 cut = choose.randrange(len(payload) + 1)
-                raw.ask(choose.choice([HELLO, INITIALISE, PULL, PUSH, ROWS, 6, 255]), bytes(payload[:cut]))
+                raw.ask(
+                    choose.choice([HELLO, INITIALISE, PULL, PUSH, ROWS, 6, 255]),
+                    bytes(payload[:cut]),
+                )
     assert works(stage)
     assert rss_bytes() - before < 50 << 20
 

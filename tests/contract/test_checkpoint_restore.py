@@ -1,4 +1,6 @@
-"""Checkpoints of real servers: every bit comes back, on any number of servers; damage is found and named."""
+"""Checkpoints of real servers: every bit comes back, on any number of servers; damage is found and
+named.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,18 @@ def checkpoint(stage: Stage, checkpoints: Path, snapshot: int = 1) -> Path:
     """What the master does."""
     facts = stage.cut(snapshot)
     making = store.begin(checkpoints)
-    parts = [save(server, place(stage, k), snapshot, making) for k, server in enumerate(stage.servers)]
+    parts = [
+        save(server, place(stage, k), snapshot, making) for k, server in enumerate(stage.servers)
+    ]
     for server in stage.servers:
         server.drop(snapshot)
     manifest = Manifest(
         version=int(facts[0]["version"]),  # type: ignore[call-overload]
         servers=len(parts),
         parameters=ParametersSpec.model_validate_json(parts[0].parameters),
-        files=tuple(PartFile(name=part.name, bytes=part.bytes, checksum=part.checksum) for part in parts),
+        files=tuple(
+            PartFile(name=part.name, bytes=part.bytes, checksum=part.checksum) for part in parts
+        ),
         rows=sum(part.rows for part in parts),
         ledger='{"epoch": 3}',
     )
@@ -69,18 +75,31 @@ def train(stage: Stage, spec: ParametersSpec, steps: int = 5, first: int = 1) ->
     pool = stage.pool()
     pool.initialise(spec, choose.normal(size=37).astype(np.float32), timeout_s=LIMIT_S)
     for sequence in range(first, first + steps):
-        ids = [np.unique(choose.integers(-20_000, 20_000, 15_000)), np.unique(choose.integers(-(2**62), 2**62, 50))]
+        ids = [
+            np.unique(choose.integers(-20_000, 20_000, 15_000)),
+            np.unique(choose.integers(-(2**62), 2**62, 50)),
+        ]
         pulled = pool.pull(ids, timeout_s=LIMIT_S)
         gradients = tuple(choose.normal(size=rows.shape).astype(np.float32) for rows in pulled.rows)
         dense = choose.normal(size=37).astype(np.float32)
         pool.push(
-            Update(sequence, Applied(ShardId(1), 0, sequence), pulled.versions, 0.01, dense, tuple(ids), gradients),
+            Update(
+                sequence,
+                Applied(ShardId(1), 0, sequence),
+                pulled.versions,
+                0.01,
+                dense,
+                tuple(ids),
+                gradients,
+            ),
             timeout_s=LIMIT_S,
         )
 
 
 def contents(stage: Stage, tmp_path: Path) -> tuple[list[np.ndarray], list[dict[int, bytes]]]:
-    """Everything that the servers hold, in an order that does not depend on their number: dense sections, rows by id."""
+    """Everything that the servers hold, in an order that does not depend on their number: dense
+    sections, rows by id.
+    """
     directory = checkpoint(stage, tmp_path / f"contents-{len(list(tmp_path.iterdir()))}")
     parts = [(directory / part_name(k, len(stage.servers)), k) for k in range(len(stage.servers))]
     spec = store.read_manifest(directory).parameters
@@ -89,10 +108,17 @@ def contents(stage: Stage, tmp_path: Path) -> tuple[list[np.ndarray], list[dict[
     for path, k in parts:
         part, data = read_header(path), path.read_bytes()
         for read in part.dense_reads(k, len(parts)):
-            dense.setdefault(read.section, []).append(np.frombuffer(data, np.float32, read.count, read.offset))
+            dense.setdefault(read.section, []).append(
+                np.frombuffer(data, np.float32, read.count, read.offset)
+            )
         for table in part.table_reads(k, len(parts)):
             tables[table.table].update(
-                rows_at(data, table.offset, table.rows, 4 * spec.tables[table.table].dim * (1 + spec.optimizer.slots))
+                rows_at(
+                    data,
+                    table.offset,
+                    table.rows,
+                    4 * spec.tables[table.table].dim * (1 + spec.optimizer.slots),
+                )
             )
     return [np.concatenate(dense[section]) for section in sorted(dense)], tables
 
@@ -103,14 +129,21 @@ def rows_at(data: bytes, offset: int, rows: int, width: int) -> dict[int, bytes]
         count = min(rows, 16384)
         ids = np.frombuffer(data, np.int64, count, offset)
         offset += 8 * count
-        found.update({int(one): data[offset + i * width : offset + (i + 1) * width] for i, one in enumerate(ids)})
+        found.update(
+            {
+                int(one): data[offset + i * width : offset + (i + 1) * width]
+                for i, one in enumerate(ids)
+            }
+        )
         offset += width * count
         rows -= count
     return found
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.kind}-{rule.slots}")
-def test_one_server_to_three_to_two_keeps_every_bit(open_stage: Callable[..., Stage], tmp_path: Path, rule: OptimizerSpec) -> None:
+def test_one_server_to_three_to_two_keeps_every_bit(
+    open_stage: Callable[..., Stage], tmp_path: Path, rule: OptimizerSpec
+) -> None:
     spec = rich_spec().model_copy(update={"optimizer": rule})
     one = open_stage(1)
     train(one, spec)
@@ -125,10 +158,15 @@ def test_one_server_to_three_to_two_keeps_every_bit(open_stage: Callable[..., St
         for mine, theirs in zip(dense, dense_now, strict=True):
             np.testing.assert_array_equal(mine, theirs)
         assert tables_now == tables
-        before, directory = stage, checkpoint(stage, tmp_path / f"to-{count}-{len(list(tmp_path.iterdir()))}", 9)
+        before, directory = (
+            stage,
+            checkpoint(stage, tmp_path / f"to-{count}-{len(list(tmp_path.iterdir()))}", 9),
+        )
 
 
-def test_training_goes_on_after_a_restore_as_if_nothing_had_happened(open_stage: Callable[..., Stage], tmp_path: Path) -> None:
+def test_training_goes_on_after_a_restore_as_if_nothing_had_happened(
+    open_stage: Callable[..., Stage], tmp_path: Path
+) -> None:
     undisturbed, first, second = open_stage(2), open_stage(2), open_stage(3)
     train(undisturbed, rich_spec(), 4)
     train(undisturbed, rich_spec(), 4, first=5)
@@ -155,9 +193,13 @@ def test_a_checkpoint_holds_the_cut_though_training_goes_on_while_it_is_written(
     training.start()
     parts = [save(server, place(stage, k), 5, making) for k, server in enumerate(stage.servers)]
     training.join(LIMIT_S)
-    files = tuple(PartFile(name=part.name, bytes=part.bytes, checksum=part.checksum) for part in parts)
+    files = tuple(
+        PartFile(name=part.name, bytes=part.bytes, checksum=part.checksum) for part in parts
+    )
     spec = ParametersSpec.model_validate_json(parts[0].parameters)
-    directory = store.complete(making, Manifest(version=parts[0].version, servers=2, parameters=spec, files=files))
+    directory = store.complete(
+        making, Manifest(version=parts[0].version, servers=2, parameters=spec, files=files)
+    )
     restored = open_stage(2)
     for k, server in enumerate(restored.servers):
         assert restore(server, place(restored, k), directory) == 3
@@ -167,7 +209,9 @@ def test_a_checkpoint_holds_the_cut_though_training_goes_on_while_it_is_written(
     assert expected[1] == found[1]
 
 
-def test_a_restored_server_remembers_the_pushes_of_its_own_run_only(open_stage: Callable[..., Stage], tmp_path: Path) -> None:
+def test_a_restored_server_remembers_the_pushes_of_its_own_run_only(
+    open_stage: Callable[..., Stage], tmp_path: Path
+) -> None:
     first = open_stage(2)
     train(first, rich_spec(), 3)
     directory = checkpoint(first, tmp_path)
@@ -181,12 +225,16 @@ def test_a_restored_server_remembers_the_pushes_of_its_own_run_only(open_stage: 
     assert other_run.servers[0].gate(LIMIT_S) == {}
 
 
-def test_a_worker_with_another_model_is_refused_by_a_restored_server(open_stage: Callable[..., Stage], tmp_path: Path) -> None:
+def test_a_worker_with_another_model_is_refused_by_a_restored_server(
+    open_stage: Callable[..., Stage], tmp_path: Path
+) -> None:
     first, second = open_stage(1), open_stage(1)
     train(first, rich_spec())
     restore(second.servers[0], place(second, 0), checkpoint(first, tmp_path))
     other = rich_spec().model_copy(update={"optimizer": OptimizerSpec(kind=OptimizerKind.ADAGRAD)})
-    with pytest.raises(UserError, match=r"made with optimizer adam \(2 slots\), the model uses adagrad \(1 slots\)"):
+    with pytest.raises(
+        UserError, match=r"made with optimizer adam \(2 slots\), the model uses adagrad \(1 slots\)"
+    ):
         second.pool().initialise(other, np.zeros(37, np.float32), timeout_s=LIMIT_S)
 
 
@@ -237,7 +285,9 @@ def test_a_server_that_comes_back_passes_damage_over_and_says_so(
         data = victim.read_bytes()
         victim.write_bytes(data[:-1] + bytes([data[-1] ^ 4]))
         back = open_stage(2)
-        assert restore_what_is_whole(back.servers[0], place(back, 0), new) == 3, "its own part is whole"
+        assert restore_what_is_whole(back.servers[0], place(back, 0), new) == 3, (
+            "its own part is whole"
+        )
         if directory is new:
             assert restore_what_is_whole(back.servers[1], place(back, 1), new) == 2
             assert str(victim) in caplog.text
@@ -246,7 +296,9 @@ def test_a_server_that_comes_back_passes_damage_over_and_says_so(
     assert str(new) in str(error.value) and str(old) in str(error.value)
 
 
-def test_parts_of_two_checkpoints_are_not_taken_for_one(open_stage: Callable[..., Stage], tmp_path: Path) -> None:
+def test_parts_of_two_checkpoints_are_not_taken_for_one(
+    open_stage: Callable[..., Stage], tmp_path: Path
+) -> None:
     stage = open_stage(2)
     train(stage, rich_spec(), 2)
     directory = checkpoint(stage, tmp_path)
@@ -254,15 +306,21 @@ def test_parts_of_two_checkpoints_are_not_taken_for_one(open_stage: Callable[...
     (directory / part_name(1, 2)).write_bytes(first.read_bytes())
     manifest = store.read_manifest(directory)
     twice = tuple(
-        file.model_copy(update={"bytes": manifest.files[0].bytes, "checksum": manifest.files[0].checksum})
+        file.model_copy(
+            update={"bytes": manifest.files[0].bytes, "checksum": manifest.files[0].checksum}
+        )
         for file in manifest.files
     )
-    (directory / "manifest.json").write_text(manifest.model_copy(update={"files": twice}).model_dump_json())
+    (directory / "manifest.json").write_text(
+        manifest.model_copy(update={"files": twice}).model_dump_json()
+    )
     with pytest.raises(Corrupted, match=r"parts of different checkpoints: of servers \[0, 0\]"):
         restore(open_stage(2).servers[0], place(stage, 0), directory)
 
 
-def test_a_disk_that_takes_no_more_is_said_and_leaves_nothing(open_stage: Callable[..., Stage], tmp_path: Path) -> None:
+def test_a_disk_that_takes_no_more_is_said_and_leaves_nothing(
+    open_stage: Callable[..., Stage], tmp_path: Path
+) -> None:
     stage = open_stage(1)
     train(stage, rich_spec(), 2)
     checkpoint(stage, tmp_path / "made", 1)
@@ -279,7 +337,9 @@ def test_a_disk_that_takes_no_more_is_said_and_leaves_nothing(open_stage: Callab
     train(stage, rich_spec(), 1, first=3)
 
 
-def test_a_view_that_is_dropped_while_it_is_written_is_written_to_the_end(open_stage: Callable[..., Stage], tmp_path: Path) -> None:
+def test_a_view_that_is_dropped_while_it_is_written_is_written_to_the_end(
+    open_stage: Callable[..., Stage], tmp_path: Path
+) -> None:
     stage = open_stage(1)
     train(stage, rich_spec(), 3)
     stage.cut(1)
@@ -287,7 +347,9 @@ def test_a_view_that_is_dropped_while_it_is_written_is_written_to_the_end(open_s
     (tmp_path / "b").mkdir()
     expected = save(stage.servers[0], place(stage, 0), 1, tmp_path / "a")
     saved = []
-    writing = threading.Thread(target=lambda: saved.append(save(stage.servers[0], place(stage, 0), 1, tmp_path / "b")))
+    writing = threading.Thread(
+        target=lambda: saved.append(save(stage.servers[0], place(stage, 0), 1, tmp_path / "b"))
+    )
     writing.start()
     while writing.is_alive() and not list((tmp_path / "b").iterdir()):
         pass
@@ -296,7 +358,9 @@ def test_a_view_that_is_dropped_while_it_is_written_is_written_to_the_end(open_s
     assert saved == [expected]
 
 
-def test_rows_that_were_never_touched_begin_alike_on_any_number_of_servers(open_stage: Callable[..., Stage]) -> None:
+def test_rows_that_were_never_touched_begin_alike_on_any_number_of_servers(
+    open_stage: Callable[..., Stage],
+) -> None:
     ids = [np.arange(-500, 500), as_ids([2**62])]
     rows = []
     for count in (1, 2, 3):
@@ -321,14 +385,25 @@ def test_a_weight_that_overflowed_is_named_and_gets_into_no_checkpoint(
     dense, ids = np.zeros(37, np.float32), [np.array([], np.int64) for _ in spec.tables]
     if where == "table":
         ids[1] = np.array([-3, 4], np.int64)
-    rows = [np.zeros((len(one), table.dim), np.float32) for one, table in zip(ids, spec.tables, strict=True)]
+    rows = [
+        np.zeros((len(one), table.dim), np.float32)
+        for one, table in zip(ids, spec.tables, strict=True)
+    ]
     for sequence in (1, 2):
         if where == "table":
             rows[1][0, -1] = -3e38
         else:
             dense[index] = 3e38 if where == "additive" else -3e38
         pulled = pool.pull(ids, timeout_s=LIMIT_S)
-        update = Update(sequence, Applied(ShardId(1), 0, sequence), pulled.versions, 1.0, dense, tuple(ids), tuple(rows))
+        update = Update(
+            sequence,
+            Applied(ShardId(1), 0, sequence),
+            pulled.versions,
+            1.0,
+            dense,
+            tuple(ids),
+            tuple(rows),
+        )
         pool.push(update, timeout_s=LIMIT_S)
     stage.cut(1)
     problems, written = [], []

@@ -1,4 +1,6 @@
-"""What every cluster promises, for each of them: real processes on this machine, and the fake in memory."""
+"""What every cluster promises, for each of them: real processes on this machine, and the fake in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,10 @@ class LocalBench:
         self.cluster = LocalCluster(directory / "logs", cores=2)
 
     async def _run(self, name: ProcessName, program: str) -> None:
-        report = f"import os, time; open({str(self.directory)!r} + '/{name}.started', 'a').write(f'{{os.getpid()}}\\n')\n"
+        report = (
+            f"import os, time; open({str(self.directory)!r} + '/{name}.started',"
+            " 'a').write(f'{os.getpid()}\\n')\n"
+        )
         await self.cluster.create(ProcessSpec(name, (sys.executable, "-c", report + program)))
 
     def _pids(self, name: ProcessName) -> list[int]:
@@ -85,7 +90,10 @@ class LocalBench:
 
     async def start_stubborn(self, name: ProcessName) -> None:
         ready = f"{name}.ready"
-        program = f"import signal; signal.signal(15, signal.SIG_IGN); open({str(self.directory / ready)!r}, 'w').write('\\n'); time.sleep(600)"
+        program = (
+            "import signal; signal.signal(15, signal.SIG_IGN);"
+            f" open({str(self.directory / ready)!r}, 'w').write('\\n'); time.sleep(600)"
+        )
         await self._run(name, program)
         await self._up(name, ready)
 
@@ -102,7 +110,8 @@ class LocalBench:
         done = self.directory / f"{name}.said"
         await self._run(
             name,
-            f"import sys; sys.stdout.buffer.write({text.encode()!r}); sys.stdout.flush(); open({str(done)!r}, 'w').write('\\n'); time.sleep(600)",
+            f"import sys; sys.stdout.buffer.write({text.encode()!r}); sys.stdout.flush();"
+            f" open({str(done)!r}, 'w').write('\\n'); time.sleep(600)",
         )
         await self._up(name, done.name)
 
@@ -136,7 +145,9 @@ class FakeBench:
 
 
 @pytest.fixture(params=[LocalBench, FakeBench], ids=["local", "fake"])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Callable[[Bench], Coroutine[Any, Any, None]]], None]:
+def run(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Callable[[Callable[[Bench], Coroutine[Any, Any, None]]], None]:
     def run_scenario(scenario: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
         async def with_cluster() -> None:
             bench = request.param(tmp_path)
@@ -151,7 +162,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Callable[[B
     return run_scenario
 
 
-async def the_exit(events: AsyncIterator[ProcessObserved | ProcessExited], name: ProcessName) -> ExitFacts:
+async def the_exit(
+    events: AsyncIterator[ProcessObserved | ProcessExited], name: ProcessName
+) -> ExitFacts:
     async with asyncio.timeout(LIMIT_S):
         async for event in events:
             if isinstance(event, ProcessExited) and event.name == name:
@@ -219,7 +232,10 @@ def test_an_exit_before_anybody_observed_is_not_lost(run) -> None:
 def test_every_observer_hears_everything(run) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.start(W0)
-        async with aclosing(bench.cluster.observe()) as one, aclosing(bench.cluster.observe()) as two:
+        async with (
+            aclosing(bench.cluster.observe()) as one,
+            aclosing(bench.cluster.observe()) as two,
+        ):
             await anext(one)
             await anext(two)
             bench.kill(W0)
@@ -350,8 +366,16 @@ def test_logs_are_listed_and_read_by_offset(run) -> None:
         assert entry.size_bytes == (whole.size_bytes if bench.at_hand else None)
         assert whole.data.decode().endswith("αβ first\nsecond\n")
         last = await bench.cluster.read_log("worker-0", -7, 4)
-        assert (last.start, last.data, last.size_bytes) == (whole.size_bytes - 7, b"seco", whole.size_bytes)
-        for start, expected in ((whole.size_bytes, whole.size_bytes), (10**15, whole.size_bytes), (-(10**15), 0)):
+        assert (last.start, last.data, last.size_bytes) == (
+            whole.size_bytes - 7,
+            b"seco",
+            whole.size_bytes,
+        )
+        for start, expected in (
+            (whole.size_bytes, whole.size_bytes),
+            (10**15, whole.size_bytes),
+            (-(10**15), 0),
+        ):
             part = await bench.cluster.read_log("worker-0", start, 5)
             assert part.start == expected and part.data == whole.data[expected : expected + 5]
 

@@ -53,13 +53,19 @@ def test_what_was_there_and_has_gone_meanwhile_is_made_again() -> None:
 
 def test_a_conflict_within_the_server_is_tried_again() -> None:
     server = Server()
-    server.posts = [(409, status(409, "Conflict", "quota was changed by somebody else"), {}), (201, MADE, {})]
+    server.posts = [
+        (409, status(409, "Conflict", "quota was changed by somebody else"), {}),
+        (201, MADE, {}),
+    ]
     assert create(server) == [MADE]
 
 
 def test_a_lost_answer_is_found_again() -> None:
     server = Server()
-    server.posts, server.objects = [(500, status(500, "InternalError", "etcd: leader changed"), {}), TAKEN], {"w": MADE}
+    server.posts, server.objects = (
+        [(500, status(500, "InternalError", "etcd: leader changed"), {}), TAKEN],
+        {"w": MADE},
+    )
     assert create(server) == [MADE]
 
 
@@ -83,7 +89,9 @@ def test_a_server_that_is_too_busy_gets_the_pause_that_it_asks_for_from_everybod
     assert len(server.bodies) == 7
 
 
-def test_a_pause_longer_than_a_creation_may_take_is_a_refusal_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_longer_than_a_creation_may_take_is_a_refusal_for_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(creating, "_LAST_PAUSE_S", 0.05)
     server = Server()
     server.posts = [(429, status(429, "TooManyRequests", "slow down"), {"Retry-After": "100"})] * 20
@@ -100,19 +108,30 @@ def test_a_refusal_that_will_stand_is_not_repeated() -> None:
     assert len(server.bodies) == 1
 
 
-LACKS = 'pods is forbidden: User "system:serviceaccount:ns:a" cannot create resource "pods" in API group "" in the namespace "ns"'
+LACKS = (
+    'pods is forbidden: User "system:serviceaccount:ns:a" cannot create resource "pods" in API'
+    ' group "" in the namespace "ns"'
+)
 
 
 def test_a_right_that_a_server_has_forgotten_since_it_was_away_is_asked_for_again() -> None:
-    """Seen: for 0.7 s and more after its start an API server knows no roles, and forbids what they allow."""
+    """Seen: for 0.7 s and more after its start an API server knows no roles, and forbids what they
+    allow.
+    """
     server = Server()
-    server.posts = [(503, status(503, "ServiceUnavailable"), {}), (403, status(403, "Forbidden", LACKS), {}), (201, MADE, {})]
+    server.posts = [
+        (503, status(503, "ServiceUnavailable"), {}),
+        (403, status(403, "Forbidden", LACKS), {}),
+        (201, MADE, {}),
+    ]
     assert create(server) == [MADE]
 
 
 def test_a_right_that_is_missing_is_so_at_once_where_the_server_was_there_all_the_time() -> None:
     server = Server()
     server.posts = [(403, status(403, "Forbidden", LACKS), {})]
-    with pytest.raises(CreateRefused, match="service account a of namespace ns may not create pods") as refused:
+    with pytest.raises(
+        CreateRefused, match="service account a of namespace ns may not create pods"
+    ) as refused:
         create(server)
     assert not refused.value.retry and len(server.bodies) == 1

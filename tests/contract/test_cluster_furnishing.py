@@ -1,4 +1,6 @@
-"""What a master in a pod sees to before it begins: over real HTTP, against an API server that keeps what it is given."""
+"""What a master in a pod sees to before it begins: over real HTTP, against an API server that keeps
+what it is given.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ MADE = ["iris", "iris", "iris-abcde", "iris-master", "iris-token"]
 @pytest.fixture
 def cluster() -> SmallCluster:
     made = SmallCluster()
-    made.put(f"{CORE}/pods", {"metadata": {"name": "iris-abcde", "creationTimestamp": "2026-11-21T10:00:07Z"}})
+    made.put(
+        f"{CORE}/pods",
+        {"metadata": {"name": "iris-abcde", "creationTimestamp": "2026-11-21T10:00:07Z"}},
+    )
     return made
 
 
@@ -38,13 +43,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def furnish(
-    cluster: SmallCluster, folder: Path, beside: Callable[[], Any] = lambda: None, when: Callable[[], Any] = lambda: True
+    cluster: SmallCluster,
+    folder: Path,
+    beside: Callable[[], Any] = lambda: None,
+    when: Callable[[], Any] = lambda: True,
 ) -> ProvisionedResources:
     """`beside` happens as soon as `when` holds."""
 
     async def story() -> ProvisionedResources:
         async with serving(cluster) as api:
-            work = asyncio.ensure_future(KubernetesResources(api, OWNER, "iris-abcde", folder).run())
+            work = asyncio.ensure_future(
+                KubernetesResources(api, OWNER, "iris-abcde", folder).run()
+            )
             while not when():
                 await asyncio.sleep(0.01)
             beside()
@@ -62,16 +72,23 @@ def pod(cluster: SmallCluster, name: str, uid: str = OWNER.uid) -> None:
     cluster.put(f"{CORE}/pods", {"metadata": {"name": name, "labels": {JOB_UID_LABEL: uid}}})
 
 
-def test_the_first_master_makes_the_token_and_what_its_processes_need(cluster: SmallCluster, tmp_path: Path) -> None:
+def test_the_first_master_makes_the_token_and_what_its_processes_need(
+    cluster: SmallCluster, tmp_path: Path
+) -> None:
     found = furnish(cluster, tmp_path)
     secret = cluster.objects[f"{CORE}/secrets/iris-token"]
-    assert secret["stringData"] == {TOKEN_KEY: found.token, UID_KEY: OWNER.uid} and len(found.token) > 30
+    assert (
+        secret["stringData"] == {TOKEN_KEY: found.token, UID_KEY: OWNER.uid}
+        and len(found.token) > 30
+    )
     assert cluster.names() == MADE and not found.replaces
     assert found.term == 1795255207, "the second in which the API server made its pod"
     assert found.token not in repr(found)
 
 
-def test_the_next_master_ends_what_the_one_before_left_and_keeps_its_token(cluster: SmallCluster, tmp_path: Path) -> None:
+def test_the_next_master_ends_what_the_one_before_left_and_keeps_its_token(
+    cluster: SmallCluster, tmp_path: Path
+) -> None:
     mount(tmp_path, "opensesame", OWNER.uid)
     for name in ("iris-worker-0", "iris-ps-0"):
         pod(cluster, name)
@@ -93,7 +110,9 @@ def test_a_pod_that_does_not_go_is_taken_off_the_books(
     assert cluster.deleted == [("iris-worker-0", 1), ("iris-worker-0", 0)]
 
 
-def test_the_master_of_a_deleted_job_of_the_same_name_is_waited_for(cluster: SmallCluster, tmp_path: Path) -> None:
+def test_the_master_of_a_deleted_job_of_the_same_name_is_waited_for(
+    cluster: SmallCluster, tmp_path: Path
+) -> None:
     def master(name: str, uid: str, phase: str) -> None:
         metadata = {
             "name": name,
@@ -110,7 +129,9 @@ def test_the_master_of_a_deleted_job_of_the_same_name_is_waited_for(cluster: Sma
         master(name, uid, phase)
 
     def gone() -> None:
-        assert f"{CORE}/secrets/iris-token" not in cluster.objects, "two masters may have one directory"
+        assert f"{CORE}/secrets/iris-token" not in cluster.objects, (
+            "two masters may have one directory"
+        )
         del cluster.objects[f"{CORE}/pods/iris-old"]
 
     assert furnish(cluster, tmp_path, gone).token
@@ -121,27 +142,45 @@ def test_the_master_of_a_deleted_job_that_does_not_go_is_not_waited_for_for_ever
 ) -> None:
     monkeypatch.setattr(kubernetes_resources, "NAMESAKE_S", 0.1)
     cluster.put(
-        f"{CORE}/pods", {"metadata": {"name": "iris-old", "labels": labels("iris", MASTER)}, "status": {"phase": "Running"}}
+        f"{CORE}/pods",
+        {
+            "metadata": {"name": "iris-old", "labels": labels("iris", MASTER)},
+            "status": {"phase": "Running"},
+        },
     )
     assert furnish(cluster, tmp_path).token
 
 
-def test_what_a_job_of_the_same_name_left_is_waited_for_not_used(cluster: SmallCluster, tmp_path: Path) -> None:
+def test_what_a_job_of_the_same_name_left_is_waited_for_not_used(
+    cluster: SmallCluster, tmp_path: Path
+) -> None:
     mount(tmp_path, "stale", BEFORE.uid)
     cluster.put(f"{CORE}/secrets", token_secret(BEFORE, "stale"))
     cluster.put(f"{CORE}/services", services(BEFORE)[0])
 
     def cleared() -> None:
-        del cluster.objects[f"{CORE}/secrets/iris-token"], cluster.objects[f"{CORE}/services/iris-master"]
+        del (
+            cluster.objects[f"{CORE}/secrets/iris-token"],
+            cluster.objects[f"{CORE}/services/iris-master"],
+        )
 
     found = furnish(cluster, tmp_path, cleared, lambda: "iris-token" in cluster.taken)
     assert found.token != "stale" and not found.replaces
-    assert cluster.objects[f"{CORE}/services/iris-master"]["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid
+    assert (
+        cluster.objects[f"{CORE}/services/iris-master"]["metadata"]["ownerReferences"][0]["uid"]
+        == OWNER.uid
+    )
 
 
-def test_a_secret_whose_making_was_not_confirmed_is_read_when_it_is_mounted(cluster: SmallCluster, tmp_path: Path) -> None:
+def test_a_secret_whose_making_was_not_confirmed_is_read_when_it_is_mounted(
+    cluster: SmallCluster, tmp_path: Path
+) -> None:
     def lost(method: str, path: str, _body: dict[str, Any]) -> dict[str, Any] | None:
-        return status(500, "InternalError", "etcd: leader changed") if (method, path) == ("POST", f"{CORE}/secrets") else None
+        return (
+            status(500, "InternalError", "etcd: leader changed")
+            if (method, path) == ("POST", f"{CORE}/secrets")
+            else None
+        )
 
     cluster.lose = lost
     made = cluster.objects
@@ -153,7 +192,9 @@ def test_a_secret_whose_making_was_not_confirmed_is_read_when_it_is_mounted(clus
     assert found.token == made[f"{CORE}/secrets/iris-token"]["stringData"][TOKEN_KEY]
 
 
-def test_an_api_server_that_is_away_for_a_moment_is_waited_for(cluster: SmallCluster, tmp_path: Path) -> None:
+def test_an_api_server_that_is_away_for_a_moment_is_waited_for(
+    cluster: SmallCluster, tmp_path: Path
+) -> None:
     busy = [status(503, "ServiceUnavailable")] * 2
 
     cluster.bend = lambda _method, _path, _body: busy.pop() if busy else None
@@ -182,7 +223,9 @@ def test_a_right_that_is_missing_is_named_and_nothing_is_made(
     assert cluster.names() == ["iris-abcde"]
 
 
-def test_rights_that_are_as_new_as_the_job_are_waited_for(cluster: SmallCluster, tmp_path: Path) -> None:
+def test_rights_that_are_as_new_as_the_job_are_waited_for(
+    cluster: SmallCluster, tmp_path: Path
+) -> None:
     cluster.lacking = {"watch pods", "create secrets"}
     furnish(cluster, tmp_path, cluster.lacking.clear, lambda: len(cluster.denied) == 2)
     assert cluster.names() == MADE
@@ -192,13 +235,20 @@ def test_rights_that_are_as_new_as_the_job_are_waited_for(cluster: SmallCluster,
     "said",
     [
         'secrets "iris-token" is forbidden: status unknown for quota: team, resources: secrets',
-        'secrets "iris-token" is forbidden: exceeded quota: team, requested: secrets=1, used: secrets=2, limited: secrets=2',
+        (
+            'secrets "iris-token" is forbidden: exceeded quota: team, requested: secrets=1, used:'
+            " secrets=2, limited: secrets=2"
+        ),
         'secrets "iris-token" is forbidden: not yet ready to handle request',
     ],
 )
-def test_what_the_cluster_does_not_allow_yet_is_asked_for_again(cluster: SmallCluster, tmp_path: Path, said: str) -> None:
+def test_what_the_cluster_does_not_allow_yet_is_asked_for_again(
+    cluster: SmallCluster, tmp_path: Path, said: str
+) -> None:
     refused = [status(403, "Forbidden", said)]
-    cluster.bend = lambda _method, path, _body: refused.pop() if refused and path.endswith("/secrets") else None
+    cluster.bend = lambda _method, path, _body: (
+        refused.pop() if refused and path.endswith("/secrets") else None
+    )
     assert furnish(cluster, tmp_path).token
     assert not refused and cluster.names() == MADE
 
@@ -206,7 +256,8 @@ def test_what_the_cluster_does_not_allow_yet_is_asked_for_again(cluster: SmallCl
 def test_a_pod_that_somebody_holds_does_not_keep_the_next_master_waiting(
     cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Both are over before it looks again, as after a time in which it stood still: it is asked for by force all the same.
+    # Both are over before it looks again, as after a time in which it stood still: it is asked for
+    # by force all the same.
     monkeypatch.setattr(kubernetes_resources, "_FORCE_AFTER_S", 0.1)
     monkeypatch.setattr(kubernetes_resources, "_STUCK_AFTER_S", 0.1)
     monkeypatch.setattr(kubernetes_resources, "_LOOK_EVERY_S", 0.3)
@@ -250,11 +301,17 @@ def test_looking_after_them_survives_an_api_server_that_says_no(
 
     def bend(method: str, path: str, _body: dict[str, Any]) -> dict[str, Any] | None:
         asked.append(path)
-        return status(403, "Forbidden", "the namespace is being terminated") if method == "GET" else None
+        return (
+            status(403, "Forbidden", "the namespace is being terminated")
+            if method == "GET"
+            else None
+        )
 
     async def story() -> None:
         async with serving(cluster) as api:
-            keeping = asyncio.ensure_future(KubernetesResources(api, OWNER, "iris-abcde", tmp_path).keep("opensesame"))
+            keeping = asyncio.ensure_future(
+                KubernetesResources(api, OWNER, "iris-abcde", tmp_path).keep("opensesame")
+            )
             cluster.bend = bend
             while len(asked) < 3:
                 await asyncio.sleep(0.02)

@@ -1,4 +1,5 @@
-"""Whoever submits a job, or its master, is killed between any two objects that it makes: what is there goes with the Job, or the next
+"""Whoever submits a job, or its master, is killed between any two objects that it makes: what is
+there goes with the Job, or the next
 master goes on with it. Nothing outlives the Job.
 """
 
@@ -25,7 +26,14 @@ from tests.contract.small_cluster import SmallCluster, serving
 pytestmark = pytest.mark.contract
 CORE, JOBS = "/api/v1/namespaces/ns", "/apis/batch/v1/namespaces/ns/jobs"
 SPEC = JobSpec.from_flags(
-    Action.TRAIN, {"model_def": "m", "training_data": "t", "image_name": "i", "job_name": "iris", "job_dir": "/tmp/iris"}
+    Action.TRAIN,
+    {
+        "model_def": "m",
+        "training_data": "t",
+        "image_name": "i",
+        "job_name": "iris",
+        "job_dir": "/tmp/iris",
+    },
 )
 PROCESSES = (ProcessName(Role.PS, 0), ProcessName(Role.WORKER, 0), ProcessName(Role.WORKER, 1))
 FURNITURE = ["NetworkPolicy iris", "Secret iris-token", "Service iris", "Service iris-master"]
@@ -50,7 +58,11 @@ class Cluster(SmallCluster):
         return made
 
     def kinds(self) -> list[str]:
-        return sorted(f"{one['kind']} {one['metadata']['name']}" for one in self.objects.values() if "kind" in one)
+        return sorted(
+            f"{one['kind']} {one['metadata']['name']}"
+            for one in self.objects.values()
+            if "kind" in one
+        )
 
     async def run(self, work: Any) -> bool:
         """Whether it came to its end."""
@@ -82,12 +94,16 @@ async def master(cluster: Cluster, api: Any, owner: Owner, folder: Path) -> None
 def with_job(cluster: Cluster) -> Owner:
     job = cluster.put(JOBS, {"kind": "Job", "metadata": {"name": "iris"}})
     uid = job["metadata"]["uid"]
-    cluster.put(f"{CORE}/pods", {"metadata": {"name": "iris-abcde", "ownerReferences": [{"uid": uid}]}})
+    cluster.put(
+        f"{CORE}/pods", {"metadata": {"name": "iris-abcde", "ownerReferences": [{"uid": uid}]}}
+    )
     return Owner("ns", "iris", uid)
 
 
 @pytest.mark.parametrize("count", range(len(ALL) + 1))
-def test_a_master_killed_after_any_object_leaves_only_what_goes_with_the_job(count: int, tmp_path: Path) -> None:
+def test_a_master_killed_after_any_object_leaves_only_what_goes_with_the_job(
+    count: int, tmp_path: Path
+) -> None:
     cluster = Cluster(count)
     owner = with_job(cluster)
 
@@ -102,17 +118,27 @@ def test_a_master_killed_after_any_object_leaves_only_what_goes_with_the_job(cou
 
 
 @pytest.mark.parametrize("count", range(len(ALL)))
-def test_the_next_master_has_all_that_it_needs_whenever_the_one_before_was_killed(count: int, tmp_path: Path) -> None:
+def test_the_next_master_has_all_that_it_needs_whenever_the_one_before_was_killed(
+    count: int, tmp_path: Path
+) -> None:
     cluster = Cluster(count)
     owner = with_job(cluster)
 
     async def story() -> None:
         async with serving(cluster) as api:
             assert not await cluster.run(master(cluster, api, owner, tmp_path))
-            before = {one["metadata"]["uid"] for one in cluster.objects.values() if one.get("kind") == "Pod"}
+            before = {
+                one["metadata"]["uid"]
+                for one in cluster.objects.values()
+                if one.get("kind") == "Pod"
+            }
             cluster.kill_after = -1
             assert await cluster.run(master(cluster, api, owner, tmp_path))
-            pods = {one["metadata"]["uid"] for one in cluster.objects.values() if one.get("kind") == "Pod"}
+            pods = {
+                one["metadata"]["uid"]
+                for one in cluster.objects.values()
+                if one.get("kind") == "Pod"
+            }
             assert not before & pods, "processes of the master before have ended"
 
     asyncio.run(story())

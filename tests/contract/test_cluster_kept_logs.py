@@ -26,10 +26,20 @@ PATH = "/api/v1/namespaces/ns/pods"
 
 
 def pod(
-    index: int, *, leaving: bool = False, ended: bool = False, role: Role = Role.WORKER, incarnation: int = 0
+    index: int,
+    *,
+    leaving: bool = False,
+    ended: bool = False,
+    role: Role = Role.WORKER,
+    incarnation: int = 0,
 ) -> dict[str, Any]:
     name = ProcessName(role, index, incarnation)
-    metadata = {"name": f"job-{name}".replace(".", "-"), "namespace": "ns", "uid": str(name), "labels": labels("job", name)}
+    metadata = {
+        "name": f"job-{name}".replace(".", "-"),
+        "namespace": "ns",
+        "uid": str(name),
+        "labels": labels("job", name),
+    }
     state = {"terminated": {"exitCode": 0}} if ended else {"running": {}}
     return {
         "metadata": metadata | ({"deletionTimestamp": "2026-11-21T10:00:00Z"} if leaving else {}),
@@ -39,7 +49,10 @@ def pod(
 
 
 class Logs:
-    """What the log of each pod has; one that is followed goes on when `more` comes. A missing one is 404."""
+    """What the log of each pod has; one that is followed goes on when `more` comes.
+
+    A missing one is 404.
+    """
 
     def __init__(self, **texts: bytes) -> None:
         self.texts = {name.replace("_", "-"): text for name, text in texts.items()}
@@ -95,10 +108,15 @@ def test_the_log_of_a_process_that_ended_is_kept_once(tmp_path: Path) -> None:
 
     asyncio.run(scenario())
     title, *lines = (tmp_path / "logs/worker-0.log").read_text().splitlines()
-    assert title.startswith("=== worker-0, the last 8 bytes of its log, kept 20") and lines == ["one", "two"]
+    assert title.startswith("=== worker-0, the last 8 bytes of its log, kept 20") and lines == [
+        "one",
+        "two",
+    ]
 
 
-def test_a_process_that_is_told_to_end_is_followed_to_its_last_words_though_its_pod_goes_at_once(tmp_path: Path) -> None:
+def test_a_process_that_is_told_to_end_is_followed_to_its_last_words_though_its_pod_goes_at_once(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         logs = Logs(job_ps_0_1=b"first\n")
         async with keeping(logs, tmp_path) as kept:
@@ -111,22 +129,32 @@ def test_a_process_that_is_told_to_end_is_followed_to_its_last_words_though_its_
     (tmp_path / "ps-0.log").write_text("=== ps-0 ===\nearlier\n")
     asyncio.run(scenario())
     lines = (tmp_path / "ps-0.log").read_text().splitlines()
-    assert [lines[1], *lines[3:]] == ["earlier", "first", "last words"] and lines[2].startswith("=== ps-0.1,")
+    assert [lines[1], *lines[3:]] == ["earlier", "first", "last words"] and lines[2].startswith(
+        "=== ps-0.1,"
+    )
 
 
 def test_of_a_long_log_the_last_part_is_kept_in_whole_lines(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with keeping(Logs(job_worker_0=b"".join(b"line %06d\n" % number for number in range(20_000))), tmp_path) as kept:
+        async with keeping(
+            Logs(job_worker_0=b"".join(b"line %06d\n" % number for number in range(20_000))),
+            tmp_path,
+        ) as kept:
             kept.changed(pod(0, ended=True))
             await kept.finish(10)
 
     asyncio.run(scenario())
     _, *lines = (tmp_path / "worker-0.log").read_text().splitlines()
-    assert lines[-1] == "line 019999" and KEPT_BYTES - 24 < sum(len(line) + 1 for line in lines) < KEPT_BYTES
+    assert (
+        lines[-1] == "line 019999"
+        and KEPT_BYTES - 24 < sum(len(line) + 1 for line in lines) < KEPT_BYTES
+    )
     assert all(line.startswith("line ") and len(line) == 11 for line in lines)
 
 
-def test_a_log_that_is_gone_or_a_directory_that_cannot_be_written_is_no_fault(tmp_path: Path) -> None:
+def test_a_log_that_is_gone_or_a_directory_that_cannot_be_written_is_no_fault(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         logs = Logs(job_worker_1=b"one\n")
         async with keeping(logs, tmp_path / "file" / "logs") as kept:
@@ -140,7 +168,9 @@ def test_a_log_that_is_gone_or_a_directory_that_cannot_be_written_is_no_fault(tm
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
-def test_hundreds_of_pods_that_end_are_read_a_few_at_a_time_and_the_oldest_make_room(tmp_path: Path, monkeypatch) -> None:
+def test_hundreds_of_pods_that_end_are_read_a_few_at_a_time_and_the_oldest_make_room(
+    tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(log_archive, "ALL_BYTES", 20_000)
 
     async def scenario() -> None:
@@ -171,20 +201,32 @@ def test_the_end_of_a_job_does_not_wait_for_a_log_that_does_not_end(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cluster_lists_pods_that_are_there_and_what_was_kept_of_those_that_are_not(tmp_path: Path) -> None:
+def test_a_cluster_lists_pods_that_are_there_and_what_was_kept_of_those_that_are_not(
+    tmp_path: Path,
+) -> None:
     def known(version: int, index: int, **more: bool) -> dict[str, Any]:
         made = pod(index, **more)
-        made["metadata"] |= {"resourceVersion": str(version), "labels": {**made["metadata"]["labels"], JOB_UID_LABEL: "uid"}}
+        made["metadata"] |= {
+            "resourceVersion": str(version),
+            "labels": {**made["metadata"]["labels"], JOB_UID_LABEL: "uid"},
+        }
         return made
 
     server = Server()
     server.lists = [[known(1, 0), known(2, 1), known(3, 2, ended=True)]]
-    server.watches = [sends(change("MODIFIED", known(101, 0, ended=True)), change("DELETED", known(102, 0, ended=True)))]
+    server.watches = [
+        sends(
+            change("MODIFIED", known(101, 0, ended=True)),
+            change("DELETED", known(102, 0, ended=True)),
+        )
+    ]
 
     async def scenario() -> dict[str, tuple[int | None, bool]]:
         async with serving(server) as api, asyncio.timeout(20):
             habits = Habits(logs=tmp_path)
-            cluster = KubernetesCluster(api, Owner("ns", "job", "uid"), lambda _: PodPlan(Image("zoo")), habits)
+            cluster = KubernetesCluster(
+                api, Owner("ns", "job", "uid"), lambda _: PodPlan(Image("zoo")), habits
+            )
             async for event in cluster.observe():
                 if isinstance(event, ProcessExited) and event.name.index == 0:
                     break
@@ -194,4 +236,8 @@ def test_a_cluster_lists_pods_that_are_there_and_what_was_kept_of_those_that_are
             return {one.process: (one.size_bytes, one.live) for one in found}
 
     (tmp_path / "worker-0.log").write_text("kept")
-    assert asyncio.run(scenario()) == {"worker-0": (4, False), "worker-1": (None, True), "worker-2": (None, False)}
+    assert asyncio.run(scenario()) == {
+        "worker-0": (4, False),
+        "worker-1": (None, True),
+        "worker-2": (None, False),
+    }

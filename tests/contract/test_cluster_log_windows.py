@@ -24,7 +24,10 @@ def pod(name: str) -> dict[str, Any]:
 
 
 class Nodes:
-    """What pods have printed. `more` is set when something is added; a pod that has `ended` ends its streams."""
+    """What pods have printed.
+
+    `more` is set when something is added; a pod that has `ended` ends its streams.
+    """
 
     def __init__(self) -> None:
         self.printed: dict[str, bytes] = {}
@@ -104,9 +107,13 @@ def heard_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_log_windows, "_QUIET_S", 20.0)
 
 
-def test_a_live_log_is_read_by_offset_and_looked_at_on_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_log_is_read_by_offset_and_looked_at_on_one_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(pod_log_windows, "_FIRST_S", 3600.0)
-    monkeypatch.setattr(pod_log_windows, "_CATCH_UP_S", 3600.0)  # Nobody waits for first bytes that are there.
+    monkeypatch.setattr(
+        pod_log_windows, "_CATCH_UP_S", 3600.0
+    )  # Nobody waits for first bytes that are there.
 
     async def scene(nodes: Nodes, windows: LogWindows) -> None:
         await nodes.say("w", b"first\nsecond\n")
@@ -129,17 +136,29 @@ def test_what_is_before_the_window_is_read_anew_up_to_there() -> None:
         whole = b"".join(b"line %05d\n" % number for number in range(2000))
         await nodes.say("w", whole)
         await nodes.end("w")
-        for start, limit in ((0, 22), (11_000, 50), (len(whole) - 1500, 3000), (len(whole) - 10, 10), (-11, 5)):
+        for start, limit in (
+            (0, 22),
+            (11_000, 50),
+            (len(whole) - 1500, 3000),
+            (len(whole) - 10, 10),
+            (-11, 5),
+        ):
             part = await windows.read(pod("w"), start, limit)
             begin = start if start >= 0 else len(whole) + start
-            assert (part.start, part.data, part.size_bytes) == (begin, whole[begin : begin + limit], len(whole))
+            assert (part.start, part.data, part.size_bytes) == (
+                begin,
+                whole[begin : begin + limit],
+                len(whole),
+            )
         assert max(int(query.get("limitBytes", 0)) for query in nodes.queries) <= len(whole)
 
     played(scene)
 
 
 @pytest.mark.usefixtures("heard_to_the_end")
-def test_a_log_that_is_longer_than_anybody_reads_shows_its_newest_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_longer_than_anybody_reads_shows_its_newest_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(pod_log_windows, "LONGEST_LOG_BYTES", 10_000)
 
     async def scene(nodes: Nodes, windows: LogWindows) -> None:

@@ -29,7 +29,9 @@ def line(second: int, part: str, text: str) -> bytes:
 
 
 class Logs:
-    """`streams` are taken one by one: bytes to send, or a (code, message) to refuse with; then the pod has ended."""
+    """`streams` are taken one by one: bytes to send, or a (code, message) to refuse with; then the
+    pod has ended.
+    """
 
     def __init__(self, *streams: list[bytes] | tuple[int, str]) -> None:
         self.streams = list(streams)
@@ -85,26 +87,50 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_broken_stream_costs_no_line_and_repeats_none() -> None:
-    first = [line(1, ".5", "one"), line(1, ".500000001", "two"), b"2026-11-21T10:00:01.6Z thr", b"!"]
-    again = [line(1, ".5", "one"), line(1, ".500000001", "two"), line(1, ".6", "three"), line(2, "", "four")]
+    first = [
+        line(1, ".5", "one"),
+        line(1, ".500000001", "two"),
+        b"2026-11-21T10:00:01.6Z thr",
+        b"!",
+    ]
+    again = [
+        line(1, ".5", "one"),
+        line(1, ".500000001", "two"),
+        line(1, ".6", "three"),
+        line(2, "", "four"),
+    ]
     logs = Logs(first, again)
     assert read(logs, 10) == "one\ntwo\nthree\nfour\n"
     assert logs.queries[0]["tailLines"] == "10" and "sinceTime" not in logs.queries[0]
-    assert logs.queries[1]["sinceTime"] == "2026-11-21T10:00:01Z" and "tailLines" not in logs.queries[1]
+    assert (
+        logs.queries[1]["sinceTime"] == "2026-11-21T10:00:01Z"
+        and "tailLines" not in logs.queries[1]
+    )
 
 
 def test_a_last_line_without_an_end_and_bytes_that_are_no_text_are_shown() -> None:
-    assert read(Logs([line(1, "", "one"), b"2026-11-21T10:00:02Z \xff half"])) == "one\n\N{REPLACEMENT CHARACTER} half"
+    assert (
+        read(Logs([line(1, "", "one"), b"2026-11-21T10:00:02Z \xff half"]))
+        == "one\n\N{REPLACEMENT CHARACTER} half"
+    )
 
 
 def test_a_pod_that_is_not_there_yet_is_waited_for() -> None:
-    waits = (400, 'container "process" in pod "digits-worker-0" is waiting to start: ContainerCreating')
+    waits = (
+        400,
+        'container "process" in pod "digits-worker-0" is waiting to start: ContainerCreating',
+    )
     assert read(Logs(waits, waits, [line(1, "", "one")])) == "one\n"
 
 
 def test_without_following_what_is_not_there_is_an_error_in_words() -> None:
-    waits = (400, 'container "process" in pod "digits-worker-0" is waiting to start: ContainerCreating')
-    with pytest.raises(TransientError, match="digits-worker-0 has printed nothing yet: node node0 is preparing it"):
+    waits = (
+        400,
+        'container "process" in pod "digits-worker-0" is waiting to start: ContainerCreating',
+    )
+    with pytest.raises(
+        TransientError, match="digits-worker-0 has printed nothing yet: node node0 is preparing it"
+    ):
         read(Logs(waits), follow=False)
     with pytest.raises(PermanentError, match="pod digits-worker-0 is gone, and its log with it"):
         read(Logs((404, "not found")), follow=False)

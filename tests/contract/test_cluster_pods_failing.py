@@ -19,7 +19,9 @@ def plan(_name: ProcessName) -> PodPlan:
 
 
 @pytest.mark.parametrize("when", ["list", "watch"])
-def test_an_error_of_our_own_is_raised_to_whoever_observes_and_does_not_end_in_silence(when: str) -> None:
+def test_an_error_of_our_own_is_raised_to_whoever_observes_and_does_not_end_in_silence(
+    when: str,
+) -> None:
     stray = item("u", 1)
     stray["metadata"]["labels"] = ["no", "mapping"]
     server = Server()

@@ -13,7 +13,17 @@ from aiohttp import web
 
 from elasticdl.clock import Clock, ManualClock, SystemClock
 from elasticdl.cluster.kubernetes.reflector import Reflector, Sink, Timing
-from tests.contract.api_server import PODS, Server, at_once, change, item, sends, serving, silent, status
+from tests.contract.api_server import (
+    PODS,
+    Server,
+    at_once,
+    change,
+    item,
+    sends,
+    serving,
+    silent,
+    status,
+)
 
 pytestmark = pytest.mark.contract
 LIMIT_S = 20.0
@@ -29,7 +39,9 @@ class Heard:
         self.words: list[str] = []
         self._news = asyncio.Event()
         self.sink = Sink(
-            lambda pod: self._say("+" + _name(pod)), lambda pod: self._say("-" + pod["metadata"]["uid"]), lambda: self._say("whole")
+            lambda pod: self._say("+" + _name(pod)),
+            lambda pod: self._say("-" + pod["metadata"]["uid"]),
+            lambda: self._say("whole"),
         )
 
     def _say(self, word: str) -> None:
@@ -48,7 +60,9 @@ def _name(pod: dict) -> str:
 
 
 @asynccontextmanager
-async def reflecting(server: Server, timing: Timing = QUICK, clock: Clock | None = None) -> AsyncIterator[tuple[Heard, Reflector]]:
+async def reflecting(
+    server: Server, timing: Timing = QUICK, clock: Clock | None = None
+) -> AsyncIterator[tuple[Heard, Reflector]]:
     async with serving(server) as api:
         heard = Heard()
         reflector = Reflector(api, PODS, "job=x", heard.sink, clock or SystemClock(), timing)
@@ -60,7 +74,9 @@ async def reflecting(server: Server, timing: Timing = QUICK, clock: Clock | None
             await asyncio.gather(running, return_exceptions=True)
 
 
-def heard_until(server: Server, *words: str, timing: Timing = QUICK, clock: Clock | None = None) -> list[str]:
+def heard_until(
+    server: Server, *words: str, timing: Timing = QUICK, clock: Clock | None = None
+) -> list[str]:
     async def scenario() -> list[str]:
         async with reflecting(server, timing, clock) as (heard, _):
             for word in words:
@@ -70,7 +86,9 @@ def heard_until(server: Server, *words: str, timing: Timing = QUICK, clock: Cloc
     return asyncio.run(scenario())
 
 
-def test_a_list_then_its_changes_are_told_and_bookmarks_move_on_where_a_watch_goes_on_from() -> None:
+def test_a_list_then_its_changes_are_told_and_bookmarks_move_on_where_a_watch_goes_on_from() -> (
+    None
+):
     server = Server()
     server.lists = [[item("a", 1)]]
     server.watches = [
@@ -90,9 +108,13 @@ def test_a_list_then_its_changes_are_told_and_bookmarks_move_on_where_a_watch_go
 
 
 @pytest.mark.parametrize(
-    "form", [status(410, "Expired"), sends(change("ERROR", status(410, "Expired")))], ids=["as an answer", "within the stream"]
+    "form",
+    [status(410, "Expired"), sends(change("ERROR", status(410, "Expired")))],
+    ids=["as an answer", "within the stream"],
 )
-def test_a_watch_that_is_too_old_is_followed_by_a_list_that_tells_what_was_missed(form: object) -> None:
+def test_a_watch_that_is_too_old_is_followed_by_a_list_that_tells_what_was_missed(
+    form: object,
+) -> None:
     server = Server()
     server.lists = [[item("a", 1), item("b", 2)], [item("b", 9), item("c", 3)]]
     server.watches = [form, silent]
@@ -112,7 +134,9 @@ def test_a_server_that_falls_silent_is_listed_again() -> None:
     assert heard_until(server, "+a@1", timing=SOON_SILENT) == ["whole", "+a@1", "whole"]
 
 
-def test_a_server_that_sends_bookmarks_is_not_silent_and_is_listed_again_all_the_same_when_that_is_due() -> None:
+def test_a_server_that_sends_bookmarks_is_not_silent_and_is_listed_again_all_the_same_when_that_is_due() -> (
+    None
+):
     clock, silence_s = ManualClock(), 1.0
 
     async def bookmarks(answer: web.StreamResponse) -> None:
@@ -120,7 +144,9 @@ def test_a_server_that_sends_bookmarks_is_not_silent_and_is_listed_again_all_the
         end_s, version = time.monotonic() + 1.2 * silence_s, 200
         while True:
             version += 1
-            await sends(change("BOOKMARK", {"metadata": {"resourceVersion": str(version)}}), then=at_once)(answer)
+            await sends(
+                change("BOOKMARK", {"metadata": {"resourceVersion": str(version)}}), then=at_once
+            )(answer)
             await asyncio.sleep(0.02)
             if time.monotonic() > end_s:
                 clock.advance(301.0)
@@ -129,7 +155,11 @@ def test_a_server_that_sends_bookmarks_is_not_silent_and_is_listed_again_all_the
     server = Server()
     server.lists = [[], [item("a", 1)]]
     server.watches = [bookmarks, silent]
-    assert heard_until(server, "+a@1", timing=Timing(silence_s, 300.0, 0.02, 0.1), clock=clock) == ["whole", "+a@1", "whole"]
+    assert heard_until(server, "+a@1", timing=Timing(silence_s, 300.0, 0.02, 0.1), clock=clock) == [
+        "whole",
+        "+a@1",
+        "whole",
+    ]
     assert server.list_count == 2 and clock.now_s() == 301.0, "not before it was due"
 
 
@@ -146,7 +176,10 @@ def test_nonsense_and_refusals_end_in_another_list(nonsense: object) -> None:
     assert "+a@1" in heard_until(server, "+a@1", clock=ManualClock())
 
 
-@pytest.mark.parametrize("nonsense", [{"items": None, "metadata": {}}, {"kind": "PodList"}, status(500), status(403), status(429)])
+@pytest.mark.parametrize(
+    "nonsense",
+    [{"items": None, "metadata": {}}, {"kind": "PodList"}, status(500), status(403), status(429)],
+)
 def test_a_list_that_makes_no_sense_or_is_refused_is_asked_for_again(nonsense: dict) -> None:
     server = Server()
     server.lists = [nonsense, [item("a", 1)]]
@@ -155,7 +188,10 @@ def test_a_list_that_makes_no_sense_or_is_refused_is_asked_for_again(nonsense: d
 
 def test_half_lines_are_put_together() -> None:
     async def halves(answer: web.StreamResponse) -> None:
-        for part in (b'{"type": "ADDED", "object": {"metadata": {"uid":', b' "a", "resourceVersion": "7"}}}\n\n'):
+        for part in (
+            b'{"type": "ADDED", "object": {"metadata": {"uid":',
+            b' "a", "resourceVersion": "7"}}}\n\n',
+        ):
             await answer.write(part)
             await asyncio.sleep(0.05)
 
@@ -164,7 +200,9 @@ def test_half_lines_are_put_together() -> None:
     assert heard_until(server, "+a@7") == ["whole", "+a@7"]
 
 
-def test_an_object_that_was_just_made_is_not_taken_for_gone_by_a_list_that_was_asked_for_before() -> None:
+def test_an_object_that_was_just_made_is_not_taken_for_gone_by_a_list_that_was_asked_for_before() -> (
+    None
+):
     async def scenario() -> list[str]:
         server = Server()
         server.lists = [[], [], []]
@@ -186,7 +224,14 @@ def test_a_server_that_is_away_costs_next_to_nothing_and_the_view_grows_old() ->
         async with serving(Server()) as api:
             pass  # Nobody listens on its port any more.
         heard = Heard()
-        reflector = Reflector(api, PODS, "job=x", heard.sink, SystemClock(), Timing(first_back_off_s=0.1, last_back_off_s=0.5))
+        reflector = Reflector(
+            api,
+            PODS,
+            "job=x",
+            heard.sink,
+            SystemClock(),
+            Timing(first_back_off_s=0.1, last_back_off_s=0.5),
+        )
         running = asyncio.ensure_future(reflector.run())
         began_s = time.process_time()
         await asyncio.sleep(1)
@@ -205,7 +250,10 @@ def test_a_watch_that_ends_at_once_again_and_again_is_not_asked_for_in_a_hot_loo
     async def scenario() -> int:
         server = Server()
         server.watches = [at_once]
-        async with reflecting(server, Timing(first_back_off_s=0.2, last_back_off_s=0.5)) as (heard, _):
+        async with reflecting(server, Timing(first_back_off_s=0.2, last_back_off_s=0.5)) as (
+            heard,
+            _,
+        ):
             await heard.until("whole")
             await asyncio.sleep(1)
         return len(server.watch_queries)

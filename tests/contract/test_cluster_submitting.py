@@ -23,7 +23,13 @@ QUOTA = 'pods "x" is forbidden: exceeded quota: team, requested: cpu=2, used: cp
 
 
 def send(cluster: SmallCluster) -> Submitted:
-    flags = {"model_def": "m", "training_data": "t", "image_name": "i", "job_name": "iris", "job_dir": "/tmp/iris"}
+    flags = {
+        "model_def": "m",
+        "training_data": "t",
+        "image_name": "i",
+        "job_name": "iris",
+        "job_dir": "/tmp/iris",
+    }
 
     async def story() -> Submitted:
         async with serving(cluster) as api:
@@ -34,7 +40,11 @@ def send(cluster: SmallCluster) -> Submitted:
 
 def on(wanted: str, answer: dict[str, Any], *, of: str = "") -> Any:
     def bend(method: str, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
-        return answer if (method, path) == ("POST", wanted) and of in str(body["metadata"]["name"]) else None
+        return (
+            answer
+            if (method, path) == ("POST", wanted) and of in str(body["metadata"]["name"])
+            else None
+        )
 
     return bend
 
@@ -89,7 +99,10 @@ def test_a_right_that_is_missing_is_named_before_anything_is_made(
 def test_rights_of_the_master_that_may_not_be_asked_about_hinder_nobody() -> None:
     cluster = SmallCluster()
     said = status(
-        403, "Forbidden", 'User "u" cannot create resource "localsubjectaccessreviews" in API group "authorization.k8s.io"'
+        403,
+        "Forbidden",
+        'User "u" cannot create resource "localsubjectaccessreviews" in API group'
+        ' "authorization.k8s.io"',
     )
 
     def bend(_method: str, path: str, _body: dict[str, Any]) -> dict[str, Any] | None:
@@ -104,7 +117,9 @@ def test_a_pod_that_the_cluster_would_never_take_is_refused_with_its_role() -> N
     cluster = SmallCluster()
     words = 'pods "w" is forbidden: no PriorityClass with name gold was found'
     cluster.bend = on(PODS, status(403, "Forbidden", words), of="worker")
-    with pytest.raises(ElasticDLError, match="would not take a worker's pod: there is no priority class gold") as refused:
+    with pytest.raises(
+        ElasticDLError, match="would not take a worker's pod: there is no priority class gold"
+    ) as refused:
         send(cluster)
     assert refused.value.exit_code is ExitCode.CLUSTER_REFUSED
     assert cluster.names() == []
@@ -114,18 +129,30 @@ def test_a_quota_that_is_full_is_a_warning() -> None:
     cluster = SmallCluster()
     cluster.bend = on(PODS, status(403, "Forbidden", QUOTA), of="worker")
     (warning,) = send(cluster).warnings
-    assert warning == "a worker would have to wait: quota team exhausted: cpu 8 of 8 used, 2 more asked for"
+    assert (
+        warning
+        == "a worker would have to wait: quota team exhausted: cpu 8 of 8 used, 2 more asked for"
+    )
     assert cluster.names() == ["iris"]
 
 
 def test_who_may_not_create_pods_may_still_submit() -> None:
     cluster = SmallCluster()
-    cluster.bend = on(PODS, status(403, "Forbidden", 'pods is forbidden: User "u" cannot create resource "pods" in API group ""'))
+    cluster.bend = on(
+        PODS,
+        status(
+            403,
+            "Forbidden",
+            'pods is forbidden: User "u" cannot create resource "pods" in API group ""',
+        ),
+    )
     assert send(cluster).warnings == ()
     assert cluster.names() == ["iris"]
 
 
-def test_a_server_that_stays_away_ends_the_wait_and_nothing_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_stays_away_ends_the_wait_and_nothing_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(submitting, "LIMIT_S", 3.5)
     cluster = SmallCluster()
     cluster.bend = lambda _method, _path, _body: status(503, "ServiceUnavailable")

@@ -1,4 +1,6 @@
-"""The way to a pod through an API server: over a real WebSocket to a server that speaks the protocol, or breaks it as it is told."""
+"""The way to a pod through an API server: over a real WebSocket to a server that speaks the
+protocol, or breaks it as it is told.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ Pod = Callable[[web.WebSocketResponse], Awaitable[None]]
 
 
 class Pods:
-    """`behave` is what the pod's side of a connection does; `refuse` an HTTP code for who wants one."""
+    """`behave` is what the pod's side of a connection does; `refuse` an HTTP code for who wants
+    one.
+    """
 
     def __init__(self, behave: Pod, refuse: int = 0) -> None:
         self.behave, self.refuse = behave, refuse
@@ -47,7 +51,9 @@ async def echo(socket: web.WebSocketResponse) -> None:
 
 
 async def nobody_listens(socket: web.WebSocketResponse) -> None:
-    await socket.send_bytes(b"\1error forwarding port 50001: dial tcp4 127.0.0.1:50001: connect: connection refused")
+    await socket.send_bytes(
+        b"\1error forwarding port 50001: dial tcp4 127.0.0.1:50001: connect: connection refused"
+    )
     await socket.close()
 
 
@@ -118,7 +124,9 @@ def test_bytes_travel_both_ways_and_several_connections_do_not_mix() -> None:
             address = await made.open()
             assert address.startswith("127.0.0.1:")
             words = [bytes((97 + number,)) * 300_000 for number in range(5)]
-            assert await asyncio.gather(*(said(address, one) for one in words)) == [one.upper() for one in words]
+            assert await asyncio.gather(*(said(address, one) for one in words)) == [
+                one.upper() for one in words
+            ]
             assert made.problem == ""
         assert set(pods.asked) == {("master", str(PORT))}
 
@@ -167,7 +175,9 @@ def test_a_way_that_is_barred_is_told_at_once_and_in_words(
     [(nobody_listens, "nothing listens at port 50001 of pod master"), (breaks_off, "")],
     ids=["nobody listens", "the API server breaks off"],
 )
-def test_a_connection_that_breaks_ends_on_our_side_too_and_the_next_one_may_work(behave: Pod, words: str) -> None:
+def test_a_connection_that_breaks_ends_on_our_side_too_and_the_next_one_may_work(
+    behave: Pod, words: str
+) -> None:
     async def scenario() -> None:
         pods = Pods(behave)
         async with tunnel(pods) as made:
@@ -195,7 +205,9 @@ async def greets(socket: web.WebSocketResponse) -> None:
     ],
     ids=["silent", "nobody", "greets"],
 )
-def test_whether_somebody_listens_is_learned_before_anybody_connects(behave: Pod, words: str) -> None:
+def test_whether_somebody_listens_is_learned_before_anybody_connects(
+    behave: Pod, words: str
+) -> None:
     async def scenario() -> None:
         async with tunnel(Pods(behave)) as made:
             if not words:

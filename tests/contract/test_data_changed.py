@@ -1,4 +1,6 @@
-"""A worker that opens data which changed since its records were counted says so: file, and what changed."""
+"""A worker that opens data which changed since its records were counted says so: file, and what
+changed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def later(path: Path, seconds: int = 5) -> None:
 
 
 def read_all(reader: Reader, source: Source) -> int:
-    return sum(block.count for block in reader.read(Shard(ShardId(0), source.name, 0, source.records)))
+    return sum(
+        block.count for block in reader.read(Shard(ShardId(0), source.name, 0, source.records))
+    )
 
 
 def test_data_that_stayed_as_it_was_counted_is_read(tmp_path: Path) -> None:
@@ -46,11 +50,20 @@ def test_data_that_stayed_as_it_was_counted_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda path: path.write_text("a,b\n1,2\n3,4\n5,6\n"), r"data\.csv changed since .*: it had 12 bytes, now 16"),
-        (lambda path: path.write_text("a,b\n1,2\n"), r"data\.csv changed since .*: it had 12 bytes, now 8"),
+        (
+            lambda path: path.write_text("a,b\n1,2\n3,4\n5,6\n"),
+            r"data\.csv changed since .*: it had 12 bytes, now 16",
+        ),
+        (
+            lambda path: path.write_text("a,b\n1,2\n"),
+            r"data\.csv changed since .*: it had 12 bytes, now 8",
+        ),
         (
             lambda path: (path.write_text("a,b\n1,2\n3,5\n"), later(path)),
-            r"data\.csv changed since .*: it has 12 bytes as before, but other ones, written at .* UTC",
+            (
+                r"data\.csv changed since .*: it has 12 bytes as before, but other ones, written at"
+                r" .* UTC"
+            ),
         ),
     ],
 )
@@ -84,7 +97,12 @@ def test_of_more_data_than_digests_are_taken_of_the_times_tell(tmp_path: Path, m
         later(tmp_path / f"{name}.csv")
     reader = open_reader(str(tmp_path), {}, counted=counted)
     assert read_all(reader, counted[0]) == 2
-    with pytest.raises(DataChanged, match=r"b\.csv changed since .*: it has 12 bytes as before, but was written at .* UTC, not at"):
+    with pytest.raises(
+        DataChanged,
+        match=(
+            r"b\.csv changed since .*: it has 12 bytes as before, but was written at .* UTC, not at"
+        ),
+    ):
         read_all(reader, counted[1])
 
 
@@ -113,7 +131,9 @@ def test_a_file_with_one_other_byte_in_its_middle_is_other_data(tmp_path: Path) 
         ("12:1:blake2b=aa", "", False),
     ],
 )
-def test_fingerprints_are_compared_by_their_digests_where_both_have_them(one: str, other: str, same: bool) -> None:
+def test_fingerprints_are_compared_by_their_digests_where_both_have_them(
+    one: str, other: str, same: bool
+) -> None:
     assert same_data(Source("x", 1, one), Source("x", 1, other)) is same
     assert same_data(Source("x", 1, other), Source("x", 1, one)) is same
     assert not same_data(Source("x", 1, one), Source("x", 2, other))
@@ -175,7 +195,11 @@ def test_a_reader_of_ones_own_is_compared_where_it_has_fingerprints() -> None:
     source = Source("table", 3, "version 1")
     assert read_all(UserReader(Own("version 1"), "/zoo", [source]), source) == 3
     with pytest.raises(
-        DataChanged, match=r"table had 3 records \(fingerprint version 1\), now 3 records \(fingerprint version 2\)"
+        DataChanged,
+        match=(
+            r"table had 3 records \(fingerprint version 1\), now 3 records \(fingerprint"
+            r" version 2\)"
+        ),
     ):
         read_all(UserReader(Own("version 2"), "/zoo", [source]), source)
     silent = Own("")
@@ -191,13 +215,19 @@ def test_a_table_of_ones_own_that_grew_is_told() -> None:
         def read_records(self, task):
             yield from range(task.start, task.end)
 
-    reader = UserReader(open_custom_reader(lambda origin, records_per_task: Theirs(), "x", {}), "/zoo", [Source("table", 4)])
+    reader = UserReader(
+        open_custom_reader(lambda origin, records_per_task: Theirs(), "x", {}),
+        "/zoo",
+        [Source("table", 4)],
+    )
     with pytest.raises(DataChanged, match="table had 4 records, now 5 records"):
         read_all(reader, Source("table", 4))
 
 
 class OfDatabase:
-    """A table of a name that training and validation data both have, each in a database of its own."""
+    """A table of a name that training and validation data both have, each in a database of its
+    own.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -212,7 +242,9 @@ class OfDatabase:
 def test_training_and_validation_tables_of_one_name_are_not_taken_for_one_that_changed() -> None:
     counted = [Source("table", 5), Source("table", 3)]
     for count in (5, 3):
-        inner = open_custom_reader(lambda origin, records_per_task, count=count: OfDatabase(count), "x", {})
+        inner = open_custom_reader(
+            lambda origin, records_per_task, count=count: OfDatabase(count), "x", {}
+        )
         assert read_all(UserReader(inner, "/zoo", counted), Source("table", count)) == count
     inner = open_custom_reader(lambda origin, records_per_task: OfDatabase(4), "x", {})
     with pytest.raises(DataChanged, match="table had 5 records or 3 records, now 4 records"):

@@ -1,4 +1,6 @@
-"""CSV as RFC 4180 and Python's own csv module have it, and what is wrong with a file said with its line."""
+"""CSV as RFC 4180 and Python's own csv module have it, and what is wrong with a file said with its
+line.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from elasticdl.shard import Shard, ShardId
 pytestmark = pytest.mark.contract
 
 fields = st.one_of(
-    st.text(st.sampled_from('a",;\t\r\n é')), st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+    st.text(st.sampled_from('a",;\t\r\n é')),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8),
 )
 
 
@@ -32,7 +35,9 @@ def cache(tmp_path_factory, monkeypatch):
 def rows_of(path, params, begin=0, end=None, max_bad_records=0):
     reader = open_reader(str(path), params, max_bad_records=max_bad_records)
     (source,) = reader.sources()
-    blocks = list(reader.read(Shard(ShardId(1), source.name, begin, source.records if end is None else end)))
+    blocks = list(
+        reader.read(Shard(ShardId(1), source.name, begin, source.records if end is None else end))
+    )
     return [[field.decode() for field in row] for block in blocks for row in block.records], blocks
 
 
@@ -53,19 +58,25 @@ def tables(draw):
     cuts=st.lists(st.integers(0, 12), max_size=3),
 )
 @example([["a\r", '"'], ["", "\n"]], csv.QUOTE_MINIMAL, "\r\n", ",", False, True, [1])
-def test_every_cut_of_a_file_gives_what_python_s_csv_module_reads(table, quoting, newline, delimiter, last_newline, bom, cuts):
+def test_every_cut_of_a_file_gives_what_python_s_csv_module_reads(
+    table, quoting, newline, delimiter, last_newline, bom, cuts
+):
     out = io.StringIO(newline="")
     csv.writer(out, quoting=quoting, lineterminator=newline, delimiter=delimiter).writerows(table)
     text = out.getvalue()
     if not last_newline and not text.endswith(newline * 2):
         text = text.removesuffix(newline)
-    expected = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row]
+    expected = [
+        row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row
+    ]
     assume(expected)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "data.csv"
         path.write_bytes((b"\xef\xbb\xbf" if bom else b"") + text.encode())
         params = {"header": False, "delimiter": delimiter}
-        assume(all(len(row) == len(expected[0]) for row in expected))  # the writer leaves some newlines unquoted
+        assume(
+            all(len(row) == len(expected[0]) for row in expected)
+        )  # the writer leaves some newlines unquoted
         limits = [0, *sorted(min(cut, len(expected)) for cut in cuts), len(expected)]
         found = [rows_of(path, params, begin, end)[0] for begin, end in pairwise(limits)]
     assert [row for part in found for row in part] == expected
@@ -82,17 +93,24 @@ def test_any_text_at_all_is_read_the_same_however_it_is_cut(text, columns, data)
             reader = open_reader(str(path), params, max_bad_records=100)
             (source,) = reader.sources()
         except UserError:
-            return  # an open quote, no record, or another number of columns: there is nothing to read
+            # an open quote, no record, or another number of columns: there is nothing to read
+            return
         whole, blocks = rows_of(path, params, max_bad_records=100)
         assert sum(block.count for block in blocks) == source.records
         assert len(whole) + sum(block.bad for block in blocks) == source.records
         cut = data.draw(st.integers(0, source.records))
-        assert rows_of(path, params, 0, cut, 100)[0] + rows_of(path, params, cut, None, 100)[0] == whole
+        assert (
+            rows_of(path, params, 0, cut, 100)[0] + rows_of(path, params, cut, None, 100)[0]
+            == whole
+        )
 
 
 def test_the_index_and_the_parser_agree_over_many_strides_and_blocks(tmp_path):
     path = tmp_path / "data.csv"
-    rows = [[f"{i}", "x" * (i % 50), 'say "hi",\nthen go' if i % 3 == 0 else "plain"] for i in range(30_000)]
+    rows = [
+        [f"{i}", "x" * (i % 50), 'say "hi",\nthen go' if i % 3 == 0 else "plain"]
+        for i in range(30_000)
+    ]
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([["i", "x", "text"], *rows])
     assert rows_of(path, {}, 12_345, 29_999)[0] == rows[12_345:29_999]
@@ -124,7 +142,10 @@ def test_names_can_be_given_with_and_without_a_header(tmp_path):
     assert open_reader(str(path), {"column_names": "x, y"}).metadata.column_names == ("x", "y")
     assert rows_of(path, {"column_names": "x,y"})[0] == [["1", "2"]]
     assert rows_of(path, {"column_names": "x,y", "header": False})[0] == [["a", "b"], ["1", "2"]]
-    assert open_reader(str(path), {"header": False}).metadata.column_names == ("column_0", "column_1")
+    assert open_reader(str(path), {"header": False}).metadata.column_names == (
+        "column_0",
+        "column_1",
+    )
 
 
 def test_a_header_alone_is_an_error(tmp_path):
@@ -137,7 +158,9 @@ def test_a_header_alone_is_an_error(tmp_path):
 def test_a_missing_header_is_noticed_instead_of_losing_the_first_record(tmp_path):
     path = tmp_path / "data.csv"
     path.write_text("5.1,3.5,setosa\n4.9,3.0,setosa\n")
-    with pytest.raises(UserError, match=r"data\.csv:1: the header looks like data: 5\.1, 3\.5, setosa") as caught:
+    with pytest.raises(
+        UserError, match=r"data\.csv:1: the header looks like data: 5\.1, 3\.5, setosa"
+    ) as caught:
         open_reader(str(path), {}).sources()
     assert "header=false" in caught.value.hint
 
@@ -147,7 +170,10 @@ def test_the_first_bad_row_is_told_with_its_line_before_anything_starts(tmp_path
     path.write_text('a,b\n1,"two\nlines"\n\n3\n4,5,6\n7,8\n')
     with pytest.raises(UserError) as caught:
         open_reader(str(path), {}).sources()
-    assert caught.value.message == f"{path}:5: expected 2 fields, got 1: '3'\n2 bad records in the data, at most 0 allowed"
+    assert (
+        caught.value.message
+        == f"{path}:5: expected 2 fields, got 1: '3'\n2 bad records in the data, at most 0 allowed"
+    )
 
 
 def test_bad_rows_within_the_limit_are_counted_and_left_out(tmp_path):
@@ -172,7 +198,9 @@ def test_lines_are_right_far_into_the_file(tmp_path):
 def test_a_quote_that_is_never_closed_is_told_with_its_line(tmp_path):
     path = tmp_path / "data.csv"
     path.write_text('a,b\n1,2\n3,"4\n5,6\n7,8\n')
-    with pytest.raises(UserError, match=r"data\.csv:3: a quote in this row is never closed \(offset 8\)") as caught:
+    with pytest.raises(
+        UserError, match=r"data\.csv:3: a quote in this row is never closed \(offset 8\)"
+    ) as caught:
         open_reader(str(path), {}, max_bad_records=99).sources()
     assert "quoting=false" in caught.value.hint
     assert rows_of(path, {"quoting": False})[0] == [["1", "2"], ["3", '"4'], ["5", "6"], ["7", "8"]]
@@ -181,7 +209,9 @@ def test_a_quote_that_is_never_closed_is_told_with_its_line(tmp_path):
 def test_files_with_other_columns_are_refused(tmp_path):
     (tmp_path / "1.csv").write_text("a,b\n1,2\n")
     (tmp_path / "2.csv").write_text("b,a\n1,2\n")
-    with pytest.raises(UserError, match=r"2\.csv has other columns than .*1\.csv: b, a, expected a, b"):
+    with pytest.raises(
+        UserError, match=r"2\.csv has other columns than .*1\.csv: b, a, expected a, b"
+    ):
         open_reader(str(tmp_path), {}).sources()
 
 

@@ -16,14 +16,24 @@ pytestmark = pytest.mark.contract
 
 class Reader:
     def __init__(self, shards, records=lambda i: b"%d" % i, extra=0):
-        self.shards, self.records, self.extra, self.tasks, self.closed = shards, records, extra, [], False
+        self.shards, self.records, self.extra, self.tasks, self.closed = (
+            shards,
+            records,
+            extra,
+            [],
+            False,
+        )
 
     def create_shards(self):
         return self.shards
 
     def read_records(self, task):
         self.tasks.append(task)
-        assert (task.shard.name, task.shard.start, task.shard.end) == (task.shard_name, task.start, task.end)
+        assert (task.shard.name, task.shard.start, task.shard.end) == (
+            task.shard_name,
+            task.start,
+            task.end,
+        )
         for i in range(task.start, task.end + self.extra):
             yield self.records(i)
 
@@ -51,7 +61,16 @@ def test_the_factory_gets_the_origin_the_task_size_and_the_parameters():
 
 
 def test_adjoining_shards_of_one_name_are_one_source_and_others_keep_their_place():
-    inner = Reader([("a", 10, 5), ("b", 0, 3), ("a", 15, 5), ("c", 0, 2), ("c", np.int64(7), np.int64(2)), ("d", 0, 0)])
+    inner = Reader(
+        [
+            ("a", 10, 5),
+            ("b", 0, 3),
+            ("a", 15, 5),
+            ("c", 0, 2),
+            ("c", np.int64(7), np.int64(2)),
+            ("d", 0, 0),
+        ]
+    )
     reader = opened(inner)
     assert reader.sources() == (Source("a", 10), Source("b", 3), Source("c@0", 2), Source("c@7", 2))
     (block,) = read(reader, "a", 3, 6)
@@ -78,13 +97,21 @@ def test_records_of_many_kinds_are_stacked(record, expected):
 
 
 def test_dicts_become_columns():
-    (block,) = read(opened(Reader({"a": (0, 2)}, lambda i: {"x": np.ones(3), "y": i, "z": "t"})), "a", 0, 2)
-    assert {name: column.tolist() for name, column in block.records.items()} == {"x": [[1, 1, 1]] * 2, "y": [0, 1], "z": [b"t"] * 2}
+    (block,) = read(
+        opened(Reader({"a": (0, 2)}, lambda i: {"x": np.ones(3), "y": i, "z": "t"})), "a", 0, 2
+    )
+    assert {name: column.tolist() for name, column in block.records.items()} == {
+        "x": [[1, 1, 1]] * 2,
+        "y": [0, 1],
+        "z": [b"t"] * 2,
+    }
 
 
 def test_column_names_come_from_the_readers_metadata():
     inner = Reader({"a": (0, 1)})
-    inner.metadata = SimpleNamespace(column_names=["x", "y"], column_dtypes={"x": np.dtype("float32")})
+    inner.metadata = SimpleNamespace(
+        column_names=["x", "y"], column_dtypes={"x": np.dtype("float32")}
+    )
     assert opened(inner).metadata.column_names == ("x", "y")
     assert opened(inner).metadata.column_dtypes == {"x": "float32"}
     assert opened(Reader({"a": (0, 1)})).metadata.column_names == ()
@@ -96,13 +123,19 @@ def test_more_or_fewer_records_than_asked_for_are_refused(extra):
         read(opened(Reader({"a": (0, 20)}, extra=extra)), "a", 0, 20)
 
 
-@pytest.mark.parametrize("shards", [{}, [("a", 0)], {"a": (0, -1)}, [(1, 0, 2)], {"a": 5}, [("a", 0, 5), ("a", 3, 5)]], ids=str)
+@pytest.mark.parametrize(
+    "shards",
+    [{}, [("a", 0)], {"a": (0, -1)}, [(1, 0, 2)], {"a": 5}, [("a", 0, 5), ("a", 3, 5)]],
+    ids=str,
+)
 def test_shards_that_make_no_sense_are_refused(shards):
     with pytest.raises(UserError, match="create_shards"):
         opened(Reader(shards)).sources()
 
 
-@pytest.mark.parametrize("record", [lambda i: ["a"] * (i + 1), lambda i: np.zeros(i + 1)], ids=["text", "numbers"])
+@pytest.mark.parametrize(
+    "record", [lambda i: ["a"] * (i + 1), lambda i: np.zeros(i + 1)], ids=["text", "numbers"]
+)
 def test_records_that_do_not_fit_together_are_refused(record):
     with pytest.raises(UserError, match="read_records"):
         read(opened(Reader({"a": (0, 2)}, record)), "a", 0, 2)

@@ -1,4 +1,6 @@
-"""A folder of many small files: each is looked at once, nothing is kept of it, and people see how far the count is."""
+"""A folder of many small files: each is looked at once, nothing is kept of it, and people see how
+far the count is.
+"""
 
 from __future__ import annotations
 

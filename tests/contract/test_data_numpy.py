@@ -32,9 +32,16 @@ def test_npy_files_of_a_directory_are_columns_of_one_source(tmp_path):
 
 
 def test_fields_of_a_structured_array_are_columns(tmp_path):
-    np.save(tmp_path / "table.npy", np.array([(1, b"ab", [1.0, 2.0]), (2, b"c", [3.0, 4.0])], "i4,S3,(2,)f4"))
+    np.save(
+        tmp_path / "table.npy",
+        np.array([(1, b"ab", [1.0, 2.0]), (2, b"c", [3.0, 4.0])], "i4,S3,(2,)f4"),
+    )
     records = block_of(tmp_path / "table.npy", 1, 2)
-    assert {name: column.tolist() for name, column in records.items()} == {"f0": [2], "f1": [b"c"], "f2": [[3, 4]]}
+    assert {name: column.tolist() for name, column in records.items()} == {
+        "f0": [2],
+        "f1": [b"c"],
+        "f2": [[3, 4]],
+    }
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

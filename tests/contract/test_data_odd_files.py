@@ -1,4 +1,6 @@
-"""Whatever lies where data should be gets a clear message, and no records are missing without a word."""
+"""Whatever lies where data should be gets a clear message, and no records are missing without a
+word.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def linked_to_itself(path: Path) -> None:
 
 
 def text(content: str | bytes) -> Callable[[Path], object]:
-    return lambda path: path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return lambda path: path.write_bytes(
+        content if isinstance(content, bytes) else content.encode()
+    )
 
 
 ODD = {
@@ -53,20 +57,27 @@ ODD = {
     "junk": (text("junk"), "junk: cannot tell its format"),
     "pipe.csv": (os.mkfifo, "pipe.csv is not a regular file"),
     "loop.csv": (linked_to_itself, "loop.csv: Too many levels of symbolic links"),
-    "gone.csv": (lambda path: path.symlink_to("nowhere"), "gone.csv is a link to nowhere, which does not exist"),
+    "gone.csv": (
+        lambda path: path.symlink_to("nowhere"),
+        "gone.csv is a link to nowhere, which does not exist",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("way", ["alone", "in a directory", "by a glob"])
-def test_a_file_that_is_no_data_is_named_however_it_is_found(tmp_path: Path, name: str, way: str) -> None:
+def test_a_file_that_is_no_data_is_named_however_it_is_found(
+    tmp_path: Path, name: str, way: str
+) -> None:
     make, words = ODD[name]
     folder = tmp_path / "data"
     folder.mkdir()
     make(folder / name)
     if way != "alone" and name == "pipe.csv":
         (folder / "good.csv").write_text(GOOD)
-        assert len(open_reader(str(folder), {}).sources()) == 1  # like subdirectories, it is passed over
+        assert (
+            len(open_reader(str(folder), {}).sources()) == 1
+        )  # like subdirectories, it is passed over
         return
     origin = {"alone": folder / name, "in a directory": folder, "by a glob": folder / "*"}[way]
     before = sorted(folder.iterdir())
@@ -108,7 +119,11 @@ def test_rows_with_any_end_behind_a_byte_order_mark_are_read(tmp_path: Path) -> 
     path.write_bytes(b'\xef\xbb\xbfa,b\r\n1,2\n3,"x\r\ny"\r5,6\r\n\r\n7,' + b"8" * (1 << 20))
     reader = open_reader(str(path), {})
     (source,) = reader.sources()
-    rows = [row for block in reader.read(Shard(ShardId(0), source.name, 0, source.records)) for row in block.records.tolist()]
+    rows = [
+        row
+        for block in reader.read(Shard(ShardId(0), source.name, 0, source.records))
+        for row in block.records.tolist()
+    ]
     assert reader.metadata.column_names == ("a", "b")
     assert [row[0] for row in rows] == [b"1", b"3", b"5", b"7"]
     assert rows[1][1] == b"x\r\ny" and len(rows[3][1]) == 1 << 20

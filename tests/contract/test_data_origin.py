@@ -29,8 +29,16 @@ def test_an_unknown_file_asks_for_its_format(tmp_path):
     with pytest.raises(UserError, match="cannot tell its format") as caught:
         open_reader(str(path), {})
     assert "format=" in caught.value.hint
-    assert open_reader(str(path), {"format": "csv", "header": False, "delimiter": "tab"}).sources()[0].records == 2
-    assert open_reader(str(path), {"header": False, "delimiter": "\\t"}).metadata.column_names == ("column_0", "column_1")
+    assert (
+        open_reader(str(path), {"format": "csv", "header": False, "delimiter": "tab"})
+        .sources()[0]
+        .records
+        == 2
+    )
+    assert open_reader(str(path), {"header": False, "delimiter": "\\t"}).metadata.column_names == (
+        "column_0",
+        "column_1",
+    )
 
 
 def test_tsv_files_have_tabs(tmp_path):

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.contract
 def blocks_of(path, params=None, begin=0, end=None):
     reader = open_reader(str(path), params or {})
     (source,) = reader.sources()
-    return list(reader.read(Shard(ShardId(1), source.name, begin, source.records if end is None else end)))
+    return list(
+        reader.read(Shard(ShardId(1), source.name, begin, source.records if end is None else end))
+    )
 
 
 def write(tmp_path, columns, **options):
@@ -75,7 +77,10 @@ def test_a_value_can_be_given_for_nulls(tmp_path):
 
 
 def test_lists_of_one_length_are_rows_of_a_matrix_and_others_are_bad(tmp_path):
-    columns = {"v": pa.array([[1, 2], [3], None, [4, 5], [6, None]]), "w": pa.array([[1.0]] * 5, pa.list_(pa.float32(), 1))}
+    columns = {
+        "v": pa.array([[1, 2], [3], None, [4, 5], [6, None]]),
+        "w": pa.array([[1.0]] * 5, pa.list_(pa.float32(), 1)),
+    }
     path = write(tmp_path, columns)
     (block,) = blocks_of(path)
     assert block.records["v"].tolist() == [[1, 2], [4, 5]]
@@ -87,7 +92,9 @@ def test_lists_of_one_length_are_rows_of_a_matrix_and_others_are_bad(tmp_path):
 def test_rows_are_found_across_row_groups(tmp_path):
     path = write(tmp_path, {"n": list(range(1000))}, row_group_size=7)
     for begin, end in [(0, 1000), (6, 8), (13, 29), (999, 1000)]:
-        assert [int(n) for block in blocks_of(path, {}, begin, end) for n in block.records["n"]] == list(range(begin, end))
+        assert [
+            int(n) for block in blocks_of(path, {}, begin, end) for n in block.records["n"]
+        ] == list(range(begin, end))
 
 
 def test_only_the_named_columns_are_read_in_their_order(tmp_path):

@@ -42,14 +42,18 @@ def test_a_csv_record_is_told_by_its_line(tmp_path: Path, end: str, header: bool
             lines.append(f"{number},1")
     path.write_bytes(("﻿" + end.join(lines)).encode())
     reader = open_reader(str(path), {"header": header})
-    assert [place(reader, number) for number in range(1000)] == [f"{path}:{line}" for line in expected]
+    assert [place(reader, number) for number in range(1000)] == [
+        f"{path}:{line}" for line in expected
+    ]
 
 
 def test_a_bad_csv_row_is_told_by_its_line_too(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text("a,b\n1,2\n1,2,3\n1\n3,4\n")
     reader = open_reader(str(path), {}, max_bad_records=2)
-    assert [place(reader, number) for number in (0, 2, 3)] == [f"{path}:{line}" for line in (2, 4, 5)]
+    assert [place(reader, number) for number in (0, 2, 3)] == [
+        f"{path}:{line}" for line in (2, 4, 5)
+    ]
 
 
 def test_a_tfrecord_is_told_by_its_number_and_offset(tmp_path: Path) -> None:
@@ -85,7 +89,9 @@ def test_a_reader_of_ones_own_may_tell_places_and_need_not() -> None:
         def read_records(self, task):
             yield from (str(number) for number in range(task.start, task.end))
 
-    plain = UserReader(open_custom_reader(lambda origin, records_per_task: Plain(), "x", {}), "/zoo")
+    plain = UserReader(
+        open_custom_reader(lambda origin, records_per_task: Plain(), "x", {}), "/zoo"
+    )
     assert place(plain, 7) == "table: record 7"
 
     class Telling:
@@ -100,5 +106,7 @@ def test_a_reader_of_ones_own_may_tell_places_and_need_not() -> None:
         def place(self, source, number):
             return f"row {number} of {source}"
 
-    telling = UserReader(open_custom_reader(lambda origin, records_per_task: Telling(), "x", {}), "/zoo")
+    telling = UserReader(
+        open_custom_reader(lambda origin, records_per_task: Telling(), "x", {}), "/zoo"
+    )
     assert place_of(telling, "t", 3) == "row 3 of t"

@@ -1,4 +1,6 @@
-"""One suite for every format: whatever holds the records, a reader gives each exactly once, in order."""
+"""One suite for every format: whatever holds the records, a reader gives each exactly once, in
+order.
+"""
 
 from __future__ import annotations
 
@@ -61,19 +63,27 @@ def write(kind: str, path: Path, numbers: range) -> str:
     match kind:
         case "csv":
             with open(path.with_suffix(".csv"), "w", newline="") as file:
-                csv.writer(file).writerows([["number", "text"], *([i, f"a,\n{i}"] for i in numbers)])
+                csv.writer(file).writerows(
+                    [["number", "text"], *([i, f"a,\n{i}"] for i in numbers)]
+                )
             return file.name
         case "tfrecord":
             path.with_suffix(".tfrecord").write_bytes(b"".join(frame(b"%d" % i) for i in numbers))
             return str(path.with_suffix(".tfrecord"))
         case "parquet":
             pq.write_table(
-                pa.table({"number": pa.array(list(numbers), pa.int64())}), path.with_suffix(".parquet"), row_group_size=977
+                pa.table({"number": pa.array(list(numbers), pa.int64())}),
+                path.with_suffix(".parquet"),
+                row_group_size=977,
             )
             return str(path.with_suffix(".parquet"))
         case "npz" | "npz compressed":
             save = np.savez if kind == "npz" else np.savez_compressed
-            save(path.with_suffix(".npz"), number=np.array(numbers), image=np.zeros((len(numbers), 2, 3), np.float32))
+            save(
+                path.with_suffix(".npz"),
+                number=np.array(numbers),
+                image=np.zeros((len(numbers), 2, 3), np.float32),
+            )
             return str(path.with_suffix(".npz"))
         case _:
             np.save(path.with_suffix(".npy"), np.array(numbers))
@@ -82,10 +92,14 @@ def write(kind: str, path: Path, numbers: range) -> str:
 
 def open_kind(kind: str, tmp_path: Path, records: int = RECORDS) -> Reader:
     if kind == "custom":
-        return open_custom_reader(lambda origin, records_per_task: Elsewhere(records), "db://table", {})
+        return open_custom_reader(
+            lambda origin, records_per_task: Elsewhere(records), "db://table", {}
+        )
     if kind == "own":
         arrays = {"number": np.arange(records)}
-        return open_custom_reader(lambda origin, records_per_task: ColumnsReader.of_arrays(arrays), "memory", {})
+        return open_custom_reader(
+            lambda origin, records_per_task: ColumnsReader.of_arrays(arrays), "memory", {}
+        )
     return open_reader(write(kind, tmp_path / "number", range(records)), {})
 
 
@@ -120,7 +134,9 @@ def test_any_cut_into_shards_gives_every_record_exactly_once(kind, tmp_path):
         cuts = [0, *sorted(choose.integers(0, RECORDS, pieces - 1).tolist()), RECORDS]
         shards = list(pairwise(cuts))
         choose.shuffle(shards)
-        found = {begin: read(reader, source.name, begin, end) for begin, end in shards if begin < end}
+        found = {
+            begin: read(reader, source.name, begin, end) for begin, end in shards if begin < end
+        }
         assert [i for begin in sorted(found) for i in found[begin]] == list(range(RECORDS))
     reader.close()
 
@@ -129,7 +145,10 @@ def test_another_process_s_reader_reads_a_shard_without_asking_for_sources(kind,
     first = open_kind(kind, tmp_path)
     (source,) = first.sources()
     assert read(
-        open_kind(kind, tmp_path) if kind in ("custom", "own") else open_reader(source.name, {}), source.name, 5000, 5003
+        open_kind(kind, tmp_path) if kind in ("custom", "own") else open_reader(source.name, {}),
+        source.name,
+        5000,
+        5003,
     ) == [
         5000,
         5001,
@@ -256,4 +275,6 @@ def test_a_directory_and_a_glob_give_a_source_for_each_file_in_order(kind, tmp_p
         reader = open_reader(origin, {})
         sources = reader.sources()
         assert [Path(source.name).stem for source in sources] == ["part-0", "part-1", "part-2"]
-        assert [i for source in sources for i in read(reader, source.name, 0, 100)] == list(range(300))
+        assert [i for source in sources for i in read(reader, source.name, 0, 100)] == list(
+            range(300)
+        )

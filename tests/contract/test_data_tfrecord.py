@@ -30,7 +30,10 @@ def written(tmp_path_factory):
     import tensorflow as tf
 
     choose = random.Random(3)
-    records = [choose.randbytes(choose.choice([0, 1, 15, 100, 5000])) for _ in range(2500)] + [choose.randbytes(3 << 20), b"end"]
+    records = [choose.randbytes(choose.choice([0, 1, 15, 100, 5000])) for _ in range(2500)] + [
+        choose.randbytes(3 << 20),
+        b"end",
+    ]
     path = tmp_path_factory.mktemp("tfrecord") / "data.tfrecord"
     with tf.io.TFRecordWriter(str(path)) as writer:
         for record in records:
@@ -47,7 +50,9 @@ def test_what_tensorflow_wrote_is_read(written):
     (source,) = open_reader(str(path), {}).sources()
     assert source.records == len(records)
     for begin, end in [(0, len(records)), (2499, 2502), (7, 8), (1000, 2000)]:
-        assert [record for block in blocks_of(path, begin, end) for record in block.records] == records[begin:end]
+        assert [
+            record for block in blocks_of(path, begin, end) for record in block.records
+        ] == records[begin:end]
 
 
 def test_tensorflow_reads_the_same(written):
@@ -102,17 +107,27 @@ def test_a_flipped_bit_in_data_makes_one_bad_record(written, tmp_path):
     bad = next(i for i in range(1500, 2500) if len(records[i]) == 5000)
     flip(path, offsets[bad] + 12 + 77)
     blocks = blocks_of(path, 1400, len(records))
-    assert [record for block in blocks for record in block.records] == records[1400:bad] + records[bad + 1 :]
+    assert [record for block in blocks for record in block.records] == records[1400:bad] + records[
+        bad + 1 :
+    ]
     assert sum(block.bad for block in blocks) == 1
     assert sum(block.count for block in blocks) == len(records) - 1400
     (example,) = [text for block in blocks for text in block.bad_examples]
-    assert example == f"{path}: at offset {offsets[bad]}: the record's data does not fit its checksum"
+    assert (
+        example == f"{path}: at offset {offsets[bad]}: the record's data does not fit its checksum"
+    )
 
 
 def test_a_flipped_bit_in_a_length_is_told_with_its_offset(written, tmp_path):
     path, _, offsets = copy(written, tmp_path)
     flip(path, offsets[700] + 1)
-    with pytest.raises(UserError, match=rf"data\.tfrecord: at offset {offsets[700]}: a record's length does not fit its checksum"):
+    with pytest.raises(
+        UserError,
+        match=(
+            rf"data\.tfrecord: at offset {offsets[700]}: a record's length does not fit its"
+            r" checksum"
+        ),
+    ):
         open_reader(str(path), {}).sources()
 
 
@@ -120,7 +135,9 @@ def test_a_flipped_bit_in_a_length_is_told_with_its_offset(written, tmp_path):
 def test_a_truncated_file_is_told_with_the_offset_of_the_record(written, tmp_path, missing):
     path, records, offsets = copy(written, tmp_path)
     os.truncate(path, offsets[-1] - missing)
-    with pytest.raises(UserError, match=rf"at offset {offsets[len(records) - 1]}: the file ends inside a record"):
+    with pytest.raises(
+        UserError, match=rf"at offset {offsets[len(records) - 1]}: the file ends inside a record"
+    ):
         open_reader(str(path), {}).sources()
 
 
@@ -154,8 +171,15 @@ def test_a_file_without_a_telling_name_is_known_by_its_first_bytes(written, tmp_
 def test_readers_do_not_import_tensorflow(written):
     path, records = written
     code = (
-        "import sys; from elasticdl.data import open_reader; reader = open_reader(sys.argv[1], {}); print(reader.sources()[0].records);"
-        "assert not {'tensorflow', 'keras', 'pyarrow'} & set(sys.modules)"
+        "import sys; from elasticdl.data import open_reader; reader = open_reader(sys.argv[1], {});"
+        " print(reader.sources()[0].records);assert not {'tensorflow', 'keras', 'pyarrow'} &"
+        " set(sys.modules)"
     )
-    found = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert int(found.stdout) == len(records)

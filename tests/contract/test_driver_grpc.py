@@ -17,7 +17,18 @@ from elasticdl.errors import PermanentError, Refused, TransientError, UserError
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.conversation import Drain, Failure, Finish, Finished, Progress, Report, Revoke, Servers, Summary, Wait
+from elasticdl.rpc.conversation import (
+    Drain,
+    Failure,
+    Finish,
+    Finished,
+    Progress,
+    Report,
+    Revoke,
+    Servers,
+    Summary,
+    Wait,
+)
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterStub
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.shard import Applied, ShardId, Task
@@ -39,19 +50,28 @@ def pool() -> Iterator[concurrent.futures.ThreadPoolExecutor]:
         yield made
 
 
-# -- who may speak ----------------------------------------------------------------------------------------------------
+# who may speak
 
 
 def test_a_process_that_attaches_is_told_what_it_needs(stage: Stage) -> None:
     attached = stage.client().attach()
-    assert (attached.term, attached.spec, attached.restore_from) == (TERM, SPEC, "checkpoints/version-5")
+    assert (attached.term, attached.spec, attached.restore_from) == (
+        TERM,
+        SPEC,
+        "checkpoints/version-5",
+    )
     assert stage.core.wait_for(happened.ProcessAttached).name == WORKER
 
 
 @pytest.mark.parametrize("token", ["", "wrong", TOKEN + "x", TOKEN[:-1]])
 def test_a_wrong_token_is_refused_and_nothing_is_acted_on(stage: Stage, token: str) -> None:
     client = stage.client(token=token)
-    for call in (client.attach, client.status, lambda: client.stop("x"), lambda: client.report(Report())):
+    for call in (
+        client.attach,
+        client.status,
+        lambda: client.stop("x"),
+        lambda: client.report(Report()),
+    ):
         with pytest.raises(Refused, match="token"):
             call()
     assert not stage.core.of(happened.ProcessAttached)
@@ -101,7 +121,11 @@ def test_a_process_that_never_attached_is_refused(stage: Stage) -> None:
 def test_a_process_of_an_older_master_is_refused(stage: Stage) -> None:
     client = stage.worker()
     client._term = TERM - 1
-    for call in (lambda: client.report(Report()), lambda: client.request_lease(1), lambda: next(client.orders())):
+    for call in (
+        lambda: client.report(Report()),
+        lambda: client.request_lease(1),
+        lambda: next(client.orders()),
+    ):
         with pytest.raises(Refused, match="term 2, this is term 3"):
             call()
 
@@ -139,12 +163,18 @@ def test_a_server_learns_what_to_restore_before_anybody_hears_of_it(stage: Stage
     for _ in range(2):
         client.attach(stage.call(stage._serve(PS[0])), "127.0.0.1:9", 5)
     [attached] = stage.core.of(happened.ProcessAttached)
-    assert (attached.name, attached.bulk_address, attached.restored_version) == (PS[0], "127.0.0.1:9", 5)
+    assert (attached.name, attached.bulk_address, attached.restored_version) == (
+        PS[0],
+        "127.0.0.1:9",
+        5,
+    )
 
 
 def test_a_message_that_is_too_big_is_refused_and_the_master_goes_on(stage: Stage) -> None:
     client = stage.worker()
-    big = Report(failures=tuple(Failure(Task.TRAINING, ShardId(1), 0, "x" * 60_000) for _ in range(300)))
+    big = Report(
+        failures=tuple(Failure(Task.TRAINING, ShardId(1), 0, "x" * 60_000) for _ in range(300))
+    )
     with pytest.raises(PermanentError, match=r"RESOURCE_EXHAUSTED|larger than max"):
         client.report(big)
     client.report(Report(gauges={"rss_bytes": 1.0}))
@@ -169,25 +199,33 @@ def test_what_is_asked_for_too_late_is_refused_with_its_reason(stage: Stage) -> 
     assert not stage.core.of(happened.ScaleRequested) + stage.core.of(happened.CheckpointRequested)
 
 
-# -- leases -----------------------------------------------------------------------------------------------------------
+# leases
 
 
 def test_a_lease_is_granted(stage: Stage) -> None:
-    stage.core.answers[happened.LeaseRequested] = lambda event: (do.GrantLease(event.worker, LEASE),)
+    stage.core.answers[happened.LeaseRequested] = lambda event: (
+        do.GrantLease(event.worker, LEASE),
+    )
     assert stage.worker().request_lease(5) == LEASE
 
 
 def test_a_long_poll_ends_with_the_reason_or_with_work_when_it_appears(
     stage: Stage, pool: concurrent.futures.ThreadPoolExecutor
 ) -> None:
-    stage.core.answers[happened.LeaseRequested] = lambda event: (do.NoLeaseNow(event.worker, "all shards are leased"),)
+    stage.core.answers[happened.LeaseRequested] = lambda event: (
+        do.NoLeaseNow(event.worker, "all shards are leased"),
+    )
     client = stage.worker()
     assert client.request_lease(0.05) == Wait("all shards are leased")
     asked = len(stage.core.of(happened.LeaseRequested))
     waiting = pool.submit(client.request_lease, 20)
     stage.core.wait_for(happened.LeaseRequested, asked + 1)
-    stage.core.answers[happened.LeaseRequested] = lambda event: (do.GrantLease(event.worker, LEASE),)
-    stage.post(happened.LeaseReturned(0.0, ProcessName.parse("worker-9"), Applied(ShardId(4), 0, 0)))
+    stage.core.answers[happened.LeaseRequested] = lambda event: (
+        do.GrantLease(event.worker, LEASE),
+    )
+    stage.post(
+        happened.LeaseReturned(0.0, ProcessName.parse("worker-9"), Applied(ShardId(4), 0, 0))
+    )
     assert waiting.result(20) == LEASE
 
 
@@ -199,10 +237,13 @@ def test_the_end_of_the_work_is_told(stage: Stage) -> None:
 def test_a_lease_granted_to_a_call_that_was_cancelled_goes_back(stage: Stage) -> None:
     client = stage.worker()
     request = pb.LeaseRequest(wait_s=20, sequence=1)
-    call = client._stub.RequestLease.future(request, timeout=20, metadata=client._credentials.metadata(TERM))
+    call = client._stub.RequestLease.future(
+        request, timeout=20, metadata=client._credentials.metadata(TERM)
+    )
     stage.core.wait_for(happened.LeaseRequested)
     call.cancel()
-    # The cancellation travels on the same connection, so it is known when a later call has been answered.
+    # The cancellation travels on the same connection, so it is known when a later call has been
+    # answered.
     client.report(Report())
     stage.order(do.GrantLease(WORKER, LEASE))
     back = stage.core.wait_for(happened.LeaseReturned)
@@ -210,12 +251,14 @@ def test_a_lease_granted_to_a_call_that_was_cancelled_goes_back(stage: Stage) ->
 
 
 def test_no_event_of_an_unanswered_question_is_kept(stage: Stage) -> None:
-    stage.core.answers[happened.LeaseRequested] = lambda event: (do.NoLeaseNow(event.worker, "wait"),)
+    stage.core.answers[happened.LeaseRequested] = lambda event: (
+        do.NoLeaseNow(event.worker, "wait"),
+    )
     stage.worker().request_lease(0.05)
     assert "LeaseRequested" not in stage.journal.log
 
 
-# -- reports ----------------------------------------------------------------------------------------------------------
+# reports
 
 
 def test_a_report_becomes_events_in_order(stage: Stage) -> None:
@@ -231,7 +274,11 @@ def test_a_report_becomes_events_in_order(stage: Stage) -> None:
             stop_asked="enough",
         )
     )
-    kinds = [type(event).__name__ for event in stage.journal.safe if not isinstance(event, happened.ProcessAttached)]
+    kinds = [
+        type(event).__name__
+        for event in stage.journal.safe
+        if not isinstance(event, happened.ProcessAttached)
+    ]
     assert kinds == [
         "ProgressReported",
         "ProgressReported",
@@ -266,19 +313,30 @@ def test_a_report_that_is_repeated_counts_once(stage: Stage) -> None:
 def test_what_a_process_drops_itself_is_in_the_journal(stage: Stage) -> None:
     client = stage.worker()
     for count in (2, 2, 5):
-        client.report(Report(gauges={"dropped_voided_lease": float(count)}, stop_asked="so that the answer waits for it"))
+        client.report(
+            Report(
+                gauges={"dropped_voided_lease": float(count)},
+                stop_asked="so that the answer waits for it",
+            )
+        )
     told = [(event.cause, event.count) for event in stage.core.of(happened.MessagesDropped)]
     assert told == [(DropCause.VOIDED_LEASE, 2), (DropCause.VOIDED_LEASE, 3)]
     assert all(event in stage.journal.safe for event in stage.core.of(happened.MessagesDropped))
 
 
 def test_gauges_and_records_per_second_are_shown(stage: Stage) -> None:
-    stage.core.answers[happened.LeaseRequested] = lambda event: (do.GrantLease(event.worker, LEASE),)
+    stage.core.answers[happened.LeaseRequested] = lambda event: (
+        do.GrantLease(event.worker, LEASE),
+    )
     client = stage.worker()
     client.request_lease(5)
     client.report(Report(progress=(Progress(Task.TRAINING, Applied(ShardId(4), 0, 20)),)))
     stage.clock.advance(4)
-    client.report(Report(progress=(Progress(Task.TRAINING, Applied(ShardId(4), 0, 60)),), gauges={"step_ms": 3.5}))
+    client.report(
+        Report(
+            progress=(Progress(Task.TRAINING, Applied(ShardId(4), 0, 60)),), gauges={"step_ms": 3.5}
+        )
+    )
     status = stage.client("cli").status()
     assert status["records_per_s"] == 10.0
     assert status["gauges"]["worker-1"] == {"step_ms": 3.5, "records_per_s": 10.0}
@@ -322,7 +380,7 @@ def test_a_master_that_was_stopped_itself_gives_nobody_up(stage: Stage) -> None:
     assert not stage.core.of(happened.ProcessSilent)
 
 
-# -- orders -----------------------------------------------------------------------------------------------------------
+# orders
 
 
 def test_orders_reach_a_worker_and_begin_with_the_servers(stage: Stage) -> None:
@@ -335,7 +393,9 @@ def test_orders_reach_a_worker_and_begin_with_the_servers(stage: Stage) -> None:
     assert next(orders) == Servers(("a:1", ""))
 
 
-def test_a_worker_that_does_not_ask_for_work_yet_is_told_that_there_is_none_any_more(stage: Stage) -> None:
+def test_a_worker_that_does_not_ask_for_work_yet_is_told_that_there_is_none_any_more(
+    stage: Stage,
+) -> None:
     """It may be importing TensorFlow: the job's end does not wait for that."""
     client = stage.worker()
     stage.order(do.WorkFinished(WORKER))
@@ -359,7 +419,9 @@ def test_a_worker_that_is_stopped_is_told_why(stage: Stage) -> None:
     assert next(orders) == Drain("scaled down to 1")
 
 
-def test_orders_end_when_the_client_is_closed(stage: Stage, pool: concurrent.futures.ThreadPoolExecutor) -> None:
+def test_orders_end_when_the_client_is_closed(
+    stage: Stage, pool: concurrent.futures.ThreadPoolExecutor
+) -> None:
     client = stage.worker()
     orders = client.orders()
     next(orders)
@@ -368,14 +430,20 @@ def test_orders_end_when_the_client_is_closed(stage: Stage, pool: concurrent.fut
     assert rest.result(20) == []
 
 
-def test_a_client_survives_a_master_that_is_away(stage: Stage, pool: concurrent.futures.ThreadPoolExecutor) -> None:
+def test_a_client_survives_a_master_that_is_away(
+    stage: Stage, pool: concurrent.futures.ThreadPoolExecutor
+) -> None:
     client = stage.worker()
     client._away_s = 30
     orders = client.orders()
     next(orders)
     stage.call(stage.vanish())
     failure = Report(failures=(Failure(Task.TRAINING, ShardId(6), 0, "boom"),))
-    calls = [pool.submit(client.report, failure), pool.submit(client.request_lease, 0.2), pool.submit(next, orders)]
+    calls = [
+        pool.submit(client.report, failure),
+        pool.submit(client.request_lease, 0.2),
+        pool.submit(next, orders),
+    ]
     assert not concurrent.futures.wait(calls, timeout=0.3).done
     stage.call(stage.come_back())
     calls[0].result(20)
@@ -387,6 +455,8 @@ def test_a_client_survives_a_master_that_is_away(stage: Stage, pool: concurrent.
 
 def test_a_client_gives_up_on_a_master_that_stays_away() -> None:
     client = MasterClient("127.0.0.1:1", TOKEN, "worker-1", away_s=0.3)
-    with pytest.raises(TransientError, match=r"attach of worker-1 at master 127.0.0.1:1.*gave up after"):
+    with pytest.raises(
+        TransientError, match=r"attach of worker-1 at master 127.0.0.1:1.*gave up after"
+    ):
         client.attach()
     client.close()

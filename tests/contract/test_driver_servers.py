@@ -1,4 +1,6 @@
-"""What the driver does to servers and processes when the core orders it, over gRPC and on a cluster in memory."""
+"""What the driver does to servers and processes when the core orders it, over gRPC and on a cluster
+in memory.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     made.close()
 
 
-# -- servers ----------------------------------------------------------------------------------------------------------
+# servers
 
 
 def test_a_fenced_worker_is_fenced_on_every_server_and_what_they_have_is_told(stage: Stage) -> None:
@@ -91,7 +93,9 @@ def test_nobody_hears_of_a_server_that_does_not_refuse_the_fenced_yet(stage: Sta
     address = stage.call(stage._serve(PS[0]))
     server = stage.servers[PS[0]]
     server.fail["Fence"] = grpc.StatusCode.UNAVAILABLE
-    attaching = threading.Thread(target=lambda: stage.client("ps-0").attach(address, "127.0.0.1:1", None))
+    attaching = threading.Thread(
+        target=lambda: stage.client("ps-0").attach(address, "127.0.0.1:1", None)
+    )
     attaching.start()
     server.wait_for_call("Fence", 2)
     assert not stage.core.of(happened.ProcessAttached)
@@ -104,23 +108,36 @@ def test_nobody_hears_of_a_server_that_does_not_refuse_the_fenced_yet(stage: Sta
 def test_a_cut_lets_all_servers_reach_the_same_push_and_opens_the_gates(stage: Stage) -> None:
     stage.attach_servers()
     first, second = (stage.servers[name] for name in PS)
-    second.last = {"worker-1": (8, pb.Applied(shard=4, attempt=0, offset=80)), "worker-2": (1, pb.Applied(shard=5))}
+    second.last = {
+        "worker-1": (8, pb.Applied(shard=4, attempt=0, offset=80)),
+        "worker-2": (1, pb.Applied(shard=5)),
+    }
     second.version = 12
     gated: list[bool] = []
-    stage.core.answers[happened.SnapshotCut] = lambda _: gated.append(first.gated and second.gated) or ()  # type: ignore[func-returns-value]
+    stage.core.answers[happened.SnapshotCut] = lambda _: (
+        gated.append(first.gated and second.gated) or ()
+    )  # type: ignore[func-returns-value]
     stage.order(do.TakeSnapshot(SnapshotId(6), do.Purpose.CHECKPOINT))
     cut = stage.core.wait_for(happened.SnapshotCut)
     assert first.admitted == second.admitted == {"worker-1": 8, "worker-2": 1}
     # The first server never got push 8: the cut has push 7 of worker-1, and nothing of worker-2.
-    assert (cut.snapshot, cut.version, cut.applied) == (SnapshotId(6), 10, {"worker-1": Applied(ShardId(4), 0, 70)})
+    assert (cut.snapshot, cut.version, cut.applied) == (
+        SnapshotId(6),
+        10,
+        {"worker-1": Applied(ShardId(4), 0, 70)},
+    )
     assert gated == [True], "the cut is handled while nobody can push"
     for server in (first, second):
         server.wait_for_call("Ungate")
         assert server.calls == ["Gate", "Cut", "Ungate"]
 
 
-def test_a_cut_whose_gates_may_have_opened_since_is_none(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A master that was stopped for a while may have heard of later pushes before the answers to its cut."""
+def test_a_cut_whose_gates_may_have_opened_since_is_none(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master that was stopped for a while may have heard of later pushes before the answers to
+    its cut.
+    """
     monkeypatch.setattr(snapshots, "_SURE_S", 0.0)
     stage.attach_servers()
     stage.order(do.TakeSnapshot(SnapshotId(6), do.Purpose.CHECKPOINT))
@@ -167,7 +184,9 @@ def test_a_server_that_ends_in_a_cut_leaves_the_other_gates_open(stage: Stage) -
 
 def test_cuts_come_one_after_the_other(stage: Stage) -> None:
     stage.attach_servers()
-    stage.order(*(do.TakeSnapshot(SnapshotId(number), do.Purpose.EVALUATION) for number in (1, 2, 3)))
+    stage.order(
+        *(do.TakeSnapshot(SnapshotId(number), do.Purpose.EVALUATION) for number in (1, 2, 3))
+    )
     stage.core.wait_for(happened.SnapshotCut, 3)
     stage.servers[PS[0]].wait_for_call("Ungate", 3)
     assert stage.servers[PS[0]].calls == ["Gate", "Cut", "Ungate"] * 3
@@ -192,7 +211,9 @@ def test_a_view_is_dropped_everywhere_though_one_server_fails_for_a_moment(stage
     failing.wait_for_call("Drop", asked + 1)
 
 
-def test_a_server_that_never_drops_a_view_is_not_asked_for_ever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_never_drops_a_view_is_not_asked_for_ever(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(snapshots, "_DROP_TRIES", 3)
     monkeypatch.setattr(snapshots, "delay_s", lambda _: 0.0)
     stage.attach_servers()
@@ -201,7 +222,7 @@ def test_a_server_that_never_drops_a_view_is_not_asked_for_ever(stage: Stage, mo
     assert stage.servers[PS[0]].calls.count("Drop") == 3
 
 
-# -- processes --------------------------------------------------------------------------------------------------------
+# processes
 
 
 def test_a_process_is_started_after_its_delay_and_seen(stage: Stage) -> None:
@@ -249,11 +270,21 @@ def test_events_are_on_disk_before_their_commands_are_carried_out(stage: Stage) 
 
 def test_announcements_and_metrics_are_lines_of_json(stage: Stage) -> None:
     stage.order(
-        do.Announce("exit", "worker-1 was killed by SIGKILL", process="worker-1", cause="infrastructure", level="warning"),
+        do.Announce(
+            "exit",
+            "worker-1 was killed by SIGKILL",
+            process="worker-1",
+            cause="infrastructure",
+            level="warning",
+        ),
         do.RecordMetrics("evaluation", 40, 900, {"accuracy": 0.95}),
     )
     event = json.loads((stage.directory / "events.jsonl").read_text())
-    assert (event["process"], event["cause"], event["level"]) == ("worker-1", "infrastructure", "warning")
+    assert (event["process"], event["cause"], event["level"]) == (
+        "worker-1",
+        "infrastructure",
+        "warning",
+    )
     row = json.loads((stage.directory / "metrics.jsonl").read_text())
     assert (row["version"], row["values"]) == (40, {"accuracy": 0.95})
 

@@ -40,7 +40,12 @@ def test_a_process_is_asked_for_its_state_and_its_answer_is_heard(stage: Stage) 
     assert next(order for order in client.orders() if isinstance(order, TellState)) == TellState()
     client.report(Report(state=State(HELD, "feed.py:3", "in feed for 95 s")))
     told = stage.core.wait_for(happened.StateTold)
-    assert (told.process, told.held, told.stacks, told.doing) == (WORKER, HELD, "feed.py:3", "in feed for 95 s")
+    assert (told.process, told.held, told.stacks, told.doing) == (
+        WORKER,
+        HELD,
+        "feed.py:3",
+        "in feed for 95 s",
+    )
 
 
 def test_a_server_tells_its_stacks_too(stage: Stage) -> None:
@@ -55,31 +60,43 @@ def test_stacks_of_any_length_are_cut_to_what_a_message_bears(stage: Stage) -> N
     assert len(stage.core.wait_for(happened.StateTold).stacks) == 16_000
 
 
-def test_a_long_activity_is_told_to_the_core_once_and_once_more_when_it_is_over(stage: Stage) -> None:
+def test_a_long_activity_is_told_to_the_core_once_and_once_more_when_it_is_over(
+    stage: Stage,
+) -> None:
     client = stage.worker()
     for age_s in (5.0, 5.5, 6.0):
         client.report(Report(activity=Activity("feed", age_s)))
     client.report(Report())
     client.report(Report())
     stage.core.wait_for(happened.ActivityTold, 2)
-    assert [(event.what, event.age_s) for event in stage.core.of(happened.ActivityTold)] == [("feed", 5.0), ("", 0.0)]
+    assert [(event.what, event.age_s) for event in stage.core.of(happened.ActivityTold)] == [
+        ("feed", 5.0),
+        ("", 0.0),
+    ]
 
 
 def test_a_member_of_a_ring_tells_where_it_is(stage: Stage) -> None:
-    stage.worker().report(Report(ring=RingReport(ready=True, entered=2, version=944, number=9, offset=-1)))
+    stage.worker().report(
+        Report(ring=RingReport(ready=True, entered=2, version=944, number=9, offset=-1))
+    )
     told = stage.core.wait_for(happened.RingTold)
     assert (told.version, told.number, told.offset) == (944, 9, -1)
 
 
 class Idle:
-    """A worker that comes up, lives, answers, and never asks for work: the protocol's fault, not the user's."""
+    """A worker that comes up, lives, answers, and never asks for work: the protocol's fault, not
+    the user's.
+    """
 
     def __init__(self, client: MasterClient) -> None:
         self.client = client
         self.told = 0
         self._over = threading.Event()
         client.attach()
-        self.threads = [threading.Thread(target=self._report), threading.Thread(target=self._listen)]
+        self.threads = [
+            threading.Thread(target=self._report),
+            threading.Thread(target=self._listen),
+        ]
         for thread in self.threads:
             thread.start()
 
@@ -100,7 +117,11 @@ class Idle:
     def _follow(self, order: Order) -> None:
         if isinstance(order, TellState):
             self.told += 1
-            self.client.report(Report(state=State((), f"{threading.current_thread().name} is at idle.py:7, in wait")))
+            self.client.report(
+                Report(
+                    state=State((), f"{threading.current_thread().name} is at idle.py:7, in wait")
+                )
+            )
 
     def end(self) -> None:
         self._over.set()
@@ -117,8 +138,16 @@ def until(found: Callable[[], Any], limit_s: float = 60.0) -> Any:
     return value
 
 
-def test_a_worker_that_never_asks_is_diagnosed_replaced_and_at_last_the_job_ends(tmp_path: Path) -> None:
-    flags = {"model_zoo": "zoo", "model_def": "iris", "training_data": "t", "num_ps_pods": 2, "stall_seconds": 1}
+def test_a_worker_that_never_asks_is_diagnosed_replaced_and_at_last_the_job_ends(
+    tmp_path: Path,
+) -> None:
+    flags = {
+        "model_zoo": "zoo",
+        "model_def": "iris",
+        "training_data": "t",
+        "num_ps_pods": 2,
+        "stall_seconds": 1,
+    }
     core = JobState(JobSpec.from_flags(Action.TRAIN, flags))
     stage = Stage(tmp_path, core, SystemClock())
     idle: list[Idle] = []
@@ -146,7 +175,9 @@ def test_a_worker_that_never_asks_is_diagnosed_replaced_and_at_last_the_job_ends
         for one in idle:
             one.end()
         stage.close()
-    lines = [line["text"] for line in whole_lines(tmp_path / "events.jsonl") if line["kind"] == "stall"]
+    lines = [
+        line["text"] for line in whole_lines(tmp_path / "events.jsonl") if line["kind"] == "stall"
+    ]
     assert lines[0].startswith("the job stands still: nothing has moved for")
     assert any("idle.py:7, in wait" in line for line in lines)
     assert any("worker-0 is replaced" in line for line in lines)

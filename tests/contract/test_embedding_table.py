@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.embedding.reference import ReferenceTable
-from elasticdl.embedding.spec import InitializerKind, InitializerSpec, OptimizerKind, OptimizerSpec, TableSpec
+from elasticdl.embedding.spec import (
+    InitializerKind,
+    InitializerSpec,
+    OptimizerKind,
+    OptimizerSpec,
+    TableSpec,
+)
 from elasticdl.embedding.table import LIVE, Table, native_table
 
 pytestmark = pytest.mark.contract
@@ -61,9 +67,13 @@ def test_every_int64_is_an_id_and_keeps_its_own_row(make):
 def test_a_row_begins_the_same_in_whatever_order_and_company_it_is_made(make):
     spec = TableSpec(name="t", dim=5, seed=9)
     together = make(spec, ADAM).lookup(EXTREMES)
-    alone = np.concatenate([make(spec, ADAM).lookup(EXTREMES[i : i + 1]) for i in range(len(EXTREMES))])
+    alone = np.concatenate(
+        [make(spec, ADAM).lookup(EXTREMES[i : i + 1]) for i in range(len(EXTREMES))]
+    )
     np.testing.assert_array_equal(together, alone)
-    assert not np.array_equal(together, make(TableSpec(name="t", dim=5, seed=10), ADAM).lookup(EXTREMES))
+    assert not np.array_equal(
+        together, make(TableSpec(name="t", dim=5, seed=10), ADAM).lookup(EXTREMES)
+    )
 
 
 @pytest.mark.parametrize("initializer", sorted(INITIALIZERS))
@@ -71,12 +81,18 @@ def test_a_row_begins_the_same_in_whatever_order_and_company_it_is_made(make):
 def test_initial_rows_are_equal_to_the_bit_in_both(initializer, dim):
     spec = TableSpec(name="t", dim=dim, initializer=INITIALIZERS[initializer], seed=2**64 - 3)
     ids = np.concatenate([EXTREMES, np.arange(1000)])
-    np.testing.assert_array_equal(native_table(spec, ADAM).lookup(ids), ReferenceTable(spec, ADAM).lookup(ids))
+    np.testing.assert_array_equal(
+        native_table(spec, ADAM).lookup(ids), ReferenceTable(spec, ADAM).lookup(ids)
+    )
 
 
 def test_initial_rows_have_the_moments_and_bounds_of_their_distribution(make):
     def drawn(kind: str) -> np.ndarray:
-        return make(TableSpec(name="t", dim=64, initializer=INITIALIZERS[kind]), ADAM).lookup(np.arange(3000)).astype(np.float64)
+        return (
+            make(TableSpec(name="t", dim=64, initializer=INITIALIZERS[kind]), ADAM)
+            .lookup(np.arange(3000))
+            .astype(np.float64)
+        )
 
     uniform, normal, truncated = drawn("uniform"), drawn("normal"), drawn("truncated_normal")
     assert -0.05 <= uniform.min() < -0.0499
@@ -86,7 +102,9 @@ def test_initial_rows_have_the_moments_and_bounds_of_their_distribution(make):
     assert abs(normal.mean() - 0.5) < 0.02
     assert abs(normal.std() - 2.0) < 0.02
     assert abs(np.mean(np.abs(normal - 0.5) < 4.0) - 0.9545) < 0.003
-    assert abs(truncated.std() - 2.0 * 0.8796) < 0.02  # of a normal distribution cut at two deviations
+    assert (
+        abs(truncated.std() - 2.0 * 0.8796) < 0.02
+    )  # of a normal distribution cut at two deviations
     assert -3.5 <= truncated.min() < -3.4
     assert 4.4 < truncated.max() <= 4.5
     assert abs(np.corrcoef(normal[:, 0], normal[:, 1])[0, 1]) < 0.06
@@ -103,7 +121,10 @@ def test_peeking_makes_no_rows_and_reads_what_a_lookup_would(make):
 @pytest.mark.parametrize("dim", [1, 8, 13, 16, 32, 64])
 def test_updates_are_equal_to_the_bit_in_both(optimizer, dim):
     spec = TableSpec(name="t", dim=dim, seed=1)
-    native, reference = native_table(spec, OPTIMIZERS[optimizer]), ReferenceTable(spec, OPTIMIZERS[optimizer])
+    native, reference = (
+        native_table(spec, OPTIMIZERS[optimizer]),
+        ReferenceTable(spec, OPTIMIZERS[optimizer]),
+    )
     random = np.random.default_rng(dim)
     for step in range(1, 30):
         ids = random.choice(50, 20, replace=False).astype(np.int64)
@@ -125,7 +146,10 @@ def test_a_row_that_is_not_named_does_not_move(make):
 
 
 def test_bias_is_corrected_by_the_models_step_for_a_row_touched_for_the_first_time(make):
-    late, early = (make(TableSpec(name="t", dim=1, initializer=INITIALIZERS["constant"]), ADAM) for _ in range(2))
+    late, early = (
+        make(TableSpec(name="t", dim=1, initializer=INITIALIZERS["constant"]), ADAM)
+        for _ in range(2)
+    )
     gradient = np.ones((1, 1), np.float32)
     early.apply(ids_of(1), gradient, 0.1, 1)
     late.apply(ids_of(1), gradient, 0.1, 1_000_000)
@@ -175,7 +199,12 @@ def test_what_was_read_can_be_put_into_another_table_bit_for_bit(make):
 def test_arrays_of_another_dtype_shape_or_layout_are_refused(make):
     table = make(TableSpec(name="t", dim=4), ADAM)
     good = gradients_of(2, 4)
-    for ids in (np.array([1, 2], np.int32), np.array([1.0]), np.arange(6, dtype=np.int64)[::2], np.zeros((2, 1), np.int64)):
+    for ids in (
+        np.array([1, 2], np.int32),
+        np.array([1.0]),
+        np.arange(6, dtype=np.int64)[::2],
+        np.zeros((2, 1), np.int64),
+    ):
         with pytest.raises(TypeError):
             table.lookup(ids)
     for gradients in (good.astype(np.float64), good.T, good[0]):
@@ -212,7 +241,9 @@ def test_no_ids_are_fine(make):
 
 
 def test_threads_that_read_and_write_at_once_lose_no_update(make):
-    table = make(TableSpec(name="t", dim=4, initializer=INITIALIZERS["constant"]), OPTIMIZERS["sgd"])
+    table = make(
+        TableSpec(name="t", dim=4, initializer=INITIALIZERS["constant"]), OPTIMIZERS["sgd"]
+    )
     ids, ones = np.arange(500, dtype=np.int64), np.ones((500, 4), np.float32)
     torn = []
 
@@ -228,7 +259,9 @@ def test_threads_that_read_and_write_at_once_lose_no_update(make):
     for thread in threads:
         thread.join(60)
     assert not any(torn)
-    np.testing.assert_array_equal(table.lookup(ids), np.full((500, 4), 0.25 - 60 * 0.25, np.float32))
+    np.testing.assert_array_equal(
+        table.lookup(ids), np.full((500, 4), 0.25 - 60 * 0.25, np.float32)
+    )
 
 
 some_ids = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-20, 20), max_size=30)
@@ -254,18 +287,29 @@ def perform(table: Table, operation: str, argument: object, step: int) -> None:
     elif operation == "apply":
         table.apply(unique, gradients_of(len(unique), table.dim, step), 0.05, step)
     else:
-        table.insert(ids, np.abs(gradients_of(len(ids), table.row_floats, step)))  # accumulators are never negative
+        table.insert(
+            ids, np.abs(gradients_of(len(ids), table.row_floats, step))
+        )  # accumulators are never negative
 
 
 def everything(table: Table, ids: np.ndarray, views: list[int]) -> list[np.ndarray]:
     parts = [table.peek(ids)]
     for view in [LIVE, *views]:
-        parts += [*table.read(view, 0, 10_000), table.peek(ids, view), np.array(table.view_rows(view))]
+        parts += [
+            *table.read(view, 0, 10_000),
+            table.peek(ids, view),
+            np.array(table.view_rows(view)),
+        ]
     return parts
 
 
 @settings(max_examples=60, deadline=None)
-@given(operations, st.sampled_from(sorted(OPTIMIZERS)), st.sampled_from(sorted(INITIALIZERS)), st.integers(1, 20))
+@given(
+    operations,
+    st.sampled_from(sorted(OPTIMIZERS)),
+    st.sampled_from(sorted(INITIALIZERS)),
+    st.integers(1, 20),
+)
 def test_any_sequence_of_operations_leaves_both_equal(sequence, optimizer, initializer, dim):
     spec = TableSpec(name="t", dim=dim, initializer=INITIALIZERS[initializer], seed=dim)
     tables = [make(spec, OPTIMIZERS[optimizer]) for make in MAKERS.values()]
@@ -281,5 +325,7 @@ def test_any_sequence_of_operations_leaves_both_equal(sequence, optimizer, initi
         else:
             seen += argument
     ids = np.array(seen, np.int64)
-    for mine, theirs in zip(*(everything(table, ids, sorted(views)) for table in tables), strict=True):
+    for mine, theirs in zip(
+        *(everything(table, ids, sorted(views)) for table in tables), strict=True
+    ):
         np.testing.assert_array_equal(mine, theirs)

@@ -1,4 +1,6 @@
-"""What a cluster does to processes, scripted on the cluster in memory, and what becomes of the job."""
+"""What a cluster does to processes, scripted on the cluster in memory, and what becomes of the
+job.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.cluster.fake import DELETED, EVICTED, NODE_TAINTED, OUT_OF_MEMORY, PREEMPTED, no_image, no_program
+from elasticdl.cluster.fake import (
+    DELETED,
+    EVICTED,
+    NODE_TAINTED,
+    OUT_OF_MEMORY,
+    PREEMPTED,
+    no_image,
+    no_program,
+)
 from elasticdl.errors import ExitCode
 from elasticdl.master import driver
 from elasticdl.master.core.commands import FinishJob
@@ -25,10 +35,16 @@ QUOTA = "quota team exhausted: cpu 8 of 8 used, 2 more asked for"
 
 
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[FinishJob, FakeJob]]:
+def play(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[FinishJob, FakeJob]]:
     monkeypatch.setattr(driver, "TICK_S", TICK_S)
 
-    def run(scenario: Callable[[FakeJob], Any] | None = None, prepare: Callable[[FakeJob], None] | None = None, **flags: Any):
+    def run(
+        scenario: Callable[[FakeJob], Any] | None = None,
+        prepare: Callable[[FakeJob], None] | None = None,
+        **flags: Any,
+    ):
         async def whole() -> tuple[FinishJob, FakeJob]:
             job = FakeJob(tmp_path, **flags)
             if prepare:
@@ -45,27 +61,42 @@ def events(job: FakeJob) -> list[dict[str, Any]]:
 
 
 def causes(job: FakeJob) -> list[str]:
-    return [event["cause"] for event in events(job) if event["cause"] not in ("", "finished", "drained")]
+    return [
+        event["cause"] for event in events(job) if event["cause"] not in ("", "finished", "drained")
+    ]
 
 
 def whole(job: FakeJob) -> bool:
     total = job.core.receipt()["total"]
-    return (total["expected"], total["trained"], total["lost"]) == (SOURCE.records, SOURCE.records, 0)
+    return (total["expected"], total["trained"], total["lost"]) == (
+        SOURCE.records,
+        SOURCE.records,
+        0,
+    )
 
 
-def test_preempted_evicted_deleted_tainted_and_lost_workers_come_back_and_each_cause_is_named(play) -> None:
+def test_preempted_evicted_deleted_tainted_and_lost_workers_come_back_and_each_cause_is_named(
+    play,
+) -> None:
     async def scenario(job: FakeJob) -> None:
         for facts in (PREEMPTED, EVICTED, DELETED, NODE_TAINTED):
             before = job.trained
-            await job.until("some progress", lambda job, before=before: job.trained > before and len(job.workers) == 2)
+            await job.until(
+                "some progress",
+                lambda job, before=before: job.trained > before and len(job.workers) == 2,
+            )
             job.cluster.exit(job.workers[0], facts)
         await job.until("two workers", lambda job: len(job.workers) == 2)
         lost = job.workers[0]
         job.cluster.lose_node(lost)
         job._lives[lost].cancel()
-        await job.until("it is missed", lambda job: any(e["cause"] == "silent" for e in events(job)))
+        await job.until(
+            "it is missed", lambda job: any(e["cause"] == "silent" for e in events(job))
+        )
         job.cluster.notice_loss(lost)
-        await job.until("it is explained", lambda job: any(e["cause"] == "node_lost" for e in events(job)))
+        await job.until(
+            "it is explained", lambda job: any(e["cause"] == "node_lost" for e in events(job))
+        )
 
     finish, job = play(scenario, pace_s=0.03, max_relaunches=0)
     assert finish.exit_code is ExitCode.DONE, finish
@@ -73,14 +104,18 @@ def test_preempted_evicted_deleted_tainted_and_lost_workers_come_back_and_each_c
     assert whole(job)
 
 
-def test_a_quota_for_half_of_the_processes_is_one_wait_and_the_job_runs_with_what_it_has(play) -> None:
+def test_a_quota_for_half_of_the_processes_is_one_wait_and_the_job_runs_with_what_it_has(
+    play,
+) -> None:
     async def scenario(job: FakeJob) -> None:
         await job.until("training with two", lambda job: job.trained > 64)
         assert len(job.workers) == 2
         job.cluster.quota(None)
         await job.until("the others came", lambda job: len(job.workers) == 4)
 
-    finish, job = play(scenario, lambda job: job.cluster.quota(4, QUOTA), num_workers="1:4", pace_s=0.1)
+    finish, job = play(
+        scenario, lambda job: job.cluster.quota(4, QUOTA), num_workers="1:4", pace_s=0.1
+    )
     assert finish.exit_code is ExitCode.DONE and whole(job)
     waits = [event["text"] for event in events(job) if event["kind"] == "wait"]
     assert waits[0] == f"2 of 4 workers placed; {QUOTA}"
@@ -89,7 +124,10 @@ def test_a_quota_for_half_of_the_processes_is_one_wait_and_the_job_runs_with_wha
 
 def test_a_server_that_no_node_has_room_for_is_a_named_wait_that_ends_when_there_is(play) -> None:
     async def scenario(job: FakeJob) -> None:
-        await job.until("the wait is told", lambda job: any("parameter servers placed" in e["text"] for e in events(job)))
+        await job.until(
+            "the wait is told",
+            lambda job: any("parameter servers placed" in e["text"] for e in events(job)),
+        )
         assert job.trained == 0
         job.cluster.place(PS1)
 
@@ -110,7 +148,9 @@ def test_an_image_that_cannot_be_had_fails_the_job_with_the_registrys_words(play
 def test_a_command_that_is_not_there_fails_the_job_with_the_runtimes_words(play) -> None:
     def prepare(job: FakeJob) -> None:
         for index in range(9):
-            job.cluster.doom(no_program('exec: "trian": not found'), name=ProcessName(Role.WORKER, index))
+            job.cluster.doom(
+                no_program('exec: "trian": not found'), name=ProcessName(Role.WORKER, index)
+            )
 
     finish, job = play(None, prepare)
     assert finish.exit_code is ExitCode.JOB_FAILED and 'exec: "trian": not found' in finish.message
@@ -132,7 +172,10 @@ def test_an_image_that_is_away_for_a_while_costs_only_pauses_where_workers_ran_b
 
 
 def test_rights_that_are_missing_for_ever_exit_with_3_and_name_verb_and_resource(play) -> None:
-    words = "service account elasticdl of namespace ns may not create pods in namespace ns; docker/rbac.yaml has the rights"
+    words = (
+        "service account elasticdl of namespace ns may not create pods in namespace ns;"
+        " docker/rbac.yaml has the rights"
+    )
     finish, _ = play(None, lambda job: job.cluster.refuse(words, retry=False, times=99))
     assert (finish.exit_code, words in finish.message) == (ExitCode.CLUSTER_REFUSED, True)
 
@@ -141,31 +184,59 @@ def test_a_worker_out_of_memory_comes_back_with_more_and_the_job_ends_whole(play
     async def scenario(job: FakeJob) -> None:
         for _ in range(2):
             before = job.trained
-            await job.until("some progress", lambda job, before=before: job.trained > before and len(job.workers) == 1)
+            await job.until(
+                "some progress",
+                lambda job, before=before: job.trained > before and len(job.workers) == 1,
+            )
             job.cluster.exit(job.workers[0], OUT_OF_MEMORY)
 
-    flags = {"image_name": "zoo:1", "worker_resource_limit": "memory=1Gi", "oom_memory_limit": "2Gi", "num_workers": 1}
+    flags = {
+        "image_name": "zoo:1",
+        "worker_resource_limit": "memory=1Gi",
+        "oom_memory_limit": "2Gi",
+        "num_workers": 1,
+    }
     finish, job = play(scenario, pace_s=0.03, **flags)
     assert finish.exit_code is ExitCode.DONE and whole(job)
-    given = [spec.memory_bytes for name, spec in job.cluster.specs.items() if name.role is Role.WORKER]
+    given = [
+        spec.memory_bytes for name, spec in job.cluster.specs.items() if name.role is Role.WORKER
+    ]
     assert given == [None, 3 * 2**29, 2**31]
-    ends = [event["text"] for event in events(job) if event["cause"] == "out_of_memory" and "ended" in event["text"]]
+    ends = [
+        event["text"]
+        for event in events(job)
+        if event["cause"] == "out_of_memory" and "ended" in event["text"]
+    ]
     assert "worker-0 ended: out of memory at 1.0 of 1.0 GiB; it had done" in ends[0]
 
 
-def test_a_shard_that_takes_too_much_memory_of_every_worker_is_parked_and_names_limit_and_peak(play) -> None:
+def test_a_shard_that_takes_too_much_memory_of_every_worker_is_parked_and_names_limit_and_peak(
+    play,
+) -> None:
     async def scenario(job: FakeJob) -> None:
         for index in range(3):
             worker = ProcessName(Role.WORKER, index)
-            await job.until(f"{worker} has work", lambda job, worker=worker: "shard 0" in shard_of(job, worker))
+            await job.until(
+                f"{worker} has work", lambda job, worker=worker: "shard 0" in shard_of(job, worker)
+            )
             job.cluster.exit(worker, OUT_OF_MEMORY)
 
-    flags = {"image_name": "zoo:1", "worker_resource_limit": "memory=1Gi", "oom_memory_limit": "1Gi", "num_workers": 1}
+    flags = {
+        "image_name": "zoo:1",
+        "worker_resource_limit": "memory=1Gi",
+        "oom_memory_limit": "1Gi",
+        "num_workers": 1,
+    }
     finish, _ = play(scenario, pace_s=0.5, shuffle="none", **flags)
     assert finish.exit_code is ExitCode.JOB_FAILED
-    assert finish.message.startswith("worker-2 out of memory at 1.0 of 1.0 GiB, 3 times on shard 0; ")
+    assert finish.message.startswith(
+        "worker-2 out of memory at 1.0 of 1.0 GiB, 3 times on shard 0; "
+    )
     assert "--worker-resource-limit" in finish.hint
 
 
 def shard_of(job: FakeJob, worker: ProcessName) -> str:
-    return next((process.shard for process in job.core.status().processes if process.name == str(worker)), "")
+    return next(
+        (process.shard for process in job.core.status().processes if process.name == str(worker)),
+        "",
+    )

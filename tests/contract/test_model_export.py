@@ -82,18 +82,30 @@ def trained(served: PsModel, rows: int) -> tuple[np.ndarray, list[tuple[np.ndarr
     return dense, tables
 
 
-FEATURES = {"ids": np.array([[0, 1, 49], [2, 2, -1]]), "text": np.array([["a"], ["zzz"]], dtype=object)}
+FEATURES = {
+    "ids": np.array([[0, 1, 49], [2, 2, -1]]),
+    "text": np.array([["a"], ["zzz"]], dtype=object),
+}
 
 
-def expected(served: PsModel, module: ModelModule, dense: np.ndarray, tables: list[tuple[np.ndarray, np.ndarray]]) -> dict:
+def expected(
+    served: PsModel,
+    module: ModelModule,
+    dense: np.ndarray,
+    tables: list[tuple[np.ndarray, np.ndarray]],
+) -> dict:
     step = CompiledStep(served, module)
     features = {name: tf.constant(value) for name, value in FEATURES.items()}
     lookups = step.prepare(features)
     rows = []
-    for spec, ids, (made, values) in zip(served.parameters.tables, lookups.ids, tables, strict=True):
+    for spec, ids, (made, values) in zip(
+        served.parameters.tables, lookups.ids, tables, strict=True
+    ):
         initial = initial_weights(spec.initializer, spec.seed, ids, spec.dim)
         known = dict(zip(made.tolist(), values, strict=True))
-        rows.append(np.stack([known.get(one, initial[index]) for index, one in enumerate(ids.tolist())]))
+        rows.append(
+            np.stack([known.get(one, initial[index]) for index, one in enumerate(ids.tolist())])
+        )
     return step.predict(features, lookups, Pulled((1,), dense, tuple(rows)))
 
 
@@ -110,7 +122,9 @@ def test_a_bounded_model_serves_what_the_step_predicts(tmp_path: Path) -> None:
 
 
 def test_loading_needs_nothing_of_this_package(tmp_path: Path) -> None:
-    """In a fresh interpreter: the SavedModel, and the weights into what the user's unchanged function makes."""
+    """In a fresh interpreter: the SavedModel, and the weights into what the user's unchanged
+    function makes.
+    """
     module = module_with(tmp_path, BOUNDED)
     served = PsModel.build(module, {}, threshold_bytes=0, seed=1)
     dense, tables = trained(served, 50)
@@ -129,7 +143,9 @@ model.load_weights({str(tmp_path / "export" / "model.weights.h5")!r})
 np.testing.assert_allclose(model(features)["logit"], ours, rtol=1e-5)
 assert not [name for name in sys.modules if name.startswith("elasticdl")]
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=240, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -151,20 +167,28 @@ def test_an_unbounded_vocabulary_without_rows_reads_as_zeros(tmp_path: Path) -> 
     nothing = (np.empty(0, np.int64), np.empty((0, 4), np.float32))
     export(served, np.full(13, 2, np.float32), [nothing], tmp_path / "export")
     signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
-    np.testing.assert_allclose(next(iter(signature(ids=tf.constant([[1, 2, 3]], tf.int64)).values())), [[2.0]])
+    np.testing.assert_allclose(
+        next(iter(signature(ids=tf.constant([[1, 2, 3]], tf.int64)).values())), [[2.0]]
+    )
 
 
 def test_a_subclassed_model_is_exported_with_the_inputs_it_was_built_with(tmp_path: Path) -> None:
     module = module_with(tmp_path, SUBCLASSED)
-    served = PsModel.build(module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64))
+    served = PsModel.build(
+        module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64)
+    )
     dense, tables = trained(served, 50)
     export(served, dense, tables, tmp_path / "export")
     signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
-    matrix = initial_weights(served.parameters.tables[0].initializer, served.parameters.tables[0].seed, np.arange(50), 4)
+    matrix = initial_weights(
+        served.parameters.tables[0].initializer, served.parameters.tables[0].seed, np.arange(50), 4
+    )
     matrix[tables[0][0]] = tables[0][1]
     ids = np.array([[4, 5, 6]])
     np.testing.assert_allclose(
-        signature(inputs=tf.constant(ids))["predictions"], matrix[ids].reshape(1, 12) @ dense[:12, None] + dense[12], rtol=1e-5
+        signature(inputs=tf.constant(ids))["predictions"],
+        matrix[ids].reshape(1, 12) @ dense[:12, None] + dense[12],
+        rtol=1e-5,
     )
 
 
@@ -190,31 +214,41 @@ def test_a_subclassed_model_of_texts_is_exported_for_texts_of_any_length(tmp_pat
     dense, tables = trained(served, 50)
     export(served, dense, tables, tmp_path / "export")
     signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
-    long = signature(inputs=tf.constant([["d", "", "", "", ""], ["a", "b", "c", "d", "e"]]))["predictions"]
+    long = signature(inputs=tf.constant([["d", "", "", "", ""], ["a", "b", "c", "d", "e"]]))[
+        "predictions"
+    ]
     short = signature(inputs=tf.constant([["d"]]))["predictions"]
     assert (long.shape, short.shape) == ((2, 1), (1, 1))
     model = module.custom_model()
     model(features)
     model.load_weights(tmp_path / "export" / "model.weights.h5")
-    np.testing.assert_allclose(model(tf.constant([["d", "", "", "", ""], ["a", "b", "c", "d", "e"]])), long, rtol=1e-5)
+    np.testing.assert_allclose(
+        model(tf.constant([["d", "", "", "", ""], ["a", "b", "c", "d", "e"]])), long, rtol=1e-5
+    )
 
 
 def test_an_export_that_the_model_raises_in_is_told_with_the_users_line(tmp_path: Path) -> None:
-    body = SUBCLASSED.replace("        return self.out", "        assert self.may, 'not now'\n        return self.out").replace(
-        "        self.out =", "        self.may = True\n        self.out ="
-    )
+    body = SUBCLASSED.replace(
+        "        return self.out", "        assert self.may, 'not now'\n        return self.out"
+    ).replace("        self.out =", "        self.may = True\n        self.out =")
     module = module_with(tmp_path, body)
-    served = PsModel.build(module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64))
+    served = PsModel.build(
+        module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64)
+    )
     dense, tables = trained(served, 50)
     served.model.may = False
-    with pytest.raises(UserError, match=r"made.py:\d+: exporting the model raised AssertionError: .*not now"):
+    with pytest.raises(
+        UserError, match=r"made.py:\d+: exporting the model raised AssertionError: .*not now"
+    ):
         export(served, dense, tables, tmp_path / "export", zoo=module.zoo)
     assert not (tmp_path / "export").exists()
 
 
 def test_an_export_replaces_an_earlier_one_whole(tmp_path: Path) -> None:
     module = module_with(tmp_path, SUBCLASSED)
-    served = PsModel.build(module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64))
+    served = PsModel.build(
+        module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64)
+    )
     dense, tables = trained(served, 50)
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "stale").write_text("")

@@ -32,7 +32,9 @@ def module_with(tmp_path: Path, feed: str) -> ModelModule:
     return load_module(ModelSection(model_zoo=str(tmp_path), model_def="made"))
 
 
-def batches(windows: Iterable[Any], module: ModelModule, task: Task, metadata: Metadata) -> Iterator[tuple[Any, Any, int]]:
+def batches(
+    windows: Iterable[Any], module: ModelModule, task: Task, metadata: Metadata
+) -> Iterator[tuple[Any, Any, int]]:
     """(features, labels, index of the window) of each window of which feed kept something."""
     feeder = Feeder(module, task, metadata)
     for index, window in enumerate(windows):
@@ -61,7 +63,10 @@ def test_each_window_becomes_one_batch_of_its_own_records(tmp_path: Path) -> Non
     module = module_with(tmp_path, PARSE)
     windows = [csv(("1", "0"), ("102", "1")), csv(("3", "1"))]
     made = list(batches(windows, module, Task.TRAINING, Metadata(("x", "y"))))
-    assert [(features["x"].numpy().tolist(), labels.numpy().tolist(), index) for features, labels, index in made] == [
+    assert [
+        (features["x"].numpy().tolist(), labels.numpy().tolist(), index)
+        for features, labels, index in made
+    ] == [
         ([1.0, 2.0], [0, 1], 0),
         ([3.0], [1], 1),
     ]
@@ -69,7 +74,9 @@ def test_each_window_becomes_one_batch_of_its_own_records(tmp_path: Path) -> Non
 
 def test_prediction_has_no_labels(tmp_path: Path) -> None:
     module = module_with(tmp_path, PARSE)
-    ((features, labels, _),) = batches([csv(("7", "0"))], module, Task.PREDICTION, Metadata(("x", "y")))
+    ((features, labels, _),) = batches(
+        [csv(("7", "0"))], module, Task.PREDICTION, Metadata(("x", "y"))
+    )
     assert features["x"].numpy().tolist() == [7.0] and labels is None
 
 
@@ -82,7 +89,9 @@ def feed(dataset, mode, metadata):
 """,
     )
     windows = [np.array([1.0, -1.0]), np.array([-1.0]), np.array([2.0])]
-    assert [(f.numpy().tolist(), i) for f, _, i in batches(windows, module, Task.TRAINING, Metadata())] == [([1.0], 0), ([2.0], 2)]
+    assert [
+        (f.numpy().tolist(), i) for f, _, i in batches(windows, module, Task.TRAINING, Metadata())
+    ] == [([1.0], 0), ([2.0], 2)]
 
 
 def test_shuffling_in_feed_stays_within_the_window(tmp_path: Path) -> None:
@@ -95,7 +104,9 @@ def feed(dataset, mode, metadata):
     )
     windows = [np.arange(10) + 10 * k for k in range(3)]
     for features, _, index in batches(windows, module, Task.TRAINING, Metadata()):
-        assert sorted(features.numpy().tolist()) == sorted(2 * list(range(10 * index, 10 * index + 10)))
+        assert sorted(features.numpy().tolist()) == sorted(
+            2 * list(range(10 * index, 10 * index + 10))
+        )
 
 
 def test_elements_of_unequal_length_are_padded(tmp_path: Path) -> None:
@@ -155,10 +166,15 @@ def test_a_feed_without_labels_is_refused_in_training(tmp_path: Path) -> None:
     ("made", "words"),
     [
         ("None", r"made\.py:7: feed returned NoneType, expected a tf.data.Dataset"),
-        ("dataset.map(lambda x: (x, x)).repeat()", r"made\.py:7: feed returned a dataset without an end"),
+        (
+            "dataset.map(lambda x: (x, x)).repeat()",
+            r"made\.py:7: feed returned a dataset without an end",
+        ),
     ],
 )
-def test_a_feed_that_returns_no_dataset_or_one_without_an_end_is_refused(tmp_path: Path, made: str, words: str) -> None:
+def test_a_feed_that_returns_no_dataset_or_one_without_an_end_is_refused(
+    tmp_path: Path, made: str, words: str
+) -> None:
     module = module_with(tmp_path, f"def feed(dataset, mode, metadata):\n    return {made}\n")
     with pytest.raises(UserError, match=rf"^/\S+/{words}$"):
         list(batches([np.array([1.0])], module, Task.TRAINING, Metadata()))

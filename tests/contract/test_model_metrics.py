@@ -46,12 +46,17 @@ def trial(module: ModelModule) -> DryRun:
 def data(count: int = 200) -> tuple[tf.Tensor, tf.Tensor]:
     rng = np.random.default_rng(4)
     x = rng.standard_normal((count, 1)).astype(np.float32)
-    return tf.constant(x), tf.constant((x + rng.standard_normal((count, 1)) > 0.5).astype(np.float32))
+    return tf.constant(x), tf.constant(
+        (x + rng.standard_normal((count, 1)) > 0.5).astype(np.float32)
+    )
 
 
 def summed(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
     return {
-        name: tuple(tuple(np.sum(values, 0)) for values in zip(*(part[name] for part in parts), strict=True)) for name in parts[0]
+        name: tuple(
+            tuple(np.sum(values, 0)) for values in zip(*(part[name] for part in parts), strict=True)
+        )
+        for name in parts[0]
     }
 
 
@@ -77,13 +82,19 @@ def test_four_workers_give_what_one_gives(tmp_path: Path) -> None:
         part = slice(50 * number, 50 * (number + 1))
         states.append(worker._states(features[part], labels[part]))
     merged = json.loads(json.dumps(summed(states)))
-    values = workers[0].step.metric_values({name: tuple(map(tuple, arrays)) for name, arrays in merged.items()})
+    values = workers[0].step.metric_values(
+        {name: tuple(map(tuple, arrays)) for name, arrays in merged.items()}
+    )
     predictions = workers[0].predict(features)
     auc = keras.metrics.AUC()
     auc.update_state(labels, predictions)
     assert values["auc"] == pytest.approx(float(auc.result()), rel=1e-6)
-    assert values["own"] == pytest.approx(float(np.mean(np.abs(labels - predictions) < 0.5)), rel=1e-6)
-    assert values["loss"] == pytest.approx(float(np.mean(module.loss(labels, predictions))), rel=1e-5)
+    assert values["own"] == pytest.approx(
+        float(np.mean(np.abs(labels - predictions) < 0.5)), rel=1e-6
+    )
+    assert values["loss"] == pytest.approx(
+        float(np.mean(module.loss(labels, predictions))), rel=1e-5
+    )
     assert set(values) == {"auc", "accuracy", "precision", "f1/0", "r2", "own", "loss"}
 
 
@@ -91,7 +102,12 @@ def test_values_leave_the_metrics_empty(tmp_path: Path) -> None:
     one = trial(module_with(tmp_path, METRICS))
     states = one._states(*data())
     one.step.metric_values(states)
-    assert not any(number for arrays in one.step.metric_states().values() for array in arrays for number in array)
+    assert not any(
+        number
+        for arrays in one.step.metric_states().values()
+        for array in arrays
+        for number in array
+    )
 
 
 def test_states_that_do_not_add_up_are_refused_by_name(tmp_path: Path) -> None:
@@ -109,7 +125,10 @@ class Largest(keras.metrics.Metric):
 def eval_metrics_fn(): return {"largest": Largest()}
 """,
     )
-    with pytest.raises(UserError, match=r"made\.py:\d+: metric 'largest' is .* of a batch, but .* of its two halves"):
+    with pytest.raises(
+        UserError,
+        match=r"made\.py:\d+: metric 'largest' is .* of a batch, but .* of its two halves",
+    ):
         trial(module).evaluate(*data())
 
 
@@ -171,7 +190,10 @@ def test_metrics_that_are_none_are_refused(tmp_path: Path, body: str, words: str
 
 def test_one_metric_under_two_names_is_refused(tmp_path: Path) -> None:
     """It would count each example twice."""
-    body = "def eval_metrics_fn():\n    one = keras.metrics.TruePositives()\n    return {'a': one, 'b': {'c': one}}"
+    body = (
+        "def eval_metrics_fn():\n    one = keras.metrics.TruePositives()\n    return {'a': one,"
+        " 'b': {'c': one}}"
+    )
     with pytest.raises(UserError, match=r"made\.py:\d+: metrics 'a' and 'b_c' are one object"):
         trial(module_with(tmp_path, body))
 

@@ -1,4 +1,6 @@
-"""Model modules are found and judged before anything starts; errors name the user's file and line."""
+"""Model modules are found and judged before anything starts; errors name the user's file and
+line.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ def test_packages_with_and_without_init(tmp_path: Path) -> None:
 
 def test_modules_find_their_siblings(tmp_path: Path) -> None:
     module = load(
-        tmp_path, "siblings.made", siblings__made=GOOD + "from siblings.sizes import SIZE\n", siblings__sizes="SIZE = 7\n"
+        tmp_path,
+        "siblings.made",
+        siblings__made=GOOD + "from siblings.sizes import SIZE\n",
+        siblings__sizes="SIZE = 7\n",
     )
     assert module.custom_model() == 1
 
@@ -59,16 +64,28 @@ def test_two_zoos_may_have_modules_of_the_same_name(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("import keras\ndef custom_model(:\n", r"made\.py:2: SyntaxError"),
-        ("def f():\n    return 1 / 0\nf()\n", r"made\.py:2: importing made raised ZeroDivisionError"),
+        (
+            "def f():\n    return 1 / 0\nf()\n",
+            r"made\.py:2: importing made raised ZeroDivisionError",
+        ),
         ("import sys\nsys.exit(3)\n", r"made\.py:2: importing made called exit\(3\)"),
         ("import no_such_package\n", r"made\.py:1: importing made raised ModuleNotFoundError"),
         (GOOD.replace("def loss", "def los"), r"made\.py:1: loss is missing"),
         (GOOD.replace("def custom_model", "def model"), r"made\.py:1: custom_model is missing"),
         (GOOD.replace("def feed", "def food"), r"made\.py:1: feed is missing"),
         (GOOD + "optimizer = 3\n", r"made\.py:8: optimizer is 3, expected a function"),
-        (GOOD.replace("loss(labels, predictions)", "loss(labels)"), r"made\.py:5: loss\(labels\) does not take"),
-        (GOOD.replace("feed(dataset, mode, metadata)", "feed(dataset)"), r"made\.py:7: feed\(dataset\) does not take"),
-        (GOOD + "class PredictionOutputsProcessor: pass\n", r"made\.py:8: PredictionOutputsProcessor has no method process"),
+        (
+            GOOD.replace("loss(labels, predictions)", "loss(labels)"),
+            r"made\.py:5: loss\(labels\) does not take",
+        ),
+        (
+            GOOD.replace("feed(dataset, mode, metadata)", "feed(dataset)"),
+            r"made\.py:7: feed\(dataset\) does not take",
+        ),
+        (
+            GOOD + "class PredictionOutputsProcessor: pass\n",
+            r"made\.py:8: PredictionOutputsProcessor has no method process",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, text: str, words: str) -> None:

@@ -42,12 +42,16 @@ SGD = "keras.optimizers.SGD(0.5)"
 
 
 def module_with(tmp_path: Path, body: str, optimizer: str = SGD) -> ModelModule:
-    (tmp_path / "made.py").write_text(f"{HEADER}\ndef optimizer(lr=0.1): return {optimizer}\n{body}")
+    (tmp_path / "made.py").write_text(
+        f"{HEADER}\ndef optimizer(lr=0.1): return {optimizer}\n{body}"
+    )
     return load_module(ModelSection(model_zoo=str(tmp_path), model_def="made"))
 
 
 def functional(
-    embedding: str, inputs: str = 'keras.Input((2,), dtype="int64")', out: str = "layers.Dense(1)(layers.Flatten()(e))"
+    embedding: str,
+    inputs: str = 'keras.Input((2,), dtype="int64")',
+    out: str = "layers.Dense(1)(layers.Flatten()(e))",
 ) -> str:
     return f"""
 def custom_model():
@@ -57,7 +61,9 @@ def custom_model():
 """
 
 
-def build(module: ModelModule, features: Any = None, threshold_bytes: int = 0, seed: int = 3) -> PsModel:
+def build(
+    module: ModelModule, features: Any = None, threshold_bytes: int = 0, seed: int = 3
+) -> PsModel:
     return PsModel.build(module, {}, threshold_bytes=threshold_bytes, seed=seed, features=features)
 
 
@@ -78,13 +84,21 @@ def test_layers_below_the_threshold_stay_dense(tmp_path: Path) -> None:
 
 
 def test_a_user_may_choose_where_rows_live(tmp_path: Path) -> None:
-    assert not build(module_with(tmp_path, functional("Chosen(4, 100, served=False)"))).parameters.tables
-    chosen = build(module_with(tmp_path, functional("Chosen(4, 100, served=True)")), threshold_bytes=1 << 40)
+    assert not build(
+        module_with(tmp_path, functional("Chosen(4, 100, served=False)"))
+    ).parameters.tables
+    chosen = build(
+        module_with(tmp_path, functional("Chosen(4, 100, served=True)")), threshold_bytes=1 << 40
+    )
     assert len(chosen.parameters.tables) == 1
 
 
 def test_a_layer_that_is_given_a_matrix_keeps_it(tmp_path: Path) -> None:
-    served = build(module_with(tmp_path, functional("layers.Embedding(3, 1, weights=[np.array([[1.], [2.], [3.]])])")))
+    served = build(
+        module_with(
+            tmp_path, functional("layers.Embedding(3, 1, weights=[np.array([[1.], [2.], [3.]])])")
+        )
+    )
     assert not served.parameters.tables
     np.testing.assert_array_equal(served.dense()[:3], [1, 2, 3])
 
@@ -108,7 +122,9 @@ def custom_model():
 def test_a_layer_whose_weights_are_loaded_keeps_them(tmp_path: Path) -> None:
     import keras
 
-    model = keras.Sequential([keras.Input((2,), dtype="int64"), keras.layers.Embedding(9, 1), keras.layers.Flatten()])
+    model = keras.Sequential(
+        [keras.Input((2,), dtype="int64"), keras.layers.Embedding(9, 1), keras.layers.Flatten()]
+    )
     model.layers[0].set_weights([np.ones((9, 1))])
     model.save_weights(tmp_path / "x.weights.h5")
     body = f"""
@@ -123,20 +139,34 @@ def custom_model():
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_mixed_precision_computes_in_half_and_keeps_weights_whole(tmp_path: Path, policy: str) -> None:
+def test_mixed_precision_computes_in_half_and_keeps_weights_whole(
+    tmp_path: Path, policy: str
+) -> None:
     out = f"layers.Dense(1, dtype={policy!r})(layers.Flatten()(e))"
-    module = module_with(tmp_path, functional(f"layers.Embedding(100, 4, dtype={policy!r})", out=out))
+    module = module_with(
+        tmp_path, functional(f"layers.Embedding(100, 4, dtype={policy!r})", out=out)
+    )
     served = build(module)
     step, features = CompiledStep(served, module), tf.constant([[1, 2]], tf.int64)
     lookups = step.prepare(features, training=True)
-    outcome = step.train(features, tf.ones((1, 1), policy.split("_")[1]), lookups, pulled(served, lookups))
-    assert outcome.dense.dtype == np.float32 and outcome.gradients[0].any() and np.isfinite(outcome.loss)
+    outcome = step.train(
+        features, tf.ones((1, 1), policy.split("_")[1]), lookups, pulled(served, lookups)
+    )
+    assert (
+        outcome.dense.dtype == np.float32
+        and outcome.gradients[0].any()
+        and np.isfinite(outcome.loss)
+    )
 
 
 def test_outputs_in_bfloat16_come_as_float32(tmp_path: Path) -> None:
     """NumPy has no such type."""
     module = module_with(
-        tmp_path, functional("layers.Embedding(5, 2)", out="layers.Dense(1, dtype='mixed_bfloat16')(layers.Flatten()(e))")
+        tmp_path,
+        functional(
+            "layers.Embedding(5, 2)",
+            out="layers.Dense(1, dtype='mixed_bfloat16')(layers.Flatten()(e))",
+        ),
     )
     served = build(module)
     step = CompiledStep(served, module)
@@ -148,7 +178,9 @@ def test_outputs_in_bfloat16_come_as_float32(tmp_path: Path) -> None:
 
 def test_a_loss_that_no_weight_has_a_part_in_is_refused(tmp_path: Path) -> None:
     module = module_with(tmp_path, functional("layers.Embedding(5, 2)"))
-    wrong = replace(module, loss=lambda labels, predictions: tf.square(labels - tf.round(predictions)))
+    wrong = replace(
+        module, loss=lambda labels, predictions: tf.square(labels - tf.round(predictions))
+    )
     served = build(wrong)
     step = CompiledStep(served, wrong)
     features = tf.constant([[1, 2]], tf.int64)
@@ -158,16 +190,31 @@ def test_a_loss_that_no_weight_has_a_part_in_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_constraint_of_a_dense_weight_is_refused_by_name(tmp_path: Path) -> None:
-    body = "def custom_model(): return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_constraint='non_neg')])"
-    with pytest.raises(UserError, match="dense/kernel' has the constraint NonNeg, which parameter servers cannot honour"):
+    body = (
+        "def custom_model(): return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1,"
+        " kernel_constraint='non_neg')])"
+    )
+    with pytest.raises(
+        UserError,
+        match="dense/kernel' has the constraint NonNeg, which parameter servers cannot honour",
+    ):
         build(module_with(tmp_path, body))
 
 
-@pytest.mark.parametrize("callback", ["LearningRateScheduler(lambda epoch: 0.1)", "ReduceLROnPlateau()"])
-def test_callbacks_that_set_the_rate_of_an_optimizer_are_refused_where_servers_apply_it(tmp_path: Path, callback: str) -> None:
+@pytest.mark.parametrize(
+    "callback", ["LearningRateScheduler(lambda epoch: 0.1)", "ReduceLROnPlateau()"]
+)
+def test_callbacks_that_set_the_rate_of_an_optimizer_are_refused_where_servers_apply_it(
+    tmp_path: Path, callback: str
+) -> None:
     body = f"def callbacks(): return [keras.callbacks.{callback}]"
     module = module_with(tmp_path, functional("layers.Embedding(5, 2)") + body)
-    with pytest.raises(UserError, match=rf"made\.py:\d+: keras\.callbacks\.{callback.partition('(')[0]} sets the learning rate"):
+    with pytest.raises(
+        UserError,
+        match=(
+            rf"made\.py:\d+: keras\.callbacks\.{callback.partition('(')[0]} sets the learning rate"
+        ),
+    ):
         check_callbacks(module)
     assert check_callbacks(module, on_ring=True) == []
 
@@ -196,7 +243,9 @@ class custom_model(keras.Model):
     assert served.inputs["ids"].shape.as_list() == [None, 3]
 
 
-def test_the_same_seed_builds_the_same_and_names_do_not_depend_on_what_was_built_before(tmp_path: Path) -> None:
+def test_the_same_seed_builds_the_same_and_names_do_not_depend_on_what_was_built_before(
+    tmp_path: Path,
+) -> None:
     module = module_with(tmp_path, functional("layers.Embedding(100, 4)"))
     first, second, other = build(module), build(module), build(module, seed=4)
     assert first.parameters == second.parameters
@@ -217,7 +266,12 @@ def test_frozen_variables_are_not_sent_around_but_moving_averages_are(tmp_path: 
 
 
 def test_the_flat_vector_goes_in_and_out(tmp_path: Path) -> None:
-    served = build(module_with(tmp_path, functional("layers.Embedding(100, 4)", out="layers.Dense(3)(layers.Flatten()(e))")))
+    served = build(
+        module_with(
+            tmp_path,
+            functional("layers.Embedding(100, 4)", out="layers.Dense(3)(layers.Flatten()(e))"),
+        )
+    )
     flat = np.arange(27, dtype=np.float32)
     served.set_dense(flat)
     np.testing.assert_array_equal(served.dense(), flat)
@@ -237,12 +291,23 @@ def test_the_flat_vector_goes_in_and_out(tmp_path: Path) -> None:
         ("'zeros'", InitializerKind.CONSTANT, 0, 0),
         ("'ones'", InitializerKind.CONSTANT, 1, 0),
         ("'glorot_uniform'", InitializerKind.UNIFORM, -math.sqrt(6 / 104), math.sqrt(6 / 104)),
-        ("'he_normal'", InitializerKind.TRUNCATED_NORMAL, 0, math.sqrt(2 / 100) / 0.87962566103423978),
+        (
+            "'he_normal'",
+            InitializerKind.TRUNCATED_NORMAL,
+            0,
+            math.sqrt(2 / 100) / 0.87962566103423978,
+        ),
         ("'lecun_uniform'", InitializerKind.UNIFORM, -math.sqrt(3 / 100), math.sqrt(3 / 100)),
     ],
 )
-def test_initializers_are_followed(tmp_path: Path, keras_one: str, kind: InitializerKind, a: float, b: float) -> None:
-    served = build(module_with(tmp_path, functional(f"layers.Embedding(100, 4, embeddings_initializer={keras_one})")))
+def test_initializers_are_followed(
+    tmp_path: Path, keras_one: str, kind: InitializerKind, a: float, b: float
+) -> None:
+    served = build(
+        module_with(
+            tmp_path, functional(f"layers.Embedding(100, 4, embeddings_initializer={keras_one})")
+        )
+    )
     found = served.parameters.tables[0].initializer
     assert found.kind == kind and found.a == pytest.approx(a) and found.b == pytest.approx(b)
 
@@ -253,12 +318,27 @@ def test_initializers_are_followed(tmp_path: Path, keras_one: str, kind: Initial
 @pytest.mark.parametrize(
     ("embedding", "words"),
     [
-        ("layers.Embedding(100, 4, embeddings_constraint='non_neg', name='mine')", "'mine' has embeddings_constraint"),
+        (
+            "layers.Embedding(100, 4, embeddings_constraint='non_neg', name='mine')",
+            "'mine' has embeddings_constraint",
+        ),
         ("layers.Embedding(100, 4, lora_rank=2, name='mine')", "'mine' has lora_rank"),
-        ("layers.Embedding(100, 4, dtype='float16', name='mine')", "'mine' has a variable type other than float32"),
-        ("layers.Embedding(100, 4, embeddings_initializer='orthogonal', name='mine')", "'mine' begins with .*rthogonal"),
-        ("Chosen(4, embeddings_initializer='he_normal', name='mine')", "needs the size of the vocabulary"),
-        ("Chosen(4, 3, served=True, weights=[np.zeros((3, 4))], name='mine')", "'mine' is given weights"),
+        (
+            "layers.Embedding(100, 4, dtype='float16', name='mine')",
+            "'mine' has a variable type other than float32",
+        ),
+        (
+            "layers.Embedding(100, 4, embeddings_initializer='orthogonal', name='mine')",
+            "'mine' begins with .*rthogonal",
+        ),
+        (
+            "Chosen(4, embeddings_initializer='he_normal', name='mine')",
+            "needs the size of the vocabulary",
+        ),
+        (
+            "Chosen(4, 3, served=True, weights=[np.zeros((3, 4))], name='mine')",
+            "'mine' is given weights",
+        ),
     ],
 )
 def test_what_rows_cannot_do_is_refused_by_name(tmp_path: Path, embedding: str, words: str) -> None:
@@ -283,14 +363,22 @@ def custom_model():
     [
         ("keras.optimizers.RMSprop()", "RMSprop is not one"),
         ("keras.optimizers.Adam(use_ema=True)", "Adam has use_ema"),
-        ("keras.optimizers.SGD(gradient_accumulation_steps=2)", "SGD has gradient_accumulation_steps"),
+        (
+            "keras.optimizers.SGD(gradient_accumulation_steps=2)",
+            "SGD has gradient_accumulation_steps",
+        ),
         ("keras.optimizers.Adam(loss_scale_factor=2.0)", "Adam has loss_scale_factor"),
         ("type('Mine', (keras.optimizers.Adam,), {})()", "Mine is not one"),
-        ("keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD())", "LossScaleOptimizer is not one"),
+        (
+            "keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD())",
+            "LossScaleOptimizer is not one",
+        ),
         ("'adam'", "returned str, expected a Keras optimizer"),
     ],
 )
-def test_optimizers_that_servers_cannot_follow_are_refused_by_name(tmp_path: Path, optimizer: str, words: str) -> None:
+def test_optimizers_that_servers_cannot_follow_are_refused_by_name(
+    tmp_path: Path, optimizer: str, words: str
+) -> None:
     with pytest.raises(UserError, match=rf"made\.py:\d+: .*{words}"):
         build(module_with(tmp_path, functional("layers.Embedding(100, 4)"), optimizer))
 
@@ -313,18 +401,34 @@ def optimizer():
 @pytest.mark.parametrize(
     ("optimizer", "expected"),
     [
-        ("keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)", {"kind": OptimizerKind.SGD, "momentum": 0.9, "nesterov": True}),
-        ("keras.optimizers.Adam(beta_1=0.8, amsgrad=True)", {"kind": OptimizerKind.ADAM, "beta_1": 0.8, "amsgrad": True}),
-        ("keras.optimizers.AdamW(weight_decay=0.02)", {"kind": OptimizerKind.ADAM, "weight_decay": 0.02}),
+        (
+            "keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)",
+            {"kind": OptimizerKind.SGD, "momentum": 0.9, "nesterov": True},
+        ),
+        (
+            "keras.optimizers.Adam(beta_1=0.8, amsgrad=True)",
+            {"kind": OptimizerKind.ADAM, "beta_1": 0.8, "amsgrad": True},
+        ),
+        (
+            "keras.optimizers.AdamW(weight_decay=0.02)",
+            {"kind": OptimizerKind.ADAM, "weight_decay": 0.02},
+        ),
         (
             "keras.optimizers.Adagrad(epsilon=0.5)",
             {"kind": OptimizerKind.ADAGRAD, "epsilon": 0.5, "initial_accumulator_value": 0.1},
         ),
-        ("keras.optimizers.Ftrl(l1_regularization_strength=0.3, beta=0.2)", {"kind": OptimizerKind.FTRL, "l1": 0.3, "beta": 0.2}),
+        (
+            "keras.optimizers.Ftrl(l1_regularization_strength=0.3, beta=0.2)",
+            {"kind": OptimizerKind.FTRL, "l1": 0.3, "beta": 0.2},
+        ),
     ],
 )
-def test_optimizers_keep_their_constants(tmp_path: Path, optimizer: str, expected: dict[str, Any]) -> None:
-    found = build(module_with(tmp_path, functional("layers.Embedding(100, 4)"), optimizer)).parameters.optimizer
+def test_optimizers_keep_their_constants(
+    tmp_path: Path, optimizer: str, expected: dict[str, Any]
+) -> None:
+    found = build(
+        module_with(tmp_path, functional("layers.Embedding(100, 4)"), optimizer)
+    ).parameters.optimizer
     assert {name: getattr(found, name) for name in expected} == expected
 
 
@@ -347,7 +451,9 @@ def custom_model():
     return keras.Model(x, layers.Dense(1)(layers.Flatten()(layers.Embedding(100, 4, name="second")(best))))
 """
     module = module_with(tmp_path, body)
-    with pytest.raises(UserError, match="ids of embedding layer 'second' depend on the rows of 'first'"):
+    with pytest.raises(
+        UserError, match="ids of embedding layer 'second' depend on the rows of 'first'"
+    ):
         CompiledStep(build(module), module).prepare(tf.constant([[1, 2]], tf.int64))
 
 
@@ -436,7 +542,9 @@ class custom_model(keras.Model):
 
 def test_padded_windows_of_other_widths_are_taken(tmp_path: Path) -> None:
     body = functional(
-        "layers.Embedding(100, 4)", inputs='keras.Input((None,), dtype="int64")', out="keras.ops.sum(e, (1, 2))[:, None]"
+        "layers.Embedding(100, 4)",
+        inputs='keras.Input((None,), dtype="int64")',
+        out="keras.ops.sum(e, (1, 2))[:, None]",
     )
     module = module_with(tmp_path, body)
     served = build(module)
@@ -453,17 +561,27 @@ def test_padded_windows_of_other_widths_are_taken(tmp_path: Path) -> None:
 
 
 def test_the_learning_rate_is_that_of_the_pulled_version(tmp_path: Path) -> None:
-    decay = "keras.optimizers.SGD(keras.optimizers.schedules.PiecewiseConstantDecay([10], [0.5, 0.25]))"
+    decay = (
+        "keras.optimizers.SGD(keras.optimizers.schedules.PiecewiseConstantDecay([10], [0.5, 0.25]))"
+    )
     for optimizer, extra in (
         (decay, ""),
-        (SGD, "def callbacks(): return [ours.LearningRateScheduler(lambda v: 0.5 if v <= 10 else 0.25)]"),
+        (
+            SGD,
+            (
+                "def callbacks(): return [ours.LearningRateScheduler(lambda v: 0.5 if v <= 10 else"
+                " 0.25)]"
+            ),
+        ),
     ):
         module = module_with(tmp_path, functional("layers.Embedding(100, 4)") + extra, optimizer)
         served = build(module)
         step, features = CompiledStep(served, module), tf.constant([[1, 2]], tf.int64)
         lookups = step.prepare(features, training=True)
         rates = [
-            step.train(features, tf.zeros((1, 1)), lookups, pulled(served, lookups, version)).learning_rate
+            step.train(
+                features, tf.zeros((1, 1)), lookups, pulled(served, lookups, version)
+            ).learning_rate
             for version in (0, 10, 11)
         ]
         assert rates == [0.5, 0.5, 0.25]
@@ -476,7 +594,10 @@ def test_what_is_not_finite_is_named(tmp_path: Path) -> None:
     lookups = step.prepare(features, training=True)
     weights = pulled(served, lookups)
     assert step.train(features, tf.zeros((1, 1)), lookups, weights).nonfinite == ""
-    assert step.train(features, tf.constant([[np.nan]]), lookups, weights).nonfinite == "loss, dense/kernel, mine"
+    assert (
+        step.train(features, tf.constant([[np.nan]]), lookups, weights).nonfinite
+        == "loss, dense/kernel, mine"
+    )
     huge = Pulled((0,), weights.dense, (np.full((2, 4), 3e38, np.float32),))
     assert "dense/kernel" in step.train(features, tf.zeros((1, 1)), lookups, huge).nonfinite
 
@@ -504,7 +625,8 @@ def test_dropout_differs_from_step_to_step(tmp_path: Path) -> None:
 
 def test_a_regularizer_of_embeddings_applies_to_the_rows_of_the_batch(tmp_path: Path) -> None:
     body = functional(
-        "layers.Embedding(100, 4, embeddings_regularizer=keras.regularizers.L2(0.25))", out="0.0 * keras.ops.sum(e, (1, 2))"
+        "layers.Embedding(100, 4, embeddings_regularizer=keras.regularizers.L2(0.25))",
+        out="0.0 * keras.ops.sum(e, (1, 2))",
     )
     module = module_with(tmp_path, body)
     served = build(module)
@@ -534,7 +656,9 @@ class custom_model(keras.Model):
     def call(self, x):
         return tf.reshape(self.embedding(x), [3, 5, 7, missing_name])
 """
-    with pytest.raises(UserError, match=r"made\.py:\d+: custom_model raised NameError.*missing_name"):
+    with pytest.raises(
+        UserError, match=r"made\.py:\d+: custom_model raised NameError.*missing_name"
+    ):
         build(module_with(tmp_path, body), tf.constant([[1, 2]], tf.int64))
 
 
@@ -546,5 +670,7 @@ def test_model_params_go_to_whoever_names_them(tmp_path: Path) -> None:
     )
     served = PsModel.build(module, {"lr": 0.7, "units": 3}, threshold_bytes=0, seed=0)
     assert float(served.optimizer.learning_rate) == pytest.approx(0.7)
-    with pytest.raises(UserError, match=r"--model-params other=1: neither custom_model \(.*made\.py"):
+    with pytest.raises(
+        UserError, match=r"--model-params other=1: neither custom_model \(.*made\.py"
+    ):
         PsModel.build(module, {"other": 1}, threshold_bytes=0, seed=0)

@@ -49,7 +49,9 @@ class OneServer:
         size = self.spec.trainable_size
         self.version += 1
         rate = outcome.learning_rate
-        update(self.spec.optimizer, np.float32(rate), self.version, self.values, outcome.dense[:size])
+        update(
+            self.spec.optimizer, np.float32(rate), self.version, self.values, outcome.dense[:size]
+        )
         self.additive += outcome.dense[size:]
         for table, ids, gradient in zip(self.tables, lookups.ids, outcome.gradients, strict=True):
             table.apply(ids, np.ascontiguousarray(gradient), rate, self.version)
@@ -162,42 +164,66 @@ def plain(module: ModelModule, served: PsModel, features: Any) -> keras.Model:
     model(features)
     variables = {variable.path.split("/", 1)[-1]: variable for variable in model.variables}
     assert variables
-    layers = {layer.path: layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)}
+    layers = {
+        layer.path: layer
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.Embedding)
+    }
     tables = list(served.parameters.tables)
     for layer in layers.values():
         table = tables.pop(0)
-        layer.embeddings.assign(initial_weights(table.initializer, table.seed, np.arange(layer.input_dim), table.dim))
+        layer.embeddings.assign(
+            initial_weights(table.initializer, table.seed, np.arange(layer.input_dim), table.dim)
+        )
     dense = [one for one in model.trainable_variables if not one.path.endswith("/embeddings")]
     dense += [one for one in model.non_trainable_variables if "moving" in one.path]
     for theirs, ours in zip(dense, served.variables, strict=True):
         theirs.assign(ours)
-    for theirs, ours in zip(model.non_trainable_variables, served.model.non_trainable_variables, strict=True):
+    for theirs, ours in zip(
+        model.non_trainable_variables, served.model.non_trainable_variables, strict=True
+    ):
         theirs.assign(ours)
     return model
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_functional_model_trains_as_in_plain_keras(tmp_path: Path, optimizer: str) -> None:
-    same_as_keras(module_with(tmp_path, FUNCTIONAL, OPTIMIZERS[optimizer]), lambda features: only(features, "ids", "x"))
+    same_as_keras(
+        module_with(tmp_path, FUNCTIONAL, OPTIMIZERS[optimizer]),
+        lambda features: only(features, "ids", "x"),
+    )
 
 
 @pytest.mark.parametrize(
     ("body", "names"),
-    [(SUBCLASSED, ("ids", "x")), (MASKED, ("ids",)), (SHARED, ("ids",)), (NORMED, ("ids",)), (STRINGS, ("text",))],
+    [
+        (SUBCLASSED, ("ids", "x")),
+        (MASKED, ("ids",)),
+        (SHARED, ("ids",)),
+        (NORMED, ("ids",)),
+        (STRINGS, ("text",)),
+    ],
     ids=["subclassed", "masked", "shared", "batch_normalization", "strings"],
 )
-def test_other_models_train_as_in_plain_keras(tmp_path: Path, body: str, names: tuple[str, ...]) -> None:
+def test_other_models_train_as_in_plain_keras(
+    tmp_path: Path, body: str, names: tuple[str, ...]
+) -> None:
     same_as_keras(module_with(tmp_path, body), lambda features: only(features, *names))
 
 
 def test_a_sequential_model_trains_as_in_plain_keras(tmp_path: Path) -> None:
-    same_as_keras(module_with(tmp_path, SEQUENTIAL, OPTIMIZERS["adagrad"]), lambda features: tf.constant(features["ids"], tf.int32))
+    same_as_keras(
+        module_with(tmp_path, SEQUENTIAL, OPTIMIZERS["adagrad"]),
+        lambda features: tf.constant(features["ids"], tf.int32),
+    )
 
 
 def same_as_keras(module: ModelModule, choose: Callable[[dict[str, np.ndarray]], Any]) -> None:
     features = choose(batch(0)[0])
     served = PsModel.build(module, {}, threshold_bytes=0, seed=5, features=features)
-    assert served.parameters.tables and not [v for v in served.model.variables if v.path.endswith("/embeddings")]
+    assert served.parameters.tables and not [
+        v for v in served.model.variables if v.path.endswith("/embeddings")
+    ]
     step, server = CompiledStep(served, module), OneServer(served)
     model = plain(module, served, features)
     optimizer = module.optimizer()
@@ -208,18 +234,31 @@ def same_as_keras(module: ModelModule, choose: Callable[[dict[str, np.ndarray]],
         outcome = step.train(features, tf.constant(labels), lookups, server.pull(lookups))
         assert not outcome.nonfinite
         with tf.GradientTape() as tape:
-            loss = module.loss(tf.constant(labels), model(features, training=True)) + sum(model.losses)
-        # As one tensor each: of tf.IndexedSlices, Keras squares and clips an id's duplicates one by one.
+            loss = module.loss(tf.constant(labels), model(features, training=True)) + sum(
+                model.losses
+            )
+        # As one tensor each: of tf.IndexedSlices, Keras squares and clips an id's duplicates one by
+        # one.
         sparse = tape.gradient(loss, [one.value for one in model.trainable_variables])
         gradients = [tf.convert_to_tensor(one) for one in sparse]
         optimizer.apply(gradients, model.trainable_variables)
         np.testing.assert_allclose(outcome.loss, float(loss), rtol=1e-5)
         server.push(lookups, outcome)
-    expected = [one.numpy() for one in model.trainable_variables if not one.path.endswith("/embeddings")]
-    np.testing.assert_allclose(server.values[0], np.concatenate([one.ravel() for one in expected]), rtol=2e-5, atol=2e-6)
+    expected = [
+        one.numpy() for one in model.trainable_variables if not one.path.endswith("/embeddings")
+    ]
+    np.testing.assert_allclose(
+        server.values[0], np.concatenate([one.ravel() for one in expected]), rtol=2e-5, atol=2e-6
+    )
     moving = [one.numpy().ravel() for one in model.non_trainable_variables if "moving" in one.path]
-    np.testing.assert_allclose(server.additive, np.concatenate([*moving, np.empty(0)]), rtol=2e-5, atol=2e-6)
-    matrices = [layer.embeddings.numpy() for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
+    np.testing.assert_allclose(
+        server.additive, np.concatenate([*moving, np.empty(0)]), rtol=2e-5, atol=2e-6
+    )
+    matrices = [
+        layer.embeddings.numpy()
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.Embedding)
+    ]
     for table, matrix in zip(server.tables, matrices, strict=True):
         np.testing.assert_allclose(table.peek(np.arange(len(matrix))), matrix, rtol=2e-5, atol=2e-6)
 
@@ -232,10 +271,15 @@ def test_sgd_equals_keras_fit_whatever_comes_twice(tmp_path: Path) -> None:
     fit_equals(tmp_path, OPTIMIZERS["sgd"], lambda rng: rng.integers(0, 50, (16, 3)))
 
 
-def fit_equals(tmp_path: Path, optimizer: str, draw: Callable[[np.random.Generator], np.ndarray]) -> None:
+def fit_equals(
+    tmp_path: Path, optimizer: str, draw: Callable[[np.random.Generator], np.ndarray]
+) -> None:
     module = module_with(tmp_path, FUNCTIONAL, optimizer)
     rng = np.random.default_rng(1)
-    data = [(only({**batch(n)[0], "ids": draw(rng)}, "ids", "x"), tf.constant(batch(n)[1])) for n in range(5)]
+    data = [
+        (only({**batch(n)[0], "ids": draw(rng)}, "ids", "x"), tf.constant(batch(n)[1]))
+        for n in range(5)
+    ]
     served = PsModel.build(module, {}, threshold_bytes=0, seed=5)
     step, server = CompiledStep(served, module), OneServer(served)
     model = plain(module, served, data[0][0])
@@ -245,7 +289,12 @@ def fit_equals(tmp_path: Path, optimizer: str, draw: Callable[[np.random.Generat
     model.compile(module.optimizer(), module.loss)
     everything = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *data)
     model.fit(*everything, batch_size=16, shuffle=False, verbose=0)
-    ids, x = tf.constant(rng.integers(0, 50, (32, 3))), tf.constant(rng.standard_normal((32, 4)), tf.float32)
+    ids, x = (
+        tf.constant(rng.integers(0, 50, (32, 3))),
+        tf.constant(rng.standard_normal((32, 4)), tf.float32),
+    )
     lookups = step.prepare({"ids": ids, "x": x})
     ours = step.predict({"ids": ids, "x": x}, lookups, server.pull(lookups))
-    np.testing.assert_allclose(ours, model.predict({"ids": ids, "x": x}, verbose=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        ours, model.predict({"ids": ids, "x": x}, verbose=0), rtol=1e-5, atol=1e-6
+    )

@@ -1,4 +1,6 @@
-"""The gate and the cut: a view is one consistent state over all servers, whatever is pushed meanwhile."""
+"""The gate and the cut: a view is one consistent state over all servers, whatever is pushed
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ WORKERS = 3
 
 
 class Load:
-    """Workers that push as fast as they can: worker w adds to weights w and w + 3 and rows 2w and 2w + 1 (one a server)."""
+    """Workers that push as fast as they can: worker w adds to weights w and w + 3 and rows 2w and
+    2w + 1 (one a server).
+    """
 
     def __init__(self, stage: Stage) -> None:
         self._ended = threading.Event()
@@ -31,7 +35,9 @@ class Load:
         self.errors: list[BaseException] = []
         for pool in self.pools:
             pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
-        self._threads = [threading.Thread(target=self._work, args=(w, pool)) for w, pool in enumerate(self.pools)]
+        self._threads = [
+            threading.Thread(target=self._work, args=(w, pool)) for w, pool in enumerate(self.pools)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -41,7 +47,9 @@ class Load:
         versions: tuple[int, ...] = (0, 0)
         while not self._ended.is_set():
             try:
-                change = update(self.pushes[worker] + 1, versions, dense, [2 * worker, 2 * worker + 1])
+                change = update(
+                    self.pushes[worker] + 1, versions, dense, [2 * worker, 2 * worker + 1]
+                )
                 versions = pool.push(change, timeout_s=LIMIT_S).versions
             except Exception as error:  # noqa: BLE001 - the test raises it
                 self.errors.append(error)
@@ -82,7 +90,9 @@ def test_each_push_is_in_the_cut_on_both_servers_or_on_neither(stage: Stage) -> 
             assert offset == 10 * number
             assert pulled.dense is not None
             assert [-pulled.dense[worker], -pulled.dense[worker + 3]] == [number, number]
-            np.testing.assert_array_equal(-pulled.rows[0][[2 * worker, 2 * worker + 1], 0], [number, number])
+            np.testing.assert_array_equal(
+                -pulled.rows[0][[2 * worker, 2 * worker + 1], 0], [number, number]
+            )
         again = reader.pull([rows], snapshot=SnapshotId(snapshot), timeout_s=LIMIT_S)
         np.testing.assert_array_equal(again.rows[0], pulled.rows[0])
         for server in stage.servers:
@@ -95,7 +105,11 @@ def test_pulls_go_on_behind_a_closed_gate_and_pushes_go_on_when_it_opens(stage: 
     pool = initialised(stage)
     for server in stage.servers:
         assert server.gate(LIMIT_S) == {}
-    thread = threading.Thread(target=pool.push, args=(update(1, (0, 0), np.ones(6, np.float32)),), kwargs={"timeout_s": LIMIT_S})
+    thread = threading.Thread(
+        target=pool.push,
+        args=(update(1, (0, 0), np.ones(6, np.float32)),),
+        kwargs={"timeout_s": LIMIT_S},
+    )
     thread.start()
     assert pool.pull([as_ids([1])], timeout_s=LIMIT_S).versions == (0, 0)
     thread.join(0.1)
@@ -138,7 +152,9 @@ def test_nobody_waits_for_a_fenced_or_unknown_worker(stage: Stage) -> None:
 
 
 def test_nobody_waits_for_a_worker_that_only_the_checkpoint_of_a_server_knows() -> None:
-    """It may have died before the server came back: other servers have its last push, and it will never send it here."""
+    """It may have died before the server came back: other servers have its last push, and it will
+    never send it here.
+    """
     server = _native.Server(0, 1, TOKEN)
     server.begin_restore(native_spec(counting_spec()))
     server.restore_worker("worker-0", (77, 5, 1, 0, 40))
@@ -152,7 +168,9 @@ def test_nobody_waits_for_a_worker_that_only_the_checkpoint_of_a_server_knows() 
 
 
 def test_a_worker_whose_next_push_waits_will_not_send_the_missing_one(stage: Stage) -> None:
-    """As after this server was restored from a checkpoint that is older than what the other servers have."""
+    """As after this server was restored from a checkpoint that is older than what the other servers
+    have.
+    """
     pool = initialised(stage)
     pool.push(update(1, (0, 0), np.ones(6, np.float32)), timeout_s=LIMIT_S)
     server = stage.servers[0]

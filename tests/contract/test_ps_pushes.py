@@ -1,4 +1,6 @@
-"""Pull and push over real connections: once each, from several workers, through a bad network, and against fences."""
+"""Pull and push over real connections: once each, from several workers, through a bad network, and
+against fences.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ from elasticdl.errors import Refused, TransientError, UserError
 from elasticdl.native import _native
 from elasticdl.rpc.parameters import Update
 from elasticdl.shard import Applied, ShardId
-from tests.contract.ps_stage import LIMIT_S, TOKEN, BadNetwork, Stage, as_ids, counting_spec, rich_spec, update
+from tests.contract.ps_stage import (
+    LIMIT_S,
+    TOKEN,
+    BadNetwork,
+    Stage,
+    as_ids,
+    counting_spec,
+    rich_spec,
+    update,
+)
 
 pytestmark = pytest.mark.contract
 
@@ -53,8 +64,12 @@ def test_a_push_changes_exactly_what_it_names(stage: Stage) -> None:
     pool = stage.pool()
     pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
     before = pool.pull([as_ids(IDS)], timeout_s=LIMIT_S)
-    pushed = pool.push(update(1, before.versions, np.arange(6, dtype=np.float32), IDS[:5]), timeout_s=LIMIT_S)
-    assert pushed.versions == (1,) * len(stage.servers) and pushed.staleness == (0,) * len(stage.servers)
+    pushed = pool.push(
+        update(1, before.versions, np.arange(6, dtype=np.float32), IDS[:5]), timeout_s=LIMIT_S
+    )
+    assert pushed.versions == (1,) * len(stage.servers) and pushed.staleness == (0,) * len(
+        stage.servers
+    )
     after = pool.pull([as_ids(IDS)], timeout_s=LIMIT_S)
     np.testing.assert_array_equal(after.dense, -np.arange(6, dtype=np.float32))
     np.testing.assert_array_equal(after.rows[0], [[-1, -1]] * 5 + [[0, 0]] * 4)
@@ -62,19 +77,26 @@ def test_a_push_changes_exactly_what_it_names(stage: Stage) -> None:
 
 def test_the_additive_part_is_added(stage: Stage) -> None:
     spec = ParametersSpec(
-        optimizer=counting_spec().optimizer, dense=(DenseSpec(path="w", shape=(4,)), DenseSpec(path="m", shape=(5,), additive=True))
+        optimizer=counting_spec().optimizer,
+        dense=(DenseSpec(path="w", shape=(4,)), DenseSpec(path="m", shape=(5,), additive=True)),
     )
     pool = stage.pool()
     pool.initialise(spec, np.zeros(9, np.float32), timeout_s=LIMIT_S)
     versions = (0,) * len(stage.servers)
-    pool.push(Update(1, Applied(ShardId(0), 0, 1), versions, 0.5, np.ones(9, np.float32)), timeout_s=LIMIT_S)
+    pool.push(
+        Update(1, Applied(ShardId(0), 0, 1), versions, 0.5, np.ones(9, np.float32)),
+        timeout_s=LIMIT_S,
+    )
     np.testing.assert_array_equal(pool.pull([], timeout_s=LIMIT_S).dense, [-0.5] * 4 + [1.0] * 5)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_push_is_applied_once_however_often_the_connections_break(seed: int) -> None:
     stage = Stage(2)
-    networks = [stage.behind(BadNetwork(address, seed * 10 + k, breaks=20)) for k, address in enumerate(stage.addresses)]
+    networks = [
+        stage.behind(BadNetwork(address, seed * 10 + k, breaks=20))
+        for k, address in enumerate(stage.addresses)
+    ]
     try:
         pool = stage.pool(addresses=[network.address for network in networks])
         pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
@@ -82,7 +104,9 @@ def test_every_push_is_applied_once_however_often_the_connections_break(seed: in
             pulled = pool.pull([as_ids([1, 2])], timeout_s=LIMIT_S)
             pool.push(update(sequence, pulled.versions, ONES, [1, 2]), timeout_s=LIMIT_S)
         after = pool.pull([as_ids([1, 2])], timeout_s=LIMIT_S)
-        assert sum(network.breaks_left for network in networks) < 30, "the network was not bad at all"
+        assert sum(network.breaks_left for network in networks) < 30, (
+            "the network was not bad at all"
+        )
         assert after.versions == (60, 60)
         np.testing.assert_array_equal(after.dense, -60 * ONES)
         np.testing.assert_array_equal(after.rows[0], np.full((2, 2), -60))
@@ -100,7 +124,10 @@ def test_the_same_sequence_again_is_answered_and_not_applied(pair: Stage) -> Non
 
 def test_two_workers_push_at_the_same_time_and_nothing_is_lost(stage: Stage) -> None:
     pools = [stage.pool(f"worker-{w}") for w in range(2)]
-    took = [pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S) for pool in pools]
+    took = [
+        pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+        for pool in pools
+    ]
     assert took == [True, False]
 
     def work(worker: int) -> None:
@@ -144,12 +171,16 @@ def test_a_fenced_worker_is_refused_everything_and_its_last_push_is_told(pair: S
     with pytest.raises(Refused, match="worker-0 was fenced"):
         pool.pull([as_ids([1])], timeout_s=LIMIT_S)
     with pytest.raises(Refused, match="worker-0 was fenced"):
-        pair.pool("worker-0").initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+        pair.pool("worker-0").initialise(
+            counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S
+        )
     np.testing.assert_array_equal(other.pull([as_ids([1])], timeout_s=LIMIT_S).dense, -ONES)
 
 
 def test_a_fence_waits_for_a_push_that_is_being_applied() -> None:
-    """Else it would tell less than the server is about to have: those records would be trained twice without a word."""
+    """Else it would tell less than the server is about to have: those records would be trained
+    twice without a word.
+    """
     stage = Stage()
     (server,) = stage.servers
     pool = stage.pool()
@@ -168,7 +199,9 @@ def test_a_fence_waits_for_a_push_that_is_being_applied() -> None:
     stage.close()
 
 
-def test_a_worker_that_counts_anew_has_its_first_pushes_applied_and_its_former_self_is_refused(pair: Stage) -> None:
+def test_a_worker_that_counts_anew_has_its_first_pushes_applied_and_its_former_self_is_refused(
+    pair: Stage,
+) -> None:
     before, now = pair.pool("worker-0"), pair.pool("worker-0")
     before.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
     for sequence in (1, 2, 3):
@@ -209,16 +242,30 @@ def test_a_fence_refuses_a_push_that_waits_at_the_gate(pair: Stage) -> None:
 def test_another_token_is_refused(pair: Stage) -> None:
     for token in ("", "the job's toke", "the job's tokem", "another job's token"):
         with pytest.raises(Refused, match="token is wrong"):
-            pair.pool("worker-0", token).initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
-    assert not pair.servers[0].has_state and sum(server.statistics()["refused"] for server in pair.servers) >= 4
+            pair.pool("worker-0", token).initialise(
+                counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S
+            )
+    assert (
+        not pair.servers[0].has_state
+        and sum(server.statistics()["refused"] for server in pair.servers) >= 4
+    )
 
 
 def test_another_model_is_refused_and_the_first_variable_that_differs_is_named(pair: Stage) -> None:
     pair.pool().initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
-    with pytest.raises(UserError, match=r"ps-0 .* dense variable that differs is w \[7\] in the model, w \[6\] there"):
-        pair.pool("worker-1").initialise(counting_spec(7), np.zeros(7, np.float32), timeout_s=LIMIT_S)
-    with pytest.raises(UserError, match=r"table that differs is t of dimension 3 .* t of dimension 2"):
-        pair.pool("worker-2").initialise(counting_spec(6, 3), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+    with pytest.raises(
+        UserError,
+        match=r"ps-0 .* dense variable that differs is w \[7\] in the model, w \[6\] there",
+    ):
+        pair.pool("worker-1").initialise(
+            counting_spec(7), np.zeros(7, np.float32), timeout_s=LIMIT_S
+        )
+    with pytest.raises(
+        UserError, match=r"table that differs is t of dimension 3 .* t of dimension 2"
+    ):
+        pair.pool("worker-2").initialise(
+            counting_spec(6, 3), np.zeros(6, np.float32), timeout_s=LIMIT_S
+        )
 
 
 def test_a_server_that_is_away_is_named_when_the_time_is_over(pair: Stage) -> None:
@@ -226,7 +273,11 @@ def test_a_server_that_is_away_is_named_when_the_time_is_over(pair: Stage) -> No
     pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
     pair.servers[1].stop()
     with pytest.raises(
-        TransientError, match=r"pull of worker-0 was not answered within 1 s by ps-1 at 127.0.0.1:\d+: Connection refused"
+        TransientError,
+        match=(
+            r"pull of worker-0 was not answered within 1 s by ps-1 at 127.0.0.1:\d+: Connection"
+            r" refused"
+        ),
     ):
         pool.pull([as_ids([1])], timeout_s=1.0)
     pool.move([pair.addresses[0], ""])
@@ -243,7 +294,9 @@ def test_a_closed_pool_ends_calls_under_way(pair: Stage) -> None:
 
 def test_an_address_of_another_server_is_noticed(pair: Stage) -> None:
     with pytest.raises(TransientError, match="it is ps-1 of 2, wanted is ps-0 of 2"):
-        pair.pool(addresses=pair.addresses[::-1]).initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=1.0)
+        pair.pool(addresses=pair.addresses[::-1]).initialise(
+            counting_spec(), np.zeros(6, np.float32), timeout_s=1.0
+        )
 
 
 def test_wrong_shapes_are_refused_before_anything_is_sent(pair: Stage) -> None:
@@ -291,14 +344,18 @@ def test_a_worker_that_found_values_on_the_servers_never_gives_its_initial_ones(
         fresh.move(later.addresses)
         with pytest.raises(TransientError, match="this process has none to give it"):
             fresh.pull([as_ids([])], dense=False, timeout_s=1.0)
-        assert fresh.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S), "it is told that these are initial"
+        assert fresh.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S), (
+            "it is told that these are initial"
+        )
     finally:
         stage.close()
         later.close()
 
 
 def test_an_optimizer_whose_averages_went_with_a_server_begins_to_count_anew() -> None:
-    """Adam divides its averages by what they lack after so many steps: empty ones, called old, would make steps half as long."""
+    """Adam divides its averages by what they lack after so many steps: empty ones, called old,
+    would make steps half as long.
+    """
     stage = Stage(1)
     later = _native.Server(0, 1, TOKEN)
     spec = counting_spec().model_copy(update={"optimizer": OptimizerSpec(kind=OptimizerKind.ADAM)})
@@ -312,7 +369,9 @@ def test_an_optimizer_whose_averages_went_with_a_server_begins_to_count_anew() -
         before = other.pull([as_ids([])], timeout_s=LIMIT_S)
         stage.servers[0].stop()
         later.listen("127.0.0.1", int(stage.addresses[0].rpartition(":")[2]))
-        assert other.pull([as_ids([])], timeout_s=LIMIT_S).versions == (20,), "the version goes on, the averages do not"
+        assert other.pull([as_ids([])], timeout_s=LIMIT_S).versions == (20,), (
+            "the version goes on, the averages do not"
+        )
         other.push(update(1, before.versions, ONES), timeout_s=LIMIT_S)
         after = other.pull([as_ids([])], timeout_s=LIMIT_S)
         assert before.dense is not None and after.dense is not None
@@ -326,7 +385,9 @@ def test_all_rows_come_for_export_in_ascending_order(stage: Stage) -> None:
     spec = rich_spec()
     pool = stage.pool()
     pool.initialise(spec, np.zeros(37, np.float32), timeout_s=LIMIT_S)
-    made = np.random.default_rng(1).choice(10**9, 150_000, replace=False).astype(np.int64) - 5 * 10**8
+    made = (
+        np.random.default_rng(1).choice(10**9, 150_000, replace=False).astype(np.int64) - 5 * 10**8
+    )
     weights = pool.pull([made, as_ids([])], timeout_s=LIMIT_S).rows[0]
     ids, rows = pool.rows(0, snapshot=None, timeout_s=LIMIT_S)
     order = np.argsort(made)

@@ -1,4 +1,6 @@
-"""The state of a member becomes another's; one that has something to lose gets all of it or, where the ring breaks, nothing."""
+"""The state of a member becomes another's; one that has something to lose gets all of it or, where
+the ring breaks, nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ DTYPES = ("float32", "float64", "int64", "bool", "float16", "bfloat16", "uint32"
 
 
 class Wire(PlayedRing):
-    """A ring of two: what the one that gives sent is there when the other asks for it, as long as the ring holds."""
+    """A ring of two: what the one that gives sent is there when the other asks for it, as long as
+    the ring holds.
+    """
 
     def __init__(self) -> None:
         self.sent: dict[str, np.ndarray] = {}
@@ -36,7 +40,9 @@ class Wire(PlayedRing):
 
 
 def variables(first: int) -> list[keras.Variable]:
-    """Of all kinds of types, most of them smaller than a chunk, one of them larger, one without a dimension."""
+    """Of all kinds of types, most of them smaller than a chunk, one of them larger, one without a
+    dimension.
+    """
     shapes = [(), (3,), (2, 2), (5, 4)]
     return [
         keras.Variable(np.arange(first, first + np.prod(shape, dtype=int)).reshape(shape) % 2 if dtype == "bool" else
@@ -70,7 +76,9 @@ def test_the_one_that_takes_has_every_value_of_the_one_that_gives(whole):
 
 
 def test_a_ring_that_breaks_at_any_place_of_a_hand_over_leaves_the_one_that_takes_as_it_was():
-    """It may be the only one left, and what the master counts on: half of another's weights are nobody's."""
+    """It may be the only one left, and what the master counts on: half of another's weights are
+    nobody's.
+    """
     wire, giver, taker = two_members()
     before = values(taker)
     for place in range(len(wire.sent)):

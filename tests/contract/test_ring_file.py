@@ -25,7 +25,9 @@ ARRAYS = {
 def checkpoint(root: Path, version: int = 12) -> Path:
     making = store.begin(root)
     part = ring_file.write(making, version, ARRAYS)
-    return store.complete(making, Manifest(version=version, servers=0, parameters=None, files=(part,), ledger="{}"))
+    return store.complete(
+        making, Manifest(version=version, servers=0, parameters=None, files=(part,), ledger="{}")
+    )
 
 
 def test_every_array_comes_back_bit_for_bit_with_its_version(tmp_path):

@@ -1,4 +1,6 @@
-"""The rendezvous speaks Horovod's protocol, makes early members wait, and tells all when a generation is withdrawn."""
+"""The rendezvous speaks Horovod's protocol, makes early members wait, and tells all when a
+generation is withdrawn.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,15 @@ def run(play) -> None:
     asyncio.run(main())
 
 
-async def ask(port: int, method: str, path: str, body: bytes = b"", pieces: int = 1) -> tuple[int, bytes]:
+async def ask(
+    port: int, method: str, path: str, body: bytes = b"", pieces: int = 1
+) -> tuple[int, bytes]:
     """As Horovod's client writes it; the request in some pieces."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    request = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    request = (
+        f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
     size = -(-len(request) // pieces)
     for begin in range(0, len(request), size):
         writer.write(request[begin : begin + size])
@@ -46,7 +53,10 @@ def test_a_value_is_given_to_those_who_ask_before_and_after_it_is_there() -> Non
     async def play(rendezvous, port) -> None:
         rendezvous.open("g1-a")
         early = [asyncio.create_task(ask(port, "GET", f"/g1-a:{port}/global/0")) for _ in range(3)]
-        assert await ask(port, "PUT", f"/g1-a:{port}/global/0", b"\x00\xffaddress", pieces=7) == (200, b"")
+        assert await ask(port, "PUT", f"/g1-a:{port}/global/0", b"\x00\xffaddress", pieces=7) == (
+            200,
+            b"",
+        )
         assert await asyncio.gather(*early) == [(200, b"\x00\xffaddress")] * 3
         assert await ask(port, "DELETE", f"/g1-a:{port}/global/0") == (200, b"")
         assert await ask(port, "GET", f"/g1-a:{port}/global/0") == (200, b"\x00\xffaddress")

@@ -1,4 +1,6 @@
-"""A step of several members gives what one process gives on the whole minibatch, for every division of it."""
+"""A step of several members gives what one process gives on the whole minibatch, for every division
+of it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ IDS = 11
 
 
 class Others:
-    """A ring whose other members have been asked before: what they bring is in variables. Keeps what this member brings."""
+    """A ring whose other members have been asked before: what they bring is in variables.
+
+    Keeps what this member brings.
+    """
 
     def __init__(self) -> None:
         self.before: dict[str, tf.Variable] = {}
@@ -37,7 +42,12 @@ class Others:
         return self.before[name] + tensor + self.after[name]
 
     def gathered(self, name, tensor):
-        self._make(name, tensor, np.zeros([0, *tensor.shape[1:]], tensor.dtype.as_numpy_dtype), [None, *tensor.shape[1:]])
+        self._make(
+            name,
+            tensor,
+            np.zeros([0, *tensor.shape[1:]], tensor.dtype.as_numpy_dtype),
+            [None, *tensor.shape[1:]],
+        )
         self.mine[name].assign(tensor)
         return tf.concat([self.before[name], tensor, self.after[name]], 0)
 
@@ -51,7 +61,9 @@ class Others:
                     place[name] = tf.Variable(value, shape=shape, trainable=False)
 
 
-def module_of(loss, optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9), build=None) -> ModelModule:
+def module_of(
+    loss, optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9), build=None
+) -> ModelModule:
     return ModelModule("m.py", ".", build or model, loss, optimizer, feed_batch=lambda *_: None)
 
 
@@ -59,9 +71,15 @@ def model() -> keras.Model:
     ids = keras.Input((3,), dtype="int64", name="ids")
     numbers = keras.Input((2,), dtype="float64", name="numbers")
     rows = keras.layers.Embedding(IDS, 4, dtype="float64")(ids)
-    flat = keras.layers.Concatenate(dtype="float64")([keras.layers.Flatten(dtype="float64")(rows), numbers])
-    hidden = keras.layers.Dense(5, activation="tanh", dtype="float64", kernel_regularizer=keras.regularizers.L2(0.01))(flat)
-    return keras.Model({"ids": ids, "numbers": numbers}, keras.layers.Dense(1, dtype="float64")(hidden))
+    flat = keras.layers.Concatenate(dtype="float64")(
+        [keras.layers.Flatten(dtype="float64")(rows), numbers]
+    )
+    hidden = keras.layers.Dense(
+        5, activation="tanh", dtype="float64", kernel_regularizer=keras.regularizers.L2(0.01)
+    )(flat)
+    return keras.Model(
+        {"ids": ids, "numbers": numbers}, keras.layers.Dense(1, dtype="float64")(hidden)
+    )
 
 
 def mean_loss(labels, predictions):
@@ -74,7 +92,10 @@ def loss_per_example(labels, predictions):
 
 def batch(count: int, seed: int = 0):
     random = np.random.default_rng(seed)
-    features = {"ids": random.integers(0, IDS, (count, 3)), "numbers": random.normal(size=(count, 2))}
+    features = {
+        "ids": random.integers(0, IDS, (count, 3)),
+        "numbers": random.normal(size=(count, 2)),
+    }
     return features, random.normal(size=count)
 
 
@@ -115,18 +136,31 @@ def step_of_all(members: list[Member], whole, iteration: int):
         kept = member.state()
         for place in (member.others.before, member.others.after):
             for name in place:
-                place[name].assign(tf.zeros_like(place[name]) if place[name].shape.is_fully_defined() else place[name][:0])
+                place[name].assign(
+                    tf.zeros_like(place[name])
+                    if place[name].shape.is_fully_defined()
+                    else place[name][:0]
+                )
         member.run(part_of(whole, rank, len(members)), rank, iteration)
         member.reset(kept)
-    brought = [{name: one.numpy() for name, one in member.others.mine.items()} for member in members]
+    brought = [
+        {name: one.numpy() for name, one in member.others.mine.items()} for member in members
+    ]
     outcomes = []
     for rank, member in enumerate(members):
         for name in member.others.mine:
-            for place, others in ((member.others.before, brought[:rank]), (member.others.after, brought[rank + 1 :])):
+            for place, others in (
+                (member.others.before, brought[:rank]),
+                (member.others.after, brought[rank + 1 :]),
+            ):
                 if place[name].shape.is_fully_defined():
-                    place[name].assign(sum((one[name] for one in others), np.zeros(place[name].shape)))
+                    place[name].assign(
+                        sum((one[name] for one in others), np.zeros(place[name].shape))
+                    )
                 else:
-                    place[name].assign(np.concatenate([brought[0][name][:0], *(one[name] for one in others)]))
+                    place[name].assign(
+                        np.concatenate([brought[0][name][:0], *(one[name] for one in others)])
+                    )
         outcomes.append(member.run(part_of(whole, rank, len(members)), rank, iteration))
     return outcomes
 
@@ -139,7 +173,9 @@ def small_bytes(request, monkeypatch) -> None:
 
 @pytest.mark.parametrize("loss", [mean_loss, loss_per_example])
 @pytest.mark.parametrize(("size", "count"), [(2, 8), (3, 7), (4, 3)])
-def test_members_with_parts_of_any_size_do_what_one_process_does_on_the_whole(loss, size, count) -> None:
+def test_members_with_parts_of_any_size_do_what_one_process_does_on_the_whole(
+    loss, size, count
+) -> None:
     module = module_of(loss)
     alone, members = Member(module), [Member(module) for _ in range(size)]
     for iteration in range(3):
@@ -149,7 +185,9 @@ def test_members_with_parts_of_any_size_do_what_one_process_does_on_the_whole(lo
             assert outcome.examples == expected.examples == count
             assert outcome.loss == pytest.approx(expected.loss, rel=1e-12)
         for member in members:
-            for name, mine, theirs in zip(member.model.state(), member.state(), alone.state(), strict=True):
+            for name, mine, theirs in zip(
+                member.model.state(), member.state(), alone.state(), strict=True
+            ):
                 np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-13, err_msg=name)
 
 
@@ -193,14 +231,22 @@ def test_the_learning_rate_of_the_first_member_is_that_of_all() -> None:
     alone.run(whole)
     step_of_all(members, whole, 0)
     for member in members:
-        for name, mine, theirs in zip(member.model.state(), member.state(), alone.state(), strict=True):
+        for name, mine, theirs in zip(
+            member.model.state(), member.state(), alone.state(), strict=True
+        ):
             np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-13, err_msg=name)
 
 
 def noisy() -> keras.Model:
     layers = keras.layers
-    parts = [keras.Input((2,), dtype="float64"), layers.Dense(64, dtype="float64"), layers.Dropout(0.5, dtype="float64")]
-    return keras.Sequential([*parts, layers.BatchNormalization(dtype="float64"), layers.Dense(1, dtype="float64")])
+    parts = [
+        keras.Input((2,), dtype="float64"),
+        layers.Dense(64, dtype="float64"),
+        layers.Dropout(0.5, dtype="float64"),
+    ]
+    return keras.Sequential(
+        [*parts, layers.BatchNormalization(dtype="float64"), layers.Dense(1, dtype="float64")]
+    )
 
 
 def test_members_drop_out_differently_and_yet_stay_alike() -> None:
@@ -216,7 +262,9 @@ def test_members_drop_out_differently_and_yet_stay_alike() -> None:
 
 
 class Breaking:
-    """A ring of one that breaks in one of its reductions, as late as the others allow: when something is applied, or soon."""
+    """A ring of one that breaks in one of its reductions, as late as the others allow: when
+    something is applied, or soon.
+    """
 
     def __init__(self, name: str) -> None:
         self._breaks_in = name
@@ -249,7 +297,9 @@ class Breaking:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_ring_that_breaks_in_the_last_of_its_reductions_leaves_no_half_of_a_step(monkeypatch, number) -> None:
+def test_a_ring_that_breaks_in_the_last_of_its_reductions_leaves_no_half_of_a_step(
+    monkeypatch, number
+) -> None:
     """Those of the moving averages: what is done with gradients waits for them, too."""
     monkeypatch.setattr(ring_step, "BUCKET_BYTES", 1)
     ring = Breaking(f"float64.{number}")
@@ -258,7 +308,9 @@ def test_a_ring_that_breaks_in_the_last_of_its_reductions_leaves_no_half_of_a_st
     whole = (np.ones((4, 2)), np.zeros(4))
     step.train(whole, rank=0, iteration=0)
     before = [one.numpy() for one in variables]
-    ring.applied = lambda: any(not np.array_equal(one.numpy(), value) for one, value in zip(variables, before, strict=True))
+    ring.applied = lambda: any(
+        not np.array_equal(one.numpy(), value) for one, value in zip(variables, before, strict=True)
+    )
     ring.broken = True
     with pytest.raises(RingBroken):
         step.train(whole, rank=0, iteration=1)
@@ -311,7 +363,9 @@ def test_it_is_known_from_outside_whether_a_member_computes_or_waits_for_others(
             assert go_on.wait(60)
             return value
 
-        return tf.py_function(wait, [mean_loss(labels, predictions)], tf.float64, name="slow") + 0 * mean_loss(labels, predictions)
+        return tf.py_function(
+            wait, [mean_loss(labels, predictions)], tf.float64, name="slow"
+        ) + 0 * mean_loss(labels, predictions)
 
     def loss(labels, predictions):
         value = slow_loss(labels, predictions)

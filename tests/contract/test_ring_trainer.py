@@ -1,4 +1,6 @@
-"""The trainer of a ring, whose other member is played by the test: what it has, and what it says it has, after the ring broke."""
+"""The trainer of a ring, whose other member is played by the test: what it has, and what it says it
+has, after the ring broke.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ OTHERS_VALUE = 1000.0
 
 
 class Peer(PlayedRing):
-    """A ring of two: the other has `numbers` and, of its state, sends as many chunks as it says before its end."""
+    """A ring of two: the other has `numbers` and, of its state, sends as many chunks as it says
+    before its end.
+    """
 
     def __init__(self) -> None:
         self.numbers = Position().numbers()
@@ -59,12 +63,17 @@ class Peer(PlayedRing):
 
 
 class Job:
-    """Everything around the trainer. `script` is what happens as often as it has nothing left to train on."""
+    """Everything around the trainer.
+
+    `script` is what happens as often as it has nothing left to train on.
+    """
 
     def __init__(self) -> None:
         self.peer, self.shutdown, self.outbox = Peer(), Shutdown(), Outbox()
         self.outbox.say = self.say
-        self.variables = [keras.Variable(np.zeros(shape, np.float32), trainable=False) for shape in SHAPES]
+        self.variables = [
+            keras.Variable(np.zeros(shape, np.float32), trainable=False) for shape in SHAPES
+        ]
         self.forms = Generations(self.shutdown)
         self.script: deque = deque()
         self.when_broken = lambda: None
@@ -82,7 +91,9 @@ class Job:
             watch,
             self.shutdown,
         )
-        parts = RingParts(self.peer, Exchange(self.peer, self.variables, chunk_bytes=1), self, self, self)
+        parts = RingParts(
+            self.peer, Exchange(self.peer, self.variables, chunk_bytes=1), self, self, self
+        )
         self.trainer = RingTrainer(ME, "here", parts, context, self.forms)
 
     def form(self, generation: int, members=(ME,), holders=(), first_number=1) -> None:
@@ -145,13 +156,19 @@ class Job:
 
 
 @pytest.mark.parametrize("chunks", range(len(SHAPES)))
-def test_a_member_that_lacks_a_step_goes_on_from_its_own_weights_if_the_ring_breaks_while_it_takes_the_others(chunks):
-    """The other had one step more, began to hand its weights over, and died: this one is all that is left."""
+def test_a_member_that_lacks_a_step_goes_on_from_its_own_weights_if_the_ring_breaks_while_it_takes_the_others(
+    chunks,
+):
+    """The other had one step more, began to hand its weights over, and died: this one is all that
+    is left.
+    """
     job = Job()
     job.trainer.warm_up(None)
 
     def train(steps: int) -> None:
-        assert job.values() == {float(job.trainer.version)}, "as many steps as it says, and nothing of the other's"
+        assert job.values() == {float(job.trainer.version)}, (
+            "as many steps as it says, and nothing of the other's"
+        )
         job.steps_left = steps
 
     def meet_the_other() -> None:
@@ -172,9 +189,12 @@ NEXT_SHARD = Shard(ShardId(1), "data", 80, 120)
 
 
 class Sequence(Job):
-    """A ring of one that works through items. What it tells is taken after every step, as a fast heartbeat would.
+    """A ring of one that works through items.
 
-    `reports` has (shard, offset, done) of all that was taken, `bad` the bad records that were told of.
+    What it tells is taken after every step, as a fast heartbeat would.
+
+    `reports` has (shard, offset, done) of all that was taken, `bad` the bad records that were told
+    of.
     """
 
     def __init__(self, *items: WorkItem) -> None:
@@ -196,10 +216,15 @@ class Sequence(Job):
             self.bad[told.applied.shard] = told.bad_records
 
     def told(self) -> dict[int, int]:
-        return {shard: max(offset for one, offset, _ in self.reports if one == shard) for shard, _, _ in self.reports}
+        return {
+            shard: max(offset for one, offset, _ in self.reports if one == shard)
+            for shard, _, _ in self.reports
+        }
 
     def begin(self, plan) -> None:
-        at = next((i for i, item in enumerate(self.items) if item.number == plan.number), len(self.items))
+        at = next(
+            (i for i, item in enumerate(self.items) if item.number == plan.number), len(self.items)
+        )
         self.at = (at, plan.offset or 0)
         if at < len(self.items) and self.items[at].lease and self.at[1] >= self.items[at].lease.end:
             self.at = (at + 1, 0)
@@ -249,7 +274,9 @@ def test_all_of_a_shard_is_told_though_an_item_ended_inside_it(boundary):
     job = Sequence(*items)
     job.form(1)
     job.trainer.run()
-    assert job.at_pause[-1] == {0: 56}, "the ring stands at the pause until the master knows of all before it"
+    assert job.at_pause[-1] == {0: 56}, (
+        "the ring stands at the pause until the master knows of all before it"
+    )
     assert not any(done for _, _, done in job.reports), "the shard is not done"
     assert boundary is not Kind.PAUSE or job.at_pause[0] == {0: 24}
 
@@ -271,7 +298,9 @@ def test_a_shard_is_told_done_once_at_its_own_end():
 
 @pytest.mark.parametrize("taken", [True, False], ids=["reported", "not reported yet"])
 @pytest.mark.parametrize("version", range(1, 6))
-def test_what_is_told_again_in_a_new_generation_loses_nothing_and_counts_nothing_twice(version, taken):
+def test_what_is_told_again_in_a_new_generation_loses_nothing_and_counts_nothing_twice(
+    version, taken
+):
     """The new generation begins inside an item, at the end of one, and at the end of a shard."""
     short = replace(SHARD, end=32)
     items = [
@@ -296,11 +325,15 @@ def test_what_is_told_again_in_a_new_generation_loses_nothing_and_counts_nothing
 def test_a_member_that_becomes_the_first_tells_all_that_the_ring_did_of_a_shard(steps):
     """Whoever told before is gone, and with it what it had not told."""
     short = replace(SHARD, end=32)
-    job = Sequence(part_of(short, 1, 0, 32), part_of(NEXT_SHARD, 2, 0, 16), WorkItem(3, None, mark=Kind.PAUSE))
+    job = Sequence(
+        part_of(short, 1, 0, 32), part_of(NEXT_SHARD, 2, 0, 16), WorkItem(3, None, mark=Kind.PAUSE)
+    )
     job.bad_of_step, job.peer.chunks = 1, 99
     job.before[steps] = lambda: job.form(2, (ME,), (0,))
     job.form(1, (OTHER, ME))
     job.trainer.run()
     assert job.at_pause[-1][1 if steps > 4 else 0] == (16 if steps > 4 else 32)
     assert job.bad == ({1: 2} if steps > 4 else {0: 4, 1: 2})
-    assert job.reports[0] == ((1, 8 * (steps - 4), steps == 7) if steps > 4 else (0, 8 * steps, steps == 4))
+    assert job.reports[0] == (
+        (1, 8 * (steps - 4), steps == 7) if steps > 4 else (0, 8 * steps, steps == 4)
+    )

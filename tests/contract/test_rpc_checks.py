@@ -1,4 +1,6 @@
-"""The check of every call, on both kinds of server: what the master and the parameter servers stand behind."""
+"""The check of every call, on both kinds of server: what the master and the parameter servers stand
+behind.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ import grpc.aio
 import pytest
 
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.channel import AsyncChecks, Caller, Credentials, SyncChecks, channel_options, server_options
+from elasticdl.rpc.channel import (
+    AsyncChecks,
+    Caller,
+    Credentials,
+    SyncChecks,
+    channel_options,
+    server_options,
+)
 from elasticdl.rpc.elasticdl_pb2_grpc import (
     MasterStub,
     ParameterServerServicer,
@@ -53,7 +62,11 @@ class AsyncService(Acting):
 
 def sync_server() -> Iterator[tuple[str, Acting]]:
     service = SyncService()
-    server = grpc.server(futures.ThreadPoolExecutor(2), interceptors=[SyncChecks(TOKEN, check)], options=server_options())
+    server = grpc.server(
+        futures.ThreadPoolExecutor(2),
+        interceptors=[SyncChecks(TOKEN, check)],
+        options=server_options(),
+    )
     add_ParameterServerServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -88,7 +101,9 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, Acting]]:
 
 def fence(address: str, metadata: tuple[tuple[str, str], ...]) -> Any:
     with grpc.insecure_channel(address, options=channel_options()) as channel:
-        return ParameterServerStub(channel).Fence(pb.FenceRequest(worker="worker-1"), timeout=10, metadata=metadata)
+        return ParameterServerStub(channel).Fence(
+            pb.FenceRequest(worker="worker-1"), timeout=10, metadata=metadata
+        )
 
 
 def test_who_has_the_token_and_passes_the_check_is_served(served: tuple[str, Acting]) -> None:
@@ -103,10 +118,18 @@ def test_who_has_the_token_and_passes_the_check_is_served(served: tuple[str, Act
         ((), "UNAUTHENTICATED", "token"),
         ((("authorization", TOKEN),), "UNAUTHENTICATED", "token"),
         (Credentials("Token", "master").metadata(3), "UNAUTHENTICATED", "token"),
-        ((*Credentials(TOKEN, "master").metadata(3), ("authorization", "Bearer x")), "UNAUTHENTICATED", "token"),
+        (
+            (*Credentials(TOKEN, "master").metadata(3), ("authorization", "Bearer x")),
+            "UNAUTHENTICATED",
+            "token",
+        ),
         (Credentials(TOKEN, "master").metadata(2), "FAILED_PRECONDITION", "term 2 is over"),
         (Credentials(TOKEN, "worker-1").metadata(3), "FAILED_PRECONDITION", "only the master"),
-        ((("authorization", f"Bearer {TOKEN}"), ("x-elasticdl-term", "many")), "INVALID_ARGUMENT", "not a number"),
+        (
+            (("authorization", f"Bearer {TOKEN}"), ("x-elasticdl-term", "many")),
+            "INVALID_ARGUMENT",
+            "not a number",
+        ),
     ],
 )
 def test_whoever_does_not_is_refused_and_nothing_is_acted_on(
@@ -120,11 +143,15 @@ def test_whoever_does_not_is_refused_and_nothing_is_acted_on(
     assert service.acted == []
 
 
-def test_a_method_that_is_not_there_is_refused_like_any_other_without_the_token(served: tuple[str, Acting]) -> None:
+def test_a_method_that_is_not_there_is_refused_like_any_other_without_the_token(
+    served: tuple[str, Acting],
+) -> None:
     with grpc.insecure_channel(served[0], options=channel_options()) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             MasterStub(channel).Status(pb.StatusRequest(), timeout=10)
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         with pytest.raises(grpc.RpcError) as caught:
-            MasterStub(channel).Status(pb.StatusRequest(), timeout=10, metadata=Credentials(TOKEN, "master").metadata(3))
+            MasterStub(channel).Status(
+                pb.StatusRequest(), timeout=10, metadata=Credentials(TOKEN, "master").metadata(3)
+            )
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

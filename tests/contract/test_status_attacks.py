@@ -37,25 +37,39 @@ NEEDS_TOKEN = (
 )
 
 
-# -- who may ask ------------------------------------------------------------------------------------------------------
+# who may ask
 
 
-@pytest.mark.parametrize("token", [None, "", "wrong", TOKEN[:-1], TOKEN + "x", "ÿ" * 30, "a" * 4000])
-def test_without_the_right_token_nothing_is_told_and_nothing_is_done(tmp_path: Path, token: str | None) -> None:
+@pytest.mark.parametrize(
+    "token", [None, "", "wrong", TOKEN[:-1], TOKEN + "x", "ÿ" * 30, "a" * 4000]
+)
+def test_without_the_right_token_nothing_is_told_and_nothing_is_done(
+    tmp_path: Path, token: str | None
+) -> None:
     async def story() -> None:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        cookies = {} if token is None else {access.AccessGuard(TOKEN).cookie_name: token.encode("ascii", "ignore").decode()}
+        cookies = (
+            {}
+            if token is None
+            else {access.AccessGuard(TOKEN).cookie_name: token.encode("ascii", "ignore").decode()}
+        )
         async with staged(tmp_path) as stage:
             for options in ({"headers": headers}, {"cookies": cookies}):
-                async with browser(stage, **options, cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+                async with browser(
+                    stage, **options, cookie_jar=aiohttp.CookieJar(unsafe=True)
+                ) as session:
                     for method, path in NEEDS_TOKEN:
                         body = {"json": {"min": 9, "max": 9}} if method == "POST" else {}
                         async with session.request(method, path, **body) as answer:
                             assert answer.status == 401, path
                             assert "iris" not in await answer.text()
                     async with session.get("/") as answer:
-                        # Browsers are given the way in, and no error that they would tell people of.
-                        assert answer.status == (401 if options.get("headers") else 200) and "iris" not in await answer.text()
+                        # Browsers are given the way in, and no error that they would tell people
+                        # of.
+                        assert (
+                            answer.status == (401 if options.get("headers") else 200)
+                            and "iris" not in await answer.text()
+                        )
             assert stage.core.status().scale.high == 4 and not stage.core.status().outcome
 
     asyncio.run(story())
@@ -63,19 +77,30 @@ def test_without_the_right_token_nothing_is_told_and_nothing_is_done(tmp_path: P
 
 def test_the_token_is_given_once_and_the_cookie_opens_this_page_only(tmp_path: Path) -> None:
     async def story() -> None:
-        async with staged(tmp_path) as stage, browser(stage, cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+        async with (
+            staged(tmp_path) as stage,
+            browser(stage, cookie_jar=aiohttp.CookieJar(unsafe=True)) as session,
+        ):
             async with session.post("/session", json={"token": "wrong"}) as answer:
                 assert answer.status == 401 and "Set-Cookie" not in answer.headers
             async with session.post("/session", json={"token": TOKEN}) as answer:
                 assert answer.status == 204
                 cookie = answer.headers["Set-Cookie"]
-            assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and "Path=/" in cookie and TOKEN not in cookie
+            assert (
+                "HttpOnly" in cookie
+                and "SameSite=Strict" in cookie
+                and "Path=/" in cookie
+                and TOKEN not in cookie
+            )
             async with session.get("/") as answer:
                 assert answer.status == 200 and TOKEN not in await answer.text()
             async with session.get("/api/v1/status") as answer:
                 assert answer.status == 200
             value = cookie.partition("=")[2].partition(";")[0]
-            async with browser(stage, headers={"Authorization": f"Bearer {value}"}) as other, other.get("/api/v1/status") as answer:
+            async with (
+                browser(stage, headers={"Authorization": f"Bearer {value}"}) as other,
+                other.get("/api/v1/status") as answer,
+            ):
                 assert answer.status == 401
             async with session.delete("/session") as answer:
                 assert answer.status == 204
@@ -91,12 +116,17 @@ def test_cookies_of_two_jobs_on_one_machine_do_not_meet() -> None:
 
 def test_the_form_without_a_script_signs_in_too(tmp_path: Path) -> None:
     async def story() -> None:
-        async with staged(tmp_path) as stage, browser(stage, cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+        async with (
+            staged(tmp_path) as stage,
+            browser(stage, cookie_jar=aiohttp.CookieJar(unsafe=True)) as session,
+        ):
             # As a browser sends it under `Referrer-Policy: no-referrer`.
             sent = {"Origin": "null", "Sec-Fetch-Site": "same-origin"}
             async with session.post("/session", data={"token": "wrong"}, headers=sent) as answer:
                 assert answer.status == 401 and "not the token" in await answer.text()
-            async with session.post("/session", data={"token": f" {TOKEN}\n"}, headers=sent, allow_redirects=False) as answer:
+            async with session.post(
+                "/session", data={"token": f" {TOKEN}\n"}, headers=sent, allow_redirects=False
+            ) as answer:
                 assert (answer.status, answer.headers["Location"]) == (303, "/")
             async with session.get("/") as answer:
                 assert answer.status == 200
@@ -119,11 +149,17 @@ def test_the_form_without_a_script_signs_in_too(tmp_path: Path) -> None:
         (None, "same-site"),
     ],
 )
-def test_another_site_is_refused_whatever_the_browser_brings_along(tmp_path: Path, origin: str | None, site: str | None) -> None:
+def test_another_site_is_refused_whatever_the_browser_brings_along(
+    tmp_path: Path, origin: str | None, site: str | None
+) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
         headers = {"Origin": origin.replace("PORT", str(stage.port))} if origin else {}
         headers |= {"Sec-Fetch-Site": site} if site else {}
-        for path, body in (("/api/v1/scale", {"min": 9, "max": 9}), ("/api/v1/stop", {}), ("/session", {"token": TOKEN})):
+        for path, body in (
+            ("/api/v1/scale", {"min": 9, "max": 9}),
+            ("/api/v1/stop", {}),
+            ("/session", {"token": TOKEN}),
+        ):
             async with session.post(path, json=body, headers=headers) as answer:
                 assert answer.status == 403 and "Set-Cookie" not in answer.headers
         assert stage.core.status().scale.high == 4 and not stage.core.status().outcome
@@ -140,7 +176,9 @@ def test_our_own_page_is_let_through_behind_whatever_forwards_to_it(tmp_path: Pa
             ("iris-master:50003", "http://iris-master:50003"),
             ("IRIS-master", "https://iris-master"),
         ):
-            async with session.post("/api/v1/checkpoint", json={}, headers={"Host": host, "Origin": origin}) as answer:
+            async with session.post(
+                "/api/v1/checkpoint", json={}, headers={"Host": host, "Origin": origin}
+            ) as answer:
                 assert answer.status == 202, host
 
     played(tmp_path, scene)
@@ -150,11 +188,15 @@ def test_our_own_page_is_let_through_behind_whatever_forwards_to_it(tmp_path: Pa
     "host",
     ["evil.example", "evil.example:PORT", "127.0.0.1.evil.example", "localhost.evil.example:PORT", "", "iris-master.evil.example", "2130706433", "[::2]", "[", "0.0.0.0:PORT", "127.0.0.2:PORT"],
 )  # fmt: skip
-def test_a_name_of_somebody_else_that_was_made_to_lead_here_is_refused(tmp_path: Path, host: str) -> None:
+def test_a_name_of_somebody_else_that_was_made_to_lead_here_is_refused(
+    tmp_path: Path, host: str
+) -> None:
     async def scene(stage: Stage, _session: aiohttp.ClientSession) -> None:
         for path in ("/", "/api/v1/status", "/static/x"):
             answer = await raw(stage, get(path, host.replace("PORT", str(stage.port))))
-            assert answer.startswith((b"HTTP/1.1 421 ", b"HTTP/1.1 400 ")) and b"iris" not in answer.replace(host.encode(), b"")
+            assert answer.startswith(
+                (b"HTTP/1.1 421 ", b"HTTP/1.1 400 ")
+            ) and b"iris" not in answer.replace(host.encode(), b"")
 
     played(tmp_path, scene)
 
@@ -163,7 +205,9 @@ def test_a_request_without_a_host_is_refused(tmp_path: Path) -> None:
     async def scene(stage: Stage, _session: aiohttp.ClientSession) -> None:
         for version in ("1.0", "1.1"):
             answer = await raw(
-                stage, f"GET /api/v1/status HTTP/{version}\r\nAuthorization: Bearer {TOKEN}\r\nConnection: close\r\n\r\n".encode()
+                stage,
+                f"GET /api/v1/status HTTP/{version}\r\nAuthorization: Bearer {TOKEN}\r\nConnection:"
+                " close\r\n\r\n".encode(),
             )
             assert answer.split(b" ", 2)[1] in (b"421", b"400")
 
@@ -187,16 +231,22 @@ def test_every_answer_tells_browsers_to_trust_nothing_else(tmp_path: Path) -> No
                 assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
                 assert answer.headers["X-Content-Type-Options"] == "nosniff"
                 assert answer.headers["Referrer-Policy"] == "no-referrer"
-                assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+                assert not [
+                    name for name in answer.headers if name.lower().startswith("access-control")
+                ]
                 assert "aiohttp" not in answer.headers["Server"]
         async with browser(stage) as stranger, stranger.get("/") as answer:
-            assert answer.status == 200 and answer.headers["Content-Security-Policy"].startswith("default-src 'self'")
+            assert answer.status == 200 and answer.headers["Content-Security-Policy"].startswith(
+                "default-src 'self'"
+            )
 
     played(tmp_path, scene)
 
 
 NONSENSE = {
-    "no request at all": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03<script>alert(1)</script>\r\n\r\n",
+    "no request at all": (
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03<script>alert(1)</script>\r\n\r\n"
+    ),
     "no version": b"GET /<script>alert(1)</script>\r\n\r\n",
     "another version": b"GET / HTTP/9.9\r\nHost: HOST\r\n\r\n",
     "a head without a colon": b"GET / HTTP/1.1\r\nHost: HOST\r\n<script>alert(1)</script>\r\n\r\n",
@@ -204,10 +254,22 @@ NONSENSE = {
     "a head that is too long": b"GET / HTTP/1.1\r\nHost: HOST\r\nX: " + b"x" * 20_000 + b"\r\n\r\n",
     "too many heads": b"GET / HTTP/1.1\r\nHost: HOST\r\n" + b"X: y\r\n" * 300 + b"\r\n",
     "an address that is too long": b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: HOST\r\n\r\n",
-    "two lengths": b"POST /session HTTP/1.1\r\nHost: HOST\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
-    "a length and chunks": b"POST /session HTTP/1.1\r\nHost: HOST\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "broken chunks": b"POST /session HTTP/1.1\r\nHost: HOST\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    "an expectation": b"POST /session HTTP/1.1\r\nHost: HOST\r\nExpect: wonders\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+    "two lengths": (
+        b"POST /session HTTP/1.1\r\nHost: HOST\r\nContent-Length: 3\r\nContent-Length:"
+        b" 4\r\n\r\nabcd"
+    ),
+    "a length and chunks": (
+        b"POST /session HTTP/1.1\r\nHost: HOST\r\nContent-Length: 3\r\nTransfer-Encoding:"
+        b" chunked\r\n\r\n0\r\n\r\n"
+    ),
+    "broken chunks": (
+        b"POST /session HTTP/1.1\r\nHost: HOST\r\nContent-Type:"
+        b" application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+    ),
+    "an expectation": (
+        b"POST /session HTTP/1.1\r\nHost: HOST\r\nExpect: wonders\r\nContent-Length:"
+        b" 0\r\nConnection: close\r\n\r\n"
+    ),
     "a foreign host": b"GET / HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n",
 }
 
@@ -234,10 +296,14 @@ def test_what_makes_no_sense_is_answered_with_the_same_heads_and_not_repeated(
 def test_other_methods_do_nothing(tmp_path: Path, method: str) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
         for verb in ("stop", "scale", "replace", "checkpoint"):
-            answer = await raw(stage, get(f"/api/v1/{verb}", stage.host).replace(b"GET", method.encode(), 1))
+            answer = await raw(
+                stage, get(f"/api/v1/{verb}", stage.host).replace(b"GET", method.encode(), 1)
+            )
             assert answer.split(b" ", 2)[1] in (b"405", b"400", b"404"), answer
         if method != "GET":
-            answer = await raw(stage, get("/api/v1/status", stage.host).replace(b"GET", method.encode(), 1))
+            answer = await raw(
+                stage, get("/api/v1/status", stage.host).replace(b"GET", method.encode(), 1)
+            )
             assert answer.split(b" ", 2)[1] in (b"405", b"400", b"404"), answer
         assert not stage.core.status().outcome
 
@@ -246,28 +312,42 @@ def test_other_methods_do_nothing(tmp_path: Path, method: str) -> None:
 
 def test_forms_of_other_sites_cannot_look_like_json(tmp_path: Path) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
-        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
-            async with session.post("/api/v1/stop", data=b'{"reason": "x"}', headers={"Content-Type": kind}) as answer:
+        for kind in (
+            "text/plain",
+            "application/x-www-form-urlencoded",
+            "multipart/form-data; boundary=x",
+            "",
+        ):
+            async with session.post(
+                "/api/v1/stop", data=b'{"reason": "x"}', headers={"Content-Type": kind}
+            ) as answer:
                 assert answer.status == 415
         assert not stage.core.status().outcome
 
     played(tmp_path, scene)
 
 
-# -- how much one may ask ---------------------------------------------------------------------------------------------
+# how much one may ask
 
 
 def test_a_body_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
         for path in ("/api/v1/stop", "/session"):
             body = json.dumps({"reason": "x" * (2 * access.MOST_BODY_BYTES)}).encode()
-            async with session.post(path, data=body, headers={"Content-Type": "application/json"}) as answer:
+            async with session.post(
+                path, data=body, headers={"Content-Type": "application/json"}
+            ) as answer:
                 assert answer.status == 413
-        claims = f"POST /api/v1/stop HTTP/1.1\r\nHost: {stage.host}\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n"
+        claims = (
+            f"POST /api/v1/stop HTTP/1.1\r\nHost: {stage.host}\r\nAuthorization: Bearer"
+            f" {TOKEN}\r\nContent-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n"
+        )
         answer = await raw(stage, claims.encode() + b"x" * (1 << 20), at_most=64)
         assert answer.startswith(b"HTTP/1.1 413 ")
         for nonsense in (b"[" * 60_000, b"\xff\xfe", b'{"reason": "\\ud800"}', b"NaN", b"1e999999"):
-            async with session.post("/api/v1/stop", data=nonsense, headers={"Content-Type": "application/json"}) as answer:
+            async with session.post(
+                "/api/v1/stop", data=nonsense, headers={"Content-Type": "application/json"}
+            ) as answer:
                 assert answer.status in (202, 400), nonsense[:20]
         async with session.get("/api/v1/status") as answer:
             assert answer.status == 200
@@ -275,11 +355,16 @@ def test_a_body_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     played(tmp_path, scene)
 
 
-def test_a_body_that_never_comes_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_never_comes_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(access, "_BODY_S", 0.2)
 
     async def scene(stage: Stage, _session: aiohttp.ClientSession) -> None:
-        head = f"POST /api/v1/stop HTTP/1.1\r\nHost: {stage.host}\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n{{"
+        head = (
+            f"POST /api/v1/stop HTTP/1.1\r\nHost: {stage.host}\r\nAuthorization: Bearer"
+            f" {TOKEN}\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n{{"
+        )
         assert (await raw(stage, head.encode(), at_most=64)).startswith(b"HTTP/1.1 408 ")
 
     played(tmp_path, scene)
@@ -293,17 +378,22 @@ def test_connections_that_ask_for_nothing_are_hung_up_on_and_keep_nobody_out(
 
     async def scene(stage: Stage, _session: aiohttp.ClientSession) -> None:
         opened = [await asyncio.open_connection("127.0.0.1", stage.port) for _ in range(40)]
-        ends = await asyncio.gather(*(reader.read(1) for reader, _ in opened), return_exceptions=True)
+        ends = await asyncio.gather(
+            *(reader.read(1) for reader, _ in opened), return_exceptions=True
+        )
         assert all(end == b"" or isinstance(end, ConnectionError) for end in ends)
         for _, writer in opened:
             writer.close()
-        async with browser(stage, headers=BEARER) as session, session.get("/api/v1/status") as answer:
+        async with (
+            browser(stage, headers=BEARER) as session,
+            session.get("/api/v1/status") as answer,
+        ):
             assert answer.status == 200
 
     played(tmp_path, scene)
 
 
-# -- names and paths --------------------------------------------------------------------------------------------------
+# names and paths
 
 
 TRAVERSALS = ("../secret", "..%2fsecret", "%2e%2e%2fsecret", "..%252fsecret", "....//secret", "%2fetc%2fpasswd", "..\\secret", "worker-0%00", "worker-0.log", "%c0%ae%c0%ae%2fsecret", "", ".", "..", "*", "a" * 3000)  # fmt: skip
@@ -314,7 +404,9 @@ async def with_logs(directory: Path) -> AsyncIterator[Stage]:
     """A page of a job of this machine, whose logs are files."""
     logs = directory / "logs"
     logs.mkdir()
-    (logs / "worker-0.log").write_bytes(b"first line\n<script>alert(1)</script>\n\x1b[31mred\xff\nlast line\n")
+    (logs / "worker-0.log").write_bytes(
+        b"first line\n<script>alert(1)</script>\n\x1b[31mred\xff\nlast line\n"
+    )
     (directory / "secret.log").write_text("the secret")
     (directory / "secret").write_text("the secret")
     (logs / "worker-9.log").symlink_to(directory / "secret")
@@ -324,7 +416,9 @@ async def with_logs(directory: Path) -> AsyncIterator[Stage]:
 
 
 @pytest.mark.parametrize("name", TRAVERSALS)
-@pytest.mark.parametrize("path", ["/api/v1/logs/{}", "/api/v1/logs/{}/search?q=secret", "/static/{}"])
+@pytest.mark.parametrize(
+    "path", ["/api/v1/logs/{}", "/api/v1/logs/{}/search?q=secret", "/static/{}"]
+)
 def test_names_are_looked_up_and_lead_nowhere_else(tmp_path: Path, name: str, path: str) -> None:
     async def story() -> None:
         async with with_logs(tmp_path) as stage:
@@ -351,14 +445,22 @@ def test_a_script_in_a_log_or_a_name_stays_text(tmp_path: Path) -> None:
     async def story() -> None:
         async with with_logs(tmp_path) as stage, browser(stage, headers=BEARER) as session:
             async with session.get("/api/v1/logs/worker-0?start=0") as answer:
-                assert answer.content_type == "application/json" and answer.headers["X-Content-Type-Options"] == "nosniff"
+                assert (
+                    answer.content_type == "application/json"
+                    and answer.headers["X-Content-Type-Options"] == "nosniff"
+                )
                 found = await answer.json()
             assert "<script>alert(1)</script>" in found["text"] and found["end"] == found["size"]
             async with session.get("/api/v1/logs/worker-0/search?q=%3CSCRIPT") as answer:
-                assert [one["line"] for one in (await answer.json())["matches"]] == ["<script>alert(1)</script>"]
+                assert [one["line"] for one in (await answer.json())["matches"]] == [
+                    "<script>alert(1)</script>"
+                ]
             async with session.get("/api/v1/logs/<script>alert(1)<%2Fscript>") as answer:
                 assert answer.status == 404 and answer.content_type == "application/json"
-            stage.chronicle.append({"at": 1.0, "at_s": 1.0}, {"kind": "job", "text": "</script><script>alert(1)</script>"})
+            stage.chronicle.append(
+                {"at": 1.0, "at_s": 1.0},
+                {"kind": "job", "text": "</script><script>alert(1)</script>"},
+            )
             async with session.get("/") as answer:
                 page = await answer.text()
             assert "<script>alert(1)" not in page and "&lt;script&gt;alert(1)" in page
@@ -366,7 +468,7 @@ def test_a_script_in_a_log_or_a_name_stays_text(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-# -- a log of ten gigabytes -------------------------------------------------------------------------------------------
+# a log of ten gigabytes
 
 
 def test_a_log_of_ten_gigabytes_is_harmless(tmp_path: Path) -> None:
@@ -382,18 +484,28 @@ def test_a_log_of_ten_gigabytes_is_harmless(tmp_path: Path) -> None:
             try:
                 async with session.get("/api/v1/logs/worker-1?start=-100&limit=100") as answer:
                     part = await answer.json()
-                assert part["text"].endswith("\nthe needle at the end\n") and part["end"] == part["size"] == size
+                assert (
+                    part["text"].endswith("\nthe needle at the end\n")
+                    and part["end"] == part["size"] == size
+                )
                 async with session.get("/api/v1/logs/worker-1?start=0&limit=1048576") as answer:
                     assert (await answer.json())["end"] == 1 << 20
                 async with session.get("/api/v1/logs/worker-1?limit=1048577") as answer:
                     assert answer.status == 400
                 async with session.get("/api/v1/logs/worker-1/search?q=needle") as answer:
                     found = await answer.json()
-                assert found["more"] and found["matches"] == [] and 0 < found["searched_to"] <= 66 << 20
-                # One request searches for a second at most, however far it gets: the next one goes on.
+                assert (
+                    found["more"]
+                    and found["matches"] == []
+                    and 0 < found["searched_to"] <= 66 << 20
+                )
+                # One request searches for a second at most, however far it gets: the next one goes
+                # on.
                 found = {"searched_to": size - (3 << 20), "more": True}
                 while found["more"]:
-                    async with session.get(f"/api/v1/logs/worker-1/search?q=NEEDLE&start={found['searched_to']}") as answer:
+                    async with session.get(
+                        f"/api/v1/logs/worker-1/search?q=NEEDLE&start={found['searched_to']}"
+                    ) as answer:
                         found = await answer.json()
                 assert [one["line"] for one in found["matches"]] == ["the needle at the end"]
                 assert (found["searched_to"], found["more"]) == (size, False)
@@ -435,7 +547,10 @@ def test_who_has_no_token_keeps_no_connection_and_writes_nothing_into_the_log(
                 (
                     "POST",
                     "/session",
-                    {"data": b"abcde", "headers": {"Content-Encoding": "gzip", "Content-Type": "application/json"}},
+                    {
+                        "data": b"abcde",
+                        "headers": {"Content-Encoding": "gzip", "Content-Type": "application/json"},
+                    },
                 ),
             ):
                 async with session.request(method, path, **more) as answer:

@@ -24,7 +24,9 @@ async def read(session: aiohttp.ClientSession, path: str, expected: int = 200) -
         return await answer.json()
 
 
-async def ask(session: aiohttp.ClientSession, verb: str, body: object, expected: int = 202) -> dict[str, object]:
+async def ask(
+    session: aiohttp.ClientSession, verb: str, body: object, expected: int = 202
+) -> dict[str, object]:
     async with session.post(f"/api/v1/{verb}", json=body) as answer:
         found = await answer.json()
         assert answer.status == expected, found
@@ -34,14 +36,24 @@ async def ask(session: aiohttp.ClientSession, verb: str, body: object, expected:
 def test_the_status_is_the_masters_with_what_a_head_of_a_page_needs(tmp_path: Path) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
         found = await read(session, "/api/v1/status")
-        assert (found["job"], found["strategy"], found["phase"]) == ("iris", "ParameterServerStrategy", "working")
-        assert found["state"] == "waiting for workers" and found["eta_s"] is None and found["cluster_view_age_s"] is None
+        assert (found["job"], found["strategy"], found["phase"]) == (
+            "iris",
+            "ParameterServerStrategy",
+            "working",
+        )
+        assert (
+            found["state"] == "waiting for workers"
+            and found["eta_s"] is None
+            and found["cluster_view_age_s"] is None
+        )
         assert found["records"]["expected"] == 6400 and found["now"] >= found["started_at"] > 1.7e9
         await until(lambda: len(stage.fake.live) >= 3)
         await stage.attach(PS, worker(0))
         while (found := await read(session, "/api/v1/status"))["state"] != "running":
             await asyncio.sleep(0.05)
-        assert [row["state"] for row in found["processes"] if row["name"] == "worker-0"] == ["ready"]
+        assert [row["state"] for row in found["processes"] if row["name"] == "worker-0"] == [
+            "ready"
+        ]
 
     played(tmp_path, scene)
 
@@ -60,17 +72,27 @@ def test_what_is_no_number_is_null(tmp_path: Path) -> None:
     played(tmp_path, scene)
 
 
-def test_the_page_is_whole_without_a_script_and_its_files_may_be_kept_for_ever(tmp_path: Path) -> None:
+def test_the_page_is_whole_without_a_script_and_its_files_may_be_kept_for_ever(
+    tmp_path: Path,
+) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
         async with session.get("/") as answer:
             page = await answer.text()
-            assert answer.status == 200 and answer.content_type == "text/html" and answer.headers["Cache-Control"] == "no-store"
+            assert (
+                answer.status == 200
+                and answer.content_type == "text/html"
+                and answer.headers["Cache-Control"] == "no-store"
+            )
         assert "<h1>iris</h1>" in page
         names = [part.partition('"')[0] for part in page.split('"/static/')[1:]]
         assert len(names) >= 3
         for name in names:
             async with session.get(f"/static/{name}") as answer:
-                assert answer.status == 200 and "immutable" in answer.headers["Cache-Control"] and await answer.read()
+                assert (
+                    answer.status == 200
+                    and "immutable" in answer.headers["Cache-Control"]
+                    and await answer.read()
+                )
 
     played(tmp_path, scene)
 
@@ -78,13 +100,17 @@ def test_the_page_is_whole_without_a_script_and_its_files_may_be_kept_for_ever(t
 def test_a_snapshot_says_where_in_the_stream_it_stands(tmp_path: Path) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
         found = await read(session, "/api/v1/snapshot")
-        assert found["stream_id"] == "3.0" and found["outcome"] is None and found["job"]["name"] == "iris"
+        assert (
+            found["stream_id"] == "3.0"
+            and found["outcome"] is None
+            and found["job"]["name"] == "iris"
+        )
         assert {"status", "occurrences", "timeline", "series", "occurrences_dropped"} <= set(found)
 
     played(tmp_path, scene)
 
 
-# -- shards -----------------------------------------------------------------------------------------------------------
+# shards
 
 
 def test_every_shard_is_listed_once_in_one_state(tmp_path: Path) -> None:
@@ -102,7 +128,14 @@ def test_every_shard_is_listed_once_in_one_state(tmp_path: Path) -> None:
             part = await read(session, f"/api/v1/shards?state={state}&limit=1000")
             totals[str(state)] = part["total"]
             assert part["shards"] == [row for row in found["shards"] if row["state"] == state]
-        assert totals == {"leased": 2, "settling": 0, "retried": 0, "parked": 0, "todo": 97, "done": 1}
+        assert totals == {
+            "leased": 2,
+            "settling": 0,
+            "retried": 0,
+            "parked": 0,
+            "todo": 97,
+            "done": 1,
+        }
         owners = {row["owner"] for row in found["shards"] if row["state"] == "leased"}
         assert owners == {"worker-0", "worker-1"}
         few = await read(session, "/api/v1/shards?offset=95&limit=3")
@@ -111,7 +144,18 @@ def test_every_shard_is_listed_once_in_one_state(tmp_path: Path) -> None:
     played(tmp_path, scene)
 
 
-@pytest.mark.parametrize("query", ["state=gone", "offset=-1", "limit=0", "limit=1001", "limit=x", "offset=٣", "offset=" + "9" * 30])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "state=gone",
+        "offset=-1",
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "offset=٣",
+        "offset=" + "9" * 30,
+    ],
+)
 def test_a_wish_that_makes_no_sense_is_refused_in_words(tmp_path: Path, query: str) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
         found = await read(session, f"/api/v1/shards?{query}", expected=400)
@@ -120,7 +164,7 @@ def test_a_wish_that_makes_no_sense_is_refused_in_words(tmp_path: Path, query: s
     played(tmp_path, scene)
 
 
-# -- actions ----------------------------------------------------------------------------------------------------------
+# actions
 
 
 def test_a_worker_is_replaced_and_the_next_one_comes_at_once(tmp_path: Path) -> None:
@@ -130,9 +174,15 @@ def test_a_worker_is_replaced_and_the_next_one_comes_at_once(tmp_path: Path) -> 
         before = {str(name) for name in stage.fake.live}
         said = await ask(session, "replace", {"process": "worker-0"})
         assert "worker-0" in str(said["said"])
-        await until(lambda: any(str(name) not in before and name.role == "worker" for name in stage.fake.live))
+        await until(
+            lambda: any(
+                str(name) not in before and name.role == "worker" for name in stage.fake.live
+            )
+        )
         await until(lambda: worker(0) not in stage.fake.live)
-        ended = {row.name: row.message for row in stage.core.status().processes if row.state == "ended"}
+        ended = {
+            row.name: row.message for row in stage.core.status().processes if row.state == "ended"
+        }
         assert "replaced, as asked" in ended["worker-0"]
         again = await ask(session, "replace", {"process": "worker-0"}, expected=409)
         assert "worker-0 is ended already" in str(again["error"])
@@ -184,11 +234,19 @@ def test_what_is_asked_for_while_the_job_ends_is_refused_with_its_reason(tmp_pat
         for verb, body, words in (
             ("scale", {"min": 1, "max": 1}, "the job is not scaled: the job is being stopped"),
             ("checkpoint", {}, "no checkpoint is taken: the job is being stopped"),
-            ("replace", {"process": "worker-0"}, "worker-0 is not replaced: worker-0 is stopping already"),
+            (
+                "replace",
+                {"process": "worker-0"},
+                "worker-0 is not replaced: worker-0 is stopping already",
+            ),
         ):
             found = await ask(session, verb, body, expected=409)
             assert words in str(found["error"])
-        assert stage.core.status().scale.high == 4 and stage.running is not None and not stage.running.done()
+        assert (
+            stage.core.status().scale.high == 4
+            and stage.running is not None
+            and not stage.running.done()
+        )
 
     played(tmp_path, scene)
 
@@ -209,7 +267,9 @@ def test_what_is_asked_for_while_the_job_ends_is_refused_with_its_reason(tmp_pat
         ("checkpoint", {"now": True}),
     ],
 )
-def test_an_action_that_makes_no_sense_changes_nothing(tmp_path: Path, verb: str, body: object) -> None:
+def test_an_action_that_makes_no_sense_changes_nothing(
+    tmp_path: Path, verb: str, body: object
+) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
         before = stage.core.status().scale.high, stage.core.status().outcome
         found = await ask(session, verb, body, expected=400)
@@ -236,7 +296,9 @@ def test_an_error_in_the_page_is_answered_and_the_job_goes_on(
 def test_prometheus_reads_the_numbers(tmp_path: Path) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
         async with session.get("/metrics") as answer:
-            assert answer.status == 200 and answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            assert answer.status == 200 and answer.headers["Content-Type"].startswith(
+                "text/plain; version=0.0.4"
+            )
             assert 'elasticdl_records_expected{job="iris"} 6400.0' in await answer.text()
 
     played(tmp_path, scene)
@@ -244,9 +306,15 @@ def test_prometheus_reads_the_numbers(tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     async def story() -> None:
-        async with staged(tmp_path / "a") as first, staged(tmp_path / "b") as second, browser(second):
+        async with (
+            staged(tmp_path / "a") as first,
+            staged(tmp_path / "b") as second,
+            browser(second),
+        ):
             with pytest.raises(OSError, match="address already in use"):
-                await Stage(tmp_path / "c", first.core._context.spec).server.start("127.0.0.1", first.port)
+                await Stage(tmp_path / "c", first.core._context.spec).server.start(
+                    "127.0.0.1", first.port
+                )
 
     for name in "abc":
         (tmp_path / name).mkdir()

@@ -1,4 +1,6 @@
-"""The record over the page's port: as `why` and `report` of a job on a cluster read it, and as Prometheus scrapes it."""
+"""The record over the page's port: as `why` and `report` of a job on a cluster read it, and as
+Prometheus scrapes it.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +19,48 @@ from elasticdl.errors import PermanentError, TransientError
 from elasticdl.history.diagnosis import told
 from elasticdl.history.snapshot import record_in, series_in
 from elasticdl.page import render_report
-from tests.contract.status_stage import BEARER, PS, TOKEN, Stage, browser, played, staged, until, worker
+from tests.contract.status_stage import (
+    BEARER,
+    PS,
+    TOKEN,
+    Stage,
+    browser,
+    played,
+    staged,
+    until,
+    worker,
+)
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
 
 
 async def with_a_kill(stage: Stage) -> int:
-    """Two workers train, one of them is killed, another comes in its place. The shard that it was at."""
+    """Two workers train, one of them is killed, another comes in its place.
+
+    The shard that it was at.
+    """
     await until(lambda: len(stage.fake.live) >= 3)
     await stage.attach(PS, worker(0), worker(1))
     shard = await stage.lease(worker(0))
     await stage.report(worker(0), shard, 32, loss=0.5)
     stage.fake.exit(worker(0), ExitFacts(signal=9))
-    await until(lambda: bool(stage.watched.reading()["ends"]["worker"]) and bool(exits(stage)[0]["replaced_by"]))
+    await until(
+        lambda: (
+            bool(stage.watched.reading()["ends"]["worker"]) and bool(exits(stage)[0]["replaced_by"])
+        )
+    )
     return shard
 
 
 def exits(stage: Stage) -> list[dict[str, Any]]:
-    return [entry for entry in stage.chronicle.story.as_dict()["entries"] if entry["what"] == "exit"]
+    return [
+        entry for entry in stage.chronicle.story.as_dict()["entries"] if entry["what"] == "exit"
+    ]
 
 
-def test_the_page_gives_the_same_story_as_the_directory_and_a_report_is_made_from_it(tmp_path: Path) -> None:
+def test_the_page_gives_the_same_story_as_the_directory_and_a_report_is_made_from_it(
+    tmp_path: Path,
+) -> None:
     async def scene(stage: Stage, _session: aiohttp.ClientSession) -> None:
         shard = await with_a_kill(stage)
         page = MasterPage.at(f"{stage.url}/#token={TOKEN}")
@@ -46,15 +69,24 @@ def test_the_page_gives_the_same_story_as_the_directory_and_a_report_is_made_fro
         killed = f"worker-0 killed by signal 9 (SIGKILL), at shard {shard}; it had done 32 records"
         assert told(loss) == f"{killed}; {loss['replaced_by']} comes in its place"
         written = record_in(tmp_path)
-        assert [one.as_dict() for one in written.occurrences][: len(found["occurrences"])] == found["occurrences"]
-        assert [one["text"] for one in written.story["entries"]] == [one["text"] for one in found["story"]["entries"]]
+        assert [one.as_dict() for one in written.occurrences][: len(found["occurrences"])] == found[
+            "occurrences"
+        ]
+        assert [one["text"] for one in written.story["entries"]] == [
+            one["text"] for one in found["story"]["entries"]
+        ]
         assert found["logs"] == []
         for name in (worker(1), worker(0)):
             stage.fake.say(name, f"the last words of {name} <b>".encode())
         whole = await asyncio.to_thread(page.get, "/api/v1/snapshot?logs=1")
-        assert [one["process"] for one in whole["logs"]] == ["worker-0", "worker-1"], "the one that was killed comes first"
+        assert [one["process"] for one in whole["logs"]] == ["worker-0", "worker-1"], (
+            "the one that was killed comes first"
+        )
         report = render_report(whole)
-        assert "killed by signal 9 (SIGKILL)" in report and "the last words of worker-0 &lt;b&gt;" in report
+        assert (
+            "killed by signal 9 (SIGKILL)" in report
+            and "the last words of worker-0 &lt;b&gt;" in report
+        )
 
     played(tmp_path, scene)
 
@@ -66,27 +98,37 @@ def test_a_page_without_the_token_and_one_that_is_gone_are_told_in_words(tmp_pat
         async with staged(tmp_path) as stage:
             addresses.append(stage.url)
             with pytest.raises(PermanentError, match="token is missing or wrong"):
-                await asyncio.to_thread(MasterPage.at(f"{stage.url}/#token=no").get, "/api/v1/snapshot")
+                await asyncio.to_thread(
+                    MasterPage.at(f"{stage.url}/#token=no").get, "/api/v1/snapshot"
+                )
 
     asyncio.run(scene())
     with pytest.raises(TransientError, match="the master's page is not reached"):
         MasterPage.at(f"{addresses[0]}/#token={TOKEN}").get("/api/v1/snapshot")
 
 
-def test_a_scrape_is_read_by_the_parser_of_prometheus_and_agrees_with_the_status(tmp_path: Path) -> None:
+def test_a_scrape_is_read_by_the_parser_of_prometheus_and_agrees_with_the_status(
+    tmp_path: Path,
+) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
         await with_a_kill(stage)
         while True:
             before = stage.watched.reading()
             async with session.get("/metrics") as answer:
-                assert answer.status == 200 and answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+                assert (
+                    answer.status == 200
+                    and answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+                )
                 text = await answer.text()
             if stage.watched.reading() is before:
                 break
         families = {family.name: family for family in text_string_to_metric_families(text)}
         (trained,) = families["elasticdl_records_trained"].samples
         assert (trained.value, trained.labels) == (before["records"]["trained"], {"job": "iris"})
-        ends = {tuple(sorted(one.labels.items())): one.value for one in families["elasticdl_process_ends"].samples}
+        ends = {
+            tuple(sorted(one.labels.items())): one.value
+            for one in families["elasticdl_process_ends"].samples
+        }
         assert ends == {(("cause", "infrastructure"), ("job", "iris"), ("role", "worker")): 1.0}
         async with browser(stage) as nobody, nobody.get("/metrics") as answer:
             assert answer.status == 401
@@ -116,11 +158,45 @@ def test_curves_are_sampled_and_what_a_master_leaves_is_what_it_had(tmp_path: Pa
 
 def test_without_saved_curves_loss_and_metrics_come_from_metrics_jsonl(tmp_path: Path) -> None:
     rows = [
-        {"at": 1.0, "at_s": 1.0, "kind": "training", "version": 1, "records": 16, "values": {"loss": float("nan")}},
-        {"at": 3.0, "at_s": 3.0, "kind": "training", "version": 2, "records": 32, "values": {"loss": 0.25, "workers": 2}},
-        {"at": 4.0, "at_s": 4.0, "kind": "evaluation", "version": 2, "records": 32, "values": {"auc": 0.75}},
-        {"at": 5.0, "at_s": 5.0, "kind": "history", "records": 32, "values": {}, "details": {"dropped": 3}},
+        {
+            "at": 1.0,
+            "at_s": 1.0,
+            "kind": "training",
+            "version": 1,
+            "records": 16,
+            "values": {"loss": float("nan")},
+        },
+        {
+            "at": 3.0,
+            "at_s": 3.0,
+            "kind": "training",
+            "version": 2,
+            "records": 32,
+            "values": {"loss": 0.25, "workers": 2},
+        },
+        {
+            "at": 4.0,
+            "at_s": 4.0,
+            "kind": "evaluation",
+            "version": 2,
+            "records": 32,
+            "values": {"auc": 0.75},
+        },
+        {
+            "at": 5.0,
+            "at_s": 5.0,
+            "kind": "history",
+            "records": 32,
+            "values": {},
+            "details": {"dropped": 3},
+        },
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = {(one["name"], one["label"]): (one["at_s"], one["records"], one["values"]) for one in series_in(tmp_path)}
-    assert found == {("loss", ""): ([1.0, 3.0], [16, 32], [None, 0.25]), ("metric", "auc"): ([4.0], [32], [0.75])}
+    found = {
+        (one["name"], one["label"]): (one["at_s"], one["records"], one["values"])
+        for one in series_in(tmp_path)
+    }
+    assert found == {
+        ("loss", ""): ([1.0, 3.0], [16, 32], [None, 0.25]),
+        ("metric", "auc"): ([4.0], [32], [0.75]),
+    }

@@ -1,4 +1,6 @@
-"""The page's stream: what changed, to browsers that read, to those that come back, and to those that do not read."""
+"""The page's stream: what changed, to browsers that read, to those that come back, and to those
+that do not read.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,27 @@ from elasticdl.errors import ExitCode
 from elasticdl.history.job_event import JobEvent
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.status import event_streams
-from tests.contract.status_stage import BEARER, PS, Stage, browser, get, played, staged, until, worker
+from tests.contract.status_stage import (
+    BEARER,
+    PS,
+    Stage,
+    browser,
+    get,
+    played,
+    staged,
+    until,
+    worker,
+)
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
 
 
-# -- readers that do not read -----------------------------------------------------------------------------------------
+# readers that do not read
 
 
-def test_a_browser_that_does_not_read_is_hung_up_on_and_costs_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_browser_that_does_not_read_is_hung_up_on_and_costs_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(event_streams, "STUCK_S", 0.5)
 
     async def story() -> None:
@@ -38,7 +52,8 @@ def test_a_browser_that_does_not_read_is_hung_up_on_and_costs_no_memory(tmp_path
             try:
                 sent = 0
                 while live.watchers:
-                    # So many at a time that they are more than is kept, however seldom this gets its turn.
+                    # So many at a time that they are more than is kept, however seldom this gets
+                    # its turn.
                     for _ in range(20):
                         live.feed.publish([("occurrences", [{"at": sent, "text": "x" * 100_000}])])
                         sent += 100_000
@@ -54,8 +69,13 @@ def test_a_browser_that_does_not_read_is_hung_up_on_and_costs_no_memory(tmp_path
 
 def test_no_more_than_so_many_windows_watch_one_job(tmp_path: Path) -> None:
     async def story() -> None:
-        async with staged(tmp_path) as stage, browser(stage, headers=BEARER, connector=aiohttp.TCPConnector(limit=0)) as session:
-            opened = [await session.get("/api/v1/stream") for _ in range(event_streams.MOST_STREAMS)]
+        async with (
+            staged(tmp_path) as stage,
+            browser(stage, headers=BEARER, connector=aiohttp.TCPConnector(limit=0)) as session,
+        ):
+            opened = [
+                await session.get("/api/v1/stream") for _ in range(event_streams.MOST_STREAMS)
+            ]
             assert {answer.status for answer in opened} == {200}
             for _ in range(20):
                 async with session.get("/api/v1/stream") as answer:
@@ -71,7 +91,7 @@ def test_no_more_than_so_many_windows_watch_one_job(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-# -- the stream -------------------------------------------------------------------------------------------------------
+# the stream
 
 
 class Events:
@@ -120,18 +140,24 @@ def test_the_stream_tells_what_changed_and_goes_on_after_a_break(tmp_path: Path)
                 rows = await events.until("processes")
                 assert {row["name"] for row in rows["rows"]} >= {"worker-0", "ps-0"}
                 news = await events.until("occurrences")
-                assert [one["seq"] for one in news] == list(range(news[0]["seq"], news[0]["seq"] + len(news)))
+                assert [one["seq"] for one in news] == list(
+                    range(news[0]["seq"], news[0]["seq"] + len(news))
+                )
                 await events.until("samples")
                 known = events.id
             await stage.attach(worker(1))
             async with session.get("/api/v1/stream", headers={"Last-Event-ID": known}) as answer:
                 rows = await Events(answer).until("processes")
-                assert [row["state"] for row in rows["rows"] if row["name"] == "worker-1"] == ["ready"]
+                assert [row["state"] for row in rows["rows"] if row["name"] == "worker-1"] == [
+                    "ready"
+                ]
 
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("known", ["2.5", "3.99", "x", "3.-1", "3.٣", "3." + "9" * 40, "..", "\r\nevent: x"])
+@pytest.mark.parametrize(
+    "known", ["2.5", "3.99", "x", "3.-1", "3.٣", "3." + "9" * 40, "..", "\r\nevent: x"]
+)
 def test_a_browser_of_another_master_begins_anew(tmp_path: Path, known: str) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
         async with session.get("/api/v1/stream", params={"from": known}) as answer:
@@ -163,8 +189,14 @@ def test_the_end_of_the_job_is_told_and_ends_the_stream(tmp_path: Path) -> None:
         async with session.get("/api/v1/stream") as answer:
             events = Events(answer)
             await events.until("processes")
-            closing = asyncio.ensure_future(stage.server.close(FinishJob(ExitCode.DONE, "all is done", "look at it")))
-            assert await events.until("ended") == {"exit_code": 0, "message": "all is done", "hint": "look at it"}
+            closing = asyncio.ensure_future(
+                stage.server.close(FinishJob(ExitCode.DONE, "all is done", "look at it"))
+            )
+            assert await events.until("ended") == {
+                "exit_code": 0,
+                "message": "all is done",
+                "hint": "look at it",
+            }
             assert (await events.next())[0] == "closed"
             await closing
 
@@ -193,7 +225,9 @@ def test_half_a_pair_and_control_characters_do_not_break_the_stream(tmp_path: Pa
             events = Events(answer)
             await events.until("processes")
             text = "a\r\n\r\nevent: ended\ndata: {}\n\n\ud800\u2028\x00"
-            stage.server._live.feed.publish([("occurrences", [JobEvent(1, 1.0, 1.0, "job", text).as_dict()])])
+            stage.server._live.feed.publish(
+                [("occurrences", [JobEvent(1, 1.0, 1.0, "job", text).as_dict()])]
+            )
             found = await events.until("occurrences")
             assert found[0]["text"].startswith("a\r\n\r\nevent: ended")
 

@@ -26,7 +26,12 @@ from tests.contract.fake_job import TICK_S, FakeJob
 
 pytestmark = pytest.mark.contract
 QUOTA = "quota team exhausted: cpu 8 of 8 used, 2 more asked for"
-ON_KUBERNETES = {"image_name": "zoo:1", "worker_resource_limit": "memory=1Gi", "oom_memory_limit": "1Gi", "num_workers": 1}
+ON_KUBERNETES = {
+    "image_name": "zoo:1",
+    "worker_resource_limit": "memory=1Gi",
+    "oom_memory_limit": "1Gi",
+    "num_workers": 1,
+}
 
 
 @pytest.fixture
@@ -34,7 +39,11 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finis
     """Run a job to its end in a directory that looks as a master leaves it."""
     monkeypatch.setattr(driver, "TICK_S", TICK_S)
 
-    def run_job(scenario: Callable[[FakeJob], Any], prepare: Callable[[FakeJob], None] | None = None, **flags: Any) -> FinishJob:
+    def run_job(
+        scenario: Callable[[FakeJob], Any],
+        prepare: Callable[[FakeJob], None] | None = None,
+        **flags: Any,
+    ) -> FinishJob:
         async def whole() -> tuple[FinishJob, FakeJob]:
             job = FakeJob(tmp_path, **flags)
             if prepare:
@@ -44,7 +53,9 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finis
         finish, job = asyncio.run(whole())
         directory = JobDirectory(tmp_path)
         directory.spec.write_text(job.spec.model_dump_json())
-        leave_outcome(directory, finish, Results(json.loads(job.core.status().to_json()), job.core.receipt()))
+        leave_outcome(
+            directory, finish, Results(json.loads(job.core.status().to_json()), job.core.receipt())
+        )
         return finish
 
     return run_job
@@ -57,7 +68,9 @@ def why(capsys: pytest.CaptureFixture[str], directory: Path, *flags: str) -> str
 
 def at_shard_0(index: int) -> Callable[[FakeJob], bool]:
     name = str(ProcessName(Role.WORKER, index))
-    return lambda job: any(one.name == name and "shard 0" in one.shard for one in job.core.status().processes)
+    return lambda job: any(
+        one.name == name and "shard 0" in one.shard for one in job.core.status().processes
+    )
 
 
 def test_workers_out_of_memory_on_one_shard_are_counted_by_shard(play, tmp_path, capsys) -> None:
@@ -66,15 +79,22 @@ def test_workers_out_of_memory_on_one_shard_are_counted_by_shard(play, tmp_path,
             await job.until(f"worker-{index} has the shard", at_shard_0(index))
             job.cluster.exit(ProcessName(Role.WORKER, index), OUT_OF_MEMORY)
 
-    assert play(scenario, pace_s=0.5, shuffle="none", **ON_KUBERNETES).exit_code is ExitCode.JOB_FAILED
+    assert (
+        play(scenario, pace_s=0.5, shuffle="none", **ON_KUBERNETES).exit_code is ExitCode.JOB_FAILED
+    )
     text = why(capsys, tmp_path)
     assert "! worker-1 out of memory at 1.0 of 1.0 GiB, twice on shard 0" in text
     assert "! worker-2 out of memory at 1.0 of 1.0 GiB, three times on shard 0" in text
     assert "ended: " in text and ", 3 out of memory" in text
-    assert " is failed: worker-2 out of memory at 1.0 of 1.0 GiB, 3 times on shard 0" in text.splitlines()[0]
+    assert (
+        " is failed: worker-2 out of memory at 1.0 of 1.0 GiB, 3 times on shard 0"
+        in text.splitlines()[0]
+    )
 
 
-def test_a_wait_and_a_loss_that_was_made_up_for_have_their_durations(play, tmp_path, capsys) -> None:
+def test_a_wait_and_a_loss_that_was_made_up_for_have_their_durations(
+    play, tmp_path, capsys
+) -> None:
     async def scenario(job: FakeJob) -> None:
         await job.until("the wait is told", lambda job: "8 of 8" in job.events_path.read_text())
         job.cluster.quota(None)
@@ -82,12 +102,21 @@ def test_a_wait_and_a_loss_that_was_made_up_for_have_their_durations(play, tmp_p
         before = job.trained
         await job.until("some progress", lambda job: job.trained > before)
         job.cluster.exit(job.workers[0], PREEMPTED)
-        await job.until("another works", lambda job: "worker-3 works" in job.events_path.read_text())
+        await job.until(
+            "another works", lambda job: "worker-3 works" in job.events_path.read_text()
+        )
 
-    assert play(scenario, lambda job: job.cluster.quota(4, QUOTA), num_workers="1:3", pace_s=0.1).exit_code is ExitCode.DONE
+    assert (
+        play(
+            scenario, lambda job: job.cluster.quota(4, QUOTA), num_workers="1:3", pace_s=0.1
+        ).exit_code
+        is ExitCode.DONE
+    )
     found = json.loads(why(capsys, tmp_path, "-o", "json"))
     assert (found["state"], found["missing"], found["dropped"]) == ("done", "", 0)
-    (wait,) = [one for one in found["entries"] if one["what"] == "wait" and "a place" in one["text"]]
+    (wait,) = [
+        one for one in found["entries"] if one["what"] == "wait" and "a place" in one["text"]
+    ]
     assert wait["text"] == f"for a place: {QUOTA}" and wait["seconds"] > 0 and not wait["open"]
     assert found["totals"]["waited_s"]["place"] == wait["seconds"]
     (loss,) = [one for one in found["entries"] if one["cause"] == "preempted"]
@@ -111,7 +140,10 @@ def test_report_writes_one_file_and_says_where(play, tmp_path, capsys) -> None:
     assert place == tmp_path / "report.html"
     text = place.read_text(encoding="utf-8")
     assert text.lstrip().lower().startswith("<!doctype html>") and "worker-0" in text
-    assert run(["report", "--job-dir", str(tmp_path), "--output", str(tmp_path / "no" / "where.html")]) == ExitCode.USAGE
+    assert (
+        run(["report", "--job-dir", str(tmp_path), "--output", str(tmp_path / "no" / "where.html")])
+        == ExitCode.USAGE
+    )
     assert "cannot write" in capsys.readouterr().err
     assert run(["report", "--job-dir", str(tmp_path), "--output", "-"]) == 0
     assert capsys.readouterr().out.rstrip().endswith("</html>")
@@ -123,14 +155,23 @@ def test_a_job_that_is_not_there_is_no_job_to_tell_of(tmp_path, capsys) -> None:
     assert "there is no job in" in capsys.readouterr().err
 
 
-def test_a_job_that_failed_before_it_began_says_that_nothing_is_written_down(tmp_path, capsys) -> None:
-    directory, finish = JobDirectory(tmp_path), FinishJob(ExitCode.JOB_FAILED, "zoo/iris.py:3: SyntaxError")
-    spec = JobSpec.from_flags(Action.TRAIN, {"model_zoo": "z", "model_def": "m", "training_data": "t"})
+def test_a_job_that_failed_before_it_began_says_that_nothing_is_written_down(
+    tmp_path, capsys
+) -> None:
+    directory, finish = (
+        JobDirectory(tmp_path),
+        FinishJob(ExitCode.JOB_FAILED, "zoo/iris.py:3: SyntaxError"),
+    )
+    spec = JobSpec.from_flags(
+        Action.TRAIN, {"model_zoo": "z", "model_def": "m", "training_data": "t"}
+    )
     directory.spec.write_text(spec.model_dump_json())
     leave_outcome(directory, finish, Results())
     assert run(["why", "--job-dir", str(tmp_path)]) == 0
     captured = capsys.readouterr()
-    assert "is failed: zoo/iris.py:3: SyntaxError" in captured.out and "not available" in captured.err
+    assert (
+        "is failed: zoo/iris.py:3: SyntaxError" in captured.out and "not available" in captured.err
+    )
 
 
 def test_a_report_that_cannot_be_made_changes_no_outcome(tmp_path, caplog) -> None:
@@ -142,7 +183,9 @@ def test_a_report_that_cannot_be_made_changes_no_outcome(tmp_path, caplog) -> No
     assert len(caplog.records) == 2 and not list(tmp_path.iterdir())
 
 
-def test_a_story_comes_back_from_a_log_whatever_is_around_its_lines(play, tmp_path, capsys, caplog) -> None:
+def test_a_story_comes_back_from_a_log_whatever_is_around_its_lines(
+    play, tmp_path, capsys, caplog
+) -> None:
     async def scenario(job: FakeJob) -> None:
         await job.until("some progress", lambda job: job.trained > 0)
         job.cluster.exit(job.workers[0], PREEMPTED)
@@ -151,7 +194,13 @@ def test_a_story_comes_back_from_a_log_whatever_is_around_its_lines(play, tmp_pa
     story = json.loads(why(capsys, tmp_path, "-o", "json"))
     caplog.set_level(logging.INFO)
     tell_story(EventLog(tmp_path / "events.jsonl", 0.0))
-    lines = [f"2026-11-21 13:42:33,268 I {record.name}: {record.getMessage()}" for record in caplog.records]
+    lines = [
+        f"2026-11-21 13:42:33,268 I {record.name}: {record.getMessage()}"
+        for record in caplog.records
+    ]
     told = story_of_lines(["some line", "why: {broken", *lines, "exit code 0: done"])
     assert told == {key: story[key] for key in ("entries", "dropped", "totals", "now_s")}
-    assert story_of_lines(["nothing of that kind", 'why: {"text": "an entry without a beginning"}']) is None
+    assert (
+        story_of_lines(["nothing of that kind", 'why: {"text": "an entry without a beginning"}'])
+        is None
+    )

@@ -37,8 +37,16 @@ class Bench:
     worker, ps, KILLED = staticmethod(worker), staticmethod(ps), KILLED
 
     def __init__(self, action: Action = Action.TRAIN, **flags) -> None:
-        base = {"model_zoo": "z", "model_def": "m", "minibatch_size": 8, "records_per_task": 16, "shuffle": "none"}
-        base |= {"training_data": "t"} if action is Action.TRAIN else {"checkpoint_dir_for_init": "c"}
+        base = {
+            "model_zoo": "z",
+            "model_def": "m",
+            "minibatch_size": 8,
+            "records_per_task": 16,
+            "shuffle": "none",
+        }
+        base |= (
+            {"training_data": "t"} if action is Action.TRAIN else {"checkpoint_dir_for_init": "c"}
+        )
         base |= {"validation_data": "v"} if action is Action.EVALUATE else {}
         base |= {"prediction_data": "p", "output": "o"} if action is Action.PREDICT else {}
         self.spec = JobSpec.from_flags(action, base | flags)
@@ -47,7 +55,11 @@ class Bench:
 
     def put(self, event: e.Event) -> list[c.Command]:
         """Hand in an event at the present time, whatever time it names."""
-        values = {field.name: getattr(event, field.name) for field in fields(event) if field.name != "at_s"}
+        values = {
+            field.name: getattr(event, field.name)
+            for field in fields(event)
+            if field.name != "at_s"
+        }
         commands = self.state.handle(type(event)(self.t, **values))
         self.given += commands
         return commands
@@ -58,11 +70,22 @@ class Bench:
 
     def start(self, *, ledger: str = "", version: int = 0, training=TRAINING) -> list[c.Command]:
         return self.put(
-            e.JobStarted(0, training, VALIDATION if self.spec.data.validation_data else (), (Source("p", 32),), ledger, version)
+            e.JobStarted(
+                0,
+                training,
+                VALIDATION if self.spec.data.validation_data else (),
+                (Source("p", 32),),
+                ledger,
+                version,
+            )
         )
 
     def attach(self, *names: ProcessName, restored: int | None = None) -> list[c.Command]:
-        return [command for name in names for command in self.put(e.ProcessAttached(0, name, "c", f"at-{name}", restored))]
+        return [
+            command
+            for name in names
+            for command in self.put(e.ProcessAttached(0, name, "c", f"at-{name}", restored))
+        ]
 
     def up(self, workers: int = 1, **start) -> None:
         """Start, and let all servers and the first `workers` attach."""
@@ -105,7 +128,11 @@ class Bench:
         return self.put(e.WorkerFenced(0, worker(index), told))
 
     def of(self, kind: type[c.Command], commands=None) -> list:
-        return [command for command in (self.given if commands is None else commands) if isinstance(command, kind)]
+        return [
+            command
+            for command in (self.given if commands is None else commands)
+            if isinstance(command, kind)
+        ]
 
     def said(self, part: str) -> bool:
         """Whether people were told a line with that in it."""

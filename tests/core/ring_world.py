@@ -1,4 +1,5 @@
-"""A job on a ring without a process: workers that do what real ones may do, in any order, and weights that remember exactly
+"""A job on a ring without a process: workers that do what real ones may do, in any order, and
+weights that remember exactly
 which records they were trained on.
 """
 
@@ -26,13 +27,20 @@ KILLED = ExitFacts(signal=9)
 
 def make_spec(**flags) -> JobSpec:
     base = {"model_zoo": "z", "model_def": "m", "training_data": "t", "validation_data": "v"}
-    base |= {"minibatch_size": BATCH, "num_epochs": 2, "num_workers": "1:3", "distribution_strategy": "AllreduceStrategy"}
+    base |= {
+        "minibatch_size": BATCH,
+        "num_epochs": 2,
+        "num_workers": "1:3",
+        "distribution_strategy": "AllreduceStrategy",
+    }
     return JobSpec.from_flags(Action.TRAIN, base | flags)
 
 
 @dataclass(frozen=True)
 class Weights:
-    """`windows`: (epoch, source, begin, end) of each step that is in them. `number`, `offset`: where to go on. `last`: the
+    """`windows`: (epoch, source, begin, end) of each step that is in them.
+
+    `number`, `offset`: where to go on. `last`: the
     lease of the last step, and how far that step came in it.
     """
 
@@ -49,7 +57,11 @@ class Weights:
         return len(self.windows)
 
     def records(self) -> Counter:
-        return Counter((epoch, source, i) for epoch, source, begin, end in self.windows for i in range(begin, end))
+        return Counter(
+            (epoch, source, i)
+            for epoch, source, begin, end in self.windows
+            for i in range(begin, end)
+        )
 
 
 TORN = Weights(windows=((-1, "half of another's", 0, 0),) * 10_000)
@@ -79,7 +91,18 @@ class Worker:
     def word(self) -> e.RingTold:
         problem, at = "it broke" if self.broken else "", self.weights or Weights()
         offset = -1 if at.offset is None else at.offset
-        return e.RingTold(0, self.name, True, self.entered, self.broken, self.drain, problem, at.version, at.number, offset)
+        return e.RingTold(
+            0,
+            self.name,
+            True,
+            self.entered,
+            self.broken,
+            self.drain,
+            problem,
+            at.version,
+            at.number,
+            offset,
+        )
 
 
 class RingWorld:
@@ -106,10 +129,12 @@ class RingWorld:
         self.newest: Weights = Weights()
         self.deaths = 0
 
-    # -- the driver
+    # The driver
 
     def put(self, event: e.Event) -> list[c.Command]:
-        values = {name: getattr(event, name) for name in event.__dataclass_fields__ if name != "at_s"}
+        values = {
+            name: getattr(event, name) for name in event.__dataclass_fields__ if name != "at_s"
+        }
         event = type(event)(self.t, **values)
         commands = self.state.handle(event)
         self.handled.append(event)
@@ -143,7 +168,11 @@ class RingWorld:
                 self.publish(command)
             case c.WithdrawRing(generation):
                 for worker in self.workers.values():
-                    if worker.form is not None and worker.form.generation == generation and worker.inside != generation:
+                    if (
+                        worker.form is not None
+                        and worker.form.generation == generation
+                        and worker.inside != generation
+                    ):
                         worker.broken = generation
                         worker.reports.append(worker.word())
             case c.LookAgain(after_s):
@@ -164,14 +193,23 @@ class RingWorld:
         before, self.ring = self.ring, ring
         if not ring.holders and before is not None:
             self.rolled_back += 1
-            well = [one for name in self.held_by if (one := self.workers.get(name)) and not one.silent and not one.drain]
+            well = [
+                one
+                for name in self.held_by
+                if (one := self.workers.get(name)) and not one.silent and not one.drain
+            ]
             repeated, self.repeated = self.repeated, self.state.receipt()["total"]["repeated"]
-            assert not well or repeated == self.repeated, f"weights of {[str(one.name) for one in well]} are thrown away"
+            assert not well or repeated == self.repeated, (
+                f"weights of {[str(one.name) for one in well]} are thrown away"
+            )
         for name in dict.fromkeys((*(before.members if before else ()), *ring.members)):
             if name in self.workers:
                 self.workers[name].orders.append(ring)
             else:
-                unseen = any(isinstance(event, e.ProcessEnded) and event.name == name for event in self.pending)
+                unseen = any(
+                    isinstance(event, e.ProcessEnded) and event.name == name
+                    for event in self.pending
+                )
                 assert unseen or name not in ring.members, f"{name} of {ring} is dead"
 
     def save(self, snapshot: int, version: int, ledger: str) -> None:
@@ -181,11 +219,13 @@ class RingWorld:
             return
         weights = found[1]
         assert weights.version == version
-        assert sum(count["trained"] for count in json.loads(ledger)["counts"]) == sum(weights.records().values())
+        assert sum(count["trained"] for count in json.loads(ledger)["counts"]) == sum(
+            weights.records().values()
+        )
         self.saved[f"version-{version}"] = weights
         self.pending.append(e.SnapshotSaved(0, snapshot, version, f"version-{version}", 10))
 
-    # -- processes
+    # Processes
 
     def deliver(self) -> None:
         if not self.pending:
@@ -211,7 +251,9 @@ class RingWorld:
         return self.workers[names[index % len(names)]] if names else None
 
     def kill(self, worker: Worker, *, tell: bool = True) -> None:
-        """`tell` False: the exit is seen later, as on a cluster with a slow watch; its connection breaks at once."""
+        """`tell` False: the exit is seen later, as on a cluster with a slow watch; its connection
+        breaks at once.
+        """
         del self.workers[worker.name]
         self.deaths += 1
         if tell:
@@ -236,7 +278,7 @@ class RingWorld:
             worker.drain, worker.drains_s = True, self.t
             worker.reports.append(worker.word())
 
-    # -- what a worker does by itself
+    # What a worker does by itself
 
     def act(self, worker: Worker) -> None:
         if worker.silent or worker.name not in self.workers:
@@ -248,7 +290,9 @@ class RingWorld:
             self.put(worker.reports.popleft())
         elif worker.inside and worker.leases:
             self.work(worker)
-        elif worker.drain and (not self.ring or worker.name not in self.ring.members or self.t > worker.drains_s + 4.5):
+        elif worker.drain and (
+            not self.ring or worker.name not in self.ring.members or self.t > worker.drains_s + 4.5
+        ):
             self.leave(worker)
         elif worker.finished:
             del self.workers[worker.name]
@@ -261,7 +305,9 @@ class RingWorld:
         if worker.form is not None and form.generation <= worker.form.generation:
             return
         worker.form, worker.inside = form, 0
-        worker.items = {number: item for number, item in worker.items.items() if number >= form.first_number}
+        worker.items = {
+            number: item for number, item in worker.items.items() if number >= form.first_number
+        }
         worker.marks.clear()
         if worker.name not in form.members:
             worker.form = None
@@ -272,7 +318,11 @@ class RingWorld:
             self.put(worker.reports.popleft())
         for lease in worker.leases:
             if lease.shard is not None:
-                self.put(e.LeaseReturned(0, worker.name, Applied(lease.shard.id, lease.attempt, lease.offset)))
+                self.put(
+                    e.LeaseReturned(
+                        0, worker.name, Applied(lease.shard.id, lease.attempt, lease.offset)
+                    )
+                )
         if self.workers.pop(worker.name, None):
             self.put(e.ProcessEnded(0, worker.name, ExitFacts(exit_code=int(ExitCode.DRAINED))))
 
@@ -298,7 +348,9 @@ class RingWorld:
             worker.weights = worker.weights.at(item.number + 1)
         elif members is None or any(one.silent for one in members):
             self.broke(worker)
-        elif all(one.inside == worker.inside and one.weights.number == item.number for one in members):
+        elif all(
+            one.inside == worker.inside and one.weights.number == item.number for one in members
+        ):
             self.confirm(members[0])
             for one in members:
                 one.marks.add(item.number)
@@ -317,33 +369,44 @@ class RingWorld:
                 shard = lease.shard
                 metrics = {"sum": ((float(sum(range(shard.begin, shard.end))),),)}
                 applied = Applied(shard.id, lease.attempt, shard.records)
-                worker.reports.append(e.ProgressReported(0, worker.name, Task.EVALUATION, applied, done=True, metrics=metrics))
+                worker.reports.append(
+                    e.ProgressReported(
+                        0, worker.name, Task.EVALUATION, applied, done=True, metrics=metrics
+                    )
+                )
             case Task.SUMMARY:
                 payload = json.loads(lease.payload)
                 assert payload["metrics"] == {"sum": [[float(sum(range(50)))]]}
-                worker.reports.append(e.SummaryReported(0, worker.name, payload["round"], {"mean": 24.5}))
+                worker.reports.append(
+                    e.SummaryReported(0, worker.name, payload["round"], {"mean": 24.5})
+                )
             case Task.EXPORT:
                 assert worker.weights.version == self.newest.version
                 worker.reports.append(e.ExportFinished(0, worker.name, "export"))
 
-    # -- the ring
+    # The ring
 
     def ring_of(self, worker: Worker) -> c.PublishRing:
         assert worker.form is not None
         return worker.form
 
     def members(self, generation: int) -> list[Worker] | None:
-        """Members of the newest generation by rank; None if one of them is dead, or that is not the newest."""
+        """Members of the newest generation by rank; None if one of them is dead, or that is not the
+        newest.
+        """
         if self.ring is None or self.ring.generation != generation:
             return None
         found = [self.workers.get(name) for name in self.ring.members]
         return None if any(one is None for one in found) else found
 
     def enter(self, torn: int = 99) -> None:
-        """The members of the newest generation meet; `torn`: only so many get the weights before it breaks."""
+        """The members of the newest generation meet; `torn`: only so many get the weights before it
+        breaks.
+        """
         members = self.members(self.ring.generation) if self.ring else None
         if members is None or any(
-            one.silent or one.form is not self.ring or one.entered >= self.ring.generation for one in members
+            one.silent or one.form is not self.ring or one.entered >= self.ring.generation
+            for one in members
         ):
             return
         holders = [members[rank].weights for rank in self.ring.holders]
@@ -364,7 +427,8 @@ class RingWorld:
                 one.entered = one.inside = self.ring.generation
                 self.held_by = self.ring.members if torn >= len(members) else self.held_by
             else:
-                # One that had none before takes them bit by bit; the others keep what they have until all is there.
+                # One that had none before takes them bit by bit; the others keep what they have
+                # until all is there.
                 one.weights = one.weights if one.entered else TORN
                 one.broken = self.ring.generation
         if torn >= len(members) and holders:
@@ -383,15 +447,30 @@ class RingWorld:
             lease, end = weights.last
             done = end == (lease.limit or lease.shard.records)
             applied = Applied(lease.shard.id, lease.attempt, end)
-            leader.reports.append(e.ProgressReported(0, leader.name, Task.TRAINING, applied, weights.version, loss=1.0, done=done))
+            leader.reports.append(
+                e.ProgressReported(
+                    0, leader.name, Task.TRAINING, applied, weights.version, loss=1.0, done=done
+                )
+            )
 
     def confirm(self, leader: Worker) -> None:
         self.tell(leader, leader.weights)
 
     def step(self, only: int = 99) -> None:
-        """One step of the newest generation. `only`: so many members have it when it breaks for the others."""
-        members = [self.workers[name] for name in (self.ring.members if self.ring else ()) if name in self.workers]
-        inside = [one for one in members if self.ring and one.inside == self.ring.generation and not one.silent]
+        """One step of the newest generation.
+
+        `only`: so many members have it when it breaks for the others.
+        """
+        members = [
+            self.workers[name]
+            for name in (self.ring.members if self.ring else ())
+            if name in self.workers
+        ]
+        inside = [
+            one
+            for one in members
+            if self.ring and one.inside == self.ring.generation and not one.silent
+        ]
         if not inside:
             return
         if len(inside) < len(self.ring.members):
@@ -427,16 +506,21 @@ class RingWorld:
     def apply(self, worker: Worker, window) -> None:
         item, begin, end = window
         lease, shard = item.lease, item.lease.shard
-        windows = (*worker.weights.windows, (lease.epoch, shard.source, shard.begin + begin, shard.begin + end))
+        windows = (
+            *worker.weights.windows,
+            (lease.epoch, shard.source, shard.begin + begin, shard.begin + end),
+        )
         through = end == (lease.limit or shard.records)
-        worker.weights = Weights(windows, item.number + through, None if through else end, (lease, end))
+        worker.weights = Weights(
+            windows, item.number + through, None if through else end, (lease, end)
+        )
 
     def broke(self, worker: Worker) -> None:
         if worker.inside:
             worker.broken, worker.inside = worker.inside, 0
             worker.reports.append(worker.word())
 
-    # -- time
+    # Time
 
     def tick(self, seconds: float) -> None:
         while seconds > 0.5:
@@ -488,7 +572,10 @@ class RingWorld:
         assert receipt["total"]["expected"] == receipt["total"]["trained"] == total, receipt
         assert receipt["total"]["lost"] == receipt["total"]["left"] == 0
         told = self.state.status()
-        assert sum(row.records for row in told.processes) + told.records.resumed == told.records.trained + told.records.undone
+        assert (
+            sum(row.records for row in told.processes) + told.records.resumed
+            == told.records.trained + told.records.undone
+        )
         records = self.newest.records()
         assert set(records.values()) == {1}
         assert len(records) == total

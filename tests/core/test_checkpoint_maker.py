@@ -16,12 +16,18 @@ from elasticdl.master.platform.kubernetes import open_directory
 
 pytestmark = pytest.mark.core
 
-DATA = {Action.TRAIN: "training_data", Action.EVALUATE: "validation_data", Action.PREDICT: "prediction_data"}
+DATA = {
+    Action.TRAIN: "training_data",
+    Action.EVALUATE: "validation_data",
+    Action.PREDICT: "prediction_data",
+}
 
 
 def spec(action: Action, checkpoints: Path, **flags) -> JobSpec:
     given = {"model_zoo": "zoo", "model_def": "m", DATA[action]: "data.csv", "output": "out"}
-    return JobSpec.from_flags(action, {**given, "checkpoint_dir_for_init": str(checkpoints), **flags})
+    return JobSpec.from_flags(
+        action, {**given, "checkpoint_dir_for_init": str(checkpoints), **flags}
+    )
 
 
 def write(root: Path, *, version: int, servers: int) -> Path:
@@ -36,14 +42,22 @@ def write(root: Path, *, version: int, servers: int) -> Path:
 def test_a_checkpoint_of_a_ring_needs_no_servers(action, tmp_path) -> None:
     write(tmp_path, version=3, servers=0)
     found = as_trained(spec(action, tmp_path, num_ps_pods=2))
-    assert (found.training.distribution_strategy, found.cluster.num_ps_pods) == (Strategy.ALLREDUCE, 0)
+    assert (found.training.distribution_strategy, found.cluster.num_ps_pods) == (
+        Strategy.ALLREDUCE,
+        0,
+    )
 
 
 @pytest.mark.parametrize("action", [Action.EVALUATE, Action.PREDICT])
-def test_a_checkpoint_of_servers_needs_some_even_where_a_ring_was_asked_for(action, tmp_path) -> None:
+def test_a_checkpoint_of_servers_needs_some_even_where_a_ring_was_asked_for(
+    action, tmp_path
+) -> None:
     directory = write(tmp_path, version=3, servers=4)
     found = as_trained(spec(action, directory, distribution_strategy="AllreduceStrategy"))
-    assert (found.training.distribution_strategy, found.cluster.num_ps_pods) == (Strategy.PARAMETER_SERVER, 1)
+    assert (found.training.distribution_strategy, found.cluster.num_ps_pods) == (
+        Strategy.PARAMETER_SERVER,
+        1,
+    )
     kept = as_trained(spec(action, directory, num_ps_pods=3))
     assert kept.cluster.num_ps_pods == 3
 
@@ -57,7 +71,10 @@ def test_training_stays_what_it_was_asked_to_be(tmp_path) -> None:
 def test_the_newest_checkpoint_with_a_readable_manifest_decides(tmp_path) -> None:
     write(tmp_path, version=3, servers=2)
     (write(tmp_path, version=4, servers=0) / MANIFEST).write_text("{")
-    assert as_trained(spec(Action.EVALUATE, tmp_path)).training.distribution_strategy is Strategy.PARAMETER_SERVER
+    assert (
+        as_trained(spec(Action.EVALUATE, tmp_path)).training.distribution_strategy
+        is Strategy.PARAMETER_SERVER
+    )
 
 
 def test_a_place_without_checkpoints_changes_nothing(tmp_path) -> None:
@@ -67,9 +84,23 @@ def test_a_place_without_checkpoints_changes_nothing(tmp_path) -> None:
 
 def test_the_job_that_is_settled_and_the_one_that_a_pod_finds_are_made_so(tmp_path) -> None:
     write(tmp_path, version=3, servers=0)
-    given = {"model_zoo": "zoo", "model_def": "m", "validation_data": "v", "checkpoint_dir_for_init": str(tmp_path)}
+    given = {
+        "model_zoo": "zoo",
+        "model_def": "m",
+        "validation_data": "v",
+        "checkpoint_dir_for_init": str(tmp_path),
+    }
     here = settle(Request(Action.EVALUATE, given))
-    assert (here.training.distribution_strategy, here.cluster.num_ps_pods) == (Strategy.ALLREDUCE, 0)
-    given |= {"image_name": "i", "volume": f"claim_name=c,mount_path={tmp_path}", "job_dir": str(tmp_path / "job")}
-    directory, _ = open_directory(settle(Request(Action.EVALUATE, given)), Owner("ns", "a", "uid"), replaces=False)
+    assert (here.training.distribution_strategy, here.cluster.num_ps_pods) == (
+        Strategy.ALLREDUCE,
+        0,
+    )
+    given |= {
+        "image_name": "i",
+        "volume": f"claim_name=c,mount_path={tmp_path}",
+        "job_dir": str(tmp_path / "job"),
+    }
+    directory, _ = open_directory(
+        settle(Request(Action.EVALUATE, given)), Owner("ns", "a", "uid"), replaces=False
+    )
     assert read_spec(directory).training.distribution_strategy is Strategy.ALLREDUCE

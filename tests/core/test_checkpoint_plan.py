@@ -10,14 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.checkpoint.part import ADDITIVE, Part, PartHeader, read_header
-from elasticdl.embedding.spec import DenseSpec, OptimizerKind, OptimizerSpec, ParametersSpec, TableSpec, even_slice
+from elasticdl.embedding.spec import (
+    DenseSpec,
+    OptimizerKind,
+    OptimizerSpec,
+    ParametersSpec,
+    TableSpec,
+    even_slice,
+)
 from elasticdl.errors import Corrupted
 
 pytestmark = pytest.mark.core
 
 
 def part(spec: ParametersSpec, server: int, servers: int, rows: tuple[int, ...]) -> Part:
-    trainable, additive = even_slice(spec.trainable_size, server, servers), even_slice(spec.additive_size, server, servers)
+    trainable, additive = (
+        even_slice(spec.trainable_size, server, servers),
+        even_slice(spec.additive_size, server, servers),
+    )
     header = PartHeader(
         server=server,
         servers=servers,
@@ -45,7 +55,10 @@ def test_every_dense_value_is_taken_once_and_by_its_new_owner(
 ) -> None:
     spec = ParametersSpec(
         optimizer=OptimizerSpec(kind=kind),
-        dense=(DenseSpec(path="w", shape=(trainable,)), DenseSpec(path="m", shape=(additive,), additive=True)),
+        dense=(
+            DenseSpec(path="w", shape=(trainable,)),
+            DenseSpec(path="m", shape=(additive,), additive=True),
+        ),
     )
     taken: Counter[tuple[int, int]] = Counter()
     for k in range(new):
@@ -53,7 +66,9 @@ def test_every_dense_value_is_taken_once_and_by_its_new_owner(
             source = part(spec, j, old, ())
             for read in source.dense_reads(k, new):
                 size, theirs = (
-                    (additive, source.header.additive) if read.section == ADDITIVE else (trainable, source.header.trainable)
+                    (additive, source.header.additive)
+                    if read.section == ADDITIVE
+                    else (trainable, source.header.trainable)
                 )
                 section = 1 + spec.optimizer.slots if read.section == ADDITIVE else read.section + 1
                 before = section * (source.header.trainable[1] - source.header.trainable[0])
@@ -68,14 +83,20 @@ def test_every_dense_value_is_taken_once_and_by_its_new_owner(
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(-1000, 1000))
 def test_no_row_is_missed_by_the_files_that_are_skipped(old: int, new: int, row_id: int) -> None:
-    spec = ParametersSpec(optimizer=OptimizerSpec(kind=OptimizerKind.SGD), tables=(TableSpec(name="t", dim=2),))
+    spec = ParametersSpec(
+        optimizer=OptimizerSpec(kind=OptimizerKind.SGD), tables=(TableSpec(name="t", dim=2),)
+    )
     source = part(spec, row_id % old, old, (1,))
     assert len(list(source.table_reads(row_id % new, new))) == 1
 
 
 def test_a_file_is_only_skipped_if_no_id_is_in_both() -> None:
-    spec = ParametersSpec(optimizer=OptimizerSpec(kind=OptimizerKind.SGD), tables=(TableSpec(name="t", dim=2),))
-    needed = [[bool(list(part(spec, j, 4, (1,)).table_reads(k, 2))) for j in range(4)] for k in range(2)]
+    spec = ParametersSpec(
+        optimizer=OptimizerSpec(kind=OptimizerKind.SGD), tables=(TableSpec(name="t", dim=2),)
+    )
+    needed = [
+        [bool(list(part(spec, j, 4, (1,)).table_reads(k, 2))) for j in range(4)] for k in range(2)
+    ]
     assert needed == [[True, False, True, False], [False, True, False, True]]
 
 
@@ -92,7 +113,14 @@ def test_tables_follow_one_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"EDLPART1", b"EDLPART2" + bytes(8), b"EDLPART1" + b"\xff" * 8, b"EDLPART1" + b"\x02" + bytes(7) + b"{}"]
+    "data",
+    [
+        b"",
+        b"EDLPART1",
+        b"EDLPART2" + bytes(8),
+        b"EDLPART1" + b"\xff" * 8,
+        b"EDLPART1" + b"\x02" + bytes(7) + b"{}",
+    ],
 )
 def test_what_is_no_part_is_named(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "server-0-of-1.bin"

@@ -1,4 +1,6 @@
-"""Directories of jobs with files that are broken, of another version or not ours to read: told, never a traceback, nor in the way of others."""
+"""Directories of jobs with files that are broken, of another version or not ours to read: told,
+never a traceback, nor in the way of others.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from elasticdl.errors import ExitCode
 pytestmark = pytest.mark.core
 
 JOB = '{"cluster": {"job_name": "a"}, "action": "train"}'
-DONE = {"exit_code": 0, "message": "done", "hint": "", "status": {"records": {"trained": 5, "expected": 5}, "version": 7}}
+DONE = {
+    "exit_code": 0,
+    "message": "done",
+    "hint": "",
+    "status": {"records": {"trained": 5, "expected": 5}, "version": 7},
+}
 DAMAGED: dict[str, tuple[str, str]] = {
     "cut": ("job.json", JOB[:20]),
     "no object": ("job.json", "[]"),
@@ -31,19 +38,40 @@ DAMAGED: dict[str, tuple[str, str]] = {
     ),
     "odd rows": (
         "status.json",
-        '{"status": {"processes": [3, {"name": 3}], "metrics": {"a": "b"}, "checkpoints": [{}]}, "exit_code": 1}',
+        (
+            '{"status": {"processes": [3, {"name": 3}], "metrics": {"a": "b"}, "checkpoints":'
+            ' [{}]}, "exit_code": 1}'
+        ),
     ),
-    "status of an older version": ("status.json", '{"status": {"records": {"trained": 1}}, "exit_code": 0, "message": "done"}'),
+    "status of an older version": (
+        "status.json",
+        '{"status": {"records": {"trained": 1}}, "exit_code": 0, "message": "done"}',
+    ),
     "cut address": ("master.json", '{"pid": 1'),
     "wrong address": ("master.json", '{"pid": "x", "token": "t", "address": 7}'),
-    "number of no process": ("master.json", '{"pid": 99999999999999999999, "token": "t", "address": "127.0.0.1:1"}'),
+    "number of no process": (
+        "master.json",
+        '{"pid": 99999999999999999999, "token": "t", "address": "127.0.0.1:1"}',
+    ),
     "odd check": ("check.json", '{"pid": [], "begun": 3}'),
     "odd newest": ("newest.json", '{"status": {"receipt": 3}}'),
     "odd events": ("events.jsonl", '[]\n3\n{"at": "x"}\n'),
 }
 
-STILL_DONE = {"cut", "no object", "wrong parts", "no text", "deep", "odd check", "odd events", "status of an older version"}
-"""Those whose status.json is whole: how the job ended is known. Of the others it is not, so they count as failed."""
+STILL_DONE = {
+    "cut",
+    "no object",
+    "wrong parts",
+    "no text",
+    "deep",
+    "odd check",
+    "odd events",
+    "status of an older version",
+}
+"""Those whose status.json is whole: how the job ended is known.
+
+Of the others it is not, so they count as failed.
+"""
 
 
 @pytest.fixture
@@ -66,9 +94,13 @@ def made(directory: Path, name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_every_verb_reads_what_is_whole_in_a_directory(jobs: Path, case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_verb_reads_what_is_whole_in_a_directory(
+    jobs: Path, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     made(jobs / "a", *DAMAGED[case])
-    state, ended = ("done", ExitCode.DONE) if case in STILL_DONE else ("failed", ExitCode.JOB_FAILED)
+    state, ended = (
+        ("done", ExitCode.DONE) if case in STILL_DONE else ("failed", ExitCode.JOB_FAILED)
+    )
 
     def told(verb: str, *flags: str) -> tuple[int, str, str]:
         return run([verb, "a", *flags]), *capsys.readouterr()
@@ -84,13 +116,17 @@ def test_every_verb_reads_what_is_whole_in_a_directory(jobs: Path, case: str, ca
     assert told("scale", "--num-workers", "2")[0] == ExitCode.NO_SUCH_JOB
 
 
-def test_counts_that_an_older_version_did_not_write_are_left_out(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_that_an_older_version_did_not_write_are_left_out(
+    jobs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made(jobs / "a", *DAMAGED["status of an older version"])
     assert run(["status", "a"]) == ExitCode.DONE
     assert capsys.readouterr().out == "done\nended with exit code 0: done\n"
 
 
-def test_one_that_is_broken_stands_in_the_way_of_no_other_in_a_list(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_that_is_broken_stands_in_the_way_of_no_other_in_a_list(
+    jobs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number, damage in enumerate(DAMAGED.values()):
         made(jobs / f"a{number}", *damage)
     made(jobs / "whole", "status.json", json.dumps(DONE))

@@ -28,7 +28,9 @@ ODD: dict[str, Any] = {
 
 def output_of(monkeypatch: pytest.MonkeyPatch, encoding: str, form: Format) -> bytes:
     target = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(target, encoding=encoding, errors="strict", newline=""))
+    monkeypatch.setattr(
+        sys, "stdout", io.TextIOWrapper(target, encoding=encoding, errors="strict", newline="")
+    )
     sys.stdout.write(render(ODD, form))
     sys.stdout.flush()
     return target.getvalue()
@@ -36,13 +38,23 @@ def output_of(monkeypatch: pytest.MonkeyPatch, encoding: str, form: Format) -> b
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1", "cp1252"])
 @pytest.mark.parametrize("form", [Format.JSON, Format.YAML])
-def test_data_is_valid_in_every_locale(encoding: str, form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_is_valid_in_every_locale(
+    encoding: str, form: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = output_of(monkeypatch, encoding, form).decode("utf-8")
-    found = json.loads(text, parse_constant=pytest.fail) if form is Format.JSON else yaml.safe_load(text)
+    found = (
+        json.loads(text, parse_constant=pytest.fail)
+        if form is Format.JSON
+        else yaml.safe_load(text)
+    )
     assert found["name"] == ODD["name"] and found["control"] == ODD["control"]
     assert found["path"] == "caf\N{REPLACEMENT CHARACTER}.csv"
     assert found["half\N{REPLACEMENT CHARACTER}"] == "\N{REPLACEMENT CHARACTER}"
-    assert (found["loss"], found["most"], found["deep"]) == (None, [None, None, 1.5], [{"flag": True}])
+    assert (found["loss"], found["most"], found["deep"]) == (
+        None,
+        [None, None, 1.5],
+        [{"flag": True}],
+    )
     assert not any(0xD800 <= ord(char) < 0xE000 for char in text)
 
 

@@ -45,7 +45,11 @@ def test_a_bare_name_is_a_job_in_jobs_or_a_directory(here: Path) -> None:
     made(here / "jobs" / "digits")
     made(here / "elsewhere" / "iris", name="iris")
     with found(JobQuery(job="digits")) as job:
-        assert (job.name, job.place.kind, job.place.job_dir) == ("digits", Kind.LOCAL, str(here / "jobs" / "digits"))
+        assert (job.name, job.place.kind, job.place.job_dir) == (
+            "digits",
+            Kind.LOCAL,
+            str(here / "jobs" / "digits"),
+        )
     with found(JobQuery(job="elsewhere/iris")) as job:
         assert job.name == "iris"
     with found(JobQuery(job_dir=str(here / "elsewhere" / "iris"))) as job:
@@ -53,7 +57,9 @@ def test_a_bare_name_is_a_job_in_jobs_or_a_directory(here: Path) -> None:
     assert [job.name for job in local_jobs()] == ["digits"]
 
 
-def test_a_job_in_a_directory_of_another_name_is_found_by_the_name_that_list_shows(here: Path) -> None:
+def test_a_job_in_a_directory_of_another_name_is_found_by_the_name_that_list_shows(
+    here: Path,
+) -> None:
     made(here / "jobs" / "long", name="fruit-1")
     (listed,) = local_jobs()
     with found(JobQuery(job=listed.name)) as job:
@@ -63,12 +69,20 @@ def test_a_job_in_a_directory_of_another_name_is_found_by_the_name_that_list_sho
 def test_where_it_was_looked_for_is_told(here: Path) -> None:
     made(here / "jobs" / "digits")
     with (
-        pytest.raises(PermanentError, match=r"there is no job in jobs/iris or iris; no cluster is set up here") as caught,
+        pytest.raises(
+            PermanentError, match=r"there is no job in jobs/iris or iris; no cluster is set up here"
+        ) as caught,
         found(JobQuery("iris")),
     ):
         pass
-    assert caught.value.exit_code is ExitCode.NO_SUCH_JOB and "in ./jobs there are digits" in caught.value.hint
-    with pytest.raises(PermanentError, match=r"there is no job in x/iris$") as caught, found(JobQuery(job_dir="x/iris")):
+    assert (
+        caught.value.exit_code is ExitCode.NO_SUCH_JOB
+        and "in ./jobs there are digits" in caught.value.hint
+    )
+    with (
+        pytest.raises(PermanentError, match=r"there is no job in x/iris$") as caught,
+        found(JobQuery(job_dir="x/iris")),
+    ):
         pass
     assert caught.value.exit_code is ExitCode.NO_SUCH_JOB
 
@@ -87,22 +101,34 @@ def test_kube_contexts_are_read_from_all_files_and_what_cannot_be_read_has_none(
     for file, text in zip(files, texts, strict=True):
         file.write_text(text)
     (here / "none").mkdir()
-    monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, [*files, here / "none", here / "missing"])))
+    monkeypatch.setenv(
+        "KUBECONFIG", os.pathsep.join(map(str, [*files, here / "none", here / "missing"]))
+    )
     assert contexts() == ["a", "b", "c"]
 
 
-def test_a_cluster_that_cannot_be_asked_is_told(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_cannot_be_asked_is_told(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (here / "kubeconfig").write_text("nonsense: [")
     monkeypatch.setenv("KUBECONFIG", str(here / "kubeconfig"))
     assert no_cluster() == ""
-    words = "there is no job in jobs/iris or iris, and the cluster cannot be asked: no cluster to talk to"
+    words = (
+        "there is no job in jobs/iris or iris, and the cluster cannot be asked: no cluster to"
+        " talk to"
+    )
     with pytest.raises(PermanentError, match=words) as caught, found(JobQuery("iris")):
         pass
     assert caught.value.exit_code is ExitCode.NO_SUCH_JOB
 
 
 @pytest.mark.parametrize(
-    "sought", [JobQuery(), JobQuery(namespace="ns"), JobQuery("digits", job_dir="jobs/digits", namespace="ns")]
+    "sought",
+    [
+        JobQuery(),
+        JobQuery(namespace="ns"),
+        JobQuery("digits", job_dir="jobs/digits", namespace="ns"),
+    ],
 )
 def test_what_names_no_job_or_two_is_bad_usage(sought: JobQuery) -> None:
     with pytest.raises(click.UsageError), found(sought):
@@ -111,21 +137,41 @@ def test_what_names_no_job_or_two_is_bad_usage(sought: JobQuery) -> None:
 
 def test_a_job_that_has_ended_answers_from_what_it_left(here: Path) -> None:
     job = DirectoryJob(
-        JobDirectory(made(here / "j", exit_code=130, message="stopped: enough", hint="resume it", status={"version": 7}))
+        JobDirectory(
+            made(
+                here / "j",
+                exit_code=130,
+                message="stopped: enough",
+                hint="resume it",
+                status={"version": 7},
+            )
+        )
     )
     outcome, report = job.outcome(), job.report()
     assert outcome is not None and (outcome.exit_code, outcome.message) == (130, "stopped: enough")
-    assert (report.state, report.as_dict()["version"], report.as_dict()["exit_code"]) == ("stopped", 7, 130)
+    assert (report.state, report.as_dict()["version"], report.as_dict()["exit_code"]) == (
+        "stopped",
+        7,
+        130,
+    )
     assert "no checkpoint was made" in report.hint
     assert report.as_row()["records"] == {"trained": 0, "expected": 0}
 
 
 def test_a_job_that_failed_before_it_began_has_a_status_too(here: Path) -> None:
-    report = DirectoryJob(JobDirectory(made(here / "j", exit_code=2, message="no such model", hint="", status=None))).report()
-    assert (report.state, report.as_dict()["message"], report.as_dict()["processes"]) == ("failed", "no such model", ())
+    report = DirectoryJob(
+        JobDirectory(made(here / "j", exit_code=2, message="no such model", hint="", status=None))
+    ).report()
+    assert (report.state, report.as_dict()["message"], report.as_dict()["processes"]) == (
+        "failed",
+        "no such model",
+        (),
+    )
 
 
-def test_a_young_job_without_a_master_is_starting_and_an_old_one_was_killed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_young_job_without_a_master_is_starting_and_an_old_one_was_killed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = DirectoryJob(JobDirectory(made(here / "j")))
     assert job.outcome() is None and job.report().state == "waiting"
     monkeypatch.setattr(directory_job, "_STARTS_WITHIN_S", -1.0)
@@ -134,8 +180,12 @@ def test_a_young_job_without_a_master_is_starting_and_an_old_one_was_killed(here
     assert outcome is not None and outcome.exit_code == 1 and "was killed" in outcome.message
 
 
-def test_what_was_known_of_a_killed_job_is_read_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two readings one might find the file gone: the status was then empty and the outcome was not."""
+def test_what_was_known_of_a_killed_job_is_read_once(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two readings one might find the file gone: the status was then empty and the outcome was
+    not.
+    """
     job, readings = DirectoryJob(JobDirectory(made(here / "j"))), []
 
     def once(directory: JobDirectory, message: str) -> dict[str, object]:
@@ -149,8 +199,12 @@ def test_what_was_known_of_a_killed_job_is_read_once(here: Path, monkeypatch: py
     assert (found.state, found.as_dict()["version"], len(readings)) == ("failed", 7, 1)
 
 
-def test_a_young_job_that_has_come_to_its_receipt_is_not_starting_any_more(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its master was killed between its last two files: whoever waits for the job would wait for ever."""
+def test_a_young_job_that_has_come_to_its_receipt_is_not_starting_any_more(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its master was killed between its last two files: whoever waits for the job would wait for
+    ever.
+    """
     monkeypatch.setattr(directory_job, "_LAST_WORD_WITHIN_S", 0.0)
     directory = made(here / "j")
     job, receipt = DirectoryJob(JobDirectory(directory)), directory / "receipt.json"
@@ -162,12 +216,16 @@ def test_a_young_job_that_has_come_to_its_receipt_is_not_starting_any_more(here:
     assert job.outcome() is None, "that receipt is of the run before"
 
 
-def test_a_master_that_takes_its_address_away_first_is_not_taken_for_killed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_master_that_takes_its_address_away_first_is_not_taken_for_killed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = made(here / "j")
     monkeypatch.setattr(directory_job, "_STARTS_WITHIN_S", -1.0)
 
     def leaves_its_word(_seconds: float) -> None:
-        (directory / "status.json").write_text(json.dumps({"exit_code": 0, "message": "done", "hint": ""}))
+        (directory / "status.json").write_text(
+            json.dumps({"exit_code": 0, "message": "done", "hint": ""})
+        )
 
     monkeypatch.setattr(time, "sleep", leaves_its_word)
     outcome = DirectoryJob(JobDirectory(directory)).outcome()
@@ -177,7 +235,8 @@ def test_a_master_that_takes_its_address_away_first_is_not_taken_for_killed(here
 def test_what_ended_since_the_last_look_is_announced_once() -> None:
     def status(*states: str) -> dict[str, object]:
         rows = [
-            {"name": f"worker-{i}", "state": state, "cause": "preempted", "message": "preempted"} for i, state in enumerate(states)
+            {"name": f"worker-{i}", "state": state, "cause": "preempted", "message": "preempted"}
+            for i, state in enumerate(states)
         ]
         return {"processes": rows}
 
@@ -186,7 +245,9 @@ def test_what_ended_since_the_last_look_is_announced_once() -> None:
     assert event == {"text": "worker-0: preempted", "cause": "preempted", "level": "warning"}
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0.4, "0s"), (119, "119s"), (121, "2m"), (7300, "2h"), (200_000, "2d")])
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.4, "0s"), (119, "119s"), (121, "2m"), (7300, "2h"), (200_000, "2d")]
+)
 def test_ages_are_short(seconds: float, words: str) -> None:
     assert age(seconds) == words
 
@@ -198,23 +259,33 @@ def test_columns_stand_below_each_other() -> None:
 def test_of_two_jobs_of_one_name_none_is_taken_for_the_other(here: Path) -> None:
     made(here / "jobs" / "one", name="ads")
     made(here / "jobs" / "two", name="ads")
-    with pytest.raises(SpecError, match="there are 2 jobs ads, in jobs/one and jobs/two") as caught, found(JobQuery("ads")):
+    with (
+        pytest.raises(SpecError, match="there are 2 jobs ads, in jobs/one and jobs/two") as caught,
+        found(JobQuery("ads")),
+    ):
         pass
     assert caught.value.hint == "say which: --job-dir jobs/one"
     made(here / "jobs" / "ads", name="ads")
     with found(JobQuery("ads")) as job:
-        assert job.place.job_dir == str(here / "jobs" / "ads"), "the directory of that name is meant"
+        assert job.place.job_dir == str(here / "jobs" / "ads"), (
+            "the directory of that name is meant"
+        )
 
 
 def test_a_name_that_no_directory_could_have_is_no_job(here: Path) -> None:
-    with pytest.raises(PermanentError, match="there is no job in") as caught, found(JobQuery("n" * 300)):
+    with (
+        pytest.raises(PermanentError, match="there is no job in") as caught,
+        found(JobQuery("n" * 300)),
+    ):
         pass
     assert caught.value.exit_code is ExitCode.NO_SUCH_JOB
 
 
 def test_a_process_that_got_the_number_of_a_dead_master_is_not_taken_for_it(here: Path) -> None:
     directory = made(here / "j")
-    (directory / "master.json").write_text(json.dumps({"pid": os.getpid(), "token": "t", "address": "127.0.0.1:1", "page": ""}))
+    (directory / "master.json").write_text(
+        json.dumps({"pid": os.getpid(), "token": "t", "address": "127.0.0.1:1", "page": ""})
+    )
     job = DirectoryJob(JobDirectory(directory))
     outcome = job.outcome()
     assert outcome is not None and "was killed" in outcome.message
@@ -222,10 +293,16 @@ def test_a_process_that_got_the_number_of_a_dead_master_is_not_taken_for_it(here
         job.end("would kill ourselves")
 
 
-def test_a_job_that_runs_on_a_cluster_and_whose_volume_is_seen_here_is_asked_there(here: Path) -> None:
+def test_a_job_that_runs_on_a_cluster_and_whose_volume_is_seen_here_is_asked_there(
+    here: Path,
+) -> None:
     directory = made(here / "j")
-    (directory / "master.json").write_text(json.dumps({"pid": 7, "address": "10.0.0.1:1", "page": ""}))
-    (directory / "kubernetes.json").write_text(json.dumps({"namespace": "team", "job": "digits", "uid": "u"}))
+    (directory / "master.json").write_text(
+        json.dumps({"pid": 7, "address": "10.0.0.1:1", "page": ""})
+    )
+    (directory / "kubernetes.json").write_text(
+        json.dumps({"namespace": "team", "job": "digits", "uid": "u"})
+    )
     job = DirectoryJob(JobDirectory(directory))
     assert job.outcome() is None and job.report().state == "running"
     with pytest.raises(PermanentError, match="runs on a cluster") as caught:
@@ -241,10 +318,16 @@ def test_a_job_that_has_ended_cannot_be_told_anything(
     assert run([verb[0], "digits", *verb[1:]]) == 4
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == (f"Error: job digits in {here}/jobs/digits has ended\nHint: see `elasticdl status digits`\n")
+    assert (
+        captured.err
+        == f"Error: job digits in {here}/jobs/digits has ended\nHint: see `elasticdl status"
+        " digits`\n"
+    )
 
 
-def test_to_stop_a_job_that_has_ended_is_no_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_to_stop_a_job_that_has_ended_is_no_error(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made(here / "jobs" / "digits", exit_code=1, message="m", hint="", status=None)
     assert run(["stop", "digits"]) == 0
     assert capsys.readouterr().err == f"job digits in {here}/jobs/digits has ended already\n"

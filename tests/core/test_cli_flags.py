@@ -22,7 +22,15 @@ from elasticdl.kubernetes_section import KubernetesSection
 
 pytestmark = pytest.mark.core
 NEEDED = ["--model-zoo", "zoo", "--model-def", "iris", "--training-data", "a.csv"]
-MOUNT = {"mount_path": "", "claim_name": "", "host_path": "", "type": "", "source": {}, "sub_path": "", "read_only": False}
+MOUNT = {
+    "mount_path": "",
+    "claim_name": "",
+    "host_path": "",
+    "type": "",
+    "source": {},
+    "sub_path": "",
+    "read_only": False,
+}
 OTHERS: dict[str, tuple[str, Any]] = {
     "model_zoo": ("z", "z"),
     "model_def": ("a.b", "a.b"),
@@ -39,7 +47,10 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "envs": ("A=1;B=x", {"A": "1", "B": "x"}),
     "evaluation_seconds": ("2.5", 2.5),
     "resume": ("", True),
-    "volume": ("host_path=/x,mount_path=/y,read_only=true", [{**MOUNT, "host_path": "/x", "mount_path": "/y", "read_only": True}]),
+    "volume": (
+        "host_path=/x,mount_path=/y,read_only=true",
+        [{**MOUNT, "host_path": "/x", "mount_path": "/y", "read_only": True}],
+    ),
     "image_pull_policy": ("Always", "Always"),
     "image_pull_secrets": ("a,b", ["a", "b"]),
     "master_resource_request": ("cpu=500m", {"cpu": "500m"}),
@@ -56,7 +67,10 @@ OTHERS: dict[str, tuple[str, Any]] = {
 
 
 def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert run(["train", *NEEDED, "--validation-data", "v.csv", *arguments, "--dry-run", "-o", "json"]) == 0
+    assert (
+        run(["train", *NEEDED, "--validation-data", "v.csv", *arguments, "--dry-run", "-o", "json"])
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert isinstance(found, dict)
     return found
@@ -64,7 +78,9 @@ def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
 
 @pytest.mark.parametrize("name", list(FIELDS))
 @pytest.mark.parametrize("spell", [flag, lambda name: f"--{name}"], ids=["kebab", "snake"])
-def test_every_field_of_a_job_is_a_flag(name: str, spell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_field_of_a_job_is_a_flag(
+    name: str, spell: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     is_number = FIELDS[name].annotation in (int, float)
     text, value = OTHERS.get(name, ("9", 9) if is_number else ("text", "text"))
     given = [spell(name), *([text] if text else [])]
@@ -78,26 +94,54 @@ def test_every_field_of_a_job_is_a_flag(name: str, spell: Any, capsys: pytest.Ca
     assert spec_of(submitted).flags()[name] == value
 
 
-@pytest.mark.parametrize("name", [name for name in KubernetesSection.model_fields if name != "image_name"])
-def test_a_flag_of_a_cluster_says_so_where_there_is_none(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "name", [name for name in KubernetesSection.model_fields if name != "image_name"]
+)
+def test_a_flag_of_a_cluster_says_so_where_there_is_none(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     is_number = FIELDS[name].annotation is int
     text, _ = OTHERS.get(name, ("9", 9) if is_number else ("text", "text"))
     assert run(["train", *NEEDED, flag(name), text, "--dry-run"]) == 2
     assert f"{flag(name)} without --image-name" in capsys.readouterr().err
 
 
-def test_the_model_zoo_of_a_cluster_is_that_of_its_image_unless_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["train", "--image-name", "i", "--model-def", "m", "--training-data", "t", "--dry-run", "-o", "json"]) == 0
+def test_the_model_zoo_of_a_cluster_is_that_of_its_image_unless_it_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (
+        run(
+            [
+                "train",
+                "--image-name",
+                "i",
+                "--model-def",
+                "m",
+                "--training-data",
+                "t",
+                "--dry-run",
+                "-o",
+                "json",
+            ]
+        )
+        == 0
+    )
     assert spec_of(json.loads(capsys.readouterr().out)).model.model_zoo == "/model_zoo"
     assert spec_of(dry_run(capsys, "--image-name", "i")).model.model_zoo == "zoo"
 
 
-def test_volumes_add_up_in_the_form_that_elasticdl_had_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_volumes_add_up_in_the_form_that_elasticdl_had_and_as_json(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     volumes = [
         "claim_name=c1,mount_path=/data;host_path=/x,mount_path=/y",
         '{"source": {"nfs": {"server": "n"}}, "mount_path": "/n"}',
     ]
-    spec = spec_of(dry_run(capsys, "--image-name", "i", *[part for one in volumes for part in ("--volume", one)]))
+    spec = spec_of(
+        dry_run(
+            capsys, "--image-name", "i", *[part for one in volumes for part in ("--volume", one)]
+        )
+    )
     assert [mount.mount_path for mount in spec.kubernetes.volume] == ["/data", "/y", "/n"]
     assert [mount.claim_name for mount in spec.kubernetes.volume] == ["c1", "", ""]
     assert spec.kubernetes.volume[2].source == {"nfs": {"server": "n"}}
@@ -108,28 +152,46 @@ def test_a_flag_that_is_given_twice_adds_pairs(capsys: pytest.CaptureFixture[str
     assert found["envs"] == {"A": "1", "B": "2", "C": "3"}
 
 
-def test_a_variable_of_the_environment_has_the_text_that_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_variable_of_the_environment_has_the_text_that_was_typed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = dry_run(capsys, "--envs", "DEBUG=true;VERSION=1.10;MASK=007;NAME='a b'")
     assert found["envs"] == {"DEBUG": "true", "VERSION": "1.10", "MASK": "007", "NAME": "a b"}
 
 
 def test_a_flag_whose_value_has_parts_takes_json(capsys: pytest.CaptureFixture[str]) -> None:
-    given = {"model_params": '{"text": "a;b", "lr": 0.5, "n": "1"}', "envs": '{"A": "x;y"}', "node_selector": '{"pool": "a,b"}'}
+    given = {
+        "model_params": '{"text": "a;b", "lr": 0.5, "n": "1"}',
+        "envs": '{"A": "x;y"}',
+        "node_selector": '{"pool": "a,b"}',
+    }
     words = [word for name, text in given.items() for word in (flag(name), text)]
-    asked = spec_of(dry_run(capsys, "--image-name", "i", *words, "--image-pull-secrets", '["a", "b"]'))
-    assert (asked.model.model_params, asked.cluster.envs) == ({"text": "a;b", "lr": 0.5, "n": "1"}, {"A": "x;y"})
-    assert (asked.kubernetes.node_selector, asked.kubernetes.image_pull_secrets) == ({"pool": "a,b"}, ("a", "b"))
+    asked = spec_of(
+        dry_run(capsys, "--image-name", "i", *words, "--image-pull-secrets", '["a", "b"]')
+    )
+    assert (asked.model.model_params, asked.cluster.envs) == (
+        {"text": "a;b", "lr": 0.5, "n": "1"},
+        {"A": "x;y"},
+    )
+    assert (asked.kubernetes.node_selector, asked.kubernetes.image_pull_secrets) == (
+        {"pool": "a,b"},
+        ("a", "b"),
+    )
     for wrong in ('{"a": 1', '["a"', '{"a": [1]}'):
         assert run(["train", *NEEDED, "--model-params", wrong]) == 2
         assert "--model-params" in capsys.readouterr().err
 
 
-def test_an_unknown_flag_is_an_error_that_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_flag_is_an_error_that_names_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run(["train", *NEEDED, "--num-worker", "3"]) == 2
     assert "Did you mean '--num-workers'?" in capsys.readouterr().err
 
 
-def test_an_unknown_verb_is_an_error_that_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_verb_is_an_error_that_names_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run(["trian"]) == 2
     assert "Did you mean 'train'?" in capsys.readouterr().err
 
@@ -143,16 +205,43 @@ def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[st
     [
         (["--num-workers", "3:1"], "--num-workers: MIN 3 is above MAX 1"),
         (["--num-workers", "a few"], "--num-workers: expected N or MIN:MAX, got 'a few'"),
-        (["--num-workers", "0"], "--num-workers: expected N or MIN:MAX, whole numbers of at least 1, got 0"),
-        (["--minibatch-size", "0"], "--minibatch-size: expected a whole number of at least 1, got '0'"),
-        (["--minibatch-size", "64k"], "--minibatch-size: expected a whole number of at least 1, got '64k'"),
-        (["--seed", "-1"], "--seed: expected a whole number of at least 0 and below 9223372036854775808, got '-1'"),
-        (["--max-staleness", "9"], "--max-staleness: expected a whole number of at least 0 and at most 8, got '9'"),
-        (["--evaluation-seconds", "5m"], "--evaluation-seconds: expected a number of seconds of at least 0, got '5m'"),
-        (["--evaluation-seconds", "inf"], "--evaluation-seconds: expected a number of seconds of at least 0, got 'inf'"),
-        (["--evaluation-seconds", "nan"], "--evaluation-seconds: expected a number of seconds of at least 0, got 'nan'"),
+        (
+            ["--num-workers", "0"],
+            "--num-workers: expected N or MIN:MAX, whole numbers of at least 1, got 0",
+        ),
+        (
+            ["--minibatch-size", "0"],
+            "--minibatch-size: expected a whole number of at least 1, got '0'",
+        ),
+        (
+            ["--minibatch-size", "64k"],
+            "--minibatch-size: expected a whole number of at least 1, got '64k'",
+        ),
+        (
+            ["--seed", "-1"],
+            "--seed: expected a whole number of at least 0 and below 9223372036854775808, got '-1'",
+        ),
+        (
+            ["--max-staleness", "9"],
+            "--max-staleness: expected a whole number of at least 0 and at most 8, got '9'",
+        ),
+        (
+            ["--evaluation-seconds", "5m"],
+            "--evaluation-seconds: expected a number of seconds of at least 0, got '5m'",
+        ),
+        (
+            ["--evaluation-seconds", "inf"],
+            "--evaluation-seconds: expected a number of seconds of at least 0, got 'inf'",
+        ),
+        (
+            ["--evaluation-seconds", "nan"],
+            "--evaluation-seconds: expected a number of seconds of at least 0, got 'nan'",
+        ),
         (["--envs", "A=1", "--envs", "A=2"], "--envs: A is there twice"),
-        (["--image-name", "i", "--volume", "claim_name=c,mount_path=/d,colour=red"], "--volume: unknown key 'colour'"),
+        (
+            ["--image-name", "i", "--volume", "claim_name=c,mount_path=/d,colour=red"],
+            "--volume: unknown key 'colour'",
+        ),
         (["--image-name", "i", "--tolerations", "{}"], "--tolerations: expected a list, got {}"),
         (["--model-params", "lr"], "--model-params: expected key=value, got 'lr'"),
         (["--shuffle", "twice"], "'twice' is not one of"),
@@ -161,24 +250,66 @@ def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[st
         (["--job-name", "ирис"], "invalid --job-name"),
         (["--evaluation-steps", "5"], "without --validation-data"),
         (["--image-name", "i", "--volume", "claim_name=c"], "--volume: mount_path is missing"),
-        (["--image-name", "i", "--volume", "mount_path=/d"], "expected one of claim_name, host_path and source, got none"),
-        (["--image-name", "i", "--volume", "claim_name=c,mount_path=d"], "mount_path 'd': expected an absolute path"),
-        (["--image-name", "i", "--volume", "claim_name=c,mount_path=/tmp"], "mount_path '/tmp': expected an absolute path"),
-        (["--image-name", "i", "--volume", "claim_name=c,mount_path=/d;claim_name=e,mount_path=/d/"], "two volumes at /d"),
-        (["--image-name", "i", "--volume", "claim_name=c,mount_path=/d,type=Directory"], "type=Directory is for a host_path"),
-        (["--image-name", "i", "--worker-resource-limit", "memory=2 GB"], "memory=2 GB: '2 GB' is no quantity"),
-        (["--image-name", "i", "--worker-resource-limit", "memory=0"], "memory=0: expected more than nothing"),
+        (
+            ["--image-name", "i", "--volume", "mount_path=/d"],
+            "expected one of claim_name, host_path and source, got none",
+        ),
+        (
+            ["--image-name", "i", "--volume", "claim_name=c,mount_path=d"],
+            "mount_path 'd': expected an absolute path",
+        ),
+        (
+            ["--image-name", "i", "--volume", "claim_name=c,mount_path=/tmp"],
+            "mount_path '/tmp': expected an absolute path",
+        ),
+        (
+            [
+                "--image-name",
+                "i",
+                "--volume",
+                "claim_name=c,mount_path=/d;claim_name=e,mount_path=/d/",
+            ],
+            "two volumes at /d",
+        ),
+        (
+            ["--image-name", "i", "--volume", "claim_name=c,mount_path=/d,type=Directory"],
+            "type=Directory is for a host_path",
+        ),
+        (
+            ["--image-name", "i", "--worker-resource-limit", "memory=2 GB"],
+            "memory=2 GB: '2 GB' is no quantity",
+        ),
+        (
+            ["--image-name", "i", "--worker-resource-limit", "memory=0"],
+            "memory=0: expected more than nothing",
+        ),
         (["--image-name", "i", "--worker-resource-limit", "cpu=1Gi"], "cpu=1Gi: expected cores"),
-        (["--image-name", "i", "--worker-resource-limit", "cpu"], "--worker-resource-limit: expected key=value"),
-        (["--image-name", "i", "--oom-memory-limit", "lots"], "--oom-memory-limit: 'lots' is no quantity"),
+        (
+            ["--image-name", "i", "--worker-resource-limit", "cpu"],
+            "--worker-resource-limit: expected key=value",
+        ),
+        (
+            ["--image-name", "i", "--oom-memory-limit", "lots"],
+            "--oom-memory-limit: 'lots' is no quantity",
+        ),
         (["--image-name", "i", "--tolerations", "[{"], "--tolerations: expected JSON"),
         (["--image-name", "i", "--affinity", "[1]"], "--affinity"),
         (["--image-name", "i", "--job-dir", "here"], "--job-dir here is not absolute"),
         (["--image-name", "i", "--output", "/out"], "--output /out is on no --volume"),
-        (["--image-name", "i", "--checkpoint-steps", "9"], "--checkpoint-steps needs a place that all pods see"),
+        (
+            ["--image-name", "i", "--checkpoint-steps", "9"],
+            "--checkpoint-steps needs a place that all pods see",
+        ),
         (["--image-name", "i", "--resume"], "--resume needs a place that all pods see"),
         (
-            ["--image-name", "i", "--volume", "claim_name=c,mount_path=/d,read_only=true", "--output", "/d/o"],
+            [
+                "--image-name",
+                "i",
+                "--volume",
+                "claim_name=c,mount_path=/d,read_only=true",
+                "--output",
+                "/d/o",
+            ],
             "is on no --volume that can",
         ),
         (["--detach"], "--detach is for jobs on a cluster"),
@@ -196,13 +327,30 @@ def test_a_wrong_value_names_the_flag_and_what_is_expected(
     [
         (["train", "--model-zoo", "z", "--model-def", "m"], "--training-data is missing"),
         (["train", "--model-zoo", "z", "--training-data", "t"], "--model-def is missing"),
-        (["train"], "--model-zoo, --model-def and --training-data are missing\nHint: `elasticdl train` needs them"),
-        (["evaluate", "--model-zoo", "z", "--model-def", "m"], "--validation-data and --checkpoint-dir-for-init are missing"),
-        (["evaluate", "--model-zoo", "z", "--model-def", "m", "--validation-data", "v"], "--checkpoint-dir-for-init is missing"),
-        (["predict", "--model-zoo", "z", "--model-def", "m"], "--prediction-data and --checkpoint-dir-for-init are missing"),
+        (
+            ["train"],
+            (
+                "--model-zoo, --model-def and --training-data are missing\nHint: `elasticdl train`"
+                " needs them"
+            ),
+        ),
+        (
+            ["evaluate", "--model-zoo", "z", "--model-def", "m"],
+            "--validation-data and --checkpoint-dir-for-init are missing",
+        ),
+        (
+            ["evaluate", "--model-zoo", "z", "--model-def", "m", "--validation-data", "v"],
+            "--checkpoint-dir-for-init is missing",
+        ),
+        (
+            ["predict", "--model-zoo", "z", "--model-def", "m"],
+            "--prediction-data and --checkpoint-dir-for-init are missing",
+        ),
     ],
 )
-def test_what_a_verb_needs_is_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_verb_needs_is_named(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(arguments) == 2
     assert message in capsys.readouterr().err
 
@@ -211,7 +359,10 @@ def test_a_dry_run_makes_nothing_and_prints_what_f_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(["train", *NEEDED, "--num-workers", "1:3", "--model-params", "name='1'", "--dry-run"]) == 0
+    assert (
+        run(["train", *NEEDED, "--num-workers", "1:3", "--model-params", "name='1'", "--dry-run"])
+        == 0
+    )
     text = capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "job.yaml").write_text(text)
@@ -225,11 +376,19 @@ def yaml_job(tmp_path: Path, text: str) -> list[str]:
     return ["train", "-f", str(path), "--dry-run", "-o", "json"]
 
 
-def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = yaml_job(tmp_path, "model-zoo: z\nmodel_def: m\ntraining-data: t\nnum-epochs: 4\nminibatch-size: 8\nresume: true\n")
+def test_flags_win_over_the_file_and_the_file_over_defaults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = yaml_job(
+        tmp_path,
+        "model-zoo: z\nmodel_def: m\ntraining-data: t\nnum-epochs: 4\nminibatch-size: 8\nresume:"
+        " true\n",
+    )
     assert run([*command, "--num-epochs", "5", "--no-resume"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [found[key] for key in ("model_zoo", "num_epochs", "minibatch_size", "seed", "resume")] == ["z", 5, 8, 0, False]
+    assert [
+        found[key] for key in ("model_zoo", "num_epochs", "minibatch_size", "seed", "resume")
+    ] == ["z", 5, 8, 0, False]
 
 
 def test_yaml_is_read_as_people_mean_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,10 +399,18 @@ def test_yaml_is_read_as_people_mean_it(tmp_path: Path, capsys: pytest.CaptureFi
     assert run(yaml_job(tmp_path, text)) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["num_workers"], found["job_name"], found["envs"]) == ("1:3", "yes", {"A": "1"})
-    assert found["model_params"] == {"lr": 0.001, "deep": True, "mode": "on", "day": "2026-11-21", "n": 7}
+    assert found["model_params"] == {
+        "lr": 0.001,
+        "deep": True,
+        "mode": "on",
+        "day": "2026-11-21",
+        "n": 7,
+    }
 
 
-def test_a_file_may_say_what_a_cluster_is_told_in_its_own_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_may_say_what_a_cluster_is_told_in_its_own_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = """
 image-name: registry/zoo
 model-def: m
@@ -262,11 +429,21 @@ affinity:
 """
     assert run(yaml_job(tmp_path, text)) == 0
     asked = spec_of(json.loads(capsys.readouterr().out)).kubernetes
-    assert [(mount.mount_path, mount.read_only) for mount in asked.volume] == [("/data", False), ("/nfs", True), ("/y", False)]
-    assert asked.volume[1].source == {"nfs": {"server": "n", "path": "/x"}} and asked.volume[2].host_path == "/y"
+    assert [(mount.mount_path, mount.read_only) for mount in asked.volume] == [
+        ("/data", False),
+        ("/nfs", True),
+        ("/y", False),
+    ]
+    assert (
+        asked.volume[1].source == {"nfs": {"server": "n", "path": "/x"}}
+        and asked.volume[2].host_path == "/y"
+    )
     assert asked.worker_resource_limit == {"cpu": "2", "memory": "4Gi", "nvidia.com/gpu": "1"}
     assert (asked.node_selector, asked.image_pull_secrets) == ({"pool": "spot"}, ("a", "b"))
-    assert (asked.tolerations, asked.affinity) == (({"key": "spot", "operator": "Exists"},), {"nodeAffinity": {}})
+    assert (asked.tolerations, asked.affinity) == (
+        ({"key": "spot", "operator": "Exists"},),
+        {"nodeAffinity": {}},
+    )
 
 
 @pytest.mark.parametrize(
@@ -290,7 +467,9 @@ def test_a_wrong_file_is_an_error_that_names_it(
     assert message in error and "job.yaml" in error
 
 
-def test_a_file_that_is_not_there_or_not_text_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_there_or_not_text_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["train", "-f", str(tmp_path / "nowhere.yaml")]) == 2
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     assert run(["train", "-f", str(tmp_path / "binary")]) == 2
@@ -299,7 +478,10 @@ def test_a_file_that_is_not_there_or_not_text_is_an_error(tmp_path: Path, capsys
 
 
 scalars = st.one_of(
-    st.booleans(), st.integers(-(2**40), 2**40), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=12)
+    st.booleans(),
+    st.integers(-(2**40), 2**40),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=12),
 )
 
 
@@ -350,16 +532,32 @@ def test_exit_codes_for_the_masters_eyes_become_ones_for_people() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["wait", "ads", "--timeout", "5m"], "expected a number of seconds of at least 0, such as 300, got '5m'."),
+        (
+            ["wait", "ads", "--timeout", "5m"],
+            "expected a number of seconds of at least 0, such as 300, got '5m'.",
+        ),
         (["wait", "ads", "--timeout", "nan"], "expected a number of seconds of at least 0"),
         (["logs", "ads", "-n", "-1"], "expected a whole number of lines, or 0 for all, got '-1'."),
         (["why", "ads", "-n", "all"], "expected a whole number of lines, or 0 for all, got 'all'."),
-        (["train", *NEEDED, "--resume"], "--resume, but of which job?\nHint: name the --job-dir or --job-name"),
-        (["train", "-f", "a.yaml"], "a.yaml: expected keys and values, got text\nHint: -f takes a YAML file with lines such as"),
+        (
+            ["train", *NEEDED, "--resume"],
+            "--resume, but of which job?\nHint: name the --job-dir or --job-name",
+        ),
+        (
+            ["train", "-f", "a.yaml"],
+            (
+                "a.yaml: expected keys and values, got text\nHint: -f takes a YAML file with lines"
+                " such as"
+            ),
+        ),
     ],
 )
 def test_other_wrong_words_say_what_is_expected(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.yaml").write_text("x,y\n")
@@ -369,17 +567,28 @@ def test_other_wrong_words_say_what_is_expected(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["list", "-A"], ["train", *NEEDED, "--image-name", "i"], ["check", *NEEDED, "--image-name", "i"]]
+    "arguments",
+    [
+        ["list", "-A"],
+        ["train", *NEEDED, "--image-name", "i"],
+        ["check", *NEEDED, "--image-name", "i"],
+    ],
 )
 def test_where_no_cluster_is_set_up_it_is_said_and_what_to_do(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert run(arguments) == 3
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith(f"Error: no cluster is set up here (there is no {tmp_path}/none)\nHint: name your kubeconfig")
+    assert captured.err.startswith(
+        f"Error: no cluster is set up here (there is no {tmp_path}/none)\nHint: name your"
+        " kubeconfig"
+    )
 
 
 def test_help_is_a_word_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -391,7 +600,9 @@ def test_help_is_a_word_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("action", list(Action))
-def test_a_verb_has_no_flag_that_it_does_not_heed(action: Action, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verb_has_no_flag_that_it_does_not_heed(
+    action: Action, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run([action, "--help"]) == 0
     text = capsys.readouterr().out
     for name in (name for name in FIELDS if not is_used(name, action)):
@@ -399,15 +610,31 @@ def test_a_verb_has_no_flag_that_it_does_not_heed(action: Action, tmp_path: Path
         value = [] if name == "resume" else [OTHERS.get(name, ("9", 9))[0]]
         assert run([action, flag(name), *value]) == 2
         errors = capsys.readouterr().err
-        assert f"`elasticdl {action}` does not accept {flag(name)}\nHint: leave it out: it is for `elasticdl " in errors
+        assert (
+            f"`elasticdl {action}` does not accept {flag(name)}\nHint: leave it out: it is for"
+            " `elasticdl " in errors
+        )
         assert run(["check", "--for", str(action), flag(name), *value]) == 2
         assert capsys.readouterr().err == errors, "check says the same"
         with pytest.raises(SpecError, match=f"does not accept {flag(name)}"):
             start(action, {name: OTHERS.get(name, ("9", 9))[1]})
-    of_file = {"model_zoo": "z", "model_def": "m", "training_data": "t", "validation_data": "v", "prediction_data": "p"}
-    of_file |= {"checkpoint_dir_for_init": "c", "output": "o", "num_epochs": 3, "checkpoint_steps": 5}
+    of_file = {
+        "model_zoo": "z",
+        "model_def": "m",
+        "training_data": "t",
+        "validation_data": "v",
+        "prediction_data": "p",
+    }
+    of_file |= {
+        "checkpoint_dir_for_init": "c",
+        "output": "o",
+        "num_epochs": 3,
+        "checkpoint_steps": 5,
+    }
     (tmp_path / "job.yaml").write_text(as_yaml(of_file))
-    assert run([action, "-f", str(tmp_path / "job.yaml"), "--dry-run"]) == 0, "a file may be for all verbs"
+    assert run([action, "-f", str(tmp_path / "job.yaml"), "--dry-run"]) == 0, (
+        "a file may be for all verbs"
+    )
 
 
 def test_all_namespaces_and_one_of_them_is_no_question(capsys: pytest.CaptureFixture[str]) -> None:
@@ -420,7 +647,22 @@ NOT_OF_RINGS += ("ps_resource_request", "ps_resource_limit", "ps_pod_priority")
 
 
 @pytest.mark.parametrize("name", NOT_OF_RINGS)
-def test_what_a_ring_does_not_heed_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_ring_does_not_heed_is_refused(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     value = {"ps_resource_request": "cpu=1", "ps_resource_limit": "memory=1Gi"}.get(name, "4")
-    assert run(["train", *NEEDED, "--distribution-strategy", "AllreduceStrategy", flag(name), value, "--dry-run"]) == 2
+    assert (
+        run(
+            [
+                "train",
+                *NEEDED,
+                "--distribution-strategy",
+                "AllreduceStrategy",
+                flag(name),
+                value,
+                "--dry-run",
+            ]
+        )
+        == 2
+    )
     assert f"{flag(name)} with --distribution-strategy AllreduceStrategy" in capsys.readouterr().err

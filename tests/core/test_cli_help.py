@@ -24,15 +24,38 @@ def loaded(*words):
 OF_A_JOB = ("train", "evaluate", "predict", "check")
 print(json.dumps([loaded(), [loaded(verb) for verb in VERBS if verb not in OF_A_JOB][-1], [loaded(verb) for verb in OF_A_JOB][-1]]))
 """
-_SLOW = {"tensorflow", "keras", "kubernetes", "grpc", "google", "numpy", "rich", "aiohttp", "asyncio", "ssl", "yaml"}
+_SLOW = {
+    "tensorflow",
+    "keras",
+    "kubernetes",
+    "grpc",
+    "google",
+    "numpy",
+    "rich",
+    "aiohttp",
+    "asyncio",
+    "ssl",
+    "yaml",
+}
 
 
 def test_help_imports_little_and_only_what_flags_are_made_of() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=ROOT, timeout=LIMIT_S, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=LIMIT_S,
+        check=True,
+    )
     overview, of_verbs, of_all = map(set, json.loads(done.stdout))
     assert not _SLOW & of_all
-    assert not {"pydantic", "elasticdl.job", "elasticdl.master.preflight"} & of_verbs, "only the flags of a job are made of it"
-    assert len(overview) < 180 and len(of_verbs) < 290 and len(of_all) < 390, "look with: python -X importtime"
+    assert not {"pydantic", "elasticdl.job", "elasticdl.master.preflight"} & of_verbs, (
+        "only the flags of a job are made of it"
+    )
+    assert len(overview) < 180 and len(of_verbs) < 290 and len(of_all) < 390, (
+        "look with: python -X importtime"
+    )
 
 
 def test_help_names_units_and_what_is_required(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,4 +77,6 @@ def test_every_verb_is_in_one_group_of_the_overview(capsys: pytest.CaptureFixtur
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(VERBS)
     assert run(["--help"]) == 0
     text = capsys.readouterr().out
-    assert all(f"\n  {verb} " in text for verb in VERBS) and all(f"\n{title}:\n" in text for title in GROUPS)
+    assert all(f"\n  {verb} " in text for verb in VERBS) and all(
+        f"\n{title}:\n" in text for title in GROUPS
+    )

@@ -58,15 +58,45 @@ class WellFormed(HTMLParser):
 def status(**changes: Any) -> dict[str, Any]:
     flags = {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv"}
     fresh = json.loads(JobState(JobSpec.from_flags(Action.TRAIN, flags)).status().to_json())
-    records = {"expected": 200, "trained": 50, "repeated": 0, "bad": 0, "lost": 0, "records_per_s": 0}
-    worker = {"name": "worker-0", "role": "worker", "state": "ready", "shard": "training shard 3", "message": ""}
-    return {**fresh, "records": records, "records_per_s": 10.0, "gauges": {}, "processes": [worker], "loss": 0.5, **changes}
+    records = {
+        "expected": 200,
+        "trained": 50,
+        "repeated": 0,
+        "bad": 0,
+        "lost": 0,
+        "records_per_s": 0,
+    }
+    worker = {
+        "name": "worker-0",
+        "role": "worker",
+        "state": "ready",
+        "shard": "training shard 3",
+        "message": "",
+    }
+    return {
+        **fresh,
+        "records": records,
+        "records_per_s": 10.0,
+        "gauges": {},
+        "processes": [worker],
+        "loss": 0.5,
+        **changes,
+    }
 
 
 def test_the_picture_has_progress_measures_processes_and_waits() -> None:
     html = picture("job iris", status(waiting=["ps-0 is starting"]), ["ps-0 is started"])
     words = " ".join(WellFormed(html._repr_html_()).words)
-    for part in ("job iris", "25 %", "50 of 200 records", "10 records/s", "ETA 15 s", "loss 0.5", "worker-0", "training shard 3"):
+    for part in (
+        "job iris",
+        "25 %",
+        "50 of 200 records",
+        "10 records/s",
+        "ETA 15 s",
+        "loss 0.5",
+        "worker-0",
+        "training shard 3",
+    ):
         assert part in words
     assert "waiting: ps-0 is starting" in words and "ps-0 is started" in words
     assert "job iris" in repr(html) and "25 %" in repr(html), "where there is no HTML"
@@ -86,7 +116,11 @@ def test_the_view_is_painted_over_at_most_once_a_second_but_for_news_and_the_end
     view.show(status(), [])
     assert len(screen.shown) == before
     view.show(None, [{"text": "worker-0 ended", "cause": "preempted"}])
-    assert len(screen.shown) == before + 1 and "worker-0 ended [preempted]" in screen.html and "25 %" in screen.html
+    assert (
+        len(screen.shown) == before + 1
+        and "worker-0 ended [preempted]" in screen.html
+        and "25 %" in screen.html
+    )
     view.show(status(phase="ended", message="done"), [])
     assert "done" in screen.html
 
@@ -94,7 +128,11 @@ def test_the_view_is_painted_over_at_most_once_a_second_but_for_news_and_the_end
 def test_no_token_is_saved_with_a_notebook() -> None:
     screen = Screen()
     NotebookView(screen.show, "job iris").say("status page: http://127.0.0.1:4711/#token=secret")
-    assert "secret" not in screen.html and "http://127.0.0.1:4711/" in screen.html and "elasticdl dashboard" in screen.html
+    assert (
+        "secret" not in screen.html
+        and "http://127.0.0.1:4711/" in screen.html
+        and "elasticdl dashboard" in screen.html
+    )
 
 
 def test_outside_of_a_notebook_there_are_lines() -> None:

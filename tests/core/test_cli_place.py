@@ -33,7 +33,12 @@ def in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def job(**flags: object) -> JobSpec:
-    return settle(Request(Action.TRAIN, {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv", **flags}))
+    return settle(
+        Request(
+            Action.TRAIN,
+            {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv", **flags},
+        )
+    )
 
 
 def checkpoint(location: Path) -> None:
@@ -41,23 +46,35 @@ def checkpoint(location: Path) -> None:
     (location / "version-3/manifest.json").touch()
 
 
-@pytest.mark.parametrize("model_def", ["iris", "mnist.cnn.Custom_Model", "9lives", "___", "x" * 80, "модель"])
+@pytest.mark.parametrize(
+    "model_def", ["iris", "mnist.cnn.Custom_Model", "9lives", "___", "x" * 80, "модель"]
+)
 def test_a_job_without_a_name_gets_one_that_is_allowed(model_def: str) -> None:
     spec = job(model_def=model_def)
     assert is_valid(spec.cluster.job_name)
     assert re.search(r"-\d{8}-\d{6}$", spec.cluster.job_name)
 
 
-def test_jobs_of_one_second_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_one_second_have_names_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(time, "time", lambda: 1_700_000_000.0)
-    with placed(job(), lambda _: FOUND) as (first, _), placed(job(), lambda _: FOUND) as (second, _):
+    with (
+        placed(job(), lambda _: FOUND) as (first, _),
+        placed(job(), lambda _: FOUND) as (second, _),
+    ):
         pass
     with placed(job(), lambda _: FOUND) as (third, directory):
         assert [path.name for path in sorted((tmp_path / "jobs").iterdir())] == [
             one.cluster.job_name for one in (first, second, third)
         ]
-    assert second.cluster.job_name == f"{first.cluster.job_name}-2" and third.cluster.job_name == f"{first.cluster.job_name}-3"
-    assert directory.path == tmp_path / "jobs" / third.cluster.job_name == Path(third.cluster.job_dir)
+    assert (
+        second.cluster.job_name == f"{first.cluster.job_name}-2"
+        and third.cluster.job_name == f"{first.cluster.job_name}-3"
+    )
+    assert (
+        directory.path == tmp_path / "jobs" / third.cluster.job_name == Path(third.cluster.job_dir)
+    )
 
 
 def test_a_name_that_somebody_gave_gives_way_to_nobody() -> None:
@@ -72,12 +89,17 @@ def test_a_name_that_somebody_gave_gives_way_to_nobody() -> None:
 
 def test_a_name_that_was_generated_is_known_for_one() -> None:
     assert job().generated_name
-    assert not any(job(**given).generated_name for given in ({"job_name": job().cluster.job_name}, {"job_dir": "d"}))
+    assert not any(
+        job(**given).generated_name
+        for given in ({"job_name": job().cluster.job_name}, {"job_dir": "d"})
+    )
 
 
 def test_paths_mean_the_same_from_any_directory_and_addresses_stay(tmp_path: Path) -> None:
     (tmp_path / "a.csv").touch()
-    spec = job(output="out", validation_data="*.csv", job_name="a", checkpoint_dir_for_init="s3://b/c")
+    spec = job(
+        output="out", validation_data="*.csv", job_name="a", checkpoint_dir_for_init="s3://b/c"
+    )
     assert spec.model.model_zoo == str(tmp_path / "zoo")
     assert spec.checkpoint.output == str(tmp_path / "out")
     assert spec.checkpoint.checkpoint_dir_for_init == "s3://b/c"
@@ -87,7 +109,9 @@ def test_paths_mean_the_same_from_any_directory_and_addresses_stay(tmp_path: Pat
     assert spec.cluster.job_dir == str(tmp_path / "jobs/a")
 
 
-def test_a_job_that_is_settled_again_from_its_own_flags_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_is_settled_again_from_its_own_flags_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     once = job(job_name="a", output="out", num_workers="1:3")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -111,26 +135,38 @@ def test_a_claimed_directory_holds_the_job_for_its_owner_only(tmp_path: Path) ->
     refuse_if_taken(job(job_name="a", resume=True))
 
 
-def test_while_the_check_goes_on_the_directory_is_taken_and_says_so_and_nothing_stays_if_it_fails(tmp_path: Path) -> None:
+def test_while_the_check_goes_on_the_directory_is_taken_and_says_so_and_nothing_stays_if_it_fails(
+    tmp_path: Path,
+) -> None:
     seen: list[Mapping[str, Any]] = []
 
     def check() -> Preflight:
         seen.append(check_of(JobDirectory(tmp_path / "jobs/a")))
-        with pytest.raises(SpecError, match="another command runs the job"), claimed(job(job_name="a"), lambda: FOUND):
+        with (
+            pytest.raises(SpecError, match="another command runs the job"),
+            claimed(job(job_name="a"), lambda: FOUND),
+        ):
             pass
         raise SpecError("no loss")
 
     with pytest.raises(SpecError, match="no loss"), claimed(job(job_name="a"), check):
         pass
-    assert [{**one, "begun": ""} for one in seen] == [{"job_name": "a", "action": "train", "pid": os.getpid(), "begun": ""}]
+    assert [{**one, "begun": ""} for one in seen] == [
+        {"job_name": "a", "action": "train", "pid": os.getpid(), "begun": ""}
+    ]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_check_that_was_killed_stands_in_nobodys_way(tmp_path: Path) -> None:
     (tmp_path / "jobs/a").mkdir(parents=True)
-    (tmp_path / "jobs/a/check.json").write_text('{"job_name": "a", "action": "train", "pid": 999999999}')
+    (tmp_path / "jobs/a/check.json").write_text(
+        '{"job_name": "a", "action": "train", "pid": 999999999}'
+    )
     assert not check_of(JobDirectory(tmp_path / "jobs/a"))
-    for begun, goes_on in (("", True), ("another boot 17", False)):  # a number that another process has by now
+    for begun, goes_on in (
+        ("", True),
+        ("another boot 17", False),
+    ):  # a number that another process has by now
         told = {"job_name": "a", "action": "train", "pid": os.getpid(), "begun": begun}
         (tmp_path / "jobs/a/check.json").write_text(json.dumps(told))
         assert bool(check_of(JobDirectory(tmp_path / "jobs/a"))) == goes_on
@@ -173,7 +209,9 @@ def test_what_cannot_be_written_leaves_nothing_half_made(tmp_path: Path) -> None
         ("file", "--job-dir .*file is a file"),
     ],
 )
-def test_a_job_directory_that_cannot_be_made_is_bad_usage_and_leaves_nothing(tmp_path: Path, job_dir: str, words: str) -> None:
+def test_a_job_directory_that_cannot_be_made_is_bad_usage_and_leaves_nothing(
+    tmp_path: Path, job_dir: str, words: str
+) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "circle").symlink_to("circle")
     before = sorted(tmp_path.rglob("*"))
@@ -188,7 +226,9 @@ def test_a_job_directory_that_cannot_be_made_is_bad_usage_and_leaves_nothing(tmp
 
 
 @pytest.mark.parametrize("output", ["file/export", "/proc/export", "n" * 300])
-def test_an_output_that_cannot_be_made_is_said_before_anything_starts(tmp_path: Path, output: str) -> None:
+def test_an_output_that_cannot_be_made_is_said_before_anything_starts(
+    tmp_path: Path, output: str
+) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(SpecError, match=r"cannot (make|be used)") as caught,
@@ -206,14 +246,25 @@ def test_the_place_of_an_output_is_tried_and_not_made(tmp_path: Path) -> None:
 
 def predicting(name: str) -> JobSpec:
     checkpoint(Path("c")) if not Path("c").exists() else None
-    flags = {"model_zoo": "zoo", "model_def": "iris", "prediction_data": "a.csv", "checkpoint_dir_for_init": "c"}
-    return settle(Request(Action.PREDICT, {**flags, "output": "predictions/deep", "job_name": name}))
+    flags = {
+        "model_zoo": "zoo",
+        "model_def": "iris",
+        "prediction_data": "a.csv",
+        "checkpoint_dir_for_init": "c",
+    }
+    return settle(
+        Request(Action.PREDICT, {**flags, "output": "predictions/deep", "job_name": name})
+    )
 
 
-def test_a_folder_of_predictions_is_for_one_job_at_a_time_and_not_left_behind_when_nothing_came_of_it(tmp_path: Path) -> None:
+def test_a_folder_of_predictions_is_for_one_job_at_a_time_and_not_left_behind_when_nothing_came_of_it(
+    tmp_path: Path,
+) -> None:
     with claimed(predicting("a"), lambda: FOUND):
         with (
-            pytest.raises(SpecError, match=r"another command writes its predictions to .*deep") as refused,
+            pytest.raises(
+                SpecError, match=r"another command writes its predictions to .*deep"
+            ) as refused,
             claimed(predicting("b"), lambda: FOUND),
         ):
             pass
@@ -224,19 +275,30 @@ def test_a_folder_of_predictions_is_for_one_job_at_a_time_and_not_left_behind_wh
 def test_predictions_of_two_jobs_are_not_mixed(tmp_path: Path) -> None:
     with claimed(predicting("a"), lambda: FOUND):
         (tmp_path / "predictions/deep/predictions-000000-000000000-000000010.npz").touch()
-    with pytest.raises(SpecError, match="would be mixed"), claimed(predicting("b"), lambda: pytest.fail("looked at already")):
+    with (
+        pytest.raises(SpecError, match="would be mixed"),
+        claimed(predicting("b"), lambda: pytest.fail("looked at already")),
+    ):
         pass
     assert not (tmp_path / "jobs/b").exists()
 
 
-def test_check_says_what_is_in_the_way_of_the_directories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_says_what_is_in_the_way_of_the_directories(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with claimed(predicting("a"), lambda: FOUND):
         (tmp_path / "predictions/deep/mine.npz").touch()
     asked = ["check", "-f", "jobs/a/job.yaml", "--for", "predict", "-o", "json"]
-    for more, words in (([], "holds a job already"), (["--job-name", "b", "--job-dir", "jobs/b"], "mine.npz")):
+    for more, words in (
+        ([], "holds a job already"),
+        (["--job-name", "b", "--job-dir", "jobs/b"], "mine.npz"),
+    ):
         assert run([*asked, *more]) == ExitCode.USAGE
         (finding,) = json.loads(capsys.readouterr().out)["findings"]
-        assert (finding["about"], finding["result"]) == ("directories", "problem") and words in finding["text"]
+        assert (finding["about"], finding["result"]) == (
+            "directories",
+            "problem",
+        ) and words in finding["text"]
     assert not (tmp_path / "jobs/b").exists()
 
 
@@ -245,7 +307,10 @@ def test_a_full_disk_is_no_bad_usage(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr(Path, "mkdir", full)
-    with pytest.raises(PermanentError, match="No space left") as caught, claimed(job(job_name="a"), lambda: FOUND):
+    with (
+        pytest.raises(PermanentError, match="No space left") as caught,
+        claimed(job(job_name="a"), lambda: FOUND),
+    ):
         pass
     assert caught.value.exit_code is ExitCode.JOB_FAILED
 
@@ -267,7 +332,9 @@ def test_resume_and_init_need_a_checkpoint_to_begin_with(tmp_path: Path) -> None
         pass
     with pytest.raises(SpecError, match=r"no checkpoint in .*jobs/a/checkpoints"):
         refuse_if_taken(job(job_name="a", resume=True))
-    with pytest.raises(SpecError, match=r"--checkpoint-dir-for-init: there is no checkpoint in .*other"):
+    with pytest.raises(
+        SpecError, match=r"--checkpoint-dir-for-init: there is no checkpoint in .*other"
+    ):
         refuse_if_taken(job(job_name="b", checkpoint_dir_for_init="other"))
     checkpoint(tmp_path / "other")
     refuse_if_taken(job(job_name="b", checkpoint_dir_for_init="other"))

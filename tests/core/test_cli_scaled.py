@@ -44,7 +44,9 @@ def begun_and_scaled(*ranges: str, **flags: Any) -> JobDirectory:
 def scale(directory: JobDirectory, *ranges: str) -> None:
     for one in ranges:
         wanted = WorkerRange.model_validate(WorkerRange.parse(one))
-        CheckpointArchive(read_spec(directory), directory.checkpoints).keep_scale(wanted.low, wanted.high)
+        CheckpointArchive(read_spec(directory), directory.checkpoints).keep_scale(
+            wanted.low, wanted.high
+        )
 
 
 def resumed(**flags: Any) -> tuple[str, list[str]]:
@@ -53,7 +55,9 @@ def resumed(**flags: Any) -> tuple[str, list[str]]:
     spec = settle(Request(Action.TRAIN, {**NEEDED, "resume": True, **flags}), said.append)
     with placed(spec, lambda _: FOUND) as (settled, directory):
         assert read_spec(directory).cluster.num_workers == settled.cluster.num_workers
-        assert f"num_workers: {settled.cluster.num_workers}\n" in (directory.path / "job.yaml").read_text().replace("'", "")
+        assert f"num_workers: {settled.cluster.num_workers}\n" in (
+            directory.path / "job.yaml"
+        ).read_text().replace("'", "")
         return str(settled.cluster.num_workers), said
 
 
@@ -112,8 +116,16 @@ def test_what_was_kept_and_cannot_be_read_changes_nothing(tmp_path: Path) -> Non
 
 
 def on_cluster(directory: Path, **flags: Any) -> JobSpec:
-    given = {**NEEDED, "image_name": "i", "num_workers": "2", "volume": f"host_path=/x,mount_path={directory}", **flags}
-    return settle(Request(Action.TRAIN, {**given, "job_dir": str(directory)})).replace(workers_anew=False)
+    given = {
+        **NEEDED,
+        "image_name": "i",
+        "num_workers": "2",
+        "volume": f"host_path=/x,mount_path={directory}",
+        **flags,
+    }
+    return settle(Request(Action.TRAIN, {**given, "job_dir": str(directory)})).replace(
+        workers_anew=False
+    )
 
 
 def test_a_master_in_a_pod_goes_on_as_the_one_before_it_was_scaled(tmp_path: Path) -> None:

@@ -30,7 +30,9 @@ pytestmark = pytest.mark.core
 
 
 def job(**flags: object) -> JobSpec:
-    return JobSpec.from_flags(Action.TRAIN, {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv", **flags})
+    return JobSpec.from_flags(
+        Action.TRAIN, {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv", **flags}
+    )
 
 
 def status(**changes: Any) -> dict[str, Any]:
@@ -40,7 +42,15 @@ def status(**changes: Any) -> dict[str, Any]:
 
 
 def process(name: str, **changes: Any) -> dict[str, Any]:
-    plain = {"name": name, "role": name.split("-")[0], "state": "ready", "since_s": 0, "started_s": 0, "where": "", "cause": ""}
+    plain = {
+        "name": name,
+        "role": name.split("-")[0],
+        "state": "ready",
+        "since_s": 0,
+        "started_s": 0,
+        "where": "",
+        "cause": "",
+    }
     return {**plain, "message": "", "shard": "", "records": 0, **changes}
 
 
@@ -49,8 +59,18 @@ def running() -> dict[str, Any]:
         message="training, epoch 2 of 2",
         epoch=1,
         epochs=2,
-        records={"expected": 200, "trained": 150, "repeated": 0, "bad": 0, "lost": 0, "records_per_s": 0},
-        receipt={"epochs": [{"epoch": e, "expected": 100, "trained": t} for e, t in ((0, 100), (1, 50))], "total": {}},
+        records={
+            "expected": 200,
+            "trained": 150,
+            "repeated": 0,
+            "bad": 0,
+            "lost": 0,
+            "records_per_s": 0,
+        },
+        receipt={
+            "epochs": [{"epoch": e, "expected": 100, "trained": t} for e, t in ((0, 100), (1, 50))],
+            "total": {},
+        },
         records_per_s=25.0,
         loss=0.25,
         metrics={"auc": 0.9},
@@ -81,7 +101,9 @@ def test_a_fresh_status_can_be_shown_in_every_form() -> None:
 def test_a_model_that_was_trained_before_is_not_said_to_have_version_0() -> None:
     early = {**running(), "action": "evaluate"}
     assert "version" not in progress.head(early) and "version" not in painted(early, [])
-    assert "version 7" in progress.head({**early, "version": 7}) and "version 7" in painted({**early, "version": 7}, [])
+    assert "version 7" in progress.head({**early, "version": 7}) and "version 7" in painted(
+        {**early, "version": 7}, []
+    )
 
 
 def test_the_picture_has_progress_rate_eta_measures_processes_waits_and_events() -> None:
@@ -106,14 +128,19 @@ def test_lines_come_with_each_event_and_with_progress_now_and_then() -> None:
     view.show(None, [])
     assert stream.getvalue().splitlines() == [
         "worker-1 ended by SIGKILL [infrastructure]",
-        "training, epoch 2 of 2, 150/200 records (75 %), 25/s, ETA 2 s, version 0, 1/1 worker, training loss 0.25, validation auc 0.9, staleness 1",
+        (
+            "training, epoch 2 of 2, 150/200 records (75 %), 25/s, ETA 2 s, version 0, 1/1 worker,"
+            " training loss 0.25, validation auc 0.9, staleness 1"
+        ),
     ]
 
 
 def test_text_from_the_job_cannot_play_tricks_with_a_terminal() -> None:
     nasty = "\x1b[2Jgone\x07\u202e"
     assert "\x1b" not in progress.event_line({"text": nasty, "cause": ""})
-    assert "\x1b" not in painted(status(waiting=[nasty], processes=[process("worker-0", message=nasty)]), [])
+    assert "\x1b" not in painted(
+        status(waiting=[nasty], processes=[process("worker-0", message=nasty)]), []
+    )
 
 
 def test_a_growing_file_is_read_once_and_in_whole_lines(tmp_path: Path) -> None:
@@ -131,15 +158,33 @@ def test_a_growing_file_is_read_once_and_in_whole_lines(tmp_path: Path) -> None:
 
 def left(tmp_path: Path, code: int, **status_json: object) -> JobDirectory:
     directory = JobDirectory(tmp_path)
-    directory.status.write_text(json.dumps({"exit_code": code, "message": "m", "hint": "h", "status": running(), **status_json}))
+    directory.status.write_text(
+        json.dumps(
+            {"exit_code": code, "message": "m", "hint": "h", "status": running(), **status_json}
+        )
+    )
     directory.receipt.write_text(
-        json.dumps({"epochs": [], "total": {"expected": 2, "trained": 2, "repeated": 0, "bad": 0, "lost": 0, "left": 0}})
+        json.dumps(
+            {
+                "epochs": [],
+                "total": {
+                    "expected": 2,
+                    "trained": 2,
+                    "repeated": 0,
+                    "bad": 0,
+                    "lost": 0,
+                    "left": 0,
+                },
+            }
+        )
     )
     return directory
 
 
 def test_a_done_job_has_its_results(tmp_path: Path) -> None:
-    outcome = outcome_of(left(tmp_path, 0), job(output="out"), ExitFacts(exit_code=0), interrupted=False)
+    outcome = outcome_of(
+        left(tmp_path, 0), job(output="out"), ExitFacts(exit_code=0), interrupted=False
+    )
     assert outcome.error() is None
     assert summary(outcome) == [
         "records  expected 2  trained 2  repeated 0  lost 0",
@@ -150,7 +195,10 @@ def test_a_done_job_has_its_results(tmp_path: Path) -> None:
 
 
 def test_a_job_that_was_done_before_the_interrupt_reached_it_is_done(tmp_path: Path) -> None:
-    assert outcome_of(left(tmp_path, 0), job(), ExitFacts(exit_code=0), interrupted=True).exit_code == 0
+    assert (
+        outcome_of(left(tmp_path, 0), job(), ExitFacts(exit_code=0), interrupted=True).exit_code
+        == 0
+    )
 
 
 def test_an_interrupted_job_says_how_to_go_on_only_if_it_can(tmp_path: Path) -> None:
@@ -158,7 +206,9 @@ def test_an_interrupted_job_says_how_to_go_on_only_if_it_can(tmp_path: Path) -> 
     facts = ExitFacts(exit_code=130)
     assert "no checkpoint was made" in outcome_of(directory, job(), facts, interrupted=True).hint
     (directory.checkpoints / "version-3").mkdir(parents=True)
-    assert "no checkpoint was made" in outcome_of(directory, job(), facts, interrupted=True).hint, "one without a manifest is none"
+    assert "no checkpoint was made" in outcome_of(directory, job(), facts, interrupted=True).hint, (
+        "one without a manifest is none"
+    )
     (directory.checkpoints / "version-3/manifest.json").touch()
     hint = outcome_of(directory, job(), facts, interrupted=True).hint
     assert hint.startswith("go on with: ") and hint.endswith(
@@ -166,17 +216,25 @@ def test_an_interrupted_job_says_how_to_go_on_only_if_it_can(tmp_path: Path) -> 
     )
 
 
-def test_a_master_that_left_its_word_and_was_then_killed_by_the_second_signal_was_stopped(tmp_path: Path) -> None:
+def test_a_master_that_left_its_word_and_was_then_killed_by_the_second_signal_was_stopped(
+    tmp_path: Path,
+) -> None:
     outcome = outcome_of(left(tmp_path, 130), job(), ExitFacts(signal=15), interrupted=False)
     assert outcome.exit_code == 130
     assert "no checkpoint was made" in outcome.hint and "--resume" not in outcome.hint
 
 
 @pytest.mark.parametrize(
-    ("action", "word"), [(Action.TRAIN, "trained"), (Action.EVALUATE, "evaluated"), (Action.PREDICT, "predicted")]
+    ("action", "word"),
+    [(Action.TRAIN, "trained"), (Action.EVALUATE, "evaluated"), (Action.PREDICT, "predicted")],
 )
-def test_a_receipt_says_what_was_done_with_the_records(tmp_path: Path, action: Action, word: str) -> None:
-    outcome = replace(outcome_of(left(tmp_path, 0), job(), ExitFacts(exit_code=0), interrupted=False), action=action)
+def test_a_receipt_says_what_was_done_with_the_records(
+    tmp_path: Path, action: Action, word: str
+) -> None:
+    outcome = replace(
+        outcome_of(left(tmp_path, 0), job(), ExitFacts(exit_code=0), interrupted=False),
+        action=action,
+    )
     assert summary(outcome)[0] == f"records  expected 2  {word} 2  repeated 0  lost 0"
 
 
@@ -185,12 +243,18 @@ def test_an_end_is_not_said_twice(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "Stopped: Ctrl-C\n"
 
 
-@pytest.mark.parametrize("facts", [ExitFacts(signal=9), ExitFacts(exit_code=0), ExitFacts(exit_code=1), ExitFacts()])
+@pytest.mark.parametrize(
+    "facts", [ExitFacts(signal=9), ExitFacts(exit_code=0), ExitFacts(exit_code=1), ExitFacts()]
+)
 def test_a_master_that_left_no_word_never_counts_as_done(tmp_path: Path, facts: ExitFacts) -> None:
     outcome = outcome_of(JobDirectory(tmp_path), job(), facts, interrupted=False)
     assert outcome.exit_code == 1
     error = outcome.error()
-    assert isinstance(error, PermanentError) and "left no word" in error.message and "master-0.log" in error.hint
+    assert (
+        isinstance(error, PermanentError)
+        and "left no word" in error.message
+        and "master-0.log" in error.hint
+    )
 
 
 def test_a_master_that_was_killed_leaves_a_job_that_can_go_on(tmp_path: Path) -> None:
@@ -199,7 +263,9 @@ def test_a_master_that_was_killed_leaves_a_job_that_can_go_on(tmp_path: Path) ->
     (directory.checkpoints / "version-3/manifest.json").touch()
     outcome = outcome_of(directory, job(), ExitFacts(signal=9), interrupted=False)
     assert "; go on with: " in outcome.hint
-    assert outcome.hint.endswith(f"elasticdl train -f {tmp_path}/job.yaml --job-dir {tmp_path} --resume")
+    assert outcome.hint.endswith(
+        f"elasticdl train -f {tmp_path}/job.yaml --job-dir {tmp_path} --resume"
+    )
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 200])
@@ -213,7 +279,9 @@ def test_the_picture_fits_the_terminal(columns: int) -> None:
 
 def test_what_a_process_says_is_no_markup_and_moves_no_cursor() -> None:
     found = running()
-    found["processes"] = [{**found["processes"][0], "shard": "", "message": "cannot read [/data/a.csv] [red]\x1b[2J"}]
+    found["processes"] = [
+        {**found["processes"][0], "shard": "", "message": "cannot read [/data/a.csv] [red]\x1b[2J"}
+    ]
     found["message"] = "waits\x1b[2J"
     text = painted(found, [], 120)
     assert "cannot read [/data/a.csv] [red]" in text and "\x1b" not in text
@@ -225,7 +293,11 @@ def test_no_picture_is_painted_where_none_is_wanted(monkeypatch: pytest.MonkeyPa
             return True
 
     monkeypatch.setattr("sys.stderr", Terminal())
-    for name, value, painted_over in (("TERM", "xterm", True), ("TERM", "dumb", False), ("NO_COLOR", "1", False)):
+    for name, value, painted_over in (
+        ("TERM", "xterm", True),
+        ("TERM", "dumb", False),
+        ("NO_COLOR", "1", False),
+    ):
         monkeypatch.delenv("NO_COLOR", raising=False)
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv(name, value)
@@ -234,11 +306,26 @@ def test_no_picture_is_painted_where_none_is_wanted(monkeypatch: pytest.MonkeyPa
         assert isinstance(view, LiveView) is painted_over, (name, value)
 
 
-def test_why_records_are_left_is_said_by_the_summary_and_by_status_where_the_end_does_not_say_it() -> None:
+def test_why_records_are_left_is_said_by_the_summary_and_by_status_where_the_end_does_not_say_it() -> (
+    None
+):
     why = "training ended early: 16 steps are done"
-    receipt = {"epochs": [], "total": {"expected": 100, "trained": 40, "repeated": 0, "left": 60}, "why_left": why}
-    assert summary(Outcome(0, "done", "/jobs/ads", receipt=receipt))[1] == f"left     60 records: {why}"
+    receipt = {
+        "epochs": [],
+        "total": {"expected": 100, "trained": 40, "repeated": 0, "left": 60},
+        "why_left": why,
+    }
+    assert (
+        summary(Outcome(0, "done", "/jobs/ads", receipt=receipt))[1]
+        == f"left     60 records: {why}"
+    )
     assert summary(Outcome(1, why, "/jobs/ads", receipt=receipt))[1] == "job      /jobs/ads"
     place = JobLocation(Kind.LOCAL, job_dir="/jobs/ads")
-    assert f"left: 60 records, {why}" in lines(Report("ads", place, "done", 1.0, status(receipt=receipt), 0, "done"))
-    assert not [line for line in lines(Report("ads", place, "failed", 1.0, status(receipt=receipt), 1, why)) if "left:" in line]
+    assert f"left: 60 records, {why}" in lines(
+        Report("ads", place, "done", 1.0, status(receipt=receipt), 0, "done")
+    )
+    assert not [
+        line
+        for line in lines(Report("ads", place, "failed", 1.0, status(receipt=receipt), 1, why))
+        if "left:" in line
+    ]

@@ -18,7 +18,9 @@ from elasticdl.cli.views.line_progress import EVERY_S, LineProgress
 pytestmark = pytest.mark.core
 
 
-def report(trained: int = 0, message: str = "training", state: str = "running", **known: Any) -> Report:
+def report(
+    trained: int = 0, message: str = "training", state: str = "running", **known: Any
+) -> Report:
     status = blank_status(message)
     status |= {"records": {**status["records"], "trained": trained, "expected": 100}, **known}
     return Report("ads", JobLocation(Kind.LOCAL, job_dir="/jobs/ads"), state, 1.0, status)
@@ -46,7 +48,9 @@ def test_a_line_is_said_when_something_has_changed_and_of_records_every_ten_seco
     assert changes.lines(report(30)) == ["12:00:00  training, 30/100 records (30 %)"]
     now = 2 * EVERY_S
     assert changes.lines(report(30)) == [], "nothing has changed"
-    assert changes.lines(report(31, "evaluating")) == ["12:00:00  evaluating, 31/100 records (31 %)"]
+    assert changes.lines(report(31, "evaluating")) == [
+        "12:00:00  evaluating, 31/100 records (31 %)"
+    ]
 
 
 def test_a_metric_that_is_no_number_is_no_news_each_second() -> None:
@@ -57,7 +61,10 @@ def test_a_metric_that_is_no_number_is_no_news_each_second() -> None:
 
 def test_ends_and_waits_are_lines_of_their_own_and_said_once() -> None:
     changes = LineProgress(now_s=lambda: 0.0, wall=lambda: "")
-    ready, ended = process("worker-0", "ready"), process("worker-0", "ended", cause="oom", message="out of memory\x1b[2J")
+    ready, ended = (
+        process("worker-0", "ready"),
+        process("worker-0", "ended", cause="oom", message="out of memory\x1b[2J"),
+    )
     changes.lines(report(processes=[ready]))
     found = changes.lines(report(processes=[ended], waiting=("quota cpu 8 of 8 used",)))
     assert [line.strip() for line in found[:2]] == [
@@ -88,7 +95,9 @@ class Scripted:
 
 def ended(code: int) -> Report:
     one = report(100, "the end", "failed")
-    return Report(one.job, one.place, one.state, 2.0, one.status, code, "no such file", "look there")
+    return Report(
+        one.job, one.place, one.state, 2.0, one.status, code, "no such file", "look there"
+    )
 
 
 @pytest.mark.parametrize("form", [Format.TABLE, Format.JSON, Format.YAML])
@@ -101,7 +110,9 @@ def test_a_watch_ends_with_the_end_of_the_job_and_its_exit_code(
     output = capsys.readouterr().out
     if form is Format.TABLE:
         *lines, exit_line, hint = output.splitlines()
-        assert len(lines) == 3 and "training, 10/100" in lines[0] and "evaluating, 20/100" in lines[1]
+        assert (
+            len(lines) == 3 and "training, 10/100" in lines[0] and "evaluating, 20/100" in lines[1]
+        )
         assert (exit_line, hint) == ("ended with exit code 1: no such file", "hint: look there")
     elif form is Format.JSON:
         assert [json.loads(line)["exit_code"] for line in output.splitlines()] == [None, None, 1]

@@ -28,7 +28,13 @@ from elasticdl.master.resume_command import after_a_stop, resume_command, with_w
 pytestmark = pytest.mark.core
 FOUND = Preflight((), (), (), {"ok": True})
 TRAIN = {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv"}
-PREDICT = {"model_zoo": "zoo", "model_def": "iris", "prediction_data": "a.csv", "output": "o", "checkpoint_dir_for_init": "c"}
+PREDICT = {
+    "model_zoo": "zoo",
+    "model_def": "iris",
+    "prediction_data": "a.csv",
+    "output": "o",
+    "checkpoint_dir_for_init": "c",
+}
 
 
 def made(action: Action = Action.TRAIN, *, kept: bool = False, **flags: Any) -> JobDirectory:
@@ -77,10 +83,18 @@ def test_a_job_with_a_checkpoint_goes_on_by_its_own_yaml_and_no_flag_more(
     monkeypatch.chdir(tmp_path)
     directory = made(kept=True, job_name="a", job_dir=name, minibatch_size=7)
     words = resume_command(told(directory), directory)
-    assert words.startswith("go on with: ") and "--job-dir" not in words and words.endswith(" --resume")
+    assert (
+        words.startswith("go on with: ")
+        and "--job-dir" not in words
+        and words.endswith(" --resume")
+    )
     monkeypatch.chdir("/")
     spec = pasted(words, capsys)
-    assert (spec.cluster.job_dir, spec.cluster.job_name, spec.data.minibatch_size) == (str(directory.path), "a", 7)
+    assert (spec.cluster.job_dir, spec.cluster.job_name, spec.data.minibatch_size) == (
+        str(directory.path),
+        "a",
+        7,
+    )
     refuse_if_taken(spec)
 
 
@@ -97,13 +111,18 @@ def test_a_job_whose_directory_was_moved_goes_on_where_it_is_now(
 
 @pytest.mark.parametrize("action", [Action.TRAIN, Action.PREDICT])
 def test_a_job_without_a_checkpoint_begins_afresh_beside_the_first(
-    action: Action, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    action: Action,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     directory = made(action, job_name="a")
     (tmp_path / "jobs/a-2").mkdir()
     words = resume_command(told(directory), directory)
-    assert ("no checkpoint was made" in words) == (action is Action.TRAIN) and "--resume" not in words
+    assert ("no checkpoint was made" in words) == (
+        action is Action.TRAIN
+    ) and "--resume" not in words
     spec = pasted(words, capsys)
     assert (spec.cluster.job_name, spec.cluster.job_dir) == ("a-3", str(tmp_path / "jobs/a-3"))
     refuse_if_taken(spec)
@@ -123,7 +142,8 @@ def test_predictions_that_begin_afresh_are_not_mixed_with_those_that_were_made(
 
 
 @pytest.mark.parametrize(
-    ("output", "then"), [("/data/out", "/data/out-2"), ("/data", "/data/ads-2"), ("s3://b/out", "s3://b/out-2")]
+    ("output", "then"),
+    [("/data/out", "/data/out-2"), ("/data", "/data/ads-2"), ("s3://b/out", "s3://b/out-2")],
 )
 def test_predictions_on_a_cluster_begin_afresh_elsewhere(
     output: str, then: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -131,14 +151,21 @@ def test_predictions_on_a_cluster_begin_afresh_elsewhere(
     own = {"prediction_data": "/data/p", "checkpoint_dir_for_init": "/data/c", "output": output}
     given = {key: value for key, value in CLUSTER.items() if key != "training_data"}
     before = settle(Request(Action.PREDICT, {**given, **own}))
-    assert pasted(resume_command(submitted(before), JobDirectory(tmp_path)), capsys).checkpoint.output == then
+    assert (
+        pasted(resume_command(submitted(before), JobDirectory(tmp_path)), capsys).checkpoint.output
+        == then
+    )
 
 
-def test_the_program_is_named_so_that_this_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_is_named_so_that_this_shell_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     directory = made(kept=True, job_name="a")
     monkeypatch.setenv("PATH", str(tmp_path))
-    program = Path(shlex.split(resume_command(told(directory), directory).partition("with: ")[2])[0])
+    program = Path(
+        shlex.split(resume_command(told(directory), directory).partition("with: ")[2])[0]
+    )
     assert program.is_absolute() and program.exists()
     (tmp_path / "elasticdl").write_text("#!/bin/sh\n")
     (tmp_path / "elasticdl").chmod(0o755)
@@ -150,7 +177,10 @@ CLUSTER = {
     "model_def": "deepfm",
     "training_data": "/data/train",
     "job_name": "ads",
-    "volume": ["claim_name=c,mount_path=/data", '{"source": {"nfs": {"server": "n", "path": "/x"}}, "mount_path": "/n"}'],
+    "volume": [
+        "claim_name=c,mount_path=/data",
+        '{"source": {"nfs": {"server": "n", "path": "/x"}}, "mount_path": "/n"}',
+    ],
     "model_params": {"lr": 0.5, "name": "1", "deep": True, "words": "a b"},
     "envs": {"A": "1.0", "B": "x'y"},
     "num_workers": "2:8",
@@ -165,7 +195,12 @@ CLUSTER = {
 def test_a_job_of_a_cluster_is_submitted_again_under_the_next_name(
     kept: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = settle(Request(Action.TRAIN, {**CLUSTER, "job_dir": "/data/ads", "checkpoint_steps": 100, "output": "/data/out"}))
+    before = settle(
+        Request(
+            Action.TRAIN,
+            {**CLUSTER, "job_dir": "/data/ads", "checkpoint_steps": 100, "output": "/data/out"},
+        )
+    )
     if kept:
         checkpoint(tmp_path / "checkpoints")
     words = resume_command(submitted(before), JobDirectory(tmp_path))
@@ -179,23 +214,42 @@ def test_a_job_of_a_cluster_is_submitted_again_under_the_next_name(
 def test_a_job_of_a_cluster_that_cannot_be_typed_is_told_in_words(tmp_path: Path) -> None:
     spec = settle(Request(Action.TRAIN, {**CLUSTER, "model_params": {"text": "x" * 2000}}))
     words = resume_command(submitted(spec), JobDirectory(tmp_path))
-    assert words.endswith("begin afresh with: the command that it was submitted with, another --job-name, --job-dir")
-    older = resume_command({"action": "train", "kubernetes": {"image_name": "i"}}, JobDirectory(tmp_path))
+    assert words.endswith(
+        "begin afresh with: the command that it was submitted with, another --job-name, --job-dir"
+    )
+    older = resume_command(
+        {"action": "train", "kubernetes": {"image_name": "i"}}, JobDirectory(tmp_path)
+    )
     assert older.endswith("begin afresh with: the command that it was submitted with")
 
 
-@pytest.mark.parametrize("text", ["a;b", "a,b=c", "'1'", '"', "true", "1.0", "", " ", "$(rm x)", "модель\n", '{"a": 1}', "-x"])
-def test_whatever_a_value_is_the_command_gives_it_back(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    own = {"model_params": {"text": text}, "envs": {"A": text}, "node_selector": {"pool": text}, "kube_context": text}
+@pytest.mark.parametrize(
+    "text",
+    ["a;b", "a,b=c", "'1'", '"', "true", "1.0", "", " ", "$(rm x)", "модель\n", '{"a": 1}', "-x"],
+)
+def test_whatever_a_value_is_the_command_gives_it_back(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {
+        "model_params": {"text": text},
+        "envs": {"A": text},
+        "node_selector": {"pool": text},
+        "kube_context": text,
+    }
     before = settle(Request(Action.TRAIN, {**CLUSTER, **own, "affinity": {"x": [text]}}))
     spec = pasted(str(submitted(before)["restart_command"]), capsys)
-    assert spec.replace(job_name="", job_dir="").flags() == before.replace(job_name="", job_dir="").flags()
+    assert (
+        spec.replace(job_name="", job_dir="").flags()
+        == before.replace(job_name="", job_dir="").flags()
+    )
 
 
 def test_a_job_of_a_cluster_goes_on_with_the_workers_that_it_was_scaled_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = settle(Request(Action.TRAIN, {**CLUSTER, "job_dir": "/data/ads", "checkpoint_steps": 100}))
+    spec = settle(
+        Request(Action.TRAIN, {**CLUSTER, "job_dir": "/data/ads", "checkpoint_steps": 100})
+    )
     checkpoint(tmp_path / "checkpoints")
     keep_scale(JobDirectory(tmp_path), spec.cluster.num_workers, 3, 4)
     words = resume_command(submitted(spec), JobDirectory(tmp_path))
@@ -204,7 +258,9 @@ def test_a_job_of_a_cluster_goes_on_with_the_workers_that_it_was_scaled_to(
 
 def test_the_end_of_a_job_has_one_way_on_after_what_is_to_be_mended_first(tmp_path: Path) -> None:
     checkpoint(tmp_path / "checkpoints")
-    spec = JobSpec.from_flags(Action.TRAIN, {**TRAIN, "job_dir": str(tmp_path)}).model_dump(mode="json")
+    spec = JobSpec.from_flags(Action.TRAIN, {**TRAIN, "job_dir": str(tmp_path)}).model_dump(
+        mode="json"
+    )
 
     def hint(code: ExitCode, hint: str = "") -> str:
         return with_way_on(FinishJob(code, "m", hint), spec, JobDirectory(tmp_path)).hint
@@ -221,7 +277,12 @@ def test_what_is_gone_is_no_reason_for_no_word(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "then"),
-    [("ads", "ads-2"), ("ads-2", "ads-3"), ("iris-20261121-164031", "iris-20261121-164031-2"), ("x" * 52, "x" * 50 + "-2")],
+    [
+        ("ads", "ads-2"),
+        ("ads-2", "ads-3"),
+        ("iris-20261121-164031", "iris-20261121-164031-2"),
+        ("x" * 52, "x" * 50 + "-2"),
+    ],
 )
 def test_the_next_name(name: str, then: str) -> None:
     assert next_name(name) == then
@@ -230,16 +291,32 @@ def test_the_next_name(name: str, then: str) -> None:
 def test_the_yaml_of_a_job_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     directory = made(job_name="a", envs="A=1")
-    assert JobSpec.from_flags(Action.TRAIN, read_yaml(directory.path / "job.yaml")) == JobSpec.model_validate(told(directory))
+    assert JobSpec.from_flags(
+        Action.TRAIN, read_yaml(directory.path / "job.yaml")
+    ) == JobSpec.model_validate(told(directory))
 
 
-def test_a_job_of_a_cluster_that_is_deleted_tells_what_it_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    kept = settle(Request(Action.TRAIN, {**CLUSTER, "job_dir": "/data/ads", "checkpoint_steps": 100}))
+def test_a_job_of_a_cluster_that_is_deleted_tells_what_it_kept(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kept = settle(
+        Request(Action.TRAIN, {**CLUSTER, "job_dir": "/data/ads", "checkpoint_steps": 100})
+    )
     words = way_on_of_deleted(job_object(kept, "team"))
     assert "/data/ads/checkpoints" in words and pasted(words, capsys).checkpoint.resume
     for none in ({}, {"checkpoint_steps": 0, "job_dir": "/data/ads"}):
-        assert way_on_of_deleted(job_object(settle(Request(Action.TRAIN, {**CLUSTER, **none})), "team")) == ""
-    assert way_on_of_deleted({"metadata": {"name": "x"}, "spec": {"template": {"spec": {"containers": []}}}}) == ""
+        assert (
+            way_on_of_deleted(
+                job_object(settle(Request(Action.TRAIN, {**CLUSTER, **none})), "team")
+            )
+            == ""
+        )
+    assert (
+        way_on_of_deleted(
+            {"metadata": {"name": "x"}, "spec": {"template": {"spec": {"containers": []}}}}
+        )
+        == ""
+    )
 
 
 @pytest.mark.parametrize("action", [Action.TRAIN, Action.PREDICT])

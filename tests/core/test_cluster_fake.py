@@ -6,7 +6,15 @@ import asyncio
 
 import pytest
 
-from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessExited, ProcessName, ProcessObserved, ProcessSpec, Role
+from elasticdl.cluster.base import (
+    CreateRefused,
+    ExitFacts,
+    ProcessExited,
+    ProcessName,
+    ProcessObserved,
+    ProcessSpec,
+    Role,
+)
 from elasticdl.cluster.fake import FakeCluster
 
 pytestmark = pytest.mark.core
@@ -70,7 +78,11 @@ def test_a_lost_node_tells_nothing_until_it_is_noticed() -> None:
         cluster.notice_loss(W0)
         (event,) = await heard(cluster)
         assert isinstance(event, ProcessExited)
-        assert (event.facts.exit_code, event.facts.signal, event.facts.reason) == (None, None, "NodeLost")
+        assert (event.facts.exit_code, event.facts.signal, event.facts.reason) == (
+            None,
+            None,
+            "NodeLost",
+        )
 
     asyncio.run(scenario())
 
@@ -81,7 +93,9 @@ def test_a_held_process_is_there_but_does_not_run_until_it_is_placed() -> None:
         cluster.hold(W0, "quota cpu 8/8")
         await cluster.create(spec(W0))
         events = cluster.observe()
-        assert await anext(events) == ProcessObserved(W0, running=False, waiting_for="quota cpu 8/8")
+        assert await anext(events) == ProcessObserved(
+            W0, running=False, waiting_for="quota cpu 8/8"
+        )
         cluster.place(W0, "node-1")
         assert await anext(events) == ProcessObserved(W0, running=True, where="node-1")
         await events.aclose()
@@ -97,7 +111,9 @@ def test_an_event_can_come_twice() -> None:
         await anext(events)
         cluster.exit(W0, ExitFacts(exit_code=1))
         cluster.repeat(W0)
-        assert await anext(events) == await anext(events) == ProcessExited(W0, ExitFacts(exit_code=1))
+        assert (
+            await anext(events) == await anext(events) == ProcessExited(W0, ExitFacts(exit_code=1))
+        )
         await events.aclose()
 
     asyncio.run(scenario())

@@ -27,15 +27,24 @@ UID = "uid-of-the-job"
 
 def job(*conditions: tuple[str, str], **spec: Any) -> dict[str, Any]:
     found = [{"type": kind, "status": "True", "message": message} for kind, message in conditions]
-    metadata = {"name": "digits", "namespace": "ns", "uid": UID, "creationTimestamp": "2026-11-21T10:00:00Z"}
+    metadata = {
+        "name": "digits",
+        "namespace": "ns",
+        "uid": UID,
+        "creationTimestamp": "2026-11-21T10:00:00Z",
+    }
     return {"metadata": metadata, "spec": spec, "status": {"conditions": found}}
 
 
-def pod(role: Role, index: int = 0, incarnation: int = 0, *, at_s: int = 1, uid: str = UID, **state: Any) -> dict[str, Any]:
+def pod(
+    role: Role, index: int = 0, incarnation: int = 0, *, at_s: int = 1, uid: str = UID, **state: Any
+) -> dict[str, Any]:
     """`state` is that of its container: running, waiting or terminated."""
     name = ProcessName(role, index, incarnation)
     ended = state.get("terminated")
-    phase = "Pending" if not state or "waiting" in state else "Running" if ended is None else "Failed"
+    phase = (
+        "Pending" if not state or "waiting" in state else "Running" if ended is None else "Failed"
+    )
     return {
         "metadata": {
             "name": f"{pod_name('digits', name)}-{at_s}",
@@ -46,51 +55,105 @@ def pod(role: Role, index: int = 0, incarnation: int = 0, *, at_s: int = 1, uid:
             "ownerReferences": [{"uid": uid}],
         },
         "spec": {"nodeName": "node0", "containers": [{"name": "process", "image": "i"}]},
-        "status": {"phase": phase, "containerStatuses": [{"name": "process", "state": state}] if state else []},
+        "status": {
+            "phase": phase,
+            "containerStatuses": [{"name": "process", "state": state}] if state else [],
+        },
     }
 
 
-def running(role: Role = Role.MASTER, index: int = 0, incarnation: int = 0, *, at_s: int = 1) -> dict[str, Any]:
+def running(
+    role: Role = Role.MASTER, index: int = 0, incarnation: int = 0, *, at_s: int = 1
+) -> dict[str, Any]:
     return pod(role, index, incarnation, at_s=at_s, running={"startedAt": "2026-11-21T10:00:02Z"})
 
 
 def ended(code: int, said: str = "", *, at_s: int = 1, reason: str = "Error") -> dict[str, Any]:
-    return pod(Role.MASTER, at_s=at_s, terminated={"exitCode": code, "reason": reason, "message": said})
+    return pod(
+        Role.MASTER, at_s=at_s, terminated={"exitCode": code, "reason": reason, "message": said}
+    )
 
 
 @pytest.mark.parametrize(
     ("found", "standing", "waits_for"),
     [
         (job_facts(job()), JobStage.WAITING, "the cluster has not made its master's pod yet"),
-        (job_facts(job(suspend=True)), JobStage.WAITING, "it is suspended; it starts when whoever suspended it"),
-        (job_facts(job(), [pod(Role.MASTER)]), JobStage.WAITING, "its master: node node0 is preparing it"),
-        (job_facts(job(), [ended(137, at_s=1)]), JobStage.WAITING, "its master ended (signal 9) and is being started again"),
-        (job_facts(job(), [ended(66)]), JobStage.WAITING, "its master ended (exit code 66) and is being started again"),
-        (job_facts(job(), [ended(130)]), JobStage.WAITING, "its master has ended (exit code 130), of which the cluster is just"),
-        (job_facts(job(), [ended(0)]), JobStage.WAITING, "its master has ended (exit code 0), of which the cluster is just"),
+        (
+            job_facts(job(suspend=True)),
+            JobStage.WAITING,
+            "it is suspended; it starts when whoever suspended it",
+        ),
+        (
+            job_facts(job(), [pod(Role.MASTER)]),
+            JobStage.WAITING,
+            "its master: node node0 is preparing it",
+        ),
+        (
+            job_facts(job(), [ended(137, at_s=1)]),
+            JobStage.WAITING,
+            "its master ended (signal 9) and is being started again",
+        ),
+        (
+            job_facts(job(), [ended(66)]),
+            JobStage.WAITING,
+            "its master ended (exit code 66) and is being started again",
+        ),
+        (
+            job_facts(job(), [ended(130)]),
+            JobStage.WAITING,
+            "its master has ended (exit code 130), of which the cluster is just",
+        ),
+        (
+            job_facts(job(), [ended(0)]),
+            JobStage.WAITING,
+            "its master has ended (exit code 0), of which the cluster is just",
+        ),
         (job_facts(job(), [ended(1, at_s=1), running(at_s=2)]), JobStage.RUNNING, ""),
         (
-            job_facts({**job(), "metadata": {**job()["metadata"], "deletionTimestamp": "2026-11-21T10:01:00Z"}}, [running()]),
+            job_facts(
+                {
+                    **job(),
+                    "metadata": {**job()["metadata"], "deletionTimestamp": "2026-11-21T10:01:00Z"},
+                },
+                [running()],
+            ),
             JobStage.LEAVING,
             "it is being deleted",
         ),
     ],
 )
-def test_a_job_that_has_not_ended_runs_or_says_what_it_waits_for(found: Any, standing: JobStage, waits_for: str) -> None:
+def test_a_job_that_has_not_ended_runs_or_says_what_it_waits_for(
+    found: Any, standing: JobStage, waits_for: str
+) -> None:
     assert found.standing is standing and found.ended is None
     assert found.waits_for.startswith(waits_for) and bool(waits_for) == bool(found.waits_for)
 
 
-@pytest.mark.parametrize(("code", "standing"), [(0, JobStage.DONE), (1, JobStage.FAILED), (130, JobStage.STOPPED)])
+@pytest.mark.parametrize(
+    ("code", "standing"), [(0, JobStage.DONE), (1, JobStage.FAILED), (130, JobStage.STOPPED)]
+)
 def test_the_masters_word_is_how_a_job_ended(code: int, standing: JobStage) -> None:
     said = Ended(
-        code, "so it ended", "do this", {"expected": 10, "trained": 10, "lost": 0}, {"accuracy": 0.9}, 0.1, "/out", "/data/digits"
+        code,
+        "so it ended",
+        "do this",
+        {"expected": 10, "trained": 10, "lost": 0},
+        {"accuracy": 0.9},
+        0.1,
+        "/out",
+        "/data/digits",
     )
     condition = "Complete" if code == 0 else "Failed"
-    found = job_facts(job((condition, "")), [ended(1, "an earlier one"), ended(code, outcome_text(said), at_s=9)])
+    found = job_facts(
+        job((condition, "")), [ended(1, "an earlier one"), ended(code, outcome_text(said), at_s=9)]
+    )
     assert (found.standing, found.ended) == (standing, said)
     outcome = outcome_of_ended(said)
-    assert (outcome.exit_code, outcome.receipt["total"]["trained"], outcome.metrics) == (code, 10, {"accuracy": 0.9})
+    assert (outcome.exit_code, outcome.receipt["total"]["trained"], outcome.metrics) == (
+        code,
+        10,
+        {"accuracy": 0.9},
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,23 +161,43 @@ def test_the_masters_word_is_how_a_job_ended(code: int, standing: JobStage) -> N
     [
         (("Complete", ""), [], 0, "done"),
         (
-            ("Failed", "Container process for pod ns/digits failed with exit code 130 matching FailJob rule"),
+            (
+                "Failed",
+                (
+                    "Container process for pod ns/digits failed with exit code 130 matching FailJob"
+                    " rule"
+                ),
+            ),
             [],
             130,
             "left no word",
         ),
-        (("Failed", "Job has reached the specified backoff limit"), [ended(137, "last words", reason="OOMKilled")], 1, "OOMKilled"),
-        (("Failed", "Job has reached the specified backoff limit"), [ended(137, "last words")], 1, "last words"),
+        (
+            ("Failed", "Job has reached the specified backoff limit"),
+            [ended(137, "last words", reason="OOMKilled")],
+            1,
+            "OOMKilled",
+        ),
+        (
+            ("Failed", "Job has reached the specified backoff limit"),
+            [ended(137, "last words")],
+            1,
+            "last words",
+        ),
         (("Failed", ""), [ended(77, "")], 1, "exit code 77"),
     ],
 )
-def test_without_a_word_the_clusters_facts_tell_the_end(condition: Any, pods: Any, code: int, words: str) -> None:
+def test_without_a_word_the_clusters_facts_tell_the_end(
+    condition: Any, pods: Any, code: int, words: str
+) -> None:
     found = job_facts(job(condition), pods).ended
     assert found is not None and found.exit_code == code and words in found.message
 
 
 def test_pods_of_another_job_of_that_name_and_pods_that_are_none_of_ours_do_not_count() -> None:
-    stranger = {"metadata": {"name": "x", "uid": "x", "ownerReferences": [{"uid": UID}], "labels": {}}}
+    stranger = {
+        "metadata": {"name": "x", "uid": "x", "ownerReferences": [{"uid": UID}], "labels": {}}
+    }
     found = job_facts(job(), [pod(Role.MASTER, uid="another"), stranger, running(Role.WORKER)])
     assert found.masters == () and len(found.pods) == 1
 
@@ -127,8 +210,17 @@ def test_logs_are_chosen_by_process_and_the_newest_incarnation_is_meant() -> Non
         pod(Role.PS, 0, 0, at_s=2, terminated={"exitCode": 66}),
     ]
     found = job_facts(job(), [*pods, running(Role.WORKER, 2)])
-    assert [name for name, _ in entries(found)] == ["master-0", "master-0.1", "worker-2", "ps-0", "ps-0.1"]
-    assert dict(entries(found))["ps-0"] == "ended with exit code 66" and dict(entries(found))["worker-2"] == "runs on node0"
+    assert [name for name, _ in entries(found)] == [
+        "master-0",
+        "master-0.1",
+        "worker-2",
+        "ps-0",
+        "ps-0.1",
+    ]
+    assert (
+        dict(entries(found))["ps-0"] == "ended with exit code 66"
+        and dict(entries(found))["worker-2"] == "runs on node0"
+    )
 
     def name_of(process: str) -> str:
         chosen_pod = chosen(found, process)
@@ -142,27 +234,46 @@ def test_logs_are_chosen_by_process_and_the_newest_incarnation_is_meant() -> Non
 
 def test_processes_are_told_in_the_masters_words() -> None:
     found = job_facts(
-        job(), [running(), pod(Role.WORKER, 1, terminated={"exitCode": 137, "reason": "OOMKilled"}), pod(Role.WORKER, 2)]
+        job(),
+        [
+            running(),
+            pod(Role.WORKER, 1, terminated={"exitCode": 137, "reason": "OOMKilled"}),
+            pod(Role.WORKER, 2),
+        ],
     )
     told = {row["name"]: row for row in rows(found)}
     assert told["master-0"]["state"] == "running"
     assert (told["worker-1"]["state"], told["worker-1"]["cause"]) == ("ended", "out_of_memory")
-    assert (told["worker-2"]["state"], told["worker-2"]["message"]) == ("pending", "node node0 is preparing it")
+    assert (told["worker-2"]["state"], told["worker-2"]["message"]) == (
+        "pending",
+        "node node0 is preparing it",
+    )
     processes = set(json.loads(JobState(spec()).status().to_json()))
-    assert processes <= set(blank_status("")), "a status without its master has every key of one with"
+    assert processes <= set(blank_status("")), (
+        "a status without its master has every key of one with"
+    )
 
 
 def spec(**flags: object) -> JobSpec:
-    return JobSpec.from_flags(Action.TRAIN, {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv", **flags})
+    return JobSpec.from_flags(
+        Action.TRAIN, {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv", **flags}
+    )
 
 
 def test_one_schema_wherever_a_job_is() -> None:
     status = blank_status("its master is starting")
-    local = Report("digits", JobLocation(Kind.LOCAL, job_dir="/jobs/digits"), "waiting", 3.0, status).as_dict()
-    remote = Report("digits", JobLocation(Kind.KUBERNETES, namespace="ns"), "waiting", 3.0, status).as_dict()
+    local = Report(
+        "digits", JobLocation(Kind.LOCAL, job_dir="/jobs/digits"), "waiting", 3.0, status
+    ).as_dict()
+    remote = Report(
+        "digits", JobLocation(Kind.KUBERNETES, namespace="ns"), "waiting", 3.0, status
+    ).as_dict()
     assert set(local) == set(remote)
     assert {key for key in local if local[key] != remote[key]} == {"place", "namespace", "job_dir"}
-    assert (str(JobLocation(Kind.LOCAL, job_dir="/jobs/digits")), str(JobLocation(Kind.KUBERNETES, namespace="ns"))) == (
+    assert (
+        str(JobLocation(Kind.LOCAL, job_dir="/jobs/digits")),
+        str(JobLocation(Kind.KUBERNETES, namespace="ns")),
+    ) == (
         "/jobs/digits",
         "namespace ns",
     )
@@ -187,7 +298,12 @@ def test_names_of_images_are_told_from_what_is_none(name: str, weight: Weight) -
 
 
 def on_cluster(**flags: object) -> JobSpec:
-    asked = {"image_name": "i:1", "num_workers": "2:4", "worker_resource_request": "cpu=500m,memory=1Gi", "job_name": "digits"}
+    asked = {
+        "image_name": "i:1",
+        "num_workers": "2:4",
+        "worker_resource_request": "cpu=500m,memory=1Gi",
+        "job_name": "digits",
+    }
     return spec(**{**asked, "ps_resource_limit": "cpu=1", **flags})
 
 
@@ -200,15 +316,31 @@ def test_what_a_job_takes_is_counted_as_quotas_count_it() -> None:
 @pytest.mark.parametrize(
     ("used", "hard", "weight", "words"),
     [
-        ("8", "8", Weight.WARNING, "quota team-a: cpu 8 of 8 used; the job needs 2 to begin: it would wait"),
+        (
+            "8",
+            "8",
+            Weight.WARNING,
+            "quota team-a: cpu 8 of 8 used; the job needs 2 to begin: it would wait",
+        ),
         ("5", "8", None, ""),
         ("5500m", "8", Weight.WARNING, "all of the job takes 3: it would run with fewer workers"),
-        ("0", "1500m", Weight.PROBLEM, "cpu 0 of 1500m used; the job needs 2 to begin, which is never there"),
+        (
+            "0",
+            "1500m",
+            Weight.PROBLEM,
+            "cpu 0 of 1500m used; the job needs 2 to begin, which is never there",
+        ),
     ],
 )
-def test_a_quota_says_what_is_used_and_what_is_needed(used: str, hard: str, weight: Weight | None, words: str) -> None:
+def test_a_quota_says_what_is_used_and_what_is_needed(
+    used: str, hard: str, weight: Weight | None, words: str
+) -> None:
     limits = {"hard": {"cpu": hard, "pods": "99"}}
-    quota = {"metadata": {"name": "team-a"}, "spec": limits, "status": limits | {"used": {"cpu": used}}}
+    quota = {
+        "metadata": {"name": "team-a"},
+        "spec": limits,
+        "status": limits | {"used": {"cpu": used}},
+    }
     job_spec = on_cluster()
     found = judged(quota, needs(job_spec, 2), needs(job_spec, 4))
     assert [one.weight for one in found] == ([weight] if weight else [])
@@ -218,10 +350,18 @@ def test_a_quota_says_what_is_used_and_what_is_needed(used: str, hard: str, weig
 def test_a_quota_that_is_not_counted_yet_bounds_as_well() -> None:
     job_spec = on_cluster()
     for status in ({}, {"hard": {"cpu": "8"}}):
-        quota = {"metadata": {"name": "team-a"}, "spec": {"hard": {"cpu": "1500m"}}, "status": status}
+        quota = {
+            "metadata": {"name": "team-a"},
+            "spec": {"hard": {"cpu": "1500m"}},
+            "status": status,
+        }
         (found,) = judged(quota, needs(job_spec, 2), needs(job_spec, 4))
         assert found.weight is Weight.PROBLEM
-        assert found.text == "quota team-a: cpu 1500m in all, not counted yet; the job needs 2 to begin, which is never there"
+        assert (
+            found.text
+            == "quota team-a: cpu 1500m in all, not counted yet; the job needs 2 to begin, which is"
+            " never there"
+        )
 
 
 def test_a_master_whose_node_is_lost_is_told_with_what_helps() -> None:
@@ -231,7 +371,10 @@ def test_a_master_whose_node_is_lost_is_told_with_what_helps() -> None:
     told = job_facts(job(), [leaving])
     assert told.lost_master(due_s + 30) == "", "nodes take their time"
     words = told.lost_master(due_s + 61)
-    assert "node node0 of its master does not answer" in words and "kubectl delete pod digits-master-0-1 --force" in words
+    assert (
+        "node node0 of its master does not answer" in words
+        and "kubectl delete pod digits-master-0-1 --force" in words
+    )
     assert """kubectl patch pod digits-master-0-1 -p '{"metadata":{"finalizers":null}}')""" in words
     assert job_facts(job(), [running()]).lost_master(due_s + 61) == ""
     assert job_facts(job()).lost_master(due_s + 61) == ""
@@ -241,13 +384,19 @@ def test_a_master_whose_node_is_lost_is_told_with_what_helps() -> None:
 
 
 def test_a_master_whose_node_is_silent_is_told_as_such_before_its_pod_is_given_up() -> None:
-    """Seen: the control plane takes back that the pod is ready, without a reason; a node tells both together."""
+    """Seen: the control plane takes back that the pod is ready, without a reason; a node tells both
+    together.
+    """
     silent, since = running(), "2026-11-21T20:39:09Z"
     containers = {"type": "ContainersReady", "status": "True"}
-    silent["status"]["conditions"] = [{"type": "Ready", "status": "False", "lastTransitionTime": since}, containers]
+    silent["status"]["conditions"] = [
+        {"type": "Ready", "status": "False", "lastTransitionTime": since},
+        containers,
+    ]
     words = job_facts(job(), [silent]).lost_master(0.0)
     assert words.startswith(
-        f"node node0 of its master does not answer since {since}; there are never two masters, so the job goes on"
+        f"node node0 of its master does not answer since {since}; there are never two masters, so"
+        " the job goes on"
     )
     for ready in ({"status": "True"}, {"status": "False", "reason": "ReadinessGatesNotReady"}):
         fine = running()
@@ -256,10 +405,16 @@ def test_a_master_whose_node_is_silent_is_told_as_such_before_its_pod_is_given_u
 
 
 def no_image(*, at_s: int = 1) -> dict[str, Any]:
-    return pod(Role.MASTER, at_s=at_s, waiting={"reason": "ErrImagePull", "message": "401 Unauthorized"})
+    return pod(
+        Role.MASTER, at_s=at_s, waiting={"reason": "ErrImagePull", "message": "401 Unauthorized"}
+    )
 
 
-NO_PYTHON = pod(Role.MASTER, at_s=1, terminated={"exitCode": 128, "reason": "StartError", "message": "no python3"})
+NO_PYTHON = pod(
+    Role.MASTER,
+    at_s=1,
+    terminated={"exitCode": 128, "reason": "StartError", "message": "no python3"},
+)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +429,9 @@ NO_PYTHON = pod(Role.MASTER, at_s=1, terminated={"exitCode": 128, "reason": "Sta
         ([pod(Role.MASTER)], ""),
     ],
 )
-def test_a_master_that_cannot_start_is_told_from_one_that_waits(pods: list[dict[str, Any]], words: str) -> None:
+def test_a_master_that_cannot_start_is_told_from_one_that_waits(
+    pods: list[dict[str, Any]], words: str
+) -> None:
     found = job_facts(job(), pods)
     assert ("" if found.barred is None else found.barred.text) == words
     assert (found.standing is JobStage.STUCK) == bool(words)
@@ -282,10 +439,15 @@ def test_a_master_that_cannot_start_is_told_from_one_that_waits(pods: list[dict[
     assert job_facts(job(("Failed", "deadline")), pods).barred is None
 
 
-def test_who_looks_again_and_again_gives_up_after_forty_seconds_with_the_registrys_words_and_not_if_it_ran() -> None:
+def test_who_looks_again_and_again_gives_up_after_forty_seconds_with_the_registrys_words_and_not_if_it_ran() -> (
+    None
+):
     now_s = [100.0]
     patience = Patience(lambda: now_s[0])
-    stuck, backed_off = job_facts(job(), [no_image()]), pod(Role.MASTER, waiting={"reason": "ImagePullBackOff", "message": "later"})
+    stuck, backed_off = (
+        job_facts(job(), [no_image()]),
+        pod(Role.MASTER, waiting={"reason": "ImagePullBackOff", "message": "later"}),
+    )
     prepared = job_facts(job(), [pod(Role.MASTER)])
     patience.seen(stuck, lambda: False)
     for now_s[0] in (110.0, 130.0):

@@ -24,13 +24,17 @@ def test_memory_is_what_the_machine_can_give(tmp_path: Path) -> None:
     assert free_memory_bytes(meminfo, tmp_path / "none") == 8_000_000 * 1024
 
 
-def test_a_limited_group_can_give_less_but_the_cache_of_files_does_not_count(tmp_path: Path) -> None:
+def test_a_limited_group_can_give_less_but_the_cache_of_files_does_not_count(
+    tmp_path: Path,
+) -> None:
     stat = "anon 700\nfile 250\ninactive_file 150\nactive_file 50\nslab_reclaimable 10\n"
     files(tmp_path, meminfo=MEMINFO, memory_max="1000\n", memory_current="950\n", memory_stat=stat)
     assert free_memory_bytes(tmp_path / "meminfo", tmp_path) == 260
 
 
-def test_a_group_without_a_limit_says_nothing_and_where_nobody_knows_nothing_is_claimed(tmp_path: Path) -> None:
+def test_a_group_without_a_limit_says_nothing_and_where_nobody_knows_nothing_is_claimed(
+    tmp_path: Path,
+) -> None:
     files(tmp_path, meminfo=MEMINFO, memory_max="max\n", memory_current="950\n", memory_stat="")
     assert free_memory_bytes(tmp_path / "meminfo", tmp_path) == 8_000_000 * 1024
     assert free_memory_bytes(tmp_path / "none", tmp_path) is None

@@ -16,14 +16,25 @@ from elasticdl.cluster.kubernetes.planning import job_object, pod_objects, pod_p
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.cluster.kubernetes.priority_ladder import PriorityLadder
 from elasticdl.cluster.kubernetes.submit_command import with_commands
-from elasticdl.cluster.kubernetes.termination_message import LIMIT_BYTES, Ended, outcome_text, read_outcome
+from elasticdl.cluster.kubernetes.termination_message import (
+    LIMIT_BYTES,
+    Ended,
+    outcome_text,
+    read_outcome,
+)
 from elasticdl.errors import SpecError, UserError
 from elasticdl.job import Action, JobSpec
 from elasticdl.kubernetes_section import KubernetesSection, quantity, quantity_bytes
 
 pytestmark = pytest.mark.core
 GOLDEN = Path(__file__).parent / "golden/submitted_job.yaml"
-NEEDED = {"model_zoo": "/zoo", "model_def": "iris", "training_data": "/data/iris.csv", "job_name": "iris", "job_dir": "/data/iris"}
+NEEDED = {
+    "model_zoo": "/zoo",
+    "model_def": "iris",
+    "training_data": "/data/iris.csv",
+    "job_name": "iris",
+    "job_dir": "/data/iris",
+}
 EVERYTHING: dict[str, Any] = {
     "image_name": "registry.local/zoo:7",
     "image_pull_policy": "Always",
@@ -31,8 +42,10 @@ EVERYTHING: dict[str, Any] = {
     "kube_context": "west",
     "namespace": "team-a",
     "service_account": "trainer",
-    "volume": "claim_name=data,mount_path=/data;claim_name=data,mount_path=/zoo,sub_path=zoo,read_only=true;"
-    "host_path=/scratch,type=Directory,mount_path=/scratch",
+    "volume": (
+        "claim_name=data,mount_path=/data;claim_name=data,mount_path=/zoo,sub_path=zoo,read_only=true;"
+        "host_path=/scratch,type=Directory,mount_path=/scratch"
+    ),
     "fs_group": 2000,
     "run_as_user": 3000,
     "master_resource_request": "cpu=250m,memory=512Mi",
@@ -54,7 +67,9 @@ TOLD_TO_OTHERS = {"kube_context": "the submitter", "oom_memory_limit": "the mast
 
 
 def job(**flags: Any) -> JobSpec:
-    return JobSpec.from_flags(Action.TRAIN, {**NEEDED, "image_name": "zoo", "envs": "A=1;PRICE=5$", **flags})
+    return JobSpec.from_flags(
+        Action.TRAIN, {**NEEDED, "image_name": "zoo", "envs": "A=1;PRICE=5$", **flags}
+    )
 
 
 def whole() -> JobSpec:
@@ -62,7 +77,11 @@ def whole() -> JobSpec:
 
 
 def role_pod(spec: JobSpec, role: Role) -> dict[str, Any]:
-    made = pod(Owner("team-a", "iris", "uid"), pod_plan(spec, role), ProcessSpec(ProcessName(role, 0), ("x",)))
+    made = pod(
+        Owner("team-a", "iris", "uid"),
+        pod_plan(spec, role),
+        ProcessSpec(ProcessName(role, 0), ("x",)),
+    )
     return made["spec"]
 
 
@@ -70,7 +89,9 @@ def test_the_job_that_is_submitted_is_the_one_that_people_have_read() -> None:
     text = yaml.safe_dump(job_object(whole(), "team-a"), sort_keys=True)
     if os.environ.get("ELASTICDL_WRITE_GOLDEN"):
         GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text(), "if it is meant: ELASTICDL_WRITE_GOLDEN=1, and read the difference"
+    assert text == GOLDEN.read_text(), (
+        "if it is meant: ELASTICDL_WRITE_GOLDEN=1, and read the difference"
+    )
 
 
 def test_the_list_of_this_test_is_complete() -> None:
@@ -97,18 +118,28 @@ def test_every_flag_of_a_cluster_changes_the_objects(name: str) -> None:
     ("role", "priority", "requests", "limits"),
     [
         (Role.MASTER, "high", {"cpu": "250m", "memory": "512Mi"}, {"memory": "1Gi"}),
-        (Role.WORKER, "spot", {"cpu": "2", "memory": "4Gi"}, {"memory": "6Gi", "nvidia.com/gpu": "1"}),
+        (
+            Role.WORKER,
+            "spot",
+            {"cpu": "2", "memory": "4Gi"},
+            {"memory": "6Gi", "nvidia.com/gpu": "1"},
+        ),
         (Role.PS, "middle", {"cpu": "1"}, {"memory": "8Gi"}),
     ],
 )
-def test_each_role_gets_what_is_its_own_and_what_is_everybodys(role: Role, priority: str, requests: Any, limits: Any) -> None:
+def test_each_role_gets_what_is_its_own_and_what_is_everybodys(
+    role: Role, priority: str, requests: Any, limits: Any
+) -> None:
     body = role_pod(whole(), role)
     (container,) = body["containers"]
     assert container["resources"] == {"requests": requests, "limits": limits}
     assert (body["priorityClassName"], body["nodeSelector"]) == (priority, {"pool": "training"})
     assert (container["image"], container["imagePullPolicy"]) == ("registry.local/zoo:7", "Always")
     assert body["imagePullSecrets"] == [{"name": "registry"}, {"name": "other"}]
-    assert EVERYTHING["tolerations"][0] in body["tolerations"] and body["affinity"] == EVERYTHING["affinity"]
+    assert (
+        EVERYTHING["tolerations"][0] in body["tolerations"]
+        and body["affinity"] == EVERYTHING["affinity"]
+    )
     assert body.get("serviceAccountName", "") == ("trainer" if role is Role.MASTER else "")
     assert body["securityContext"] == {
         "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"},
@@ -136,7 +167,12 @@ def test_files_have_no_group_of_ours_where_there_is_no_volume() -> None:
     assert "fsGroup" not in role_pod(job(), Role.WORKER)["securityContext"]
     with_one = job(volume="claim_name=c,mount_path=/data")
     assert role_pod(with_one, Role.WORKER)["securityContext"]["fsGroup"] == 1000
-    assert "fsGroup" not in role_pod(job(volume="claim_name=c,mount_path=/data", fs_group=0), Role.PS)["securityContext"]
+    assert (
+        "fsGroup"
+        not in role_pod(job(volume="claim_name=c,mount_path=/data", fs_group=0), Role.PS)[
+            "securityContext"
+        ]
+    )
 
 
 def test_the_job_comes_back_from_its_object_whole() -> None:
@@ -161,8 +197,15 @@ def test_a_job_without_a_namespace_leaves_it_to_whoever_creates_it() -> None:
 
 def test_a_pod_of_each_role_can_be_asked_for() -> None:
     pods = pod_objects(whole(), "n")
-    assert [one["metadata"]["name"] for one in pods] == ["iris-master-0", "iris-worker-0", "iris-ps-0"]
-    assert all(one["metadata"]["namespace"] == "n" and not one["metadata"].get("ownerReferences") for one in pods)
+    assert [one["metadata"]["name"] for one in pods] == [
+        "iris-master-0",
+        "iris-worker-0",
+        "iris-ps-0",
+    ]
+    assert all(
+        one["metadata"]["namespace"] == "n" and not one["metadata"].get("ownerReferences")
+        for one in pods
+    )
     assert pods[0]["spec"] == job_object(whole(), "n")["spec"]["template"]["spec"]
 
 
@@ -192,9 +235,15 @@ def test_a_quantity_that_is_none_is_refused(text: str) -> None:
 def test_a_process_may_grow_to_what_the_user_said_and_else_to_twice_its_first_limit() -> None:
     assert whole().kubernetes.oom_limit_bytes("worker") == quantity_bytes("16Gi")
     twice = job(worker_resource_limit="memory=3Gi").kubernetes
-    assert (twice.memory_limit_bytes("worker"), twice.oom_limit_bytes("worker")) == (3 << 30, 6 << 30)
+    assert (twice.memory_limit_bytes("worker"), twice.oom_limit_bytes("worker")) == (
+        3 << 30,
+        6 << 30,
+    )
     assert twice.oom_limit_bytes("ps") is None
-    assert job(ps_resource_limit="memory=3Gi", oom_memory_limit="1Gi").kubernetes.oom_limit_bytes("ps") == 3 << 30
+    assert (
+        job(ps_resource_limit="memory=3Gi", oom_memory_limit="1Gi").kubernetes.oom_limit_bytes("ps")
+        == 3 << 30
+    )
 
 
 def test_workers_stand_on_the_lowest_free_rungs_and_keep_them() -> None:
@@ -217,15 +266,33 @@ def test_only_what_differs_is_told_of_a_job() -> None:
 
 
 def of(message: str) -> dict[str, Any]:
-    return {"status": {"containerStatuses": [{"name": "process", "state": {"terminated": {"message": message}}}]}}
+    return {
+        "status": {
+            "containerStatuses": [
+                {"name": "process", "state": {"terminated": {"message": message}}}
+            ]
+        }
+    }
 
 
 def test_an_outcome_comes_back_from_the_pod_it_was_left_in() -> None:
-    ended = Ended(1, "ü failed", "mend it", {"expected": 9, "lost": 0}, {"accuracy": 0.5}, float("inf"), "/data/o", "/data/j")
+    ended = Ended(
+        1,
+        "ü failed",
+        "mend it",
+        {"expected": 9, "lost": 0},
+        {"accuracy": 0.5},
+        float("inf"),
+        "/data/o",
+        "/data/j",
+    )
     assert read_outcome(of(outcome_text(ended))) == ended
 
 
-@pytest.mark.parametrize("message", ["", "Traceback (most recent call last)", "[]", "{}", '{"exit_code": "x", "message": 1}'])
+@pytest.mark.parametrize(
+    "message",
+    ["", "Traceback (most recent call last)", "[]", "{}", '{"exit_code": "x", "message": 1}'],
+)
 def test_what_is_no_outcome_is_none(message: str) -> None:
     assert read_outcome(of(message)) is None
     assert read_outcome({"status": {}}) is None
@@ -233,7 +300,16 @@ def test_what_is_no_outcome_is_none(message: str) -> None:
 
 @pytest.mark.parametrize("letter", ["x", "ü", "\n", '"', "\N{GRINNING FACE}"])
 def test_an_outcome_of_any_length_fits_and_keeps_its_verdict(letter: str) -> None:
-    ended = Ended(3, letter * 9000, letter * 9000, {"expected": 9}, {letter * n: 1.0 for n in range(100)}, 0.5, letter * 999, "/j")
+    ended = Ended(
+        3,
+        letter * 9000,
+        letter * 9000,
+        {"expected": 9},
+        {letter * n: 1.0 for n in range(100)},
+        0.5,
+        letter * 999,
+        "/j",
+    )
     text = outcome_text(ended)
     assert len(text.encode()) <= LIMIT_BYTES
     found = read_outcome(of(text))
@@ -246,30 +322,63 @@ def test_the_master_of_a_job_is_told_what_it_cannot_know() -> None:
     assert made["command"] == ["python3", "-m", "elasticdl.master.main"]
     names = {entry["name"] for entry in made["env"]}
     assert {
-        f"ELASTICDL_{name}" for name in ("JOB", "NAMESPACE", "JOB_NAME", "JOB_UID", "POD_NAME", "TOKEN_FILE", "OUTCOME_FILE")
+        f"ELASTICDL_{name}"
+        for name in (
+            "JOB",
+            "NAMESPACE",
+            "JOB_NAME",
+            "JOB_UID",
+            "POD_NAME",
+            "TOKEN_FILE",
+            "OUTCOME_FILE",
+        )
     } <= names
 
 
 @pytest.mark.parametrize(
     ("flag", "values"),
     [
-        ("namespace", ["../secrets", "a/b", "team_a", "Team", "-a", "a" * 64, "näme", "a?watch=1", "a b", "a\n"]),
+        (
+            "namespace",
+            [
+                "../secrets",
+                "a/b",
+                "team_a",
+                "Team",
+                "-a",
+                "a" * 64,
+                "näme",
+                "a?watch=1",
+                "a b",
+                "a\n",
+            ],
+        ),
         ("service_account", ["../x", "a/b", "A", "a_b", "a" * 254]),
         ("image_pull_secrets", ["a,b/c", "x,../y"]),
         ("worker_pod_priority", ["../{rung}", "rung {rung}", "{other}"]),
         ("master_pod_priority", ["a/b"]),
         ("volume", ["claim_name=../x,mount_path=/x", "claim_name=c,mount_path=//"]),
-        ("image_name", ["Zoo:1", "zoo :1", "zoo\n", "zoo:1:2", "zoo@sha256:12", "https://registry/zoo"]),
+        (
+            "image_name",
+            ["Zoo:1", "zoo :1", "zoo\n", "zoo:1:2", "zoo@sha256:12", "https://registry/zoo"],
+        ),
         ("worker_resource_limit", ["cpu=1,cpu=2", "cpu=\u0663", "memory=1e400", "memory=\u0661Gi"]),
     ],
 )
-def test_what_no_object_can_be_called_is_refused_before_it_gets_into_an_address(flag: str, values: list[str]) -> None:
+def test_what_no_object_can_be_called_is_refused_before_it_gets_into_an_address(
+    flag: str, values: list[str]
+) -> None:
     for value in values:
         with pytest.raises(SpecError, match=f"--{flag.replace('_', '-')}"):
             job(**{flag: value})
 
 
 def test_names_that_clusters_take_are_taken() -> None:
-    job(namespace="a" * 63, service_account="team.a-1", worker_pod_priority="elasticdl-rung-{rung}", image_pull_secrets="a,b.c")
+    job(
+        namespace="a" * 63,
+        service_account="team.a-1",
+        worker_pod_priority="elasticdl-rung-{rung}",
+        image_pull_secrets="a,b.c",
+    )
     job(image_name="registry.local:5000/team/zoo:7", job_name="a" * 52)
     job(image_name=f"[::1]:5000/zoo@sha256:{'0' * 64}")

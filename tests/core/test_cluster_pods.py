@@ -1,4 +1,7 @@
-"""What pods' descriptions and API servers' sentences mean. Descriptions as real clusters wrote them, cut to what matters."""
+"""What pods' descriptions and API servers' sentences mean.
+
+Descriptions as real clusters wrote them, cut to what matters.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,57 @@ from elasticdl.cluster.base import ExitFacts, ProcessExited, ProcessName, Proces
 from elasticdl.cluster.event_bus import EventBus
 from elasticdl.cluster.kubernetes.api_refusals import refusal
 from elasticdl.cluster.kubernetes.labels import labels
-from elasticdl.cluster.kubernetes.pod_tracker import FORCE_AFTER_S, NODE_LOST, OVERDUE_S, PATIENCE_S, PodTracker
-from elasticdl.cluster.kubernetes.pods import DELETED, IMAGE_FAILED, START_FAILED, exit_facts, has_ended, observed, trouble
+from elasticdl.cluster.kubernetes.pod_tracker import (
+    FORCE_AFTER_S,
+    NODE_LOST,
+    OVERDUE_S,
+    PATIENCE_S,
+    PodTracker,
+)
+from elasticdl.cluster.kubernetes.pods import (
+    DELETED,
+    IMAGE_FAILED,
+    START_FAILED,
+    exit_facts,
+    has_ended,
+    observed,
+    trouble,
+)
 from elasticdl.master.core.processes.failures import Cause, verdict
 
 pytestmark = pytest.mark.core
 W0 = ProcessName(Role.WORKER, 0)
-BACK_OFF = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "r/zoo:1": 401 Unauthorized'}}
+BACK_OFF = {
+    "waiting": {
+        "reason": "ImagePullBackOff",
+        "message": 'Back-off pulling image "r/zoo:1": 401 Unauthorized',
+    }
+}
 DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
 
 
 def pod(state=None, *, uid="u", node="node0", deleted=None, **status) -> dict:
-    metadata = {"uid": uid, "name": "job-worker-0", "labels": labels("job", W0), "resourceVersion": "1"}
+    metadata = {
+        "uid": uid,
+        "name": "job-worker-0",
+        "labels": labels("job", W0),
+        "resourceVersion": "1",
+    }
     if deleted is not None:
-        metadata |= {"deletionTimestamp": "2026-11-21T08:23:18Z", "deletionGracePeriodSeconds": deleted}
+        metadata |= {
+            "deletionTimestamp": "2026-11-21T08:23:18Z",
+            "deletionGracePeriodSeconds": deleted,
+        }
     containers = [{"name": "process", "state": state}] if state else []
-    spec = {"containers": [{"name": "process", "image": "r/zoo:1"}], **({"nodeName": node} if node else {})}
-    return {"metadata": metadata, "spec": spec, "status": {"phase": "Pending", "containerStatuses": containers, **status}}
+    spec = {
+        "containers": [{"name": "process", "image": "r/zoo:1"}],
+        **({"nodeName": node} if node else {}),
+    }
+    return {
+        "metadata": metadata,
+        "spec": spec,
+        "status": {"phase": "Pending", "containerStatuses": containers, **status},
+    }
 
 
 def terminated(code: int, reason: str = "Error", message: str = "") -> dict:
@@ -41,7 +78,10 @@ RUNNING = {"running": {"startedAt": "2026-11-21T08:23:15Z"}}
     ("found", "expected"),
     [
         (pod(terminated(0, "Completed")), ExitFacts(exit_code=0)),
-        (pod(terminated(1, message="ValueError: x\n")), ExitFacts(exit_code=1, log_tail="ValueError: x\n")),
+        (
+            pod(terminated(1, message="ValueError: x\n")),
+            ExitFacts(exit_code=1, log_tail="ValueError: x\n"),
+        ),
         (pod(terminated(66)), ExitFacts(exit_code=66)),
         (pod(terminated(137)), ExitFacts(signal=9)),
         (pod(terminated(143)), ExitFacts(signal=15)),
@@ -51,14 +91,26 @@ RUNNING = {"running": {"startedAt": "2026-11-21T08:23:15Z"}}
         ),
         (pod(terminated(255)), ExitFacts(exit_code=255)),
         (pod(terminated(137, "OOMKilled")), ExitFacts(signal=9, reason="OOMKilled")),
-        (pod(terminated(137, "OOMKilled"), reason="Evicted"), ExitFacts(signal=9, reason="OOMKilled")),
-        (pod(terminated(137, "ContainerStatusUnknown")), ExitFacts(reason="ContainerStatusUnknown")),
-        (pod(phase="Failed", reason="Evicted", message="low on memory"), ExitFacts(reason="Evicted", log_tail="low on memory")),
+        (
+            pod(terminated(137, "OOMKilled"), reason="Evicted"),
+            ExitFacts(signal=9, reason="OOMKilled"),
+        ),
+        (
+            pod(terminated(137, "ContainerStatusUnknown")),
+            ExitFacts(reason="ContainerStatusUnknown"),
+        ),
+        (
+            pod(phase="Failed", reason="Evicted", message="low on memory"),
+            ExitFacts(reason="Evicted", log_tail="low on memory"),
+        ),
         (
             pod(terminated(143), conditions=[DISRUPTED]),
             ExitFacts(signal=15, conditions=("DisruptionTarget:PreemptionByScheduler",)),
         ),
-        (pod(terminated(0, "Completed"), conditions=[DISRUPTED | {"status": "False"}]), ExitFacts(exit_code=0)),
+        (
+            pod(terminated(0, "Completed"), conditions=[DISRUPTED | {"status": "False"}]),
+            ExitFacts(exit_code=0),
+        ),
         (pod(RUNNING), ExitFacts()),
         (pod(terminated(66), deleted=30), ExitFacts(exit_code=66, reason="Deleted")),
         (
@@ -67,7 +119,12 @@ RUNNING = {"running": {"startedAt": "2026-11-21T08:23:15Z"}}
         ),
         (pod(terminated(137, "OOMKilled"), deleted=30), ExitFacts(signal=9, reason="OOMKilled")),
         (
-            pod(terminated(137, message="step 7"), phase="Failed", reason="Evicted", message="The node was low on memory"),
+            pod(
+                terminated(137, message="step 7"),
+                phase="Failed",
+                reason="Evicted",
+                message="The node was low on memory",
+            ),
             ExitFacts(signal=9, reason="Evicted", log_tail="The node was low on memory\nstep 7"),
         ),
     ],
@@ -81,17 +138,36 @@ def test_facts_of_an_end_are_the_platforms_own(found: dict, expected: ExitFacts)
     [
         (pod(node=""), "waiting to be placed on a node"),
         (
-            pod(node="", conditions=[{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}]),
+            pod(
+                node="",
+                conditions=[
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "message": "0/3 nodes are available",
+                    }
+                ],
+            ),
             "no node has room for it: 0/3 nodes are available",
         ),
         (pod(), "node node0 is preparing it"),
         (pod({"waiting": {"reason": "ContainerCreating"}}), "node node0 is preparing it"),
         (
             pod(BACK_OFF),
-            'image r/zoo:1 cannot be pulled (ImagePullBackOff): Back-off pulling image "r/zoo:1": 401 Unauthorized',
+            (
+                "image r/zoo:1 cannot be pulled (ImagePullBackOff): Back-off pulling image"
+                ' "r/zoo:1": 401 Unauthorized'
+            ),
         ),
         (
-            pod({"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "t" not found'}}),
+            pod(
+                {
+                    "waiting": {
+                        "reason": "CreateContainerConfigError",
+                        "message": 'secret "t" not found',
+                    }
+                }
+            ),
             'its container cannot be set up: secret "t" not found',
         ),
         (pod({"waiting": {"reason": "Odd"}}), "Odd"),
@@ -99,11 +175,15 @@ def test_facts_of_an_end_are_the_platforms_own(found: dict, expected: ExitFacts)
 )
 def test_what_a_pod_waits_for_is_told_in_words(found: dict, words: str) -> None:
     assert trouble(found).text == words
-    assert observed(found) == ProcessObserved(W0, running=False, where=found["spec"].get("nodeName", ""), waiting_for=words)
+    assert observed(found) == ProcessObserved(
+        W0, running=False, where=found["spec"].get("nodeName", ""), waiting_for=words
+    )
 
 
 def test_a_pod_has_ended_with_its_container_or_with_its_phase() -> None:
-    assert [has_ended(each) for each in (pod(), pod(RUNNING), pod(terminated(0)), pod(phase="Failed"))] == [
+    assert [
+        has_ended(each) for each in (pod(), pod(RUNNING), pod(terminated(0)), pod(phase="Failed"))
+    ] == [
         False,
         False,
         True,
@@ -111,31 +191,94 @@ def test_a_pod_has_ended_with_its_container_or_with_its_phase() -> None:
     ]
 
 
-QUOTA = 'pods "w" is forbidden: exceeded quota: team, requested: cpu=2,pods=1, used: cpu=8,pods=4, limited: cpu=8,pods=9'
-SECURITY = 'pods "w" is forbidden: violates PodSecurity "restricted:latest": runAsUser=0 (pod must not set runAsUser=0)'
-RIGHTS = 'pods is forbidden: User "system:serviceaccount:ns:elasticdl" cannot create resource "pods" in API group "" in the namespace "ns"'
+QUOTA = (
+    'pods "w" is forbidden: exceeded quota: team, requested: cpu=2,pods=1, used: cpu=8,pods=4,'
+    " limited: cpu=8,pods=9"
+)
+SECURITY = (
+    'pods "w" is forbidden: violates PodSecurity "restricted:latest": runAsUser=0 (pod must not set'
+    " runAsUser=0)"
+)
+RIGHTS = (
+    'pods is forbidden: User "system:serviceaccount:ns:elasticdl" cannot create resource "pods" in'
+    ' API group "" in the namespace "ns"'
+)
 
 
 @pytest.mark.parametrize(
     ("code", "message", "words", "retry"),
     [
-        (403, QUOTA, "quota team exhausted: cpu 8 of 8 used, 2 more asked for; pods 4 of 9 used, 1 more asked for", True),
+        (
+            403,
+            QUOTA,
+            (
+                "quota team exhausted: cpu 8 of 8 used, 2 more asked for; pods 4 of 9 used, 1 more"
+                " asked for"
+            ),
+            True,
+        ),
         (
             403,
             'pods "w" is forbidden: failed quota: team: must specify cpu for: process',
             "quota team wants the pod to say its cpu",
             False,
         ),
-        (403, 'pods "w" is forbidden: status unknown for quota: team, resources: cpu', "quota team is new", True),
-        (403, 'pods "w" is forbidden: not yet ready to handle request', "the API server has just started", True),
+        (
+            403,
+            'pods "w" is forbidden: status unknown for quota: team, resources: cpu',
+            "quota team is new",
+            True,
+        ),
+        (
+            403,
+            'pods "w" is forbidden: not yet ready to handle request',
+            "the API server has just started",
+            True,
+        ),
         (403, SECURITY, "pod security (restricted:latest) does not allow it: runAsUser=0", False),
-        (403, RIGHTS, "service account elasticdl of namespace ns may not create pods in namespace ns; docker/rbac.yaml", False),
-        (403, 'pods "w" is forbidden: no PriorityClass with name x was found', "no priority class x", False),
-        (403, 'error looking up service account ns/a: serviceaccount "a" not found', "no service account a", False),
-        (403, 'error looking up service account ns/default: serviceaccount "default" not found', "default", True),
-        (403, "forbidden: unable to create new content in namespace ns because it is being terminated", "being deleted", False),
+        (
+            403,
+            RIGHTS,
+            (
+                "service account elasticdl of namespace ns may not create pods in namespace ns;"
+                " docker/rbac.yaml"
+            ),
+            False,
+        ),
+        (
+            403,
+            'pods "w" is forbidden: no PriorityClass with name x was found',
+            "no priority class x",
+            False,
+        ),
+        (
+            403,
+            'error looking up service account ns/a: serviceaccount "a" not found',
+            "no service account a",
+            False,
+        ),
+        (
+            403,
+            'error looking up service account ns/default: serviceaccount "default" not found',
+            "default",
+            True,
+        ),
+        (
+            403,
+            (
+                "forbidden: unable to create new content in namespace ns because it is being"
+                " terminated"
+            ),
+            "being deleted",
+            False,
+        ),
         (403, "out of the blue", "the cluster forbids it: out of the blue", False),
-        (400, 'admission webhook "v.kyverno" denied the request: no latest tag', "webhook v.kyverno said no: no latest tag", False),
+        (
+            400,
+            'admission webhook "v.kyverno" denied the request: no latest tag',
+            "webhook v.kyverno said no: no latest tag",
+            False,
+        ),
         (404, 'namespaces "ns" not found', "there is no namespace ns", False),
         (401, "Unauthorized", "does not know us", True),
         (422, "Pod is invalid: spec.x: Required", "does not accept the pod: Pod is invalid", False),
@@ -143,7 +286,9 @@ RIGHTS = 'pods is forbidden: User "system:serviceaccount:ns:elasticdl" cannot cr
         (500, "failed calling webhook", "500", True),
     ],
 )
-def test_a_refusal_is_told_in_words_and_whether_to_try_again(code: int, message: str, words: str, retry: bool) -> None:
+def test_a_refusal_is_told_in_words_and_whether_to_try_again(
+    code: int, message: str, words: str, retry: bool
+) -> None:
     told = refusal(code, message)
     assert words in told.reason
     assert told.retry is retry
@@ -179,7 +324,9 @@ def test_an_end_asked_for_before_the_pod_was_seen_is_still_ours() -> None:
     assert ended is not None and ended.facts().asked
 
 
-def test_the_same_news_is_not_told_twice_and_a_running_process_does_not_go_back_to_waiting() -> None:
+def test_the_same_news_is_not_told_twice_and_a_running_process_does_not_go_back_to_waiting() -> (
+    None
+):
     async def scenario() -> list[bool]:
         desk = Desk()
         events = desk.board.listen()
@@ -218,12 +365,19 @@ def test_an_image_that_does_not_come_is_given_up_once_with_the_registrys_words()
     assert desk.book.hopeless() == []
     ended = desk.book.gone(pod(terminated(137, "ContainerStatusUnknown")))
     assert ended is life
-    assert (ended.facts().reason, "401 Unauthorized" in ended.facts().log_tail) == ("ImagePullFailed", True)
+    assert (ended.facts().reason, "401 Unauthorized" in ended.facts().log_tail) == (
+        "ImagePullFailed",
+        True,
+    )
 
 
 def test_what_the_registry_said_is_told_although_the_node_says_less_between_its_tries() -> None:
     desk = Desk()
-    desk.book.changed(pod({"waiting": {"reason": "ErrImagePull", "message": "the registry said 401 Unauthorized"}}))
+    desk.book.changed(
+        pod(
+            {"waiting": {"reason": "ErrImagePull", "message": "the registry said 401 Unauthorized"}}
+        )
+    )
     desk.book.changed(pod({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}}))
     desk.clock.advance(PATIENCE_S + 1)
     (life,) = desk.book.hopeless()
@@ -231,7 +385,12 @@ def test_what_the_registry_said_is_told_although_the_node_says_less_between_its_
 
 
 def test_a_container_that_can_never_be_set_up_is_given_up_as_a_start_error() -> None:
-    desk, stuck = Desk(), pod({"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "t" not found'}})
+    desk, stuck = (
+        Desk(),
+        pod(
+            {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "t" not found'}}
+        ),
+    )
     desk.book.changed(stuck)
     desk.clock.advance(PATIENCE_S + 1)
     (life,) = desk.book.hopeless()
@@ -248,14 +407,28 @@ def test_a_deletion_that_we_asked_for_is_not_somebodys() -> None:
 
 WORDS = [
     (pod(terminated(137, "OOMKilled")), Cause.OUT_OF_MEMORY),
-    (pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory."), Cause.EVICTED),
+    (
+        pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory."),
+        Cause.EVICTED,
+    ),
     (pod(phase="Failed", reason="Preempting"), Cause.PREEMPTED),
     (
-        pod(phase="Failed", reason="Terminated", message="Pod was terminated in response to imminent node shutdown."),
+        pod(
+            phase="Failed",
+            reason="Terminated",
+            message="Pod was terminated in response to imminent node shutdown.",
+        ),
         Cause.NODE_DRAINED,
     ),
     (pod(phase="Failed", reason="NodeLost"), Cause.NODE_LOST),
-    (pod(phase="Failed", reason="OutOfcpu", message="Pod was rejected: Node didn't have enough resource: cpu"), Cause.EVICTED),
+    (
+        pod(
+            phase="Failed",
+            reason="OutOfcpu",
+            message="Pod was rejected: Node didn't have enough resource: cpu",
+        ),
+        Cause.EVICTED,
+    ),
     (pod(phase="Failed", reason="UnexpectedAdmissionError", message="no gpu"), Cause.EVICTED),
     (pod(terminated(137, "ContainerStatusUnknown")), Cause.NODE_LOST),
     (pod(terminated(128, "StartError", 'exec: "trian": not found')), Cause.START_ERROR),
@@ -280,16 +453,17 @@ WORDS = [
 def test_every_word_of_the_platform_has_its_cause(found: dict, cause: Cause) -> None:
     told = verdict(exit_facts(found, asked=False))
     assert told.cause is cause and told.text
-    spoken = found["status"].get("message") or ((found["status"]["containerStatuses"] or [{}])[0].get("state") or {}).get(
-        "terminated", {}
-    ).get("message")
+    spoken = found["status"].get("message") or (
+        (found["status"]["containerStatuses"] or [{}])[0].get("state") or {}
+    ).get("terminated", {}).get("message")
     if cause in (Cause.EVICTED, Cause.START_ERROR) and spoken:
         assert spoken in told.text
 
 
 def test_our_own_words_have_their_causes() -> None:
     causes = {
-        word: verdict(ExitFacts(reason=word, log_tail="401")).cause for word in (IMAGE_FAILED, START_FAILED, DELETED, NODE_LOST)
+        word: verdict(ExitFacts(reason=word, log_tail="401")).cause
+        for word in (IMAGE_FAILED, START_FAILED, DELETED, NODE_LOST)
     }
     assert causes == {
         IMAGE_FAILED: Cause.IMAGE,
@@ -309,8 +483,12 @@ def test_a_pod_that_its_node_does_not_end_is_lost_after_its_grace_and_told_once(
     assert desk.book.lost() == [] and desk.book.gone(pod(terminated(137), deleted=30)) is None
 
 
-@pytest.mark.parametrize(("first_s", "second_s", "forced"), [(600, 0, True), (5, 600, False), (5, 5, False)])
-def test_only_a_shorter_grace_forces_a_pod_off_the_books(first_s: float, second_s: float, forced: bool) -> None:
+@pytest.mark.parametrize(
+    ("first_s", "second_s", "forced"), [(600, 0, True), (5, 600, False), (5, 5, False)]
+)
+def test_only_a_shorter_grace_forces_a_pod_off_the_books(
+    first_s: float, second_s: float, forced: bool
+) -> None:
     desk = Desk()
     desk.book.changed(pod(RUNNING))
     desk.book.ask(W0, first_s)

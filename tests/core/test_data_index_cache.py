@@ -71,7 +71,12 @@ def test_what_somebody_is_making_stays_and_what_somebody_left_half_made_goes(cac
     os.utime(cache / "notes.txt", (0, 0))
     index_cache.keep("b", b"b")
     index_cache.tidy()
-    assert {path.name for path in cache.iterdir()} == {"a.index", "b.index", "making.tmp", "notes.txt"}, "only what is ours goes"
+    assert {path.name for path in cache.iterdir()} == {
+        "a.index",
+        "b.index",
+        "making.tmp",
+        "notes.txt",
+    }, "only what is ours goes"
 
 
 def test_what_earlier_versions_left_beside_the_folder_goes(cache, tmp_path):
@@ -93,7 +98,12 @@ for number in range(60):
     index_cache.prune(index_cache.directory(), files_max=4)
     assert index_cache.read(name) in (name.encode(), None)
 """
-    processes = [subprocess.Popen([sys.executable, "-c", program, str(one)], stderr=subprocess.PIPE, text=True) for one in range(3)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(one)], stderr=subprocess.PIPE, text=True
+        )
+        for one in range(3)
+    ]
     for process in processes:
         errors = process.communicate(timeout=60)[1]
         assert (process.returncode, errors) == (0, "")

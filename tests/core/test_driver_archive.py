@@ -1,4 +1,6 @@
-"""What a job begins with, and how a view becomes a checkpoint: on a real directory, with servers that only write files."""
+"""What a job begins with, and how a view becomes a checkpoint: on a real directory, with servers
+that only write files.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Writer:
     async def gate(self, *, timeout_s: float) -> dict[str, int]:
         raise NotImplementedError
 
-    async def cut(self, snapshot: SnapshotId, admit_until: Mapping[str, int], *, timeout_s: float) -> ServerCut:
+    async def cut(
+        self, snapshot: SnapshotId, admit_until: Mapping[str, int], *, timeout_s: float
+    ) -> ServerCut:
         raise NotImplementedError
 
     async def ungate(self, *, timeout_s: float) -> None:
@@ -70,7 +74,13 @@ class Writer:
 class Bench:
     def __init__(self, directory: Path, **flags: object) -> None:
         self.checkpoints = directory / "checkpoints"
-        given = {"model_zoo": "z", "model_def": "m", "training_data": "t", "num_ps_pods": 2, **flags}
+        given = {
+            "model_zoo": "z",
+            "model_def": "m",
+            "training_data": "t",
+            "num_ps_pods": 2,
+            **flags,
+        }
         self.archive = CheckpointArchive(JobSpec.from_flags(Action.TRAIN, given), self.checkpoints)
         self.writers = [Writer("a"), Writer("b")]
 
@@ -82,7 +92,9 @@ class Bench:
         roster = PsRegistry(2, lambda name, _: self.writers[name.index])
         for name in names:
             roster.attach(name, "x")
-        return await self.archive.save(SaveSnapshot(SnapshotId(1), version, ledger), Snapshots(roster))
+        return await self.archive.save(
+            SaveSnapshot(SnapshotId(1), version, ledger), Snapshots(roster)
+        )
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.checkpoints.iterdir())
@@ -93,12 +105,20 @@ def test_a_checkpoint_is_whole_and_servers_that_come_up_restore_it(tmp_path: Pat
     path, size = bench.save(40, json.dumps({"cursor": 3}))
     found = store.newest(bench.checkpoints)
     assert found is not None and str(found.directory) == path == bench.archive.restore_from
-    assert (found.manifest.version, found.manifest.servers, found.manifest.rows, size) == (40, 2, 14, 60)
+    assert (found.manifest.version, found.manifest.servers, found.manifest.rows, size) == (
+        40,
+        2,
+        14,
+        60,
+    )
     assert json.loads(found.manifest.ledger) == {"cursor": 3}
 
 
 def test_only_the_newest_are_kept_and_zero_keeps_all(tmp_path: Path) -> None:
-    two, every = Bench(tmp_path / "two", keep_checkpoint_max=2), Bench(tmp_path / "all", keep_checkpoint_max=0)
+    two, every = (
+        Bench(tmp_path / "two", keep_checkpoint_max=2),
+        Bench(tmp_path / "all", keep_checkpoint_max=0),
+    )
     for version in (1, 2, 10, 11):
         two.save(version)
         every.save(version)
@@ -106,7 +126,9 @@ def test_only_the_newest_are_kept_and_zero_keeps_all(tmp_path: Path) -> None:
     assert len(every.names()) == 4
 
 
-def test_a_checkpoint_is_not_removed_for_a_later_version_that_was_passed_over(tmp_path: Path) -> None:
+def test_a_checkpoint_is_not_removed_for_a_later_version_that_was_passed_over(
+    tmp_path: Path,
+) -> None:
     """A job that went on from version 3, since 5 was damaged, is at 4 when it saves."""
     bench = Bench(tmp_path, keep_checkpoint_max=1, resume=True)
     bench.save(3)
@@ -120,14 +142,20 @@ def test_a_checkpoint_is_not_removed_for_a_later_version_that_was_passed_over(tm
 
 
 @pytest.mark.parametrize("beginning", ["resume", "init"])
-def test_a_checkpoint_of_the_other_strategy_is_refused_by_name(tmp_path: Path, beginning: str) -> None:
+def test_a_checkpoint_of_the_other_strategy_is_refused_by_name(
+    tmp_path: Path, beginning: str
+) -> None:
     """Before any process starts: servers and rings would only find files that they cannot read."""
     made = Bench(tmp_path)
     path, _ = made.save(3, "ledger")
     asked = {"resume": True} if beginning == "resume" else {"checkpoint_dir_for_init": path}
     ring = Bench(tmp_path, distribution_strategy="AllreduceStrategy", num_ps_pods=0, **asked)
     with pytest.raises(
-        UserError, match="made with --distribution-strategy ParameterServerStrategy, this job has AllreduceStrategy"
+        UserError,
+        match=(
+            "made with --distribution-strategy ParameterServerStrategy, this job has"
+            " AllreduceStrategy"
+        ),
     ):
         ring.archive.beginning()
 
@@ -140,26 +168,39 @@ def test_a_version_that_is_saved_again_takes_the_place_of_the_first(tmp_path: Pa
     assert bench.archive.restore_from == path
 
 
-def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     acts: list[str] = []
     with monkeypatch.context() as patched:
-        patched.setattr("os.fsync", lambda descriptor: acts.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))))
+        patched.setattr(
+            "os.fsync",
+            lambda descriptor: acts.append(
+                os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
+            ),
+        )
         rename = Path.rename
-        patched.setattr(Path, "rename", lambda path, target: acts.append("rename") or rename(path, target))
+        patched.setattr(
+            Path, "rename", lambda path, target: acts.append("rename") or rename(path, target)
+        )
         Bench(tmp_path).save(3)
     manifest, making, *rest = acts
     assert manifest == "manifest.json" and making.startswith(".making-")
     assert rest == ["rename", "checkpoints"]
 
 
-def test_a_master_that_dies_while_it_replaces_a_checkpoint_leaves_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_master_that_dies_while_it_replaces_a_checkpoint_leaves_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its last act is each of those on the directories, in turn."""
     for last in range(1, 4):
         bench = Bench(tmp_path / str(last), resume=True)
         bench.save(3, "kept")
         acts = 0
 
-        def act(real: Callable[..., object], *arguments: object, last: int = last, **options: object) -> object:
+        def act(
+            real: Callable[..., object], *arguments: object, last: int = last, **options: object
+        ) -> object:
             nonlocal acts
             acts += 1
             if acts > last:
@@ -167,7 +208,11 @@ def test_a_master_that_dies_while_it_replaces_a_checkpoint_leaves_one(tmp_path: 
             return real(*arguments, **options)
 
         with monkeypatch.context() as patched:
-            patched.setattr(Path, "rename", partialmethod(lambda path, target, real: act(real, path, target), real=Path.rename))
+            patched.setattr(
+                Path,
+                "rename",
+                partialmethod(lambda path, target, real: act(real, path, target), real=Path.rename),
+            )
             patched.setattr(shutil, "rmtree", partial(act, shutil.rmtree))
             with suppress(SystemExit):
                 bench.save(3, "kept")
@@ -292,8 +337,12 @@ def test_a_resume_from_nothing_or_from_parameters_alone_is_refused(tmp_path: Pat
 
 def test_another_jobs_checkpoint_gives_its_parameters_only(tmp_path: Path) -> None:
     path, _ = Bench(tmp_path / "first").save(9, "its ledger")
-    bench = Bench(tmp_path / "second", checkpoint_dir_for_init=str(tmp_path / "first" / "checkpoints"))
+    bench = Bench(
+        tmp_path / "second", checkpoint_dir_for_init=str(tmp_path / "first" / "checkpoints")
+    )
     beginning = bench.archive.beginning()
     assert (beginning.restore_from, beginning.ledger, beginning.version) == (path, "", 0)
     with pytest.raises(UserError, match="no checkpoint in"):
-        Bench(tmp_path / "third", checkpoint_dir_for_init=str(tmp_path / "nowhere")).archive.beginning()
+        Bench(
+            tmp_path / "third", checkpoint_dir_for_init=str(tmp_path / "nowhere")
+        ).archive.beginning()

@@ -122,7 +122,9 @@ async def test_a_lease_that_comes_in_the_moment_of_the_cancellation_goes_back(be
 
 
 @on_loop
-async def test_a_lease_taken_by_a_retry_does_not_go_back_when_the_first_call_is_cancelled(bench: Bench) -> None:
+async def test_a_lease_taken_by_a_retry_does_not_go_back_when_the_first_call_is_cancelled(
+    bench: Bench,
+) -> None:
     poll = bench.poll(1)
     await settle()
     bench.desk.answer(WORKER, lease(7))
@@ -183,7 +185,9 @@ async def test_a_lease_without_a_shard_is_kept_for_its_worker(bench: Bench) -> N
 
 
 @on_loop
-async def test_a_worker_that_left_waits_no_more_and_its_leases_are_not_returned_twice(bench: Bench) -> None:
+async def test_a_worker_that_left_waits_no_more_and_its_leases_are_not_returned_twice(
+    bench: Bench,
+) -> None:
     poll = bench.poll(1)
     await settle()
     bench.desk.leave(WORKER)

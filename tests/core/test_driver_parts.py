@@ -49,7 +49,7 @@ def applied(offset: int, shard: int = 4, attempt: int = 0) -> Applied:
     return Applied(ShardId(shard), attempt, offset)
 
 
-# -- one cut ----------------------------------------------------------------------------------------------------------
+# one cut
 
 
 def test_what_any_server_has_all_are_to_get() -> None:
@@ -62,7 +62,10 @@ def test_a_push_that_only_some_servers_have_is_not_in_the_cut() -> None:
 
 
 def test_the_push_before_may_be_of_another_shard() -> None:
-    cuts = [ServerCut(1, {"a": applied(10, shard=9)}, {"a": 8}), ServerCut(1, {"a": applied(100, shard=2)}, {"a": 7})]
+    cuts = [
+        ServerCut(1, {"a": applied(10, shard=9)}, {"a": 8}),
+        ServerCut(1, {"a": applied(100, shard=2)}, {"a": 7}),
+    ]
     assert agreed(cuts).applied == {"a": applied(100, shard=2)}
 
 
@@ -74,12 +77,14 @@ def test_a_cut_never_claims_more_than_the_server_that_has_least(servers: int, se
     for _ in range(servers):
         numbers = {worker: number - chance.randrange(2) for worker, number in whole.items()}
         numbers = {worker: number for worker, number in numbers.items() if number}
-        cuts.append(ServerCut(0, {worker: applied(number) for worker, number in numbers.items()}, numbers))
+        cuts.append(
+            ServerCut(0, {worker: applied(number) for worker, number in numbers.items()}, numbers)
+        )
     for worker, part in agreed(cuts).applied.items():
         assert part.offset == min(cut.applied[worker].offset for cut in cuts)
 
 
-# -- journal ----------------------------------------------------------------------------------------------------------
+# journal
 
 
 def test_time_and_questions_without_effect_are_not_kept() -> None:
@@ -95,13 +100,17 @@ def test_time_and_questions_without_effect_are_not_kept() -> None:
 
 def test_progress_in_the_middle_of_a_shard_frees_no_work() -> None:
     assert not may_free_work(happened.ProgressReported(1.0, WORKER, Task.TRAINING, applied(3)))
-    assert may_free_work(happened.ProgressReported(1.0, WORKER, Task.TRAINING, applied(3), done=True))
+    assert may_free_work(
+        happened.ProgressReported(1.0, WORKER, Task.TRAINING, applied(3), done=True)
+    )
     assert may_free_work(happened.WorkerFenced(1.0, WORKER, ()))
     assert may_free_work(happened.Tick(1.0))
-    assert not may_free_work(happened.LeaseRequested(1.0, WORKER)), "or the questions would never end"
+    assert not may_free_work(happened.LeaseRequested(1.0, WORKER)), (
+        "or the questions would never end"
+    )
 
 
-# -- throughput -------------------------------------------------------------------------------------------------------
+# throughput
 
 
 def progress(offset: int, *, attempt: int = 0, done: bool = False) -> Progress:
@@ -157,7 +166,7 @@ def test_other_tasks_and_leases_that_are_over_do_not_count() -> None:
     assert speed.by_worker(2.0) == {}
 
 
-# -- attendance -------------------------------------------------------------------------------------------------------
+# attendance
 
 
 def test_of_two_processes_of_one_name_the_first_speaks() -> None:
@@ -180,7 +189,8 @@ def test_silence_ends_with_a_word_and_a_pause_of_the_master_is_not_held_against_
     book.heard(WORKER)
     assert dict(book.pass_time(3600.0)) == {WORKER: 0.5, OTHER: 8.5}
     for _ in range(3):
-        # A master that gets a tick every four seconds only: whoever reports in between is never silent for long.
+        # A master that gets a tick every four seconds only: whoever reports in between is never
+        # silent for long.
         assert dict(book.pass_time(4.0))[OTHER] < 10.5
     assert dict(book.pass_time(1.0)) == {WORKER: 3.0, OTHER: 11.0}
     assert (book.peak_bytes(WORKER), book.peak_bytes(ProcessName(Role.WORKER, 9))) == (None, None)
@@ -191,7 +201,7 @@ def test_silence_ends_with_a_word_and_a_pause_of_the_master_is_not_held_against_
     assert book.peak_bytes(WORKER) == 9
 
 
-# -- orders -----------------------------------------------------------------------------------------------------------
+# orders
 
 
 def test_orders_wait_for_a_stream_and_one_that_was_not_taken_is_told_again() -> None:
@@ -214,11 +224,17 @@ def test_orders_wait_for_a_stream_and_one_that_was_not_taken_is_told_again() -> 
     asyncio.run(story())
 
 
-# -- processes --------------------------------------------------------------------------------------------------------
+# processes
 
 
 def test_a_process_gets_its_address_and_the_users_environment_cannot_change_ours() -> None:
-    flags = {"model_zoo": "z", "model_def": "m", "training_data": "t", "num_workers": "1:4", "num_ps_pods": 2}
+    flags = {
+        "model_zoo": "z",
+        "model_def": "m",
+        "training_data": "t",
+        "num_workers": "1:4",
+        "num_ps_pods": 2,
+    }
     spec = JobSpec.from_flags(Action.TRAIN, {**flags, "envs": "A=1;ELASTICDL_MASTER=evil"})
     placing = ProcessEnv(spec, "/job", "127.0.0.1:7", "hush-hush", cores=8.0)
     worker, server = placing(WORKER), placing(ProcessName(Role.PS, 1, 3))
@@ -235,8 +251,15 @@ def test_a_process_gets_its_address_and_the_users_environment_cannot_change_ours
     assert "hush-hush" not in repr(placing)
 
 
-def test_workers_on_a_ring_keep_memory_that_is_quick_to_free_unless_the_user_says_otherwise() -> None:
-    flags = {"model_zoo": "z", "model_def": "m", "training_data": "t", "distribution_strategy": "AllreduceStrategy"}
+def test_workers_on_a_ring_keep_memory_that_is_quick_to_free_unless_the_user_says_otherwise() -> (
+    None
+):
+    flags = {
+        "model_zoo": "z",
+        "model_def": "m",
+        "training_data": "t",
+        "distribution_strategy": "AllreduceStrategy",
+    }
     spec = JobSpec.from_flags(Action.TRAIN, {**flags, "envs": "PYTHONMALLOC=debug"})
     worker = ProcessEnv(spec, "/job", "127.0.0.1:7", "hush-hush", cores=8.0)(WORKER)
     assert worker.env["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
@@ -269,7 +292,9 @@ def test_a_stop_waits_for_a_start_that_is_under_way() -> None:
 
 
 def test_a_start_that_takes_so_long_that_it_is_ordered_again_is_made_once() -> None:
-    """An API server that is slow to create: the second order came while the first was under way, and ended the master."""
+    """An API server that is slow to create: the second order came while the first was under way,
+    and ended the master.
+    """
 
     async def story() -> None:
         cluster = FakeCluster()
@@ -296,7 +321,9 @@ def test_a_start_that_takes_so_long_that_it_is_ordered_again_is_made_once() -> N
 
 
 def test_gates_stay_closed_until_the_core_has_handled_the_cut() -> None:
-    """A push that is let in before could be reported before: the ledger of the cut would have it, the weights would not."""
+    """A push that is let in before could be reported before: the ledger of the cut would have it,
+    the weights would not.
+    """
 
     class Gates:
         closed = False
@@ -325,7 +352,7 @@ def test_gates_stay_closed_until_the_core_has_handled_the_cut() -> None:
     asyncio.run(story())
 
 
-# -- inbox ------------------------------------------------------------------------------------------------------------
+# inbox
 
 
 def test_events_come_out_in_order_and_a_task_that_fails_is_heard_of() -> None:
@@ -349,7 +376,7 @@ def test_events_come_out_in_order_and_a_task_that_fails_is_heard_of() -> None:
     asyncio.run(story())
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
+# files
 
 
 def test_a_file_is_replaced_whole_and_with_its_mode(tmp_path: Path) -> None:
@@ -361,7 +388,9 @@ def test_a_file_is_replaced_whole_and_with_its_mode(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_lines_that_cannot_be_written_cost_a_warning_not_the_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_that_cannot_be_written_cost_a_warning_not_the_job(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lines = JsonLines(tmp_path / "missing" / "events.jsonl")
     lines.append({"a": 1})
     lines.append({"a": 2})
@@ -372,7 +401,7 @@ def test_lines_that_cannot_be_written_cost_a_warning_not_the_job(tmp_path: Path,
     assert (tmp_path / "missing" / "events.jsonl").read_text() == '{"a": 3}\n'
 
 
-# -- errors of the wire -----------------------------------------------------------------------------------------------
+# errors of the wire
 
 
 class Fault(grpc.RpcError):
@@ -398,7 +427,9 @@ class Fault(grpc.RpcError):
         (grpc.StatusCode.UNIMPLEMENTED, PermanentError),
     ],
 )
-def test_every_error_of_grpc_becomes_one_of_ours(code: grpc.StatusCode, kind: type[Exception]) -> None:
+def test_every_error_of_grpc_becomes_one_of_ours(
+    code: grpc.StatusCode, kind: type[Exception]
+) -> None:
     error = mapped(Fault(code, "what it said"), "lease of worker-1")
     assert type(error) is kind
     assert error.message.startswith("lease of worker-1: what it said")

@@ -1,4 +1,6 @@
-"""What a message that changes nothing leaves behind: a count by its cause, and an error where no correct process sends it."""
+"""What a message that changes nothing leaves behind: a count by its cause, and an error where no
+correct process sends it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def job(bench):
     return made
 
 
-def progress(worker: ProcessName, shard: int, attempt: int, offset: int, task: Task = Task.TRAINING, **more):
+def progress(
+    worker: ProcessName, shard: int, attempt: int, offset: int, task: Task = Task.TRAINING, **more
+):
     return e.ProgressReported(0, worker, task, Applied(ShardId(shard), attempt, offset), **more)
 
 
@@ -49,26 +53,52 @@ def progress(worker: ProcessName, shard: int, attempt: int, offset: int, task: T
     ("message", "cause"),
     [
         (lambda job, one: progress(one, job.done.shard.id, 0, 8), DropCause.VOIDED_LEASE),
-        (lambda job, one: e.LeaseReturned(0, one, Applied(job.done.shard.id, 0, 8)), DropCause.VOIDED_LEASE),
-        (lambda job, one: e.TaskFailed(0, one, Task.TRAINING, job.done.shard.id, 0, "x"), DropCause.VOIDED_LEASE),
+        (
+            lambda job, one: e.LeaseReturned(0, one, Applied(job.done.shard.id, 0, 8)),
+            DropCause.VOIDED_LEASE,
+        ),
+        (
+            lambda job, one: e.TaskFailed(0, one, Task.TRAINING, job.done.shard.id, 0, "x"),
+            DropCause.VOIDED_LEASE,
+        ),
         (lambda job, one: progress(one, 0, 0, 8, Task.EVALUATION), DropCause.VOIDED_LEASE),
-        (lambda job, one: progress(job.worker(1), job.held.shard.id, 0, 8), DropCause.ENDED_PROCESS),
-        (lambda job, one: e.LeaseReturned(0, job.worker(1), Applied(job.held.shard.id, 0, 8)), DropCause.ENDED_PROCESS),
-        (lambda job, one: e.TaskFailed(0, job.worker(1), Task.TRAINING, job.held.shard.id, 0, "x"), DropCause.ENDED_PROCESS),
+        (
+            lambda job, one: progress(job.worker(1), job.held.shard.id, 0, 8),
+            DropCause.ENDED_PROCESS,
+        ),
+        (
+            lambda job, one: e.LeaseReturned(0, job.worker(1), Applied(job.held.shard.id, 0, 8)),
+            DropCause.ENDED_PROCESS,
+        ),
+        (
+            lambda job, one: e.TaskFailed(
+                0, job.worker(1), Task.TRAINING, job.held.shard.id, 0, "x"
+            ),
+            DropCause.ENDED_PROCESS,
+        ),
         (lambda job, one: e.StopAsked(0, job.worker(1), "enough"), DropCause.ENDED_PROCESS),
         (lambda job, one: e.StartWentOn(0, job.worker(1), "build"), DropCause.ENDED_PROCESS),
-        (lambda job, one: e.ProcessAttached(0, job.worker(1), "c", "b", None), DropCause.ENDED_PROCESS),
+        (
+            lambda job, one: e.ProcessAttached(0, job.worker(1), "c", "b", None),
+            DropCause.ENDED_PROCESS,
+        ),
         (lambda job, one: e.ExportFinished(0, one, "/model"), DropCause.LATE_EXPORT),
         (lambda job, one: e.SnapshotCut(0, SnapshotId(7), 3, {}), DropCause.LATE_SNAPSHOT),
         (lambda job, one: e.SnapshotFailed(0, SnapshotId(7), "no"), DropCause.LATE_SNAPSHOT),
         (lambda job, one: e.WorkerFenced(0, one, ()), DropCause.LATE_SETTLEMENT),
-        (lambda job, one: e.MessagesDropped(0, one, DropCause.STALE_GENERATION, 1), DropCause.STALE_GENERATION),
+        (
+            lambda job, one: e.MessagesDropped(0, one, DropCause.STALE_GENERATION, 1),
+            DropCause.STALE_GENERATION,
+        ),
         (lambda job, one: progress(one, 1000, 0, 8), DropCause.UNKNOWN_LEASE),
         (lambda job, one: progress(one, -1, 0, 8), DropCause.UNKNOWN_LEASE),
         (lambda job, one: progress(one, 1000, 0, 8, Task.EVALUATION), DropCause.UNKNOWN_LEASE),
         (lambda job, one: progress(one, job.held.shard.id, 1, 8), DropCause.UNKNOWN_LEASE),
         (lambda job, one: e.SummaryReported(0, one, 5, {}, False), DropCause.UNKNOWN_LEASE),
-        (lambda job, one: progress(one, job.held.shard.id, 0, 8, Task.PREDICTION), DropCause.OTHER_TASK),
+        (
+            lambda job, one: progress(one, job.held.shard.id, 0, 8, Task.PREDICTION),
+            DropCause.OTHER_TASK,
+        ),
     ],
 )
 def test_each_is_counted_once_and_changes_nothing_else(job, message, cause):
@@ -85,7 +115,10 @@ def test_more_records_than_a_shard_has_and_fewer_than_before_are_defects_that_ar
     assert dropped(job) == {"backward": 2, "beyond_lease": 2}
     assert job.total["trained"] == 32, "no more is booked than the shard has"
     first, second = errors(job)
-    assert "worker-0 told what it cannot know (backward), a defect of ElasticDL" in first and "beyond_lease" in second
+    assert (
+        "worker-0 told what it cannot know (backward), a defect of ElasticDL" in first
+        and "beyond_lease" in second
+    )
 
 
 def test_a_lease_of_another_worker_is_none_that_could_be_over(bench):
@@ -100,7 +133,9 @@ def test_what_a_worker_tells_of_leases_that_went_to_another_is_no_defect(bench):
     job = bench(num_workers=2)
     job.up(2)
     lease = job.lease(0)
-    job.put(e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, lease.attempt, 0), taken=False))
+    job.put(
+        e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, lease.attempt, 0), taken=False)
+    )
     again = job.lease(1)
     assert (again.shard, again.attempt) == (lease.shard, lease.attempt + 1)
     job.progress(0, lease, 8)
@@ -117,7 +152,9 @@ def test_a_summary_that_comes_too_late_is_counted(bench):
         job.put(e.SummaryReported(0, job.worker(0), 0, {"loss": 1.0}, False))
     assert dropped(job) == {"late_summary": 1}
     job.progress(0, lease, 8)
-    assert dropped(job) == {"late_summary": 1, "voided_lease": 1}, "there is no ledger any more that knew it"
+    assert dropped(job) == {"late_summary": 1, "voided_lease": 1}, (
+        "there is no ledger any more that knew it"
+    )
     assert not errors(job)
 
 
@@ -139,7 +176,11 @@ def test_what_a_ring_tells_again_is_counted_and_what_it_cannot_have_done_is_a_de
         for event in events:
             world.put(event)
         now = world.state.status().dropped
-        return {cause: count - counted.get(cause, 0) for cause, count in now.items() if count > counted.get(cause, 0)}
+        return {
+            cause: count - counted.get(cause, 0)
+            for cause, count in now.items()
+            if count > counted.get(cause, 0)
+        }
 
     assert new(progress(member, lease.shard.id, lease.attempt, 0)) == {"repeated_report": 1}
     assert new(progress(member, lease.shard.id, lease.attempt + 1, 8))["unknown_lease"] == 1
@@ -165,12 +206,16 @@ def test_the_journal_brings_the_counts_back(job, tmp_path):
 
 def test_what_processes_count_themselves_is_taken_as_the_difference_to_what_they_told_before():
     presence = Session("here")
-    assert presence.told({"dropped_voided_lease": 2.0, "repeated_pushes": 1.0, "dropped_nonsense": 9.0}) == {
+    assert presence.told(
+        {"dropped_voided_lease": 2.0, "repeated_pushes": 1.0, "dropped_nonsense": 9.0}
+    ) == {
         DropCause.VOIDED_LEASE: 2,
         DropCause.REPEATED_PUSH: 1,
     }
     assert presence.told({"dropped_voided_lease": 2.0, "repeated_pushes": 1.0}) == {}
-    assert presence.told({"dropped_voided_lease": 5.0, "repeated_pushes": 1.0}) == {DropCause.VOIDED_LEASE: 3}
+    assert presence.told({"dropped_voided_lease": 5.0, "repeated_pushes": 1.0}) == {
+        DropCause.VOIDED_LEASE: 3
+    }
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 1e300])
@@ -179,4 +224,10 @@ def test_a_gauge_that_is_no_count_counts_nothing(value):
 
 
 def test_causes_are_one_kind_or_the_other():
-    assert {cause.value for cause in WRONG} == {"unknown_lease", "other_task", "beyond_lease", "backward", "unknown_generation"}
+    assert {cause.value for cause in WRONG} == {
+        "unknown_lease",
+        "other_task",
+        "beyond_lease",
+        "backward",
+        "unknown_generation",
+    }

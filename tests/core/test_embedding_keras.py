@@ -7,25 +7,45 @@ import numpy as np
 import pytest
 
 from elasticdl.embedding.reference import ReferenceTable
-from elasticdl.embedding.spec import InitializerKind, InitializerSpec, OptimizerKind, OptimizerSpec, TableSpec
+from elasticdl.embedding.spec import (
+    InitializerKind,
+    InitializerSpec,
+    OptimizerKind,
+    OptimizerSpec,
+    TableSpec,
+)
 from elasticdl.embedding.table import native_optimizer, native_table
 from elasticdl.native import _native
 
 pytestmark = pytest.mark.core
 
 K = keras.optimizers
-SGD, ADAM, ADAGRAD, FTRL = OptimizerKind.SGD, OptimizerKind.ADAM, OptimizerKind.ADAGRAD, OptimizerKind.FTRL
+SGD, ADAM, ADAGRAD, FTRL = (
+    OptimizerKind.SGD,
+    OptimizerKind.ADAM,
+    OptimizerKind.ADAGRAD,
+    OptimizerKind.FTRL,
+)
 PAIRS = {
     "sgd": (lambda rate: K.SGD(rate), OptimizerSpec(kind=SGD)),
     "momentum": (lambda rate: K.SGD(rate, momentum=0.9), OptimizerSpec(kind=SGD, momentum=0.9)),
-    "nesterov": (lambda rate: K.SGD(rate, momentum=0.8, nesterov=True), OptimizerSpec(kind=SGD, momentum=0.8, nesterov=True)),
-    "sgd with decay": (lambda rate: K.SGD(rate, weight_decay=0.02), OptimizerSpec(kind=SGD, weight_decay=0.02)),
+    "nesterov": (
+        lambda rate: K.SGD(rate, momentum=0.8, nesterov=True),
+        OptimizerSpec(kind=SGD, momentum=0.8, nesterov=True),
+    ),
+    "sgd with decay": (
+        lambda rate: K.SGD(rate, weight_decay=0.02),
+        OptimizerSpec(kind=SGD, weight_decay=0.02),
+    ),
     "adam": (lambda rate: K.Adam(rate), OptimizerSpec(kind=ADAM)),
     "adam tuned": (
         lambda rate: K.Adam(rate, beta_1=0.8, beta_2=0.99, epsilon=1e-4),
         OptimizerSpec(kind=ADAM, beta_1=0.8, beta_2=0.99, epsilon=1e-4),
     ),
-    "adamw": (lambda rate: K.AdamW(rate, weight_decay=0.004), OptimizerSpec(kind=ADAM, weight_decay=0.004)),
+    "adamw": (
+        lambda rate: K.AdamW(rate, weight_decay=0.004),
+        OptimizerSpec(kind=ADAM, weight_decay=0.004),
+    ),
     "amsgrad": (lambda rate: K.Adam(rate, amsgrad=True), OptimizerSpec(kind=ADAM, amsgrad=True)),
     "adagrad": (lambda rate: K.Adagrad(rate), OptimizerSpec(kind=ADAGRAD)),
     "adagrad tuned": (
@@ -44,7 +64,13 @@ PAIRS = {
             beta=0.04,
         ),
         OptimizerSpec(
-            kind=FTRL, learning_rate_power=-0.7, initial_accumulator_value=0.2, l1=0.01, l2=0.02, l2_shrinkage=0.03, beta=0.04
+            kind=FTRL,
+            learning_rate_power=-0.7,
+            initial_accumulator_value=0.2,
+            l1=0.01,
+            l2=0.02,
+            l2_shrinkage=0.03,
+            beta=0.04,
         ),
     ),
 }
@@ -74,12 +100,22 @@ def gradients() -> np.ndarray:
 @pytest.mark.parametrize("make", [native_table, ReferenceTable])
 def test_rows_touched_at_every_step_equal_kerass_over_a_hundred_steps(name, make, gradients):
     make_optimizer, spec = PAIRS[name]
-    table = make(TableSpec(name="t", dim=DIM, initializer=InitializerSpec(kind=InitializerKind.NORMAL, a=0.0, b=0.3), seed=4), spec)
+    table = make(
+        TableSpec(
+            name="t",
+            dim=DIM,
+            initializer=InitializerSpec(kind=InitializerKind.NORMAL, a=0.0, b=0.3),
+            seed=4,
+        ),
+        spec,
+    )
     ids = np.arange(-5, ROWS - 5, dtype=np.int64)
     start = table.lookup(ids)
     for step, gradient in enumerate(gradients, 1):
         table.apply(ids, gradient, rate_at(step), step)
-    np.testing.assert_allclose(table.lookup(ids), keras_weights(make_optimizer, start, gradients), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        table.lookup(ids), keras_weights(make_optimizer, start, gradients), rtol=1e-6, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", sorted(PAIRS))
@@ -87,9 +123,18 @@ def test_dense_weights_equal_kerass_over_a_hundred_steps(name, gradients):
     make_optimizer, spec = PAIRS[name]
     start = np.random.default_rng(4).normal(scale=0.3, size=(ROWS, DIM)).astype(np.float32)
     weights = start.copy().reshape(-1)
-    first = _native.Table(weights.size, _native.InitializerSpec("constant", 0.0, 0.0), native_optimizer(spec), 0)
+    first = _native.Table(
+        weights.size, _native.InitializerSpec("constant", 0.0, 0.0), native_optimizer(spec), 0
+    )
     first.lookup(np.zeros(1, np.int64))
     slots = [slot.copy() for slot in first.read(-1, 0, 1)[1].reshape(1 + spec.slots, -1)[1:]]
     for step, gradient in enumerate(gradients, 1):
-        _native.update_dense(native_optimizer(spec), weights, slots, gradient.reshape(-1), rate_at(step), step)
-    np.testing.assert_allclose(weights.reshape(ROWS, DIM), keras_weights(make_optimizer, start, gradients), rtol=1e-6, atol=1e-6)
+        _native.update_dense(
+            native_optimizer(spec), weights, slots, gradient.reshape(-1), rate_at(step), step
+        )
+    np.testing.assert_allclose(
+        weights.reshape(ROWS, DIM),
+        keras_weights(make_optimizer, start, gradients),
+        rtol=1e-6,
+        atol=1e-6,
+    )

@@ -1,4 +1,6 @@
-"""The fuzzer of whole jobs draws every flag of `elasticdl train`, and only jobs that are none to refuse."""
+"""The fuzzer of whole jobs draws every flag of `elasticdl train`, and only jobs that are none to
+refuse.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ def test_every_flag_of_train_is_fuzzed_or_excluded_with_a_reason():
 
 @BOTH
 def test_every_flag_that_is_fuzzed_comes(strategy):
-    servers_only = {"max_staleness", "embedding_threshold_bytes", "max_nonfinite_steps"} if strategy is Strategy.RING else set()
+    servers_only = (
+        {"max_staleness", "embedding_threshold_bytes", "max_nonfinite_steps"}
+        if strategy is Strategy.RING
+        else set()
+    )
     come = {name for seed in SEEDS for name in draw(seed, strategy).flags}
     assert come == set(DRAWN) - servers_only
 
@@ -32,7 +38,10 @@ def test_every_flag_that_is_fuzzed_comes(strategy):
 def test_no_job_is_drawn_that_is_refused_and_none_that_takes_for_ever(strategy):
     for seed in SEEDS:
         draft = draw(seed, strategy)
-        flags = {name: f"/{value}" if isinstance(value, Place) else value for name, value in draft.flags.items()}
+        flags = {
+            name: f"/{value}" if isinstance(value, Place) else value
+            for name, value in draft.flags.items()
+        }
         flags |= {"status_port": 0}
         spec = JobSpec.from_flags(Action.TRAIN, flags)
         assert 1 <= draft.rows <= 10_000 and 1 <= spec.data.minibatch_size <= 300

@@ -1,4 +1,6 @@
-"""The record of a job: bounded in memory and on disk, whatever the job does, and honest about what it left out."""
+"""The record of a job: bounded in memory and on disk, whatever the job does, and honest about what
+it left out.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def lines_of(rows) -> list[Line]:
 
 @settings(max_examples=150, deadline=None)
 @given(ROWS, st.integers(4_000, 40_000), st.booleans())
-def test_a_file_that_was_thinned_is_smaller_in_order_keeps_its_ends_and_counts_the_rest(rows, limit_bytes, sparse):
+def test_a_file_that_was_thinned_is_smaller_in_order_keeps_its_ends_and_counts_the_rest(
+    rows, limit_bytes, sparse
+):
     lines = lines_of(rows)
     kept = thinned(lines, Policy(limit_bytes, _notable, sparse))
     told = [line for line in kept if line.row["kind"] != HISTORY]
@@ -50,7 +54,9 @@ def test_a_file_that_was_thinned_is_smaller_in_order_keeps_its_ends_and_counts_t
     assert left_out(kept).lines == len(lines) - len(told)
     if lines:
         assert seqs[0] == 0 and seqs[-1] == len(lines) - 1
-    assert sum(line.size_bytes for line in told) <= 0.75 * limit_bytes + 2 * max((line.size_bytes for line in lines), default=0)
+    assert sum(line.size_bytes for line in told) <= 0.75 * limit_bytes + 2 * max(
+        (line.size_bytes for line in lines), default=0
+    )
     size = sum(line.size_bytes for line in lines if _notable(line.row))
     if size <= limit_bytes / 4 and not sparse:
         assert {line.row["seq"] for line in lines if _notable(line.row)} <= set(seqs)
@@ -70,7 +76,12 @@ def test_what_was_left_out_is_counted_over_many_thinnings(batches):
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.lists(st.tuples(st.floats(0, 50), st.floats(allow_nan=True, allow_infinity=True, width=32) | st.none()), max_size=400),
+    st.lists(
+        st.tuples(
+            st.floats(0, 50), st.floats(allow_nan=True, allow_infinity=True, width=32) | st.none()
+        ),
+        max_size=400,
+    ),
     st.integers(2, 40),
 )
 def test_a_curve_never_has_more_points_than_it_may_and_keeps_its_mean(steps, most):
@@ -85,7 +96,9 @@ def test_a_curve_never_has_more_points_than_it_may_and_keeps_its_mean(steps, mos
     assert all(value is None or math.isfinite(value) for value in found["values"])
     finite = [value for value in seen if value is not None and math.isfinite(value)]
     assert sum(point.count for point in series.points) == len(finite)
-    assert math.isclose(sum(point.total for point in series.points), math.fsum(finite), rel_tol=1e-5, abs_tol=1e30)
+    assert math.isclose(
+        sum(point.total for point in series.points), math.fsum(finite), rel_tol=1e-5, abs_tol=1e30
+    )
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
@@ -97,14 +110,22 @@ def test_evaluations_within_one_second_are_points_of_their_own():
     assert (one["at_s"], one["values"]) == ([10.1, 10.6], [0.8955, 0.9565])
 
 
-@pytest.mark.parametrize("series", [("metric", "accuracy", ""), ("loss", "", ""), ("pull_s", "worker-0", "s")])
-def test_the_newest_value_of_a_curve_is_the_one_that_was_measured_last_however_few_points_are_left(series):
+@pytest.mark.parametrize(
+    "series", [("metric", "accuracy", ""), ("loss", "", ""), ("pull_s", "worker-0", "s")]
+)
+def test_the_newest_value_of_a_curve_is_the_one_that_was_measured_last_however_few_points_are_left(
+    series,
+):
     book, again = SeriesBook(), SeriesBook()
     for index in range(10_001):
         book.add(series, index / 4, index, float(index))
         if index % 1_000 == 0:
             (one,) = book.as_list()
-            assert (one["at_s"][-1], one["records"][-1], one["values"][-1]) == (index / 4, index, float(index))
+            assert (one["at_s"][-1], one["records"][-1], one["values"][-1]) == (
+                index / 4,
+                index,
+                float(index),
+            )
     again.load(book.as_list())
     assert again.as_list() == book.as_list() and len(book.as_list()[0]["values"]) <= MOST_POINTS
 
@@ -136,12 +157,17 @@ def test_curves_that_were_saved_go_on_where_they_were():
     book, again = SeriesBook(), SeriesBook()
     for second in range(5_000):
         book.add(("workers", "", ""), float(second), second, float(second % 7))
-        book.add(("pull_s", "worker-0", "s"), float(second), second, None if second % 3 else math.inf)
+        book.add(
+            ("pull_s", "worker-0", "s"), float(second), second, None if second % 3 else math.inf
+        )
     saved = json.loads(json.dumps(book.as_list(), allow_nan=False))
     again.load([*saved, {"name": "no series"}])
     assert again.as_list() == saved
     again.add(("pull_s", "worker-0", "s"), 6_000.0, 6_000, 1.0)
-    assert [len(one["at_s"]) <= most for one, most in zip(again.as_list(), (MOST_POINTS, LABELLED_POINTS), strict=True)] == [
+    assert [
+        len(one["at_s"]) <= most
+        for one, most in zip(again.as_list(), (MOST_POINTS, LABELLED_POINTS), strict=True)
+    ] == [
         True,
         True,
     ]
@@ -168,7 +194,9 @@ def test_a_record_of_days_stays_below_its_size_and_says_what_it_left_out(tmp_pat
     assert told[0].seq == 0 and told[-1].seq == 1_999
     assert sum(one.cause == "preempted" for one in told) == 20
     marker = next(one for one in found if one.kind == HISTORY)
-    assert f"{dropped:,} older lines left out" in marker.text and marker.details["dropped"] == dropped
+    assert (
+        f"{dropped:,} older lines left out" in marker.text and marker.details["dropped"] == dropped
+    )
     assert [one.seq for one in chronicle.after(1_997)] == [1_998, 1_999]
     assert chronicle.after(-1, limit=1)[0].seq == 1_000 and chronicle.dropped == 1_000
 
@@ -188,9 +216,14 @@ def test_what_is_appended_while_a_file_is_made_shorter_is_there_afterwards_once(
     assert read_occurrences(path)[0][-1].seq == 3_000
 
 
-def test_a_record_that_cannot_be_made_shorter_goes_on_growing_and_is_said(tmp_path: Path, caplog, monkeypatch):
+def test_a_record_that_cannot_be_made_shorter_goes_on_growing_and_is_said(
+    tmp_path: Path, caplog, monkeypatch
+):
     path = tmp_path / "metrics.jsonl"
-    monkeypatch.setattr("elasticdl.history.lines.read_lines", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    monkeypatch.setattr(
+        "elasticdl.history.lines.read_lines",
+        lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")),
+    )
     lines = JsonLines(path, Policy(1_000, _notable))
     for index in range(100):
         lines.append({"index": index})
@@ -209,17 +242,27 @@ def test_a_master_that_goes_on_goes_on_with_numbers_and_time(tmp_path: Path):
     first.close()
     second = EventLog(path, 1_070.0)
     assert (second.next_seq, second.began_s, second.started_at) == (2, 70.0, 1_000.0)
-    second.append({"at": 1_070.0, "at_s": 70.0}, {"kind": "job", "text": "done", "details": {"step": "ended"}})
+    second.append(
+        {"at": 1_070.0, "at_s": 70.0}, {"kind": "job", "text": "done", "details": {"step": "ended"}}
+    )
     second.close()
     third = EventLog(path, 90_000.0)
-    assert (third.next_seq, third.began_s, third.started_at) == (3, 89_000.0, 1_000.0), "a gap is not folded away"
+    assert (third.next_seq, third.began_s, third.started_at) == (
+        3,
+        89_000.0,
+        1_000.0,
+    ), "a gap is not folded away"
     assert third.ended_before and not second.ended_before
 
 
 def test_lines_that_are_damaged_or_of_an_older_version_do_no_harm(tmp_path: Path):
     path = tmp_path / "events.jsonl"
     good = json.dumps({"at": 5.0, "at_s": 1.0, "kind": "job", "text": "a"})
-    path.write_bytes(b"\n".join([good.encode(), b"{", b"\xff", b"7", b'{"kind": "job"}', good.encode(), b'{"at": 1']))
+    path.write_bytes(
+        b"\n".join(
+            [good.encode(), b"{", b"\xff", b"7", b'{"kind": "job"}', good.encode(), b'{"at": 1']
+        )
+    )
     found, dropped = read_occurrences(path)
     assert [(one.seq, one.text, dropped) for one in found] == [(0, "a", 0), (1, "a", 0)]
     assert read_occurrences(tmp_path / "none") == ([], 0)
@@ -241,7 +284,11 @@ def test_a_disk_that_is_full_under_an_open_file_costs_lines_and_closing_says_not
     for number in range(3):
         lines.append({"number": number})
     lines.close()
-    assert [record.getMessage() for record in caplog.records if "cannot write /dev/full" in record.getMessage()] != []
+    assert [
+        record.getMessage()
+        for record in caplog.records
+        if "cannot write /dev/full" in record.getMessage()
+    ] != []
     assert len(caplog.records) == 1
 
 
@@ -263,7 +310,10 @@ def test_a_line_that_was_cut_short_costs_no_other_line(tmp_path: Path):
         '{"seq": 100000000000000000000, "at": 1, "at_s": 1, "kind": "job"}',
         '{"at": %s, "at_s": 1, "kind": "job"}' % ("9" * 400),
         '{"at": NaN, "at_s": 1, "kind": "job"}',
-        '{"at": 1, "at_s": 1, "kind": "ring", "details": {"step": "published", "generation": 1e999}}',
+        (
+            '{"at": 1, "at_s": 1, "kind": "ring", "details": {"step": "published", "generation":'
+            " 1e999}}"
+        ),
         '{"at": 1, "at_s": 1, "kind": "history", "details": ["x"]}',
     ],
 )
@@ -278,33 +328,61 @@ def test_a_line_of_nonsense_keeps_nobody_from_the_record(tmp_path: Path, line: s
     assert [one.at for one in read_occurrences(path)[0] if one.text == "whole"] == [1.0, 2.0, 3.0]
 
 
-def test_half_a_character_in_what_is_announced_is_whole_in_the_record_and_in_all_that_is_made_of_it(tmp_path):
+def test_half_a_character_in_what_is_announced_is_whole_in_the_record_and_in_all_that_is_made_of_it(
+    tmp_path,
+):
     half = "worker-0 said \ud83d and \udcff"
     chronicle = EventLog(tmp_path / "events.jsonl", 1_000.0)
-    told = {"kind": "process", "text": half, "process": "worker-\ud800", "cause": "\udfff", "level": "warning"}
-    chronicle.append({"at": 1_000.0, "at_s": 0.0}, {**told, "details": {"step": "ended", "reason": half, "\ud800": 1}})
+    told = {
+        "kind": "process",
+        "text": half,
+        "process": "worker-\ud800",
+        "cause": "\udfff",
+        "level": "warning",
+    }
+    chronicle.append(
+        {"at": 1_000.0, "at_s": 0.0},
+        {**told, "details": {"step": "ended", "reason": half, "\ud800": 1}},
+    )
     chronicle.close()
     for record in (record_of(chronicle, {}), record_in(tmp_path)):
         for value in ([one.as_dict() for one in record.occurrences], record.timeline, record.story):
             json.dumps(value, ensure_ascii=False).encode()
     with (tmp_path / "events.jsonl").open("a") as file:
-        file.write('{"at": 1, "at_s": 1, "kind": "process", "text": "from before: \\ud800", "level": "warning"}\n')
+        file.write(
+            '{"at": 1, "at_s": 1, "kind": "process", "text": "from before: \\ud800", "level":'
+            ' "warning"}\n'
+        )
     json.dumps(record_in(tmp_path).story, ensure_ascii=False).encode()
 
 
 def test_the_time_of_a_job_goes_on_while_it_is_stopped(tmp_path):
     first = EventLog(tmp_path / "events.jsonl", 1_000.0)
-    first.append({"at": 1_000.0, "at_s": 0.0}, {"kind": "job", "text": "the job begins", "details": meaning(EventKind.BEGUN)})
-    first.append({"at": 1_060.0, "at_s": 60.0}, {"kind": "job", "text": "the job ended", "details": meaning(EventKind.ENDED)})
+    first.append(
+        {"at": 1_000.0, "at_s": 0.0},
+        {"kind": "job", "text": "the job begins", "details": meaning(EventKind.BEGUN)},
+    )
+    first.append(
+        {"at": 1_060.0, "at_s": 60.0},
+        {"kind": "job", "text": "the job ended", "details": meaning(EventKind.ENDED)},
+    )
     first.close()
     again = EventLog(tmp_path / "events.jsonl", 4_660.0)
-    assert (again.began_s, again.started_at, again.last_s, again.ended_before) == (3_660.0, 1_000.0, 60.0, True)
+    assert (again.began_s, again.started_at, again.last_s, again.ended_before) == (
+        3_660.0,
+        1_000.0,
+        60.0,
+        True,
+    )
     details = meaning(EventKind.BEGUN, away_s=again.began_s - again.last_s)
     again.append(
-        {"at": 4_660.0, "at_s": 3_660.0}, {"kind": "job", "text": "taken on again, 60 min after it ended", "details": details}
+        {"at": 4_660.0, "at_s": 3_660.0},
+        {"kind": "job", "text": "taken on again, 60 min after it ended", "details": details},
     )
     again.close()
     found = again.story.as_dict()
-    assert found["totals"]["stopped_s"] == 3_600.0 and found["totals"]["waited_s"] == {}, "nobody waited for it"
+    assert found["totals"]["stopped_s"] == 3_600.0 and found["totals"]["waited_s"] == {}, (
+        "nobody waited for it"
+    )
     assert [one["text"] for one in found["entries"]][-1] == "taken on again, 60 min after it ended"
     assert [mark["at_s"] for mark in again.timeline.as_dict()["marks"]] == [0.0, 60.0, 3_660.0]

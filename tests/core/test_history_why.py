@@ -1,4 +1,7 @@
-"""Why: what the core announces, told again with causes and durations. The core is the real one, its world is by hand."""
+"""Why: what the core announces, told again with causes and durations.
+
+The core is the real one, its world is by hand.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +47,21 @@ class Recorded:
         job.put = noted
 
     def entries(self, what: str) -> list[dict]:
-        return [entry for entry in self.chronicle.story.as_dict(self.job.t)["entries"] if entry["what"] == what]
+        return [
+            entry
+            for entry in self.chronicle.story.as_dict(self.job.t)["entries"]
+            if entry["what"] == what
+        ]
 
     def words(self, what: str) -> list[str]:
         return [told(entry) for entry in self.entries(what)]
 
     def bar(self, process: str) -> dict:
-        return next(bar for bar in self.chronicle.timeline.as_dict(self.job.t)["bars"] if bar["process"] == process)
+        return next(
+            bar
+            for bar in self.chronicle.timeline.as_dict(self.job.t)["bars"]
+            if bar["process"] == process
+        )
 
 
 @pytest.fixture
@@ -72,7 +83,9 @@ def test_a_killed_worker_is_named_with_its_signal_and_with_who_took_over(recorde
     job.up(2)
     job.t = 10.0
     job.die(job.worker(1), ExitFacts(signal=9))
-    assert record.words("exit") == ["worker-1 killed by signal 9 (SIGKILL); worker-2 comes in its place"]
+    assert record.words("exit") == [
+        "worker-1 killed by signal 9 (SIGKILL); worker-2 comes in its place"
+    ]
     assert record.bar("worker-1") | {"text": ""} == {
         "process": "worker-1",
         "role": "worker",
@@ -90,8 +103,13 @@ def test_a_killed_worker_is_named_with_its_signal_and_with_who_took_over(recorde
     lease = job.lease(2)
     job.t = 15.5
     job.progress(2, lease, 8)
-    assert record.words("exit") == ["worker-1 killed by signal 9 (SIGKILL); worker-2 took over 5.5 s later"]
-    assert record.bar("worker-2")["replaces"] == "worker-1" and record.bar("worker-2")["ready_s"] == 13.0
+    assert record.words("exit") == [
+        "worker-1 killed by signal 9 (SIGKILL); worker-2 took over 5.5 s later"
+    ]
+    assert (
+        record.bar("worker-2")["replaces"] == "worker-1"
+        and record.bar("worker-2")["ready_s"] == 13.0
+    )
     assert record.chronicle.story.as_dict()["totals"] == {
         "exits": {"infrastructure": 1},
         "waited_s": {},
@@ -157,7 +175,9 @@ def test_who_still_waits_when_the_job_ends_has_got_no_place(recorded):
     job.tick(1)
     job.train_all()
     job.tick(1)
-    assert job.said("no place is waited for any more") and not job.said("every process has its place")
+    assert job.said("no place is waited for any more") and not job.said(
+        "every process has its place"
+    )
 
 
 @pytest.mark.parametrize("how", ["done", "failed", "stopped"])
@@ -186,7 +206,9 @@ def test_no_wait_outlasts_the_job(recorded, how):
             job.die(process, ExitFacts(exit_code=0, asked=True))
     assert [entry["open"] for entry in record.entries("wait")] == [False, False]
     place, servers = record.words("wait")
-    assert place.startswith(f"waited 18 s for a place: {QUOTA}") and servers.startswith("waited 5.0 s for the parameter servers")
+    assert place.startswith(f"waited 18 s for a place: {QUOTA}") and servers.startswith(
+        "waited 5.0 s for the parameter servers"
+    )
     assert job.given[-1] is job.finished, "nothing is told after the end"
 
 
@@ -201,7 +223,10 @@ def test_a_record_whose_waits_nobody_ended_has_them_end_with_the_job():
     ):
         story.add(JobEvent(seq, at_s, at_s, kind, "text", details=details))
     found = story.as_dict(80.0)
-    assert told(found["entries"][0]) == f"waited 40 s for a place: {QUOTA}" and found["entries"][0]["level"] == "info"
+    assert (
+        told(found["entries"][0]) == f"waited 40 s for a place: {QUOTA}"
+        and found["entries"][0]["level"] == "info"
+    )
     assert found["totals"]["waited_s"] == {"place": 40.0}
 
 
@@ -215,11 +240,19 @@ def test_what_a_lost_worker_left_is_made_up_for_by_the_others_where_nobody_came_
     job.die(job.worker(1), ExitFacts(signal=9))
     told_of = Applied(lease.shard.id, lease.attempt, 16)
     job.fenced(1, told_of)
-    assert "it had done 16 records; worker-2 comes in its place" in record.words("exit")[0], "what it had not reported was settled"
+    assert "it had done 16 records; worker-2 comes in its place" in record.words("exit")[0], (
+        "what it had not reported was settled"
+    )
     job.t = 14.0
     job.train_all()
-    assert record.words("exit")[0].endswith("it had done 16 records; the others had done its work 4.0 s later")
-    assert record.chronicle.story.as_dict()["totals"]["recoveries"] == {"count": 1, "mean_s": 4.0, "worst_s": 4.0}
+    assert record.words("exit")[0].endswith(
+        "it had done 16 records; the others had done its work 4.0 s later"
+    )
+    assert record.chronicle.story.as_dict()["totals"]["recoveries"] == {
+        "count": 1,
+        "mean_s": 4.0,
+        "worst_s": 4.0,
+    }
 
 
 def test_a_wait_that_changes_its_reason_tells_how_long_each_stood(recorded):
@@ -231,14 +264,25 @@ def test_a_wait_that_changes_its_reason_tells_how_long_each_stood(recorded):
     for _ in range(20):
         job.tick(1)
     for index in (2, 3):
-        job.put(e.ProcessSeen(0, job.worker(index), running=False, waiting_for="no node has room: 0/3 nodes are available"))
+        job.put(
+            e.ProcessSeen(
+                0,
+                job.worker(index),
+                running=False,
+                waiting_for="no node has room: 0/3 nodes are available",
+            )
+        )
     for _ in range(12):
         job.tick(1)
     for index in (2, 3):
         job.put(e.ProcessSeen(0, job.worker(index), running=True))
     job.tick()
     (wait,) = record.words("wait")
-    assert wait == f"waited 32 s for a place: {QUOTA} (20 s), no node has room: 0/3 nodes are available (12 s)"
+    assert (
+        wait
+        == f"waited 32 s for a place: {QUOTA} (20 s), no node has room: 0/3 nodes are available"
+        " (12 s)"
+    )
 
 
 def test_servers_that_are_away_are_a_wait_with_the_time_that_it_took(recorded):
@@ -250,13 +294,17 @@ def test_servers_that_are_away_are_a_wait_with_the_time_that_it_took(recorded):
     job.put(e.ProcessSeen(0, job.ps(0, 1), running=True))
     for _ in range(7):
         job.tick(1)
-    assert record.words("wait") == ["waiting for 6.0 s now for the parameter servers: ps-0.1 is starting"]
+    assert record.words("wait") == [
+        "waiting for 6.0 s now for the parameter servers: ps-0.1 is starting"
+    ]
     job.attach(job.ps(0, 1), restored=0)
     for _ in range(4):
         job.tick(1)
     (wait,) = record.entries("wait")
     assert wait["seconds"] == 6.0 and not wait["open"]
-    assert record.words("exit")[0] == "ps-0 killed by signal 9 (SIGKILL); ps-0.1 took over 7.0 s later"
+    assert (
+        record.words("exit")[0] == "ps-0 killed by signal 9 (SIGKILL); ps-0.1 took over 7.0 s later"
+    )
 
 
 def test_a_slow_start_says_where_the_time_went(recorded):
@@ -269,14 +317,17 @@ def test_a_slow_start_says_where_the_time_went(recorded):
     job.t = 34.0
     job.attach(job.worker(0))
     assert record.words("start") == [
-        "worker-0 was ready 34 s after it was ordered: 26 s until it ran, 8.0 s until it presented itself"
+        "worker-0 was ready 34 s after it was ordered: 26 s until it ran, 8.0 s until it presented"
+        " itself"
     ]
     assert record.bar("worker-0")["where"] == "node-a"
     lease = job.lease(0)
     job.t = 50.0
     job.progress(0, lease, 8)
-    assert record.words("start")[1] == (
-        "worker-0 made its first progress 16 s after it was ready: 16 s for its first steps, compiling included"
+    assert (
+        record.words("start")[1]
+        == "worker-0 made its first progress 16 s after it was ready: 16 s for its first steps,"
+        " compiling included"
     )
 
 
@@ -294,21 +345,29 @@ def test_a_worker_is_ready_when_it_can_work_and_a_slow_start_names_its_parts(rec
         (row,) = [one for one in job.state.status().processes if one.role == "worker"]
         return row.state, row.message, job.state.status().scale.observed
 
-    assert shown() == ("starting", "importing TensorFlow", 0) and record.bar("worker-0")["ready_s"] is None
-    assert any("worker-0 is starting: importing TensorFlow" in wait for wait in job.state.status().waiting)
+    assert (
+        shown() == ("starting", "importing TensorFlow", 0)
+        and record.bar("worker-0")["ready_s"] is None
+    )
+    assert any(
+        "worker-0 is starting: importing TensorFlow" in wait for wait in job.state.status().waiting
+    )
     for at_s, part in ((12.0, "build"), (24.5, "weights"), (25.0, "")):
         job.t = at_s
         job.put(e.StartWentOn(0, job.worker(0), part))
     assert shown() == ("ready", "", 1) and record.bar("worker-0")["ready_s"] == 25.0
     assert record.words("start") == [
-        "worker-0 was ready 25 s after it was ordered: 1.0 s until it ran, 2.0 s until it presented itself, 9.0 s importing TensorFlow, "
-        "12 s building the model, 0.5 s exchanging weights with the parameter servers"
+        "worker-0 was ready 25 s after it was ordered: 1.0 s until it ran, 2.0 s until it presented"
+        " itself, 9.0 s importing TensorFlow, 12 s building the model, 0.5 s exchanging weights"
+        " with the parameter servers"
     ]
     job.t = 30.0
     lease = job.lease(0)
     job.t = 41.0
     job.progress(0, lease, 8)
-    assert record.words("start")[1].endswith(": 5.0 s until it had work, 11 s for its first steps, compiling included")
+    assert record.words("start")[1].endswith(
+        ": 5.0 s until it had work, 11 s for its first steps, compiling included"
+    )
 
 
 def test_a_member_of_a_ring_is_ready_when_it_says_that_it_is_warm(recorded):
@@ -335,8 +394,14 @@ def test_a_silent_worker_that_was_out_of_memory_is_told_as_that_later(recorded):
     assert record.entries("exit")[0]["cause"] == "silent"
     job.t = 25.0
     job.put(e.ProcessEnded(0, job.worker(0), OUT_OF_MEMORY))
-    assert record.bar("worker-0")["cause"] == "out_of_memory" and record.bar("worker-0")["ended_s"] == 20.0
-    assert "out of memory" in record.words("exit")[0] and record.entries("exit")[0]["cause"] == "out_of_memory"
+    assert (
+        record.bar("worker-0")["cause"] == "out_of_memory"
+        and record.bar("worker-0")["ended_s"] == 20.0
+    )
+    assert (
+        "out of memory" in record.words("exit")[0]
+        and record.entries("exit")[0]["cause"] == "out_of_memory"
+    )
 
 
 def test_who_is_scaled_down_is_nobody_that_another_comes_for(recorded):
@@ -349,7 +414,10 @@ def test_who_is_scaled_down_is_nobody_that_another_comes_for(recorded):
     job.put(e.ScaleRequested(0, 2, 2))
     assert record.bar("worker-3")["replaces"] == ""
     assert {entry["level"] for entry in record.entries("exit")} == {"info"}
-    assert record.words("note") == ["workers scaled from 3:3 to 1:1, as asked", "workers scaled from 1:1 to 2:2, as asked"]
+    assert record.words("note") == [
+        "workers scaled from 3:3 to 1:1, as asked",
+        "workers scaled from 1:1 to 2:2, as asked",
+    ]
 
 
 def test_the_file_tells_the_same_story_as_the_memory_of_the_master(recorded):
@@ -369,14 +437,40 @@ def test_the_file_tells_the_same_story_as_the_memory_of_the_master(recorded):
 def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_path):
     timeline, story = Timeline(), Story()
     lines = [
-        JobEvent(0, 1_000.0, 0.0, "process", "worker-0 is started", "worker-0", details=meaning(EventKind.ORDERED)),
-        JobEvent(1, 1_040.0, 40.0, "job", "a master takes the job on again", details=meaning(EventKind.BEGUN, away_s=30.0)),
-        JobEvent(2, 1_040.0, 40.0, "process", "worker-0 is started", "worker-0", details=meaning(EventKind.ORDERED)),
+        JobEvent(
+            0,
+            1_000.0,
+            0.0,
+            "process",
+            "worker-0 is started",
+            "worker-0",
+            details=meaning(EventKind.ORDERED),
+        ),
+        JobEvent(
+            1,
+            1_040.0,
+            40.0,
+            "job",
+            "a master takes the job on again",
+            details=meaning(EventKind.BEGUN, away_s=30.0),
+        ),
+        JobEvent(
+            2,
+            1_040.0,
+            40.0,
+            "process",
+            "worker-0 is started",
+            "worker-0",
+            details=meaning(EventKind.ORDERED),
+        ),
     ]
     for one in lines:
         timeline.add(one)
         story.add(one)
-    assert [(bar["ended_s"], bar["ordered_s"]) for bar in timeline.as_dict(50.0)["bars"]] == [(40.0, 0.0), (None, 40.0)]
+    assert [(bar["ended_s"], bar["ordered_s"]) for bar in timeline.as_dict(50.0)["bars"]] == [
+        (40.0, 0.0),
+        (None, 40.0),
+    ]
     assert [told(entry) for entry in story.as_dict()["entries"][:2]] == [
         "the master was killed or lost, and with it 1 process: worker-0",
         "waited 30 s for a master: the one before was gone",
@@ -387,14 +481,25 @@ def test_a_ring_goes_on_before_another_comes_and_that_is_what_is_told():
     story = Story()
     for seq, (at_s, kind, process, cause, details) in enumerate(
         [
-            (10.0, "process", "worker-1", "infrastructure", meaning(EventKind.ENDED, reason="killed by signal 9 (SIGKILL)")),
+            (
+                10.0,
+                "process",
+                "worker-1",
+                "infrastructure",
+                meaning(EventKind.ENDED, reason="killed by signal 9 (SIGKILL)"),
+            ),
             (10.0, "process", "worker-3", "", meaning(EventKind.ORDERED, replaces="worker-1")),
             (
                 10.1,
                 "ring",
                 "",
                 "",
-                meaning(EventKind.PUBLISHED, generation=2, members="worker-0 worker-2", reason="worker-1 is gone"),
+                meaning(
+                    EventKind.PUBLISHED,
+                    generation=2,
+                    members="worker-0 worker-2",
+                    reason="worker-1 is gone",
+                ),
             ),
             (10.3, "ring", "", "", meaning(EventKind.COMPLETE, generation=2, seconds=0.2)),
             (25.0, "process", "worker-3", "", meaning(EventKind.WORKING, after_s=1.0)),
@@ -414,16 +519,42 @@ OCCURRENCES = st.builds(
         0, 1_000.0 + at_s, at_s, kind, "text", process, cause, level, {"step": step, **values}
     ),
     st.floats(0, 1e6),
-    st.sampled_from(("process", "wait", "job", "ring", "checkpoint", "evaluation", "scale", "shard", "history", "task")),
+    st.sampled_from(
+        (
+            "process",
+            "wait",
+            "job",
+            "ring",
+            "checkpoint",
+            "evaluation",
+            "scale",
+            "shard",
+            "history",
+            "task",
+        )
+    ),
     st.sampled_from(("", "worker-0", "worker-1", "worker-2", "ps-0", "ps-0.1", "nonsense")),
     st.sampled_from(("", "finished", "infrastructure", "preempted")),
     st.sampled_from(("info", "warning", "error", "detail")),
     STEPS,
     st.dictionaries(
         st.sampled_from(
-            ("replaces", "wait", "since_s", "waited_s", "shard", "generation", "members", "seconds", "after_s", "reason")
+            (
+                "replaces",
+                "wait",
+                "since_s",
+                "waited_s",
+                "shard",
+                "generation",
+                "members",
+                "seconds",
+                "after_s",
+                "reason",
+            )
         ),
-        st.integers(0, 50) | st.floats(0, 1e6) | st.sampled_from(("worker-0", "worker-1", "place", "x")),
+        st.integers(0, 50)
+        | st.floats(0, 1e6)
+        | st.sampled_from(("worker-0", "worker-1", "place", "x")),
         max_size=5,
     ),
 )
@@ -451,16 +582,27 @@ def test_of_a_job_of_a_hundred_thousand_processes_the_newest_stay():
     timeline, story = Timeline(), Story()
     for index in range(20_000):
         name, at_s = f"worker-{index}", float(index)
-        timeline.add(JobEvent(2 * index, at_s, at_s, "process", "", name, details=meaning(EventKind.ORDERED)))
+        timeline.add(
+            JobEvent(2 * index, at_s, at_s, "process", "", name, details=meaning(EventKind.ORDERED))
+        )
         end = JobEvent(
-            2 * index + 1, at_s, at_s + 0.5, "process", "", name, "preempted", details=meaning(EventKind.ENDED, reason="x")
+            2 * index + 1,
+            at_s,
+            at_s + 0.5,
+            "process",
+            "",
+            name,
+            "preempted",
+            details=meaning(EventKind.ENDED, reason="x"),
         )
         timeline.add(end)
         story.add(end)
     bars, found = timeline.as_dict(), story.as_dict()
     assert len(bars["bars"]) == MOST_ENDED_BARS and bars["bars_dropped"] == 20_000 - MOST_ENDED_BARS
     assert bars["bars"][-1]["process"] == "worker-19999"
-    assert len(found["entries"]) == MOST_ENTRIES and found["totals"]["exits"] == {"preempted": 20_000}
+    assert len(found["entries"]) == MOST_ENTRIES and found["totals"]["exits"] == {
+        "preempted": 20_000
+    }
 
 
 def test_a_job_whose_master_was_killed_ends_with_the_last_that_is_written_of_it(recorded):
@@ -472,18 +614,34 @@ def test_a_job_whose_master_was_killed_ends_with_the_last_that_is_written_of_it(
     record.chronicle.close()
     found = record_in(record.directory, killed="its master was killed")
     assert {(bar["process"], bar["ended_s"], bar["state"]) for bar in found.timeline["bars"]} == {("ps-0", 20.0, "ended"), ("ps-0.1", 20.0, "ended"), ("worker-0", 20.0, "ended")}  # fmt: skip
-    assert found.story["entries"][-1]["text"] == found.occurrences[-1].text == "its master was killed"
-    assert record_in(record.directory).occurrences[-1].text != "its master was killed", "nothing is written by who only looks"
+    assert (
+        found.story["entries"][-1]["text"] == found.occurrences[-1].text == "its master was killed"
+    )
+    assert record_in(record.directory).occurrences[-1].text != "its master was killed", (
+        "nothing is written by who only looks"
+    )
     later = record_in(record.directory, killed="its master was killed", heard_s=95.0)
-    assert (later.occurrences[-1].at_s, later.occurrences[-1].at) == (95.0, found.occurrences[-1].at + 75.0)
+    assert (later.occurrences[-1].at_s, later.occurrences[-1].at) == (
+        95.0,
+        found.occurrences[-1].at + 75.0,
+    )
     assert {bar["ended_s"] for bar in later.timeline["bars"]} == {20.0, 95.0}
 
 
 def test_an_old_record_without_steps_still_has_its_words(tmp_path):
-    row = {"at": 1.0, "at_s": 1.0, "kind": "process", "text": "worker-0 ended: killed", "process": "worker-0", "level": "warning"}
+    row = {
+        "at": 1.0,
+        "at_s": 1.0,
+        "kind": "process",
+        "text": "worker-0 ended: killed",
+        "process": "worker-0",
+        "level": "warning",
+    }
     (tmp_path / "events.jsonl").write_text(json.dumps(row) + "\n")
     assert read_occurrences(tmp_path / "events.jsonl")[0][0].step == ""
-    assert [entry["text"] for entry in record_in(tmp_path).story["entries"]] == ["worker-0 ended: killed"]
+    assert [entry["text"] for entry in record_in(tmp_path).story["entries"]] == [
+        "worker-0 ended: killed"
+    ]
 
 
 def test_why_says_why_a_callback_ended_the_training(recorded):
@@ -494,8 +652,12 @@ def test_why_says_why_a_callback_ended_the_training(recorded):
     assert record.words("note") == ["training ends early: 16 steps are done"]
 
 
-@pytest.mark.parametrize(("trained", "words"), [(True, "working took 12 s"), (False, "nothing was done in 12 s")])
-def test_a_phase_in_which_nothing_was_done_is_not_said_to_have_been_worked_in(recorded, trained, words):
+@pytest.mark.parametrize(
+    ("trained", "words"), [(True, "working took 12 s"), (False, "nothing was done in 12 s")]
+)
+def test_a_phase_in_which_nothing_was_done_is_not_said_to_have_been_worked_in(
+    recorded, trained, words
+):
     record = recorded(num_workers=1)
     job = record.job
     job.up()
@@ -514,14 +676,22 @@ def test_a_master_that_was_killed_and_what_went_with_it_stay_in_why_when_the_job
     job.die(job.worker(1), ExitFacts(signal=9))
     record.chronicle.close()
     killed = record_in(record.directory, killed="its master was killed").story
-    assert killed["totals"]["exits"] == {"infrastructure": 4}, "worker-1 by itself, three with their master"
+    assert killed["totals"]["exits"] == {"infrastructure": 4}, (
+        "worker-1 by itself, three with their master"
+    )
     again = EventLog(record.directory / "events.jsonl", 1_050.0)
-    again.append({"at": 1_050.0, "at_s": 50.0}, {"kind": "job", "text": "again", "details": meaning(EventKind.BEGUN, away_s=30.0)})
+    again.append(
+        {"at": 1_050.0, "at_s": 50.0},
+        {"kind": "job", "text": "again", "details": meaning(EventKind.BEGUN, away_s=30.0)},
+    )
     again.close()
     story = again.story.as_dict()
     assert story["totals"]["exits"] == {"infrastructure": 4}
     (gone,) = [entry for entry in story["entries"] if entry["level"] == "error"]
-    assert gone["text"] == "the master was killed or lost, and with it 3 processes: ps-0, worker-0, worker-2"
+    assert (
+        gone["text"]
+        == "the master was killed or lost, and with it 3 processes: ps-0, worker-0, worker-2"
+    )
     assert (gone["at_s"], gone["at"]) == (20.0, 1_020.0)
 
 
@@ -532,7 +702,10 @@ def test_a_job_that_goes_on_after_its_end_lost_nobody(recorded):
     ended = {"kind": "job", "text": "ended", "details": meaning(EventKind.ENDED)}
     record.chronicle.append({"at": 1_020.0, "at_s": 20.0}, ended)
     record.chronicle.append(
-        {"at": 1_050.0, "at_s": 50.0}, {"kind": "job", "text": "x", "details": meaning(EventKind.BEGUN, away_s=30.0)}
+        {"at": 1_050.0, "at_s": 50.0},
+        {"kind": "job", "text": "x", "details": meaning(EventKind.BEGUN, away_s=30.0)},
     )
     story = record.chronicle.story.as_dict()
-    assert story["totals"]["exits"] == {} and not [entry for entry in story["entries"] if entry["level"] == "error"]
+    assert story["totals"]["exits"] == {} and not [
+        entry for entry in story["entries"] if entry["level"] == "error"
+    ]

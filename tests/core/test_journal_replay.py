@@ -1,4 +1,6 @@
-"""The journal brings a job back: what is replayed is what was handled, and damage is told from a crash."""
+"""The journal brings a job back: what is replayed is what was handled, and damage is told from a
+crash.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ from elasticdl.shard import Applied, ShardId, SnapshotId, Source, Task
 
 pytestmark = pytest.mark.core
 
-KINDS = [kind for kind in vars(e).values() if isinstance(kind, type) and issubclass(kind, e.Event) and kind is not e.Event]
+KINDS = [
+    kind
+    for kind in vars(e).values()
+    if isinstance(kind, type) and issubclass(kind, e.Event) and kind is not e.Event
+]
 names = st.builds(ProcessName, st.sampled_from(Role), st.integers(0, 4), st.integers(0, 3))
 any_event = st.one_of(*(st.from_type(kind) for kind in KINDS))
 
@@ -35,7 +41,9 @@ any_event = st.one_of(*(st.from_type(kind) for kind in KINDS))
 def same(a, b):
     """Equality in which nan equals nan."""
     if is_dataclass(a):
-        return type(a) is type(b) and all(same(getattr(a, field.name), getattr(b, field.name)) for field in fields(a))
+        return type(a) is type(b) and all(
+            same(getattr(a, field.name), getattr(b, field.name)) for field in fields(a)
+        )
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, tuple):
@@ -46,7 +54,9 @@ def same(a, b):
 
 
 def canonical(value, seen=None):
-    """All that a state consists of, as plain values; `now_s`, the story of recent events and measured waits are for people only."""
+    """All that a state consists of, as plain values; `now_s`, the story of recent events and
+    measured waits are for people only.
+    """
     seen = {} if seen is None else seen
     if value is None or isinstance(value, (str, int, float, bool, Enum, JobSpec)):
         return value
@@ -63,8 +73,16 @@ def canonical(value, seen=None):
         value = sorted(value)
     if isinstance(value, (list, tuple, deque)):
         return [canonical(item, seen) for item in value]
-    state = {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else vars(value)
-    return {name: canonical(item, seen) for name, item in state.items() if name not in ("now_s", "_story", "_waits", "_spell")}
+    state = (
+        {field.name: getattr(value, field.name) for field in fields(value)}
+        if is_dataclass(value)
+        else vars(value)
+    )
+    return {
+        name: canonical(item, seen)
+        for name, item in state.items()
+        if name not in ("now_s", "_story", "_waits", "_spell")
+    }
 
 
 @settings(max_examples=150, deadline=None)
@@ -168,12 +186,16 @@ def test_a_segment_that_is_missing_or_cut_off_in_the_middle_is_told(tmp_path):
 
 
 def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_job(tmp_path, caplog):
-    """What was written before is whole; a journal with a gap would be worth nothing, so it does not go on later."""
+    """What was written before is whole; a journal with a gap would be worth nothing, so it does not
+    go on later.
+    """
     journal = JournalFile(tmp_path)
     journal.append(e.Tick(1.0))
     journal.flush()
     (file,) = [
-        int(fd.name) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink() and os.readlink(fd).startswith(str(tmp_path))
+        int(fd.name)
+        for fd in Path("/proc/self/fd").iterdir()
+        if fd.is_symlink() and os.readlink(fd).startswith(str(tmp_path))
     ]
     kept = os.dup(file)
     with open("/dev/full", "wb") as full:
@@ -191,7 +213,9 @@ def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_job(tmp_path, ca
     assert "No space left on device" in said and "the job goes on" in said
 
 
-def test_flush_gives_events_to_the_kernel_and_waits_for_the_disk_only_when_due(tmp_path, monkeypatch):
+def test_flush_gives_events_to_the_kernel_and_waits_for_the_disk_only_when_due(
+    tmp_path, monkeypatch
+):
     clock, synced = [0.0], []
     monkeypatch.setattr("os.fsync", synced.append)
     journal = JournalFile(tmp_path, sync_every_s=0.25, now_s=lambda: clock[0])
@@ -232,7 +256,9 @@ SPEC = JobSpec.from_flags(
 
 
 class Script:
-    """Draws events that are likely to matter: it follows the commands, and now and then makes something up."""
+    """Draws events that are likely to matter: it follows the commands, and now and then makes
+    something up.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self.rng, self.t = rng, 0.0
@@ -243,13 +269,22 @@ class Script:
         for command in commands:
             match command:
                 case c.StartProcess(name):
-                    self.likely += [e.ProcessAttached(0, name, "c", str(name), 0), e.ProcessSeen(0, name, True, "n")]
+                    self.likely += [
+                        e.ProcessAttached(0, name, "c", str(name), 0),
+                        e.ProcessSeen(0, name, True, "n"),
+                    ]
                     self.likely += [e.LeaseRequested(0, name)] * 5
                 case c.GrantLease():
                     self.granted.append(command)
                 case c.FenceWorker(name):
-                    told = [Applied(grant.lease.shard.id, grant.lease.attempt, 4) for grant in self.granted if grant.lease.shard]
-                    self.likely.append(e.WorkerFenced(0, name, (self.rng.choice([None, *told]),) * 2))
+                    told = [
+                        Applied(grant.lease.shard.id, grant.lease.attempt, 4)
+                        for grant in self.granted
+                        if grant.lease.shard
+                    ]
+                    self.likely.append(
+                        e.WorkerFenced(0, name, (self.rng.choice([None, *told]),) * 2)
+                    )
                 case c.TakeSnapshot(snapshot):
                     self.likely.append(e.SnapshotCut(0, snapshot, 3, {}))
                 case c.SaveSnapshot(snapshot):
@@ -279,7 +314,11 @@ class Script:
                     e.ReplaceRequested(0, name),
                     e.CheckpointRequested(0),
                     e.TaskFailed(0, name, Task.TRAINING, ShardId(rng.randint(0, 9)), 0, "boom"),
-                    *([e.StopRequested(0, "enough"), e.StopAsked(0, name, "max steps")] if self.t > 400 else []),
+                    *(
+                        [e.StopRequested(0, "enough"), e.StopAsked(0, name, "max steps")]
+                        if self.t > 400
+                        else []
+                    ),
                 ]
             )
         )
@@ -297,11 +336,25 @@ class Script:
         offset = lease.shard.records if done else applied.offset
         metrics = {"auc": ((1.0, 2.0),)} if done and lease.task is Task.EVALUATION else {}
         return e.ProgressReported(
-            self.t, worker, lease.task, Applied(lease.shard.id, lease.attempt, offset), 1, 0.5, done=done, metrics=metrics
+            self.t,
+            worker,
+            lease.task,
+            Applied(lease.shard.id, lease.attempt, offset),
+            1,
+            0.5,
+            done=done,
+            metrics=metrics,
         )
 
     def at(self, event: e.Event) -> e.Event:
-        return type(event)(self.t, **{field.name: getattr(event, field.name) for field in fields(event) if field.name != "at_s"})
+        return type(event)(
+            self.t,
+            **{
+                field.name: getattr(event, field.name)
+                for field in fields(event)
+                if field.name != "at_s"
+            },
+        )
 
 
 @pytest.mark.parametrize("seed", range(25))

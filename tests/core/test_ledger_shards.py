@@ -29,7 +29,12 @@ def test_shards_are_whole_minibatches_and_as_many_as_workers_can_use(total, batc
         assert size == batch or -(-total // size) >= 4 * workers
 
 
-@given(st.lists(st.integers(0, 100), min_size=1, max_size=5), st.integers(1, 30), st.sampled_from(Shuffle), st.integers(0, 9))
+@given(
+    st.lists(st.integers(0, 100), min_size=1, max_size=5),
+    st.integers(1, 30),
+    st.sampled_from(Shuffle),
+    st.integers(0, 9),
+)
 def test_a_plan_cuts_every_record_into_exactly_one_shard(records, size, shuffle, seed):
     plan = Plan(tuple(Source(f"s{i}", n) for i, n in enumerate(records)), size, 3, shuffle, seed)
     for epoch in range(3):
@@ -48,7 +53,12 @@ def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else():
     assert make().order(0) != make(seed=2).order(0)
     assert make(Shuffle.NONE).order(1) == list(range(100))
     assert make(Shuffle.SHARDS).order(0) == make().order(0)
-    seeds = {make(seed=seed).order_seed(epoch, number) for seed in (1, 2) for epoch in (0, 1) for number in range(100)}
+    seeds = {
+        make(seed=seed).order_seed(epoch, number)
+        for seed in (1, 2)
+        for epoch in (0, 1)
+        for number in range(100)
+    }
     assert len(seeds) == 400
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert make(Shuffle.SHARDS).order_seed(0, 0) is None
@@ -60,8 +70,13 @@ def make(records=40, size=20, epochs=1, task=Task.TRAINING) -> Ledger:
 
 def adds_up(ledger: Ledger) -> bool:
     count = ledger.counts[0]
-    waiting = sum(piece.rest for piece in ledger.returned) + sum(held.piece.rest for held in ledger.held.values())
-    fresh = sum(ledger.plan.shard(number, ShardId(0)).records for number in ledger.plan.order(0)[ledger.cursor :])
+    waiting = sum(piece.rest for piece in ledger.returned) + sum(
+        held.piece.rest for held in ledger.held.values()
+    )
+    fresh = sum(
+        ledger.plan.shard(number, ShardId(0)).records
+        for number in ledger.plan.order(0)[ledger.cursor :]
+    )
     return count.expected == count.trained + count.bad + count.parked + waiting + fresh
 
 
@@ -146,7 +161,7 @@ def test_an_epoch_begins_while_shards_of_the_last_one_are_still_held():
     assert not ledger.finished
 
 
-# -- settling
+# Settling
 
 
 def applied(held, offset) -> Applied:
@@ -222,7 +237,8 @@ def test_a_batch_that_a_server_that_is_away_may_lack_is_trained_again():
     ledger = make(records=64, size=32)
     first, second = ledger.take(A, 0), ledger.take(A, 0)
     ledger.advance(first, 8, 0)
-    # Reported: 8. The other server was away: of batches of 8, the last that this one has is in doubt, those before are not.
+    # Reported: 8. The other server was away: of batches of 8, the last that this one has is in
+    # doubt, those before are not.
     ledger.settle(A, [Applied(second.piece.shard.id, 0, 16), None], batch=8)
     assert (ledger.counts[0].trained, ledger.counts[0].repeated) == (32 + 8, 8)
     assert [piece.offset for piece in ledger.returned] == [8]
@@ -231,7 +247,9 @@ def test_a_batch_that_a_server_that_is_away_may_lack_is_trained_again():
 def test_a_server_that_came_back_without_its_memory_costs_no_more_than_one_batch():
     ledger = make(records=64, size=64)
     held = ledger.take(A, 0)
-    ledger.settle(A, [Applied(held.piece.shard.id, 0, 60), Applied(held.piece.shard.id, 0, 8)], batch=8)
+    ledger.settle(
+        A, [Applied(held.piece.shard.id, 0, 60), Applied(held.piece.shard.id, 0, 8)], batch=8
+    )
     assert (ledger.counts[0].trained, ledger.counts[0].repeated) == (56, 4)
 
 
@@ -279,7 +297,7 @@ def test_a_shard_of_which_nothing_is_left_is_done_however_often_it_failed():
     assert (ledger.done_shards, ledger.parked, ledger.counts[0].lost) == (1, [], 0)
 
 
-# -- the end before the end
+# The end before the end
 
 
 def test_stopping_early_lowers_what_is_expected_and_loses_nothing():

@@ -17,7 +17,9 @@ WHEEL = importlib.metadata.distribution("elasticdl")
 
 
 def notice(name: str) -> str:
-    """A license file of the installed package: an editable install takes the same ones as a wheel."""
+    """A license file of the installed package: an editable install takes the same ones as a
+    wheel.
+    """
     text = WHEEL.read_text(f"licenses/{name}")
     assert text is not None, name
     return text
@@ -29,20 +31,29 @@ def words(text: str) -> str:
 
 def test_the_package_has_its_license_and_a_notice_of_each_work_in_it() -> None:
     assert WHEEL.metadata["License-Expression"] == "Apache-2.0"
-    assert "Apache License" in notice("LICENSE") and "Version 2.0, January 2004" in notice("LICENSE")
+    assert "Apache License" in notice("LICENSE") and "Version 2.0, January 2004" in notice(
+        "LICENSE"
+    )
     listed = set(re.findall(r": (\w+\.txt) \|", notice("licenses/README.md")))
     assert listed == {path.name for path in (ROOT / "licenses").glob("*.txt")}
 
 
 def test_notices_are_those_of_the_versions_that_are_built_in() -> None:
-    assert notice("licenses/uPlot.txt") == (Path(elasticdl.page.__path__[0]) / "vendor/uPlot.LICENSE.txt").read_text()
-    assert notice("licenses/nanobind.txt") == importlib.metadata.distribution("nanobind").read_text("licenses/LICENSE")
+    assert (
+        notice("licenses/uPlot.txt")
+        == (Path(elasticdl.page.__path__[0]) / "vendor/uPlot.LICENSE.txt").read_text()
+    )
+    assert notice("licenses/nanobind.txt") == importlib.metadata.distribution("nanobind").read_text(
+        "licenses/LICENSE"
+    )
     robin_map = Path(nanobind.source_dir()).parent / "ext/robin_map/include/tsl/robin_map.h"
     assert words(notice("licenses/robin_map.txt")).strip() in words(robin_map.read_text())
 
 
 def test_every_file_that_the_patch_changes_is_in_the_statement_of_changes() -> None:
-    patched = re.findall(r"^\+\+\+ b/(\S+)", (ROOT / "scripts/horovod.patch").read_text(), re.MULTILINE)
+    patched = re.findall(
+        r"^\+\+\+ b/(\S+)", (ROOT / "scripts/horovod.patch").read_text(), re.MULTILINE
+    )
     _, _, statement = notice("licenses/README.md").partition("## Statement of changes")
     assert patched
     assert [path for path in patched if Path(path).name not in statement] == []

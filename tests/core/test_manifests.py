@@ -1,4 +1,6 @@
-"""The objects of a job, against a file that people have read, and the promises that the file alone does not show."""
+"""The objects of a job, against a file that people have read, and the promises that the file alone
+does not show.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,16 @@ import yaml
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.labels import MASTER, host_name, labels, parse_labels, pod_name
 from elasticdl.cluster.kubernetes.manifests import job, network_policy, pod, services, token_secret
-from elasticdl.cluster.kubernetes.plans import Identity, Image, JobPlan, Owner, Placement, PodPlan, Resources, Volume
+from elasticdl.cluster.kubernetes.plans import (
+    Identity,
+    Image,
+    JobPlan,
+    Owner,
+    Placement,
+    PodPlan,
+    Resources,
+    Volume,
+)
 from elasticdl.errors import ExitCode
 
 pytestmark = pytest.mark.core
@@ -22,20 +33,32 @@ DATA = {"persistentVolumeClaim": {"claimName": "data"}}
 WORKERS = PodPlan(
     Image("registry.local/zoo:7", pull_secrets=("registry",)),
     Resources({"cpu": "500m", "memory": "1Gi"}, {"cpu": "1500m", "memory": "2Gi"}),
-    Placement("batch-low", {"pool": "spot"}, ({"key": "spot", "operator": "Exists", "effect": "NoSchedule"},)),
+    Placement(
+        "batch-low",
+        {"pool": "spot"},
+        ({"key": "spot", "operator": "Exists", "effect": "NoSchedule"},),
+    ),
     Identity(group=1000),
     (Volume("data", DATA, "/data", read_only=True), Volume("data", DATA, "/jobs", sub_path="jobs")),
     {"TF_ENABLE_ONEDNN_OPTS": "0"},
     grace_s=45,
 )
 SERVERS = PodPlan(Image("registry.local/zoo:7"), Resources({"memory": "4Gi"}))
-MASTERS = replace(SERVERS, identity=Identity(service_account="elasticdl"), resources=Resources({"cpu": "250m"}))
+MASTERS = replace(
+    SERVERS, identity=Identity(service_account="elasticdl"), resources=Resources({"cpu": "250m"})
+)
 WORKER, SERVER = ProcessName(Role.WORKER, 3), ProcessName(Role.PS, 0, 1)
 
 
 def spec(name: ProcessName) -> ProcessSpec:
     env = {"ELASTICDL_PROCESS": str(name)}
-    return ProcessSpec(name, ("python3", "-m", f"elasticdl.{name.role}.main"), env, {"ELASTICDL_TOKEN": "opensesame"}, cores=2)
+    return ProcessSpec(
+        name,
+        ("python3", "-m", f"elasticdl.{name.role}.main"),
+        env,
+        {"ELASTICDL_TOKEN": "opensesame"},
+        cores=2,
+    )
 
 
 def worker() -> dict:
@@ -47,7 +70,13 @@ def the_job() -> dict:
 
 
 def objects() -> list[dict]:
-    everything = [the_job(), worker(), pod(OWNER, SERVERS, spec(SERVER)), *services(OWNER), network_policy(OWNER)]
+    everything = [
+        the_job(),
+        worker(),
+        pod(OWNER, SERVERS, spec(SERVER)),
+        *services(OWNER),
+        network_policy(OWNER),
+    ]
     return [*everything, token_secret(OWNER, "opensesame")]
 
 
@@ -59,7 +88,9 @@ def test_the_objects_of_a_job_are_those_that_people_have_read() -> None:
     text = yaml.safe_dump_all(objects(), sort_keys=True)
     if os.environ.get("ELASTICDL_WRITE_GOLDEN"):
         GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text(), "if it is meant: ELASTICDL_WRITE_GOLDEN=1, and read the difference"
+    assert text == GOLDEN.read_text(), (
+        "if it is meant: ELASTICDL_WRITE_GOLDEN=1, and read the difference"
+    )
 
 
 def test_every_object_but_the_job_belongs_to_the_job_without_a_right_on_jobs() -> None:
@@ -73,9 +104,14 @@ def test_every_pod_keeps_the_restricted_standard() -> None:
     for made in pods():
         body = made["spec"]
         (container,) = body["containers"]
-        assert body["securityContext"]["runAsNonRoot"] and body["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert body["securityContext"]["runAsNonRoot"] and body["securityContext"][
+            "seccompProfile"
+        ] == {"type": "RuntimeDefault"}
         security = container["securityContext"]
-        assert security["capabilities"] == {"drop": ["ALL"]} and security["allowPrivilegeEscalation"] is False
+        assert (
+            security["capabilities"] == {"drop": ["ALL"]}
+            and security["allowPrivilegeEscalation"] is False
+        )
         assert security["readOnlyRootFilesystem"]
 
 
@@ -87,12 +123,21 @@ def test_a_secret_is_only_in_the_secret() -> None:
     *others, secret = objects()
     assert "opensesame" not in yaml.safe_dump_all(others)
     assert secret["stringData"] == {"ELASTICDL_TOKEN": "opensesame", "ELASTICDL_JOB_UID": OWNER.uid}
-    (entry,) = [entry for entry in worker()["spec"]["containers"][0]["env"] if entry["name"] == "ELASTICDL_TOKEN"]
-    assert entry["valueFrom"]["secretKeyRef"] == {"name": secret["metadata"]["name"], "key": "ELASTICDL_TOKEN"}
+    (entry,) = [
+        entry
+        for entry in worker()["spec"]["containers"][0]["env"]
+        if entry["name"] == "ELASTICDL_TOKEN"
+    ]
+    assert entry["valueFrom"]["secretKeyRef"] == {
+        "name": secret["metadata"]["name"],
+        "key": "ELASTICDL_TOKEN",
+    }
 
 
 def test_a_dollar_is_a_dollar_for_the_process() -> None:
-    made = pod(OWNER, WORKERS, ProcessSpec(WORKER, ("echo", "$(HOME) $$"), {"PRICE": "5$"}))["spec"]["containers"][0]
+    made = pod(OWNER, WORKERS, ProcessSpec(WORKER, ("echo", "$(HOME) $$"), {"PRICE": "5$"}))[
+        "spec"
+    ]["containers"][0]
     assert made["command"] == ["echo", "$$(HOME) $$$$"]
     assert {"name": "PRICE", "value": "5$$"} in made["env"]
 
@@ -104,7 +149,10 @@ def test_a_name_can_be_read_back_from_its_labels() -> None:
 
 def test_names_of_incarnations_differ_and_their_host_name_does_not() -> None:
     first = replace(SERVER, incarnation=0)
-    assert (pod_name("digits", first), pod_name("digits", SERVER)) == ("digits-ps-0", "digits-ps-0-1")
+    assert (pod_name("digits", first), pod_name("digits", SERVER)) == (
+        "digits-ps-0",
+        "digits-ps-0-1",
+    )
     assert host_name("digits", first) == host_name("digits", SERVER) == "ps-0.digits"
 
 
@@ -115,7 +163,11 @@ def test_host_name_is_what_the_pod_says_of_itself() -> None:
 
 def test_the_longest_job_name_makes_legal_names_for_all() -> None:
     owner = replace(OWNER, job="j" * 52)
-    made = [*services(owner), token_secret(owner, ""), pod(owner, WORKERS, spec(ProcessName(Role.WORKER, 99_999)))]
+    made = [
+        *services(owner),
+        token_secret(owner, ""),
+        pod(owner, WORKERS, spec(ProcessName(Role.WORKER, 99_999))),
+    ]
     assert all(len(each["metadata"]["name"]) <= 253 for each in made)
     assert all(len(each["metadata"]["name"]) <= 63 for each in made[:2])
     assert all(len(value) <= 63 for each in made for value in each["metadata"]["labels"].values())
@@ -138,11 +190,19 @@ def test_a_quantity_of_cores_that_is_none_is_refused(quantity: str) -> None:
 
 def test_a_process_that_ran_out_of_memory_can_be_given_more_than_its_role() -> None:
     def resources(memory_bytes: int | None) -> dict:
-        return pod(OWNER, WORKERS, replace(spec(WORKER), memory_bytes=memory_bytes))["spec"]["containers"][0]["resources"]
+        return pod(OWNER, WORKERS, replace(spec(WORKER), memory_bytes=memory_bytes))["spec"][
+            "containers"
+        ][0]["resources"]
 
-    assert resources(None) == {"requests": dict(WORKERS.resources.requests), "limits": dict(WORKERS.resources.limits)}
+    assert resources(None) == {
+        "requests": dict(WORKERS.resources.requests),
+        "limits": dict(WORKERS.resources.limits),
+    }
     grown = resources(5 << 30)
-    assert grown["requests"] == {"cpu": "500m", "memory": "5368709120"} and grown["limits"]["memory"] == "5368709120"
+    assert (
+        grown["requests"] == {"cpu": "500m", "memory": "5368709120"}
+        and grown["limits"]["memory"] == "5368709120"
+    )
 
 
 def test_an_affinity_of_the_users_own_replaces_ours() -> None:
@@ -153,7 +213,9 @@ def test_an_affinity_of_the_users_own_replaces_ours() -> None:
 
 def test_a_toleration_of_the_users_own_is_not_given_twice() -> None:
     mine = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 600}
-    given = pod(OWNER, replace(WORKERS, placement=Placement(tolerations=(mine,))), spec(WORKER))["spec"]["tolerations"]
+    given = pod(OWNER, replace(WORKERS, placement=Placement(tolerations=(mine,))), spec(WORKER))[
+        "spec"
+    ]["tolerations"]
     assert [each["tolerationSeconds"] for each in given if each["key"] == mine["key"]] == [600]
 
 
@@ -162,5 +224,7 @@ def test_a_master_is_relaunched_for_crashes_and_never_for_its_own_verdict() -> N
     taken, left, final = body["podFailurePolicy"]["rules"]
     assert (taken["action"], left["action"], final["action"]) == ("Ignore", "Ignore", "FailJob")
     assert left["onExitCodes"]["values"] == [ExitCode.DRAINED]
-    assert {0, 137, 143, ExitCode.DRAINED, ExitCode.UNAVAILABLE} & set(final["onExitCodes"]["values"]) == set()
+    assert {0, 137, 143, ExitCode.DRAINED, ExitCode.UNAVAILABLE} & set(
+        final["onExitCodes"]["values"]
+    ) == set()
     assert body["podReplacementPolicy"] == "Failed" and body["completions"] == 1

@@ -1,4 +1,6 @@
-"""Corners of leases, checkpoints and the end that nothing else comes to: each was found by a change that no test noticed."""
+"""Corners of leases, checkpoints and the end that nothing else comes to: each was found by a change
+that no test noticed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ pytestmark = pytest.mark.core
 
 
 def at_the_end_without_its_server(bench):
-    """A job whose server went while its last shard was reported: its last checkpoint has to wait."""
+    """A job whose server went while its last shard was reported: its last checkpoint has to
+    wait.
+    """
     job = bench(checkpoint_steps=100)
     job.up()
     for _ in range(3):
@@ -47,7 +51,9 @@ def test_why_a_job_was_stopped_stands_beside_the_checkpoint_that_could_not_be_ta
     for _ in range(6):
         job.tick(20)
     assert job.finished.exit_code == ExitCode.INTERRUPTED
-    assert job.finished.message.startswith("stopped: Ctrl-C; the last checkpoint could not be taken: ")
+    assert job.finished.message.startswith(
+        "stopped: Ctrl-C; the last checkpoint could not be taken: "
+    )
 
 
 def test_tries_for_checkpoints_on_the_way_do_not_count_for_the_last_one(bench):
@@ -71,12 +77,18 @@ def test_a_worker_that_is_still_draining_when_the_job_is_over_is_given_less_time
     assert leaving.grace_s > 5
     stays = 1 - leaving.name.index
     job.train_all(stays)
-    again = [stop for stop in job.of(c.StopProcess) if stop.name == leaving.name and stop.reason == "the job is over"]
+    again = [
+        stop
+        for stop in job.of(c.StopProcess)
+        if stop.name == leaving.name and stop.reason == "the job is over"
+    ]
     assert [stop.grace_s for stop in again] == [5.0]
 
 
 def test_updates_lost_are_counted_from_the_newest_version_that_any_worker_told(bench):
-    """Reports of two workers may come in another order than their pushes, and while the server is away."""
+    """Reports of two workers may come in another order than their pushes, and while the server is
+    away.
+    """
     job = bench(num_workers=2)
     job.up(2)
     first, second = job.lease(0), job.lease(1)
@@ -88,7 +100,9 @@ def test_updates_lost_are_counted_from_the_newest_version_that_any_worker_told(b
 
 
 def revoked(bench):
-    """A worker whose view for an evaluation went with a server, while it trained on a shard, too."""
+    """A worker whose view for an evaluation went with a server, while it trained on a shard,
+    too.
+    """
     job = bench(validation_data="v", evaluation_steps=10, num_workers=1, num_epochs=2)
     job.up()
     trained = job.lease()
@@ -123,7 +137,9 @@ def test_an_export_that_makes_no_progress_goes_to_another_worker(bench):
         job.tick(100)
     assert not [stop for stop in job.of(c.StopProcess) if stop.name == job.worker(0)]
     job.tick(100)
-    assert "no progress for 1900 s" in next(stop.reason for stop in job.of(c.StopProcess) if stop.name == job.worker(0))
+    assert "no progress for 1900 s" in next(
+        stop.reason for stop in job.of(c.StopProcess) if stop.name == job.worker(0)
+    )
 
 
 def test_a_heartbeat_that_comes_after_the_end_does_not_take_the_last_version_back(bench):

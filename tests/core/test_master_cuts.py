@@ -24,7 +24,9 @@ def saved(job, save: c.SaveSnapshot) -> list[c.Command]:
 
 
 @pytest.mark.parametrize("at_the_end", ["cutting", "saving"])
-def test_a_checkpoint_that_is_under_way_at_the_end_of_the_work_is_not_taken_for_the_last(bench, at_the_end):
+def test_a_checkpoint_that_is_under_way_at_the_end_of_the_work_is_not_taken_for_the_last(
+    bench, at_the_end
+):
     """It has the weights of before: the last steps would be missing from it."""
     job = bench(checkpoint_steps=10)
     job.up()
@@ -55,7 +57,9 @@ def test_a_cut_that_came_later_than_its_step_is_what_the_next_one_is_counted_fro
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 30)))
 
 
-def test_a_cut_of_an_older_version_than_was_told_of_does_not_make_that_version_be_crossed_twice(bench):
+def test_a_cut_of_an_older_version_than_was_told_of_does_not_make_that_version_be_crossed_twice(
+    bench,
+):
     """Workers tell of a version that not every server has come to when the cut is made."""
     job = bench(checkpoint_steps=10)
     job.up()
@@ -66,7 +70,9 @@ def test_a_cut_of_an_older_version_than_was_told_of_does_not_make_that_version_b
 
 
 @pytest.mark.parametrize(("keep", "listed"), [(0, [10, 20, 30]), (2, [20, 30])])
-def test_as_many_checkpoints_are_listed_as_are_kept_and_all_where_none_is_removed(bench, keep, listed):
+def test_as_many_checkpoints_are_listed_as_are_kept_and_all_where_none_is_removed(
+    bench, keep, listed
+):
     job = bench(checkpoint_steps=10, keep_checkpoint_max=keep)
     job.up()
     for version in (10, 20, 30):
@@ -81,7 +87,9 @@ def test_the_view_of_a_save_that_failed_is_let_go(bench):
     job.up()
     job.put(e.VersionAdvanced(0, 10))
     save = cut(job, 10)
-    assert c.DropSnapshot(save.snapshot) in job.put(e.SnapshotFailed(0, save.snapshot, "no space left on device"))
+    assert c.DropSnapshot(save.snapshot) in job.put(
+        e.SnapshotFailed(0, save.snapshot, "no space left on device")
+    )
 
 
 def test_a_save_that_takes_too_long_is_given_up_and_still_counts_when_it_comes(bench):
@@ -96,7 +104,9 @@ def test_a_save_that_takes_too_long_is_given_up_and_still_counts_when_it_comes(b
 
 
 @pytest.mark.parametrize("overtaken", [False, True])
-def test_the_newest_checkpoint_has_the_ledger_that_a_ring_goes_back_to_however_late_it_came(bench, overtaken):
+def test_the_newest_checkpoint_has_the_ledger_that_a_ring_goes_back_to_however_late_it_came(
+    bench, overtaken
+):
     """Else the records that are in its weights would be trained again, and nobody would know."""
     job = bench(checkpoint_steps=10)
     job.up()
@@ -114,7 +124,9 @@ def test_the_newest_checkpoint_has_the_ledger_that_a_ring_goes_back_to_however_l
     assert found[-1].ledger == newest.ledger and not any(one.ledger for one in found[:-1])
 
 
-def test_what_was_acknowledged_before_anybody_knew_that_a_server_had_died_is_among_what_it_lost(bench):
+def test_what_was_acknowledged_before_anybody_knew_that_a_server_had_died_is_among_what_it_lost(
+    bench,
+):
     job = bench()
     job.up()
     lease = job.lease()
@@ -136,7 +148,11 @@ def test_validation_shards_of_a_worker_whose_leases_are_voided_go_to_others_at_o
     assert mine.task is Task.EVALUATION
     job.put(e.StopAsked(0, job.worker(0), "it is good enough"))
     again = job.lease(1)
-    assert (again.task, again.shard, again.attempt) == (Task.EVALUATION, mine.shard, mine.attempt + 1)
+    assert (again.task, again.shard, again.attempt) == (
+        Task.EVALUATION,
+        mine.shard,
+        mine.attempt + 1,
+    )
 
 
 def test_a_crash_in_a_validation_shard_is_not_blamed_on_the_training_shard_that_waits(bench):

@@ -1,4 +1,6 @@
-"""What comes after the work: checkpoint, export, the end; stopping and going on; and checkpoints on the way."""
+"""What comes after the work: checkpoint, export, the end; stopping and going on; and checkpoints on
+the way.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def all_end(job) -> None:
     for process in job.state.status().processes:
         if process.state != "ended":
             role, index = process.name.split("-")
-            job.die({"worker": job.worker, "ps": job.ps}[role](int(index)), ExitFacts(exit_code=0, asked=role == "ps"))
+            job.die(
+                {"worker": job.worker, "ps": job.ps}[role](int(index)),
+                ExitFacts(exit_code=0, asked=role == "ps"),
+            )
 
 
 def test_training_without_anything_else_ends_when_all_processes_have(bench):
@@ -49,7 +54,16 @@ def test_training_without_anything_else_ends_when_all_processes_have(bench):
     assert [p.cause for p in job.state.status().processes] == ["drained", "finished"]
     assert job.state.receipt() == {
         "epochs": [
-            {"epoch": epoch, "expected": 64, "trained": 64, "repeated": 0, "bad": 0, "lost": 0, "left": 0} for epoch in range(2)
+            {
+                "epoch": epoch,
+                "expected": 64,
+                "trained": 64,
+                "repeated": 0,
+                "bad": 0,
+                "lost": 0,
+                "left": 0,
+            }
+            for epoch in range(2)
         ],
         "epochs_left_out": 0,
         "not_begun": {"epochs": 0, "records": 0},
@@ -73,7 +87,12 @@ def test_after_the_end_nothing_changes_any_more(bench):
     job.up()
     job.train_all()
     all_end(job)
-    for event in (e.Tick(0), e.StopRequested(0, "x"), e.ScaleRequested(0, 1, 9), e.ProcessSilent(0, job.ps(0), 10.0)):
+    for event in (
+        e.Tick(0),
+        e.StopRequested(0, "x"),
+        e.ScaleRequested(0, 1, 9),
+        e.ProcessSilent(0, job.ps(0), 10.0),
+    ):
         assert not job.of(c.StartProcess, job.put(event)) + job.of(c.FinishJob, job.put(event))
     assert job.of(c.WorkFinished, job.put(e.LeaseRequested(0, job.worker(0))))
 
@@ -122,7 +141,9 @@ def test_a_checkpoint_is_taken_each_time_the_version_crosses_the_steps(bench):
 
 
 def test_a_heartbeat_that_is_late_makes_no_version_be_crossed_twice(bench):
-    """Workers tell of a version sooner than the servers' heartbeats: these may name an older one after the cut."""
+    """Workers tell of a version sooner than the servers' heartbeats: these may name an older one
+    after the cut.
+    """
     job = bench(checkpoint_steps=10)
     job.up()
     job.put(e.VersionAdvanced(0, 12))
@@ -181,7 +202,11 @@ def test_what_is_asked_for_too_late_is_refused_in_words_and_changes_nothing(benc
     ):
         assert job.state.status().phase == phase
         assert words in job.state.why_not_scale() and words in job.state.why_not_checkpoint()
-        live = [row.name for row in job.state.status().processes if row.state == "ready" and row.role == "worker"]
+        live = [
+            row.name
+            for row in job.state.status().processes
+            if row.state == "ready" and row.role == "worker"
+        ]
         assert all(words in job.state.why_not_replace(ProcessName.parse(name)) for name in live)
         job.put(e.ScaleRequested(0, 1, 9))
         job.put(e.CheckpointRequested(0))
@@ -217,7 +242,7 @@ def test_a_last_checkpoint_that_cannot_be_written_does_not_hold_the_end_up_for_e
     assert job.of(c.WorkFinished)
 
 
-# -- stopping and going on
+# Stopping and going on
 
 
 def test_a_stopped_job_drains_and_takes_a_checkpoint(bench):
@@ -226,7 +251,10 @@ def test_a_stopped_job_drains_and_takes_a_checkpoint(bench):
     lease = job.lease(0)
     job.progress(0, lease, 8)
     commands = job.put(e.StopRequested(0, "Ctrl-C"))
-    assert [(stop.name, stop.grace_s) for stop in job.of(c.StopProcess, commands)] == [(job.worker(0), 30.0), (job.worker(1), 30.0)]
+    assert [(stop.name, stop.grace_s) for stop in job.of(c.StopProcess, commands)] == [
+        (job.worker(0), 30.0),
+        (job.worker(1), 30.0),
+    ]
     assert "Ctrl-C" in job.refused(0)
     job.put(e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, 0, 8)))
     for index in (0, 1):
@@ -247,10 +275,19 @@ def test_a_stopped_job_drains_and_takes_a_checkpoint(bench):
     assert (first.shard, first.offset, first.attempt) == (lease.shard, 8, 1)
     again.finish(2, first)
     again.train_all(2)
-    assert again.total == {"expected": 128, "trained": 128, "repeated": 0, "bad": 0, "lost": 0, "left": 0}
+    assert again.total == {
+        "expected": 128,
+        "trained": 128,
+        "repeated": 0,
+        "bad": 0,
+        "lost": 0,
+        "left": 0,
+    }
 
 
-def test_a_job_whose_directory_no_server_sees_is_stopped_without_a_checkpoint_and_promises_none(bench):
+def test_a_job_whose_directory_no_server_sees_is_stopped_without_a_checkpoint_and_promises_none(
+    bench,
+):
     job = bench(image_name="zoo", job_dir="/tmp/job", num_epochs=2)
     job.up()
     lease = job.lease()
@@ -289,7 +326,9 @@ def test_a_stop_before_anything_was_trained_ends_at_once(bench):
 
 
 @pytest.mark.parametrize("strategy", ["ParameterServerStrategy", "AllreduceStrategy"])
-def test_training_that_a_callback_ends_before_the_first_step_waits_for_no_checkpoint(bench, strategy):
+def test_training_that_a_callback_ends_before_the_first_step_waits_for_no_checkpoint(
+    bench, strategy
+):
     job = bench(checkpoint_steps=5, distribution_strategy=strategy)
     job.start()
     job.attach(*(job.ps(index) for index in range(job.spec.cluster.num_ps_pods)), job.worker(0))
@@ -326,7 +365,7 @@ def test_a_stop_does_not_wait_for_servers_that_do_not_come_back(bench):
     assert job.finished.hint == ""
 
 
-# -- the ledger of a checkpoint
+# The ledger of a checkpoint
 
 
 def test_a_checkpoints_ledger_is_at_the_cut_and_not_at_the_reports(bench):
@@ -335,7 +374,10 @@ def test_a_checkpoints_ledger_is_at_the_cut_and_not_at_the_reports(bench):
     first, second, other = job.lease(0), job.lease(0), job.lease(1)
     job.progress(0, first, 8)
     job.put(e.CheckpointRequested(0))
-    save = cut(job, **{"worker-0": Applied(second.shard.id, 0, 8), "worker-1": Applied(other.shard.id, 0, 16)})
+    save = cut(
+        job,
+        **{"worker-0": Applied(second.shard.id, 0, 8), "worker-1": Applied(other.shard.id, 0, 16)},
+    )
     assert job.total["trained"] == 8
     again = bench()
     again.start(ledger=save.ledger)
@@ -373,7 +415,9 @@ def test_shard_ids_are_not_used_again_after_a_resume(bench):
     assert again.lease(1).shard.id == 8
 
 
-@pytest.mark.parametrize("now", [(Source("a", 65),), (Source("a", 64, "other"),), (Source("a", 64), Source("b", 1)), ()])
+@pytest.mark.parametrize(
+    "now", [(Source("a", 65),), (Source("a", 64, "other"),), (Source("a", 64), Source("b", 1)), ()]
+)
 def test_a_resume_on_other_data_is_refused_in_words(bench, now):
     job = bench()
     job.up()
@@ -384,7 +428,12 @@ def test_a_resume_on_other_data_is_refused_in_words(bench, now):
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda text: text[:-9], lambda text: "[]", lambda text: text.replace('"format": 1', '"format": 9')]
+    "damage",
+    [
+        lambda text: text[:-9],
+        lambda text: "[]",
+        lambda text: text.replace('"format": 1', '"format": 9'),
+    ],
 )
 def test_a_ledger_that_cannot_be_read_is_refused_in_words(bench, damage):
     job = bench()

@@ -19,7 +19,12 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 3\nValueErr
         (ExitFacts(exit_code=64, log_tail=TRACEBACK), Cause.USER_ERROR, "ValueError: no", True),
         (ExitFacts(exit_code=1, log_tail=TRACEBACK), Cause.USER_ERROR, "ValueError: no", True),
         (
-            ExitFacts(exit_code=1, log_tail="Traceback (most recent call last):\nelasticdl.errors.TransientError: away"),
+            ExitFacts(
+                exit_code=1,
+                log_tail=(
+                    "Traceback (most recent call last):\nelasticdl.errors.TransientError: away"
+                ),
+            ),
             Cause.INFRASTRUCTURE,
             "away",
             True,
@@ -51,13 +56,25 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 3\nValueErr
             False,
         ),
         (
-            ExitFacts(signal=15, conditions=("Ready:False", "DisruptionTarget:EvictionByEvictionAPI")),
+            ExitFacts(
+                signal=15, conditions=("Ready:False", "DisruptionTarget:EvictionByEvictionAPI")
+            ),
             Cause.EVICTED,
             "evicted",
             False,
         ),
-        (ExitFacts(conditions=("DisruptionTarget:DeletionByTaintManager",)), Cause.NODE_LOST, "tainted", False),
-        (ExitFacts(conditions=("DisruptionTarget:SomethingNew",)), Cause.EVICTED, "SomethingNew", False),
+        (
+            ExitFacts(conditions=("DisruptionTarget:DeletionByTaintManager",)),
+            Cause.NODE_LOST,
+            "tainted",
+            False,
+        ),
+        (
+            ExitFacts(conditions=("DisruptionTarget:SomethingNew",)),
+            Cause.EVICTED,
+            "SomethingNew",
+            False,
+        ),
         (ExitFacts(reason="Evicted"), Cause.EVICTED, "evicted", False),
         (ExitFacts(), Cause.NODE_LOST, "nothing is known", False),
     ],
@@ -75,12 +92,18 @@ def test_exit_code_0_is_the_end_of_whoever_was_told_that_there_is_no_more_work()
 @pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.DRAINED])
 def test_what_a_cluster_does_never_spends_a_budget(cause):
     budgets = Budgets(0)
-    assert not any(budgets.died("worker-1", Verdict(cause, "x"), answered=False) for _ in range(1000))
+    assert not any(
+        budgets.died("worker-1", Verdict(cause, "x"), answered=False) for _ in range(1000)
+    )
 
 
 def test_user_errors_end_the_job_after_max_relaunches():
     budgets, told = Budgets(2), Verdict(Cause.USER_ERROR, "ValueError: no", blames_work=True)
-    assert [bool(budgets.died("worker-1", told, answered=False)) for _ in range(3)] == [False, False, True]
+    assert [bool(budgets.died("worker-1", told, answered=False)) for _ in range(3)] == [
+        False,
+        False,
+        True,
+    ]
     assert "ValueError: no" in budgets.user_error("worker-1: ValueError: no")
 
 
@@ -91,7 +114,12 @@ def test_a_user_error_that_is_blamed_on_a_shard_spends_nothing_else():
 
 def test_the_fourth_death_out_of_memory_ends_the_job():
     budgets, told = Budgets(0), Verdict(Cause.OUT_OF_MEMORY, "killed for memory")
-    assert [bool(budgets.died("w", told, answered=False)) for _ in range(4)] == [False, False, False, True]
+    assert [bool(budgets.died("w", told, answered=False)) for _ in range(4)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_crashes_end_the_job_only_if_nothing_gets_done_between_them():
@@ -109,17 +137,25 @@ def test_kills_from_outside_are_borne_much_longer_than_crashes():
     assert not any(budgets.died("w", told, answered=False) for _ in range(30))
 
 
-@pytest.mark.parametrize("facts", [ExitFacts(signal=9), ExitFacts(signal=11)], ids=["killed", "crashed"])
+@pytest.mark.parametrize(
+    "facts", [ExitFacts(signal=9), ExitFacts(signal=11)], ids=["killed", "crashed"]
+)
 def test_what_takes_many_at_the_same_time_counts_once(facts):
-    """A node with a hundred workers, a network that is away, a ring whose members abort together."""
+    """A node with a hundred workers, a network that is away, a ring whose members abort
+    together.
+    """
     budgets, told = Budgets(0), verdict(facts)
-    assert not any(budgets.died(f"worker-{n}", told, answered=False, life=(0.0, 10.0 + n)) for n in range(100))
+    assert not any(
+        budgets.died(f"worker-{n}", told, answered=False, life=(0.0, 10.0 + n)) for n in range(100)
+    )
 
 
 def test_ends_that_follow_one_another_still_count_however_many_workers_there_are():
     budgets, told = Budgets(0), verdict(ExitFacts(signal=11))
     reasons = [
-        bool(budgets.died(f"worker-{n}", told, answered=False, life=(10.0 * wave, 10.0 * wave + 9.0)))
+        bool(
+            budgets.died(f"worker-{n}", told, answered=False, life=(10.0 * wave, 10.0 * wave + 9.0))
+        )
         for wave in range(5)
         for n in range(4)
     ]

@@ -1,11 +1,22 @@
-"""Whatever ends a process or keeps it from starting: one cause in words, a budget of its own, and a name for each wait."""
+"""Whatever ends a process or keeps it from starting: one cause in words, a budget of its own, and a
+name for each wait.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from elasticdl.cluster.base import ExitFacts, Role
-from elasticdl.cluster.fake import DELETED, EVICTED, NODE_LOST, NODE_TAINTED, OUT_OF_MEMORY, PREEMPTED, no_image, no_program
+from elasticdl.cluster.fake import (
+    DELETED,
+    EVICTED,
+    NODE_LOST,
+    NODE_TAINTED,
+    OUT_OF_MEMORY,
+    PREEMPTED,
+    no_image,
+    no_program,
+)
 from elasticdl.errors import ExitCode
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -42,7 +53,7 @@ def cause_of(job, name: str) -> str:
     return next(process.cause for process in job.state.status().processes if process.name == name)
 
 
-# -- words ------------------------------------------------------------------------------------------------------------
+# words
 
 
 @pytest.mark.parametrize(
@@ -53,10 +64,26 @@ def cause_of(job, name: str) -> str:
         (NODE_TAINTED, Cause.NODE_DRAINED, "its node was tainted"),
         (NODE_LOST, Cause.NODE_LOST, "its node is gone"),
         (DELETED, Cause.DELETED, "deleted by somebody"),
-        (ExitFacts(exit_code=66, reason="Deleted"), Cause.DELETED, "deleted by somebody; it gave its work back first"),
-        (ExitFacts(exit_code=66, conditions=PREEMPTED.conditions), Cause.PREEMPTED, "it gave its work back first"),
-        (no_image("image zoo:1 cannot be pulled (ErrImagePull): 401"), Cause.IMAGE, "zoo:1 cannot be pulled (ErrImagePull): 401"),
-        (no_program('exec: "trian": not found'), Cause.START_ERROR, 'could not be started: exec: "trian": not found'),
+        (
+            ExitFacts(exit_code=66, reason="Deleted"),
+            Cause.DELETED,
+            "deleted by somebody; it gave its work back first",
+        ),
+        (
+            ExitFacts(exit_code=66, conditions=PREEMPTED.conditions),
+            Cause.PREEMPTED,
+            "it gave its work back first",
+        ),
+        (
+            no_image("image zoo:1 cannot be pulled (ErrImagePull): 401"),
+            Cause.IMAGE,
+            "zoo:1 cannot be pulled (ErrImagePull): 401",
+        ),
+        (
+            no_program('exec: "trian": not found'),
+            Cause.START_ERROR,
+            'could not be started: exec: "trian": not found',
+        ),
         (ExitFacts(reason="Terminated"), Cause.NODE_DRAINED, "shut down"),
         (ExitFacts(reason="Odd", log_tail="so it was"), Cause.INFRASTRUCTURE, "Odd: so it was"),
         (ExitFacts(reason="Deleted", asked=True), Cause.DRAINED, "ended as asked"),
@@ -89,10 +116,14 @@ def test_an_end_out_of_memory_names_limit_and_peak(limit, peak, words):
     assert verdict(facts, limit_bytes=limit).text == words
 
 
-# -- budgets ----------------------------------------------------------------------------------------------------------
+# budgets
 
 
-@pytest.mark.parametrize("facts", [PREEMPTED, EVICTED, NODE_TAINTED, NODE_LOST, DELETED], ids=lambda facts: verdict(facts).cause)
+@pytest.mark.parametrize(
+    "facts",
+    [PREEMPTED, EVICTED, NODE_TAINTED, NODE_LOST, DELETED],
+    ids=lambda facts: verdict(facts).cause,
+)
 def test_what_a_cluster_does_is_borne_for_ever_and_the_worker_comes_back(bench, facts):
     job = bench()
     job.up()
@@ -103,7 +134,9 @@ def test_what_a_cluster_does_is_borne_for_ever_and_the_worker_comes_back(bench, 
     assert cause_of(job, "worker-7") == verdict(facts).cause
 
 
-@pytest.mark.parametrize("facts", [NODE_LOST, PREEMPTED, EVICTED, ExitFacts(reason="NodeLost", asked=True)])
+@pytest.mark.parametrize(
+    "facts", [NODE_LOST, PREEMPTED, EVICTED, ExitFacts(reason="NodeLost", asked=True)]
+)
 def test_silence_is_explained_by_the_platform_when_it_tells_and_costs_nothing_then(bench, facts):
     job = bench()
     job.up()
@@ -129,10 +162,17 @@ def test_one_that_fell_silent_for_lack_of_memory_is_followed_by_one_with_more(be
 def test_an_image_that_nobody_of_that_role_ever_had_fails_the_job_with_the_registrys_words(bench):
     job = bench(num_workers=2)
     job.start()
-    job.put(e.ProcessSeen(0, job.worker(0), running=False, waiting_for="image zoo:1 cannot be pulled"))
-    job.die(job.worker(0), no_image("image zoo:1 cannot be pulled (ErrImagePull): 401 Unauthorized"))
+    job.put(
+        e.ProcessSeen(0, job.worker(0), running=False, waiting_for="image zoo:1 cannot be pulled")
+    )
+    job.die(
+        job.worker(0), no_image("image zoo:1 cannot be pulled (ErrImagePull): 401 Unauthorized")
+    )
     assert job.state.status().exit_code == ExitCode.JOB_FAILED
-    assert job.state.status().outcome == "worker-0: image zoo:1 cannot be pulled (ErrImagePull): 401 Unauthorized"
+    assert (
+        job.state.status().outcome
+        == "worker-0: image zoo:1 cannot be pulled (ErrImagePull): 401 Unauthorized"
+    )
 
 
 def test_a_program_that_never_started_fails_the_job_at_its_third_try(bench):
@@ -146,7 +186,9 @@ def test_a_program_that_never_started_fails_the_job_at_its_third_try(bench):
     assert job.state.status().outcome == 'worker-2: could not be started: exec: "trian": not found'
 
 
-@pytest.mark.parametrize("facts", [no_image("registry away"), no_program("runtime busy")], ids=["image", "start"])
+@pytest.mark.parametrize(
+    "facts", [no_image("registry away"), no_program("runtime busy")], ids=["image", "start"]
+)
 def test_where_one_ran_before_starts_are_tried_again_with_growing_pauses(bench, facts):
     job = bench(num_workers=2)
     job.up(2)
@@ -168,21 +210,29 @@ def test_starts_that_never_work_again_end_the_job_at_last():
     assert not any(reasons[:-1]) and "registry away" in reasons[-1]
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------
+# memory
 
 
 def test_memory_grows_by_half_up_to_the_limit_and_never_shrinks():
     memory = MemoryLimits({Role.WORKER: MemoryPolicy(100, 200)})
-    assert (memory.of(Role.WORKER), memory.raised(Role.WORKER), memory.of(Role.PS)) == (100, None, None)
+    assert (memory.of(Role.WORKER), memory.raised(Role.WORKER), memory.of(Role.PS)) == (
+        100,
+        None,
+        None,
+    )
     assert memory.answer(Role.WORKER, 100) == 150
     assert memory.answer(Role.WORKER, 150) == 200
-    assert memory.answer(Role.WORKER, 100) == 200, "one that was started before gets what the others get"
+    assert memory.answer(Role.WORKER, 100) == 200, (
+        "one that was started before gets what the others get"
+    )
     assert memory.answer(Role.WORKER, 200) is None
     assert memory.answer(Role.PS, 100) is None and memory.answer(Role.WORKER, None) is None
     assert memory.raised(Role.WORKER) == 200
 
 
-def test_a_worker_out_of_memory_comes_back_with_more_and_at_the_limit_the_failure_names_limit_and_shard(bench):
+def test_a_worker_out_of_memory_comes_back_with_more_and_at_the_limit_the_failure_names_limit_and_shard(
+    bench,
+):
     job = bench(num_workers=1, **ON_KUBERNETES)
     job.up()
     assert [start.memory_bytes for start in started(job)] == [None, None]
@@ -201,7 +251,9 @@ def test_a_worker_out_of_memory_comes_back_with_more_and_at_the_limit_the_failur
     job.fenced(4, None)
     status = job.state.status()
     assert status.exit_code == ExitCode.JOB_FAILED
-    assert status.outcome.startswith(f"worker-4 out of memory at 2.0 of 2.0 GiB, 3 times on shard {lease.shard.id}; ")
+    assert status.outcome.startswith(
+        f"worker-4 out of memory at 2.0 of 2.0 GiB, 3 times on shard {lease.shard.id}; "
+    )
     assert "--worker-resource-limit" in job.state._context.outcome.hint
 
 
@@ -219,13 +271,18 @@ def test_a_shard_that_is_too_big_for_every_worker_is_parked_like_any_other(bench
 
 
 def test_a_server_out_of_memory_at_its_limit_fails_the_job_at_the_fourth_time(bench):
-    job = bench(**ON_KUBERNETES | {"oom_memory_limit": "512Mi", "worker_resource_limit": "memory=256Mi"})
+    job = bench(
+        **ON_KUBERNETES | {"oom_memory_limit": "512Mi", "worker_resource_limit": "memory=256Mi"}
+    )
     job.up()
     for incarnation in range(4):
         assert job.state.status().exit_code is None
         job.die(job.ps(0, incarnation), OUT_OF_MEMORY)
         job.attach(job.ps(0, incarnation + 1))
-    assert job.state.status().outcome == "ps-0.3 out of memory at 512 of 512 MiB; this was the 4th such end"
+    assert (
+        job.state.status().outcome
+        == "ps-0.3 out of memory at 512 of 512 MiB; this was the 4th such end"
+    )
 
 
 def test_more_memory_is_ordered_again_with_a_start_that_was_refused(bench):
@@ -237,7 +294,7 @@ def test_more_memory_is_ordered_again_with_a_start_that_was_refused(bench):
     assert start == c.StartProcess(job.worker(1), 0.0, 3 * GIB // 2)
 
 
-# -- waits ------------------------------------------------------------------------------------------------------------
+# waits
 
 
 def four_workers(bench, placed=2, **flags):
@@ -264,7 +321,14 @@ def test_a_quota_is_one_named_wait_of_the_job_and_training_goes_on(bench):
 def test_the_wait_is_told_when_it_changes_and_when_it_is_over(bench):
     job = four_workers(bench)
     job.tick(1)
-    job.put(e.ProcessSeen(0, job.worker(2), running=False, waiting_for="no node has room for it: 0/3 nodes are available"))
+    job.put(
+        e.ProcessSeen(
+            0,
+            job.worker(2),
+            running=False,
+            waiting_for="no node has room for it: 0/3 nodes are available",
+        )
+    )
     job.put(e.ProcessSeen(0, job.worker(3), running=True))
     job.tick(6)
     assert len(told(job)) == 1, "not more often than anybody can read"
@@ -292,7 +356,10 @@ def test_being_placed_takes_a_moment_that_is_no_wait(bench):
 
 def test_fewer_workers_than_wanted_at_least_is_said_and_still_trains(bench):
     job = four_workers(bench, placed=1, num_workers="3:4")
-    assert job.state.status().waiting[0] == f"1 of 4 workers placed, fewer than the 3 that are wanted at least; {QUOTA}"
+    assert (
+        job.state.status().waiting[0]
+        == f"1 of 4 workers placed, fewer than the 3 that are wanted at least; {QUOTA}"
+    )
     assert job.lease(0)
     job.tick(100_000)
     assert job.state.status().exit_code is None
@@ -302,10 +369,20 @@ def test_a_server_without_a_place_is_named_to_those_who_wait_for_it(bench):
     job = bench(num_ps_pods=2)
     job.start()
     job.attach(job.ps(0), job.worker(0))
-    job.put(e.ProcessSeen(0, job.ps(1), running=False, waiting_for="no node has room for it: Insufficient memory"))
+    job.put(
+        e.ProcessSeen(
+            0, job.ps(1), running=False, waiting_for="no node has room for it: Insufficient memory"
+        )
+    )
     job.tick(6)
-    assert job.refused() == "waiting for parameter servers: ps-1 is pending: no node has room for it: Insufficient memory"
-    assert told(job) == ["1 of 2 parameter servers placed; no node has room for it: Insufficient memory"]
+    assert (
+        job.refused()
+        == "waiting for parameter servers: ps-1 is pending: no node has room for it: Insufficient"
+        " memory"
+    )
+    assert told(job) == [
+        "1 of 2 parameter servers placed; no node has room for it: Insufficient memory"
+    ]
 
 
 def test_refused_processes_ask_again_at_different_times_and_at_most_every_30_s(bench):
@@ -323,7 +400,9 @@ def test_refused_processes_ask_again_at_different_times_and_at_most_every_30_s(b
     assert all(max(found) <= 30.25 for found in pauses.values())
     assert all(found[-1] >= 24.0 for found in pauses.values())
     assert len({found[-2] for found in pauses.values()}) > 5
-    assert [text for text in told(job) if QUOTA in text][-1].endswith(f"0 of 20 workers placed; {QUOTA}")
+    assert [text for text in told(job) if QUOTA in text][-1].endswith(
+        f"0 of 20 workers placed; {QUOTA}"
+    )
     assert len(told(job)) <= 2, "once more when the servers are waited for, too"
 
 
@@ -332,10 +411,13 @@ def test_a_forbidden_creation_names_verb_and_resource_and_exits_with_3(bench):
     job.start()
     words = "service account elasticdl of namespace ns may not create pods in namespace ns"
     job.put(e.CreateFailed(0, job.ps(0), words, retry=False))
-    assert (job.state.status().exit_code, words in job.state.status().outcome) == (ExitCode.CLUSTER_REFUSED, True)
+    assert (job.state.status().exit_code, words in job.state.status().outcome) == (
+        ExitCode.CLUSTER_REFUSED,
+        True,
+    )
 
 
-# -- coming up --------------------------------------------------------------------------------------------------------
+# coming up
 
 
 def limited(bench, starting, **flags):
@@ -350,9 +432,16 @@ def test_workers_come_up_a_few_at_a_time_where_the_place_wants_it_so_and_it_is_t
     job = limited(bench, 2, num_workers=6, records_per_task=8)
     job.start()
     assert names(job) == ["ps-0", "worker-0", "worker-1"]
-    assert "4 more workers wait for their turn to start: 2 at a time here" in job.state.status().waiting
+    assert (
+        "4 more workers wait for their turn to start: 2 at a time here"
+        in job.state.status().waiting
+    )
     job.attach(job.ps(0), job.worker(0), job.worker(1))
-    assert names(job) == ["ps-0", "worker-0", "worker-1"], "attached, but the model is not built yet"
+    assert names(job) == [
+        "ps-0",
+        "worker-0",
+        "worker-1",
+    ], "attached, but the model is not built yet"
     job.put(e.LeaseRequested(0, job.worker(1)))
     assert names(job)[3:] == ["worker-2"]
     job.put(e.LeaseRequested(0, job.worker(0)))

@@ -1,4 +1,6 @@
-"""Parameter servers that die when all records are trained: the round, the export or the checkpoint is made again, or training is."""
+"""Parameter servers that die when all records are trained: the round, the export or the checkpoint
+is made again, or training is.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def new_worker(job, index, *, gives: bool) -> None:
 
 @pytest.mark.parametrize("lost", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize("stage", ["cutting", "leasing", "summarising"])
-def test_the_final_evaluation_is_made_again_when_servers_come_back_empty_while_a_worker_has_the_weights(bench, stage, lost):
+def test_the_final_evaluation_is_made_again_when_servers_come_back_empty_while_a_worker_has_the_weights(
+    bench, stage, lost
+):
     job = trained(bench, num_ps_pods=2)
     if stage != "cutting":
         cut(job)
@@ -196,7 +200,9 @@ def test_a_job_that_is_being_stopped_does_not_begin_again(bench):
     assert job.state.status().phase == "draining"
 
 
-def test_a_server_that_restores_a_checkpoint_in_the_final_evaluation_costs_the_updates_after_it(bench):
+def test_a_server_that_restores_a_checkpoint_in_the_final_evaluation_costs_the_updates_after_it(
+    bench,
+):
     job = trained(bench, checkpoint_steps=15)
     cut(job)
     job.lease()
@@ -223,7 +229,9 @@ def test_the_final_checkpoint_is_tried_again_when_a_server_comes_back_empty(benc
     assert end(job).exit_code == 0
 
 
-def test_training_begins_again_in_the_final_checkpoint_when_nobody_is_left_who_has_the_weights(bench):
+def test_training_begins_again_in_the_final_checkpoint_when_nobody_is_left_who_has_the_weights(
+    bench,
+):
     job = trained(bench, checkpoint_steps=1000, validation_data="")
     job.die(job.ps(0))
     job.die(job.worker(0))
@@ -241,7 +249,9 @@ def test_training_begins_again_in_the_final_checkpoint_when_nobody_is_left_who_h
 
 
 @pytest.mark.parametrize("action", [Action.EVALUATE, Action.PREDICT])
-def test_a_job_without_training_goes_on_with_servers_that_restored_its_checkpoint_again(bench, action):
+def test_a_job_without_training_goes_on_with_servers_that_restored_its_checkpoint_again(
+    bench, action
+):
     job = bench(action, num_workers=1, num_ps_pods=2)
     job.start(version=7)
     job.attach(job.ps(0), job.ps(1), restored=7)

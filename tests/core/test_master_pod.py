@@ -27,7 +27,13 @@ OURS, THEIRS = Owner("team-a", "iris", "uid-1"), Owner("team-a", "iris", "uid-0"
 
 
 def job(tmp_path: Path, **flags: Any) -> JobSpec:
-    needed = {"model_zoo": "z", "model_def": "m", "training_data": "t", "job_name": "iris", "job_dir": str(tmp_path / "jobs/iris")}
+    needed = {
+        "model_zoo": "z",
+        "model_def": "m",
+        "training_data": "t",
+        "job_name": "iris",
+        "job_dir": str(tmp_path / "jobs/iris"),
+    }
     volume = {"volume": f"claim_name=c,mount_path={tmp_path}"} if str(tmp_path) != "/tmp" else {}
     return JobSpec.from_flags(Action.TRAIN, {**needed, "image_name": "i", **volume, **flags})
 
@@ -47,10 +53,15 @@ def test_the_first_master_makes_the_directory_and_says_whose_it_is(tmp_path: Pat
     directory, warnings = open_directory(spec, OURS, replaces=False)
     assert (read(spec), warnings) == (spec, ())
     assert json.loads((directory.path / "kubernetes.json").read_text())["uid"] == "uid-1"
-    assert directory.spec.stat().st_mode & 0o077 == 0 and (directory.path / "job.yaml").stat().st_mode & 0o077 == 0
+    assert (
+        directory.spec.stat().st_mode & 0o077 == 0
+        and (directory.path / "job.yaml").stat().st_mode & 0o077 == 0
+    )
 
 
-def test_a_directory_that_holds_another_job_is_refused_unless_it_is_to_be_resumed(tmp_path: Path) -> None:
+def test_a_directory_that_holds_another_job_is_refused_unless_it_is_to_be_resumed(
+    tmp_path: Path,
+) -> None:
     spec = job(tmp_path)
     directory, _ = open_directory(spec, THEIRS, replaces=False)
     directory.preflight.write_text("{}")
@@ -75,7 +86,9 @@ def test_the_next_master_goes_on_from_the_newest_checkpoint_and_says_so(tmp_path
 
 
 @pytest.mark.parametrize("passing", [True, False])
-def test_without_a_checkpoint_the_next_master_begins_afresh_and_says_it_aloud(tmp_path: Path, passing: bool) -> None:
+def test_without_a_checkpoint_the_next_master_begins_afresh_and_says_it_aloud(
+    tmp_path: Path, passing: bool
+) -> None:
     spec = job(tmp_path, **({"volume": "claim_name=c,mount_path=/elsewhere"} if passing else {}))
     _, (warning,) = open_directory(spec, OURS, replaces=True)
     assert not read(spec).checkpoint.resume
@@ -91,9 +104,16 @@ def test_evaluation_begins_afresh_whatever_lies_there(tmp_path: Path) -> None:
     assert not read(spec).checkpoint.resume and "begins afresh" in warning
 
 
-def test_predictions_are_not_mixed_with_those_of_another_job_and_the_next_master_finds_its_own(tmp_path: Path) -> None:
+def test_predictions_are_not_mixed_with_those_of_another_job_and_the_next_master_finds_its_own(
+    tmp_path: Path,
+) -> None:
     output = tmp_path / "out"
-    flags = {**job(tmp_path).flags(), "prediction_data": "p", "checkpoint_dir_for_init": "/c", "output": str(output)}
+    flags = {
+        **job(tmp_path).flags(),
+        "prediction_data": "p",
+        "checkpoint_dir_for_init": "/c",
+        "output": str(output),
+    }
     spec = JobSpec.from_flags(Action.PREDICT, flags)
     open_directory(spec, OURS, replaces=False)
     output.mkdir()
@@ -110,7 +130,7 @@ def test_a_directory_that_cannot_be_written_is_the_users_to_mend(tmp_path: Path)
     assert refused.value.exit_code is ExitCode.USAGE and "--fs-group" in refused.value.hint
 
 
-# -- going ------------------------------------------------------------------------------------------------------------
+# going
 
 
 class Stage:
@@ -135,9 +155,11 @@ def test_a_master_that_leaves_waits_for_a_checkpoint(tmp_path: Path) -> None:
         stage = Stage(tmp_path)
         stage.clock.advance(5.0)
         leaving = asyncio.ensure_future(stage.leave())
-        ((entry,)) = await stage.inbox.take()
+        (entry,) = await stage.inbox.take()
         assert isinstance(entry.event, e.CheckpointRequested)
-        (snapshot,) = [one.snapshot for one in stage.core.handle(entry.event) if hasattr(one, "snapshot")]
+        (snapshot,) = [
+            one.snapshot for one in stage.core.handle(entry.event) if hasattr(one, "snapshot")
+        ]
         stage.core.handle(e.SnapshotCut(6.0, snapshot, 3, {}))
         await asyncio.sleep(0.15)
         assert not leaving.done()

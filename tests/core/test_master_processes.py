@@ -49,7 +49,10 @@ def test_a_worker_comes_back_under_a_new_index_and_a_server_under_the_next_incar
 def test_every_end_is_told_with_its_cause(bench):
     job = bench(num_workers=1)
     job.up()
-    job.die(job.worker(0), ExitFacts(exit_code=143, conditions=("DisruptionTarget:PreemptionByScheduler",)))
+    job.die(
+        job.worker(0),
+        ExitFacts(exit_code=143, conditions=("DisruptionTarget:PreemptionByScheduler",)),
+    )
     told = [command for command in job.of(c.Announce) if command.cause]
     assert [(one.process, one.cause) for one in told] == [("worker-0", "preempted")]
     assert entry(job, "worker-0").cause == "preempted"
@@ -102,7 +105,9 @@ def test_updates_that_a_server_lost_are_counted_and_shown(bench):
 
 
 def test_a_job_that_lost_updates_says_so_at_its_end_and_what_bounds_it(bench):
-    """The receipt accounts for records: all of them were trained, but some of it went with the server."""
+    """The receipt accounts for records: all of them were trained, but some of it went with the
+    server.
+    """
     job = bench(num_ps_pods=1)
     job.up()
     job.put(e.VersionAdvanced(0, 120))
@@ -118,7 +123,9 @@ def test_a_job_that_lost_updates_says_so_at_its_end_and_what_bounds_it(bench):
     assert "--checkpoint-steps" in finish.hint
 
 
-def test_updates_that_are_missing_from_a_checkpoint_are_missing_from_the_job_that_goes_on_with_it(bench):
+def test_updates_that_are_missing_from_a_checkpoint_are_missing_from_the_job_that_goes_on_with_it(
+    bench,
+):
     job = bench(num_ps_pods=1, checkpoint_steps=1000)
     job.up()
     job.put(e.VersionAdvanced(0, 120))
@@ -148,7 +155,14 @@ def test_updates_that_no_heartbeat_told_of_count_as_lost_too_and_only_once(bench
 
 def test_damaged_checkpoints_that_were_passed_over_are_said_to_people(bench):
     job = bench(num_ps_pods=2, checkpoint_steps=100)
-    job.put(e.JobStarted(0, (Source("a", 30),), version=7, passed_over=("version-9/server-0-of-2.bin has 3 bytes",)))
+    job.put(
+        e.JobStarted(
+            0,
+            (Source("a", 30),),
+            version=7,
+            passed_over=("version-9/server-0-of-2.bin has 3 bytes",),
+        )
+    )
     assert job.said("passed over: version-9/server-0-of-2.bin has 3 bytes")
 
 
@@ -161,7 +175,9 @@ def test_a_server_that_passed_the_newest_checkpoint_over_is_known_by_its_version
         job.put(e.SnapshotSaved(0, taken, version, f"version-{version}", 1))
     job.die(job.ps(0))
     job.attach(job.ps(0, 1), restored=10)
-    assert job.said("10 updates of its part lost; the checkpoint of version 20 was damaged, says its log")
+    assert job.said(
+        "10 updates of its part lost; the checkpoint of version 20 was damaged, says its log"
+    )
 
 
 def test_leases_stay_valid_while_a_server_is_away(bench):
@@ -188,7 +204,9 @@ def test_a_refused_creation_is_tried_again_under_the_same_name_with_its_reason_s
     job = bench(num_workers=1)
     job.start()
     job.put(e.CreateFailed(0, job.worker(0), "quota cpu 8/8", retry=True))
-    assert any("worker-0" in reason and "quota cpu 8/8" in reason for reason in job.state.status().waiting)
+    assert any(
+        "worker-0" in reason and "quota cpu 8/8" in reason for reason in job.state.status().waiting
+    )
     assert started(job, job.tick(0.5)) == []
     assert started(job, job.tick(0.6)) == ["worker-0"]
     job.put(e.CreateFailed(0, job.worker(0), "quota cpu 8/8", retry=True))
@@ -305,7 +323,9 @@ def test_no_worker_is_started_for_which_there_is_no_work(bench):
 def test_a_contradiction_tells_the_events_that_led_to_it(bench):
     job = bench()
     job.up()
-    with pytest.raises(ImpossibleTransition, match=r"(?s)the last events:.*ProcessAttached.*Strange"):
+    with pytest.raises(
+        ImpossibleTransition, match=r"(?s)the last events:.*ProcessAttached.*Strange"
+    ):
         job.put(Strange(0))
 
 

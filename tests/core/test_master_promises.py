@@ -1,4 +1,6 @@
-"""Nothing but the user's own error or the user's own limit ends a job, and nothing is lost unsaid."""
+"""Nothing but the user's own error or the user's own limit ends a job, and nothing is lost
+unsaid.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from elasticdl.shard import Applied, SnapshotId
 
 pytestmark = pytest.mark.core
 
-STRANDED = ExitFacts(exit_code=ExitCode.UNAVAILABLE, log_tail="TransientError: pull: gave up after 600 s: ps-0 is away")
+STRANDED = ExitFacts(
+    exit_code=ExitCode.UNAVAILABLE,
+    log_tail="TransientError: pull: gave up after 600 s: ps-0 is away",
+)
 
 
 def test_sixty_workers_that_are_killed_at_once_do_not_end_the_job(bench):
@@ -23,7 +28,9 @@ def test_sixty_workers_that_are_killed_at_once_do_not_end_the_job(bench):
         b.die(b.worker(index))
     assert b.state.status().phase == "working" and b.state.status().exit_code is None
     b.tick(10.0)
-    assert sum(process.name == "worker-60" for process in b.state.status().processes) == 1, "others come in their place"
+    assert sum(process.name == "worker-60" for process in b.state.status().processes) == 1, (
+        "others come in their place"
+    )
 
 
 def test_a_server_that_is_sent_away_by_somebody_else_costs_nothing_and_is_said_to_have_left(bench):
@@ -46,7 +53,11 @@ def test_workers_that_gave_up_waiting_for_a_server_cost_nothing_while_it_is_away
     dead = 0
     for _ in range(100):
         b.tick(600.0)
-        index = max(int(process.name.split("-")[1]) for process in b.state.status().processes if process.role == "worker")
+        index = max(
+            int(process.name.split("-")[1])
+            for process in b.state.status().processes
+            if process.role == "worker"
+        )
         b.attach(b.worker(index))
         b.tick(600.0)
         b.die(b.worker(index), STRANDED)
@@ -63,7 +74,11 @@ def parked_once(bench) -> str:
     b.up()
     for attempt in range(3):
         lease = b.lease(attempt)
-        b.put(e.TaskFailed(0, b.worker(attempt), lease.task, lease.shard.id, lease.attempt, "ValueError: no"))
+        b.put(
+            e.TaskFailed(
+                0, b.worker(attempt), lease.task, lease.shard.id, lease.attempt, "ValueError: no"
+            )
+        )
         b.fenced(attempt, None)
         b.die(b.worker(attempt), ExitFacts(exit_code=ExitCode.USER_ERROR))
         b.attach(b.worker(attempt + 1))
@@ -97,7 +112,9 @@ def test_a_master_that_stood_still_does_not_hold_that_against_processes_that_wer
 
 
 def test_a_checkpoint_of_the_version_of_the_last_one_is_a_new_one(bench):
-    """A master that leaves waits for the checkpoint that it asked for, also if nothing was learnt since the last."""
+    """A master that leaves waits for the checkpoint that it asked for, also if nothing was learnt
+    since the last.
+    """
     b = bench()
     b.up()
     b.progress(0, b.lease(), 8, version=1)
@@ -153,7 +170,9 @@ def test_a_worker_whose_leases_were_voided_may_give_them_back_and_go_on(bench):
     assert b.of(c.RevokeLeases)
     b.put(e.LeaseReturned(0, b.worker(0), Applied(held.shard.id, held.attempt, 8)))
     assert not b.of(c.FenceWorker), "it lives: whatever it pushes next must be taken"
-    assert [process.state for process in b.state.status().processes if process.role == "worker"] == ["ready"]
+    assert [
+        process.state for process in b.state.status().processes if process.role == "worker"
+    ] == ["ready"]
 
 
 def test_a_ledger_that_does_not_add_up_fails_the_job(bench):
@@ -169,7 +188,9 @@ def test_a_ledger_that_does_not_add_up_fails_the_job(bench):
 
 
 def test_a_slow_first_batch_gives_the_next_worker_twice_the_time(bench):
-    """Nobody knows yet how long a batch takes: a model that needs ten minutes to compile is not relaunched for ever."""
+    """Nobody knows yet how long a batch takes: a model that needs ten minutes to compile is not
+    relaunched for ever.
+    """
     b = bench(stall_seconds=0)
     b.up()
     for index, limit_s in enumerate((300.0, 600.0, 1200.0)):
@@ -183,7 +204,9 @@ def test_a_slow_first_batch_gives_the_next_worker_twice_the_time(bench):
 
 
 def test_a_failure_that_was_told_is_not_held_against_what_else_the_worker_had(bench):
-    b = bench(validation_data="v", evaluation_steps=1, records_per_task=8, max_relaunches=0, num_workers=2)
+    b = bench(
+        validation_data="v", evaluation_steps=1, records_per_task=8, max_relaunches=0, num_workers=2
+    )
     b.up(2)
     b.progress(0, b.lease(0), 8, version=1, done=True)
     b.put(e.SnapshotCut(0, b.of(c.TakeSnapshot)[-1].snapshot, 1, {}))
@@ -193,12 +216,16 @@ def test_a_failure_that_was_told_is_not_held_against_what_else_the_worker_had(be
     b.die(b.worker(0), ExitFacts(exit_code=ExitCode.USER_ERROR, log_tail="ValueError: no"))
     b.fenced(0, None)
     assert b.state.status().exit_code is None
-    blamed = {piece.shard.id: len(piece.failures) for piece in b.state._evaluation.round.ledger.returned}
+    blamed = {
+        piece.shard.id: len(piece.failures) for piece in b.state._evaluation.round.ledger.returned
+    }
     assert blamed == {first.shard.id: 1, second.shard.id: 0}
 
 
 def test_what_a_failed_worker_tells_of_earlier_steps_does_not_make_its_end_another_failure(bench):
-    """A callback of it raised: that is one failure, and the shard that it was at has nothing to do with it."""
+    """A callback of it raised: that is one failure, and the shard that it was at has nothing to do
+    with it.
+    """
     b = bench(max_relaunches=1)
     b.up()
     lease = b.lease()
@@ -211,7 +238,9 @@ def test_what_a_failed_worker_tells_of_earlier_steps_does_not_make_its_end_anoth
 
 
 def test_a_worker_whose_start_hangs_is_replaced_at_last_but_not_while_a_server_is_away(bench):
-    """It tells that it lives, asks for no work and holds none: nothing else would ever end that wait."""
+    """It tells that it lives, asks for no work and holds none: nothing else would ever end that
+    wait.
+    """
     b = bench()
     b.start()
     b.attach(b.ps(0))

@@ -1,4 +1,6 @@
-"""Evaluation at one stated version: each validation shard is added exactly once, whatever happens to workers and servers."""
+"""Evaluation at one stated version: each validation shard is added exactly once, whatever happens
+to workers and servers.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,12 @@ def test_the_round_names_its_view_and_version_and_comes_before_training(bench):
     job = training(bench)
     snapshot = open_round(job)
     lease = job.lease(0)
-    assert (lease.task, lease.snapshot, lease.version, lease.round) == (Task.EVALUATION, snapshot, 11, 0)
+    assert (lease.task, lease.snapshot, lease.version, lease.round) == (
+        Task.EVALUATION,
+        snapshot,
+        11,
+        0,
+    )
 
 
 def test_states_are_added_elementwise_and_once_then_one_worker_sums_up(bench):
@@ -95,7 +102,12 @@ def test_metrics_are_in_one_order_however_they_arrive(bench):
     job.put(e.SummaryReported(0, job.worker(1), 0, {"auc": 0.9, "loss": 0.5, "accuracy": 0.8}))
     (row,) = job.of(c.RecordMetrics)
     status = job.state.status()
-    assert list(row.values) == list(status.metrics) == list(status.rounds[0].values) == ["loss", "accuracy", "auc"]
+    assert (
+        list(row.values)
+        == list(status.metrics)
+        == list(status.rounds[0].values)
+        == ["loss", "accuracy", "auc"]
+    )
     assert job.said("loss 0.5, accuracy 0.8, auc 0.9")
 
 
@@ -169,7 +181,9 @@ def test_a_summary_does_not_wait_for_ever_for_a_worker_that_is_busy(bench):
     job.tick(299)
     lease = job.lease(0)
     assert lease.task is Task.TRAINING
-    job.put(e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, lease.attempt, 0), taken=False))
+    job.put(
+        e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, lease.attempt, 0), taken=False)
+    )
     job.tick(2)
     assert job.lease(0).task is Task.SUMMARY
 
@@ -274,7 +288,8 @@ def test_a_callback_in_the_summary_may_end_training(bench):
 def test_elasticdl_evaluate_is_one_round_on_the_restored_parameters(bench):
     job = bench(Action.EVALUATE, num_ps_pods=2)
     job.start()
-    # What they restored is told as they attach: no heartbeat has come yet, and the master read no ledger.
+    # What they restored is told as they attach: no heartbeat has come yet, and the master read no
+    # ledger.
     job.attach(job.ps(0), restored=40)
     job.attach(job.ps(1), restored=41)
     job.attach(job.worker(0))
@@ -289,7 +304,14 @@ def test_elasticdl_evaluate_is_one_round_on_the_restored_parameters(bench):
     assert job.finished.exit_code == 0
     assert not job.of(c.TakeSnapshot)
     assert job.said("evaluation round 0 begins at version 40")
-    assert job.total == {"expected": 16, "trained": 16, "repeated": 0, "bad": 0, "lost": 0, "left": 0}
+    assert job.total == {
+        "expected": 16,
+        "trained": 16,
+        "repeated": 0,
+        "bad": 0,
+        "lost": 0,
+        "left": 0,
+    }
 
 
 def test_a_job_that_begins_with_others_parameters_counts_steps_from_their_version(bench):
@@ -307,7 +329,11 @@ def test_validation_code_that_always_fails_fails_the_job_with_its_reasons(bench)
     open_round(job)
     for index, name in enumerate([0, 1, 2]):
         lease = job.lease(name)
-        job.put(e.TaskFailed(0, job.worker(name), Task.EVALUATION, lease.shard.id, index, f"metric broke {index}"))
+        job.put(
+            e.TaskFailed(
+                0, job.worker(name), Task.EVALUATION, lease.shard.id, index, f"metric broke {index}"
+            )
+        )
         job.die(job.worker(name), ExitFacts(exit_code=64))
         job.attach(job.worker(index + 2))
     assert "metric broke 0" in job.state.status().outcome

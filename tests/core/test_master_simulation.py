@@ -1,4 +1,6 @@
-"""A whole job without a process: workers and servers that do what the real ones may do, in any order, at any moment."""
+"""A whole job without a process: workers and servers that do what the real ones may do, in any
+order, at any moment.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,10 @@ class Worker:
 
 
 class World:
-    """Truth beside the state machine: `complete` counts how often each record was applied on all servers at once, `torn`
-    how often on some only. Once a server died the truth is only what the receipt says: what it had is lost.
+    """Truth beside the state machine: `complete` counts how often each record was applied on all
+    servers at once, `torn`
+    how often on some only. Once a server died the truth is only what the receipt says: what it had
+    is lost.
     """
 
     def __init__(self, spec: JobSpec, servers: int) -> None:
@@ -80,7 +84,7 @@ class World:
         self.handled: list[e.Event] = []
         self.expected_sum = None
 
-    # -- the driver
+    # The driver
 
     def put(self, event: e.Event) -> list[c.Command]:
         assert event.at_s == self.t
@@ -115,7 +119,9 @@ class World:
                     self.workers[name].leases.clear()
             case c.FenceWorker(name):
                 self.fenced.add(name)
-                told = tuple(server.last.get(name) if server else None for server in self.servers.values())
+                told = tuple(
+                    server.last.get(name) if server else None for server in self.servers.values()
+                )
                 self.pending.append(e.WorkerFenced(0, name, told))
             case c.TakeSnapshot(snapshot, _):
                 self.cut(snapshot)
@@ -139,14 +145,17 @@ class World:
         self.at_cut[snapshot] = self.complete.copy()
         self.pending.append(e.SnapshotCut(0, snapshot, self.version, applied))
 
-    # -- processes
+    # Processes
 
     def deliver(self) -> None:
         """The oldest event that is under way arrives."""
         if not self.pending:
             return
         event = self.pending.popleft()
-        event = type(event)(self.t, **{name: getattr(event, name) for name in event.__dataclass_fields__ if name != "at_s"})
+        event = type(event)(
+            self.t,
+            **{name: getattr(event, name) for name in event.__dataclass_fields__ if name != "at_s"},
+        )
         if isinstance(event, e.ProcessAttached):
             if not self.state.may_attach(event.name):
                 return
@@ -176,7 +185,7 @@ class World:
         names = sorted(self.workers)
         return self.workers[names[index % len(names)]] if names else None
 
-    # -- what a worker does
+    # What a worker does
 
     def act(self, worker: Worker) -> None:
         """The next thing that worker would do by itself."""
@@ -199,7 +208,9 @@ class World:
             self.put(e.LeaseRequested(self.t, worker.name))
 
     def work(self, worker: Worker) -> None:
-        lease = next((one for one in worker.leases if one.task is not Task.TRAINING), worker.leases[0])
+        lease = next(
+            (one for one in worker.leases if one.task is not Task.TRAINING), worker.leases[0]
+        )
         match lease.task:
             case Task.TRAINING:
                 self.train(worker, lease, list(self.servers))
@@ -209,7 +220,9 @@ class World:
                 payload = json.loads(lease.payload)
                 assert payload["metrics"] == {"sum": [[float(sum(range(50)))], [50.0, 0.5 * 50]]}
                 worker.leases.remove(lease)
-                worker.reports.append(e.SummaryReported(0, worker.name, payload["round"], {"mean": 24.5}))
+                worker.reports.append(
+                    e.SummaryReported(0, worker.name, payload["round"], {"mean": 24.5})
+                )
             case Task.EXPORT:
                 worker.leases.remove(lease)
                 worker.reports.append(e.ExportFinished(0, worker.name, "export"))
@@ -233,7 +246,11 @@ class World:
         worker.offsets[shard.id] = end
         done = end == shard.records
         applied = Applied(shard.id, lease.attempt, end)
-        worker.reports.append(e.ProgressReported(0, worker.name, Task.TRAINING, applied, self.version, loss=1.0, done=done))
+        worker.reports.append(
+            e.ProgressReported(
+                0, worker.name, Task.TRAINING, applied, self.version, loss=1.0, done=done
+            )
+        )
         if done:
             worker.leases.remove(lease)
 
@@ -242,15 +259,25 @@ class World:
         assert lease.snapshot is not None
         assert lease.offset == 0
         worker.leases.remove(lease)
-        metrics = {"sum": ((float(sum(range(shard.begin, shard.end))),), (float(shard.records), 0.5 * shard.records))}
+        metrics = {
+            "sum": (
+                (float(sum(range(shard.begin, shard.end))),),
+                (float(shard.records), 0.5 * shard.records),
+            )
+        }
         applied = Applied(shard.id, lease.attempt, shard.records)
-        worker.reports.append(e.ProgressReported(0, worker.name, Task.EVALUATION, applied, done=True, metrics=metrics))
+        worker.reports.append(
+            e.ProgressReported(0, worker.name, Task.EVALUATION, applied, done=True, metrics=metrics)
+        )
 
     def report(self, worker: Worker, *, twice: bool = False) -> None:
         if not worker.reports:
             return
         event = worker.reports.popleft()
-        event = type(event)(self.t, **{name: getattr(event, name) for name in event.__dataclass_fields__ if name != "at_s"})
+        event = type(event)(
+            self.t,
+            **{name: getattr(event, name) for name in event.__dataclass_fields__ if name != "at_s"},
+        )
         self.put(event)
         if twice:
             self.put(event)
@@ -263,10 +290,16 @@ class World:
         for lease in worker.leases:
             if lease.shard is not None:
                 self.put(
-                    e.LeaseReturned(self.t, worker.name, Applied(lease.shard.id, lease.attempt, worker.offsets[lease.shard.id]))
+                    e.LeaseReturned(
+                        self.t,
+                        worker.name,
+                        Applied(lease.shard.id, lease.attempt, worker.offsets[lease.shard.id]),
+                    )
                 )
         if self.workers.pop(worker.name, None):
-            self.put(e.ProcessEnded(self.t, worker.name, ExitFacts(exit_code=int(ExitCode.DRAINED))))
+            self.put(
+                e.ProcessEnded(self.t, worker.name, ExitFacts(exit_code=int(ExitCode.DRAINED)))
+            )
 
     def kill(self, worker: Worker, torn_on: list[int]) -> None:
         lease = worker.leases[0] if worker.leases else None
@@ -288,7 +321,11 @@ class World:
             self.report(worker)
         if len(self.servers) > 1:
             self.train(worker, lease, [0])
-        self.put(e.TaskFailed(self.t, worker.name, Task.TRAINING, lease.shard.id, lease.attempt, "m.py:3: boom"))
+        self.put(
+            e.TaskFailed(
+                self.t, worker.name, Task.TRAINING, lease.shard.id, lease.attempt, "m.py:3: boom"
+            )
+        )
         del self.workers[worker.name]
         self.put(e.ProcessEnded(self.t, worker.name, ExitFacts(exit_code=64)))
 
@@ -300,7 +337,14 @@ class World:
         self.ask(worker)
         if len(worker.leases) > before and worker.leases[-1].shard is not None:
             lease = worker.leases.pop()
-            self.put(e.LeaseReturned(self.t, worker.name, Applied(lease.shard.id, lease.attempt, lease.offset), taken=False))
+            self.put(
+                e.LeaseReturned(
+                    self.t,
+                    worker.name,
+                    Applied(lease.shard.id, lease.attempt, lease.offset),
+                    taken=False,
+                )
+            )
 
     def come_back(self) -> None:
         """A worker that was given up wakes: it reports, and pushes on if nobody fenced it."""
@@ -319,10 +363,18 @@ class World:
         self.put(e.ProcessEnded(self.t, server.name, ExitFacts(signal=9)))
 
     def lose_server_in_a_push(self, worker: Worker, index: int) -> None:
-        """A server dies in the middle of a push that the others get, and then the worker dies: it told nobody of that push."""
+        """A server dies in the middle of a push that the others get, and then the worker dies: it
+        told nobody of that push.
+        """
         lease = worker.leases[0] if worker.leases else None
         others = [one for one in self.servers if one != index]
-        if lease and lease.task is Task.TRAINING and others and self.servers.get(index) and not self.gates:
+        if (
+            lease
+            and lease.task is Task.TRAINING
+            and others
+            and self.servers.get(index)
+            and not self.gates
+        ):
             self.train(worker, lease, others)
             self.kill_server(index)
         if worker.name in self.workers:
@@ -337,7 +389,7 @@ class World:
         self.t += seconds
         self.put(e.Tick(self.t))
 
-    # -- the end
+    # The end
 
     def run_out(self) -> None:
         """Nothing goes wrong any more: the job must end by itself."""
@@ -355,20 +407,31 @@ class World:
     def check_truth(self) -> None:
         receipt = self.state.receipt()
         total = sum(source.records for source in TRAIN)
-        assert [epoch["expected"] for epoch in receipt["epochs"]] == [total] * self.spec.data.num_epochs
-        assert [epoch["trained"] for epoch in receipt["epochs"]] == [total] * self.spec.data.num_epochs
+        assert [epoch["expected"] for epoch in receipt["epochs"]] == [
+            total
+        ] * self.spec.data.num_epochs
+        assert [epoch["trained"] for epoch in receipt["epochs"]] == [
+            total
+        ] * self.spec.data.num_epochs
         assert receipt["total"]["lost"] == receipt["total"]["left"] == 0
         told = self.state.status()
-        assert sum(row.records for row in told.processes) + told.records.resumed == told.records.trained + told.records.undone
+        assert (
+            sum(row.records for row in told.processes) + told.records.resumed
+            == told.records.trained + told.records.undone
+        )
         assert receipt["total"]["repeated"] <= BATCH * self.deaths
         assert not WRONG & told.dropped.keys(), told.dropped
-        assert len(self.complete) == total * self.spec.data.num_epochs, "each record was on all servers at once"
+        assert len(self.complete) == total * self.spec.data.num_epochs, (
+            "each record was on all servers at once"
+        )
         if self.server_deaths == 0:
             assert set(self.complete.values()) == {1}
             assert receipt["total"]["repeated"] == sum(self.torn.values())
 
     def check_ledgers(self) -> None:
-        """A checkpoint's ledger is exactly what is on all servers at the cut: a resume trains just the others."""
+        """A checkpoint's ledger is exactly what is on all servers at the cut: a resume trains just
+        the others.
+        """
         if self.server_deaths:
             return
         for text, records in self.ledgers:
@@ -379,15 +442,28 @@ class World:
             again.run_out()
             assert again.finish.exit_code is ExitCode.DONE
             assert set((records + again.complete).values()) == {1}
-            assert len(records + again.complete) == sum(source.records for source in TRAIN) * self.spec.data.num_epochs
+            assert (
+                len(records + again.complete)
+                == sum(source.records for source in TRAIN) * self.spec.data.num_epochs
+            )
 
 
 class Job(RuleBasedStateMachine):
     """Anything may happen at any moment; whatever did, the job ends with every record trained."""
 
-    @initialize(servers=st.integers(1, 3), output=st.sampled_from(["", "out"]), every=st.sampled_from([0, 5]))
+    @initialize(
+        servers=st.integers(1, 3),
+        output=st.sampled_from(["", "out"]),
+        every=st.sampled_from([0, 5]),
+    )
     def begin(self, servers, output, every):
-        spec = make_spec(num_ps_pods=servers, output=output, evaluation_steps=every, checkpoint_steps=every, max_relaunches=0)
+        spec = make_spec(
+            num_ps_pods=servers,
+            output=output,
+            evaluation_steps=every,
+            checkpoint_steps=every,
+            max_relaunches=0,
+        )
         self.world = World(spec, servers)
         self.world.put(e.JobStarted(0.0, TRAIN, VALIDATION))
         self.index = 0
@@ -491,14 +567,19 @@ class Job(RuleBasedStateMachine):
 
 
 TestAnyOrder = Job.TestCase
-TestAnyOrder.settings = settings(max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+TestAnyOrder.settings = settings(
+    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_job_whose_workers_are_killed_again_and_again_trains_every_record(seed):
     rng = random.Random(seed)
     servers = rng.randint(1, 3)
-    world = World(make_spec(num_ps_pods=servers, evaluation_steps=7, checkpoint_steps=9, max_relaunches=0), servers)
+    world = World(
+        make_spec(num_ps_pods=servers, evaluation_steps=7, checkpoint_steps=9, max_relaunches=0),
+        servers,
+    )
     world.put(e.JobStarted(0.0, TRAIN, VALIDATION))
     for _ in range(400):
         if world.finish:

@@ -1,4 +1,6 @@
-"""A job that stands still says what it waits for, from whom and since when; then it acts, step by step, until it goes on or ends."""
+"""A job that stands still says what it waits for, from whom and since when; then it acts, step by
+step, until it goes on or ends.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,18 @@ def asked(commands) -> list[str]:
 
 
 def tells(job, name, *held, stacks="feed.py:3 in feed", doing="") -> list[c.Command]:
-    return job.put(e.StateTold(0, name, tuple(Applied(lease.shard.id, lease.attempt, 0) for lease in held), stacks, doing))
+    return job.put(
+        e.StateTold(
+            0,
+            name,
+            tuple(Applied(lease.shard.id, lease.attempt, 0) for lease in held),
+            stacks,
+            doing,
+        )
+    )
 
 
-# -- each phase names what it waits for --------------------------------------------------------------------------------
+# each phase names what it waits for
 
 
 def in_training(bench):
@@ -46,7 +56,11 @@ def in_training(bench):
 def with_work_that_nobody_takes(bench):
     job = bench(num_workers=1)
     job.up()
-    return job, ("a worker to ask for one of 4 shards of training", ("worker-0",), "booked 0 of 64 records")
+    return job, (
+        "a worker to ask for one of 4 shards of training",
+        ("worker-0",),
+        "booked 0 of 64 records",
+    )
 
 
 def with_a_dead_worker_that_is_not_settled(bench):
@@ -184,7 +198,7 @@ def test_a_stall_that_ends_by_itself_is_told_to_be_over(bench):
     assert len(told(job)) == 2
 
 
-# -- slow user code ----------------------------------------------------------------------------------------------------
+# slow user code
 
 
 def test_user_code_that_takes_long_is_a_named_wait_and_no_stall(bench):
@@ -254,7 +268,7 @@ def test_time_that_a_start_or_long_code_took_is_no_time_without_progress(bench):
     assert told(job) == []
 
 
-# -- what is done about it ---------------------------------------------------------------------------------------------
+# what is done about it
 
 
 def test_a_debtor_that_does_not_help_is_replaced_and_then_the_job_ends(bench):
@@ -274,12 +288,18 @@ def test_a_debtor_that_does_not_help_is_replaced_and_then_the_job_ends(bench):
     wait(job, 2)
     status = job.state.status()
     assert status.exit_code == ExitCode.STALLED
-    assert "a worker to ask for one of 4 shards of training that nobody has, owed by worker-1" in status.outcome
+    assert (
+        "a worker to ask for one of 4 shards of training that nobody has, owed by worker-1"
+        in status.outcome
+    )
     job.die(job.worker(1))
     job.die(job.ps(0))
     wait(job, 1)
     assert job.finished.exit_code == ExitCode.STALLED
-    assert [text.partition(":")[0] for text in told(job)] == ["the job stands still", "the job still stands still"]
+    assert [text.partition(":")[0] for text in told(job)] == [
+        "the job stands still",
+        "the job still stands still",
+    ]
 
 
 def test_nobody_else_is_replaced_for_what_came_with_the_end_of_a_worker(bench):
@@ -342,7 +362,9 @@ def test_a_worker_that_holds_what_it_was_not_leased_loses_it(bench):
     job = bench(num_workers=1)
     job.up()
     lease = job.lease()
-    job.put(e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, lease.attempt, 0), taken=False))
+    job.put(
+        e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, lease.attempt, 0), taken=False)
+    )
     wait(job, S + 1)
     commands = tells(job, job.worker(0), lease)
     (revoked,) = job.of(c.RevokeLeases, commands)
@@ -362,11 +384,12 @@ def test_a_worker_that_forgot_a_training_shard_is_replaced_and_settled_exactly(b
     assert job.lease(1).offset == 8
 
 
-# -- the ring ----------------------------------------------------------------------------------------------------------
+# the ring
 
 
 class Forgetful(RingWorld):
-    """Its members believe that a shard is told when the item ends: later steps of that shard are never reported.
+    """Its members believe that a shard is told when the item ends: later steps of that shard are
+    never reported.
 
     `cured`: by a new generation, as soon as a member begins anew to tell.
     """

@@ -17,7 +17,9 @@ def test_a_shard_of_which_nothing_was_reported_yet_is_not_said_to_stand_at_zero(
     records = lease.shard.records
 
     def doing() -> str:
-        return next(process.shard for process in job.state.status().processes if process.name == "worker-0")
+        return next(
+            process.shard for process in job.state.status().processes if process.name == "worker-0"
+        )
 
     assert doing() == f"training shard {lease.shard.id}: {records} records"
     job.progress(0, lease, 8)
@@ -38,13 +40,21 @@ def test_a_checkpoint_that_is_refused_is_tried_five_times_and_said_twice(bench):
     job.progress(0, job.lease(), 8)
     job.put(e.VersionAdvanced(0, 4))
     for _ in range(60):
-        if len(job.of(c.TakeSnapshot)) > len([one for one in job.given if isinstance(one, c.DropSnapshot)]):
+        if len(job.of(c.TakeSnapshot)) > len(
+            [one for one in job.given if isinstance(one, c.DropSnapshot)]
+        ):
             refuse(job)
         job.tick(60)
     assert len(job.of(c.TakeSnapshot)) == 5, "an hour later, too"
     first, last = told(job)
-    assert first == "no checkpoint: no space left on device; the earlier ones stay, trying again in 5 s"
-    assert last.startswith("no checkpoint after 5 tries: no space left on device") and "elasticdl checkpoint" in last
+    assert (
+        first
+        == "no checkpoint: no space left on device; the earlier ones stay, trying again in 5 s"
+    )
+    assert (
+        last.startswith("no checkpoint after 5 tries: no space left on device")
+        and "elasticdl checkpoint" in last
+    )
 
     job.put(e.VersionAdvanced(0, 8))
     assert len(job.of(c.TakeSnapshot)) == 6, "the next one is due"
@@ -68,12 +78,17 @@ def test_a_checkpoint_that_is_asked_for_before_the_first_step_is_taken_after_it(
     job.put(e.CheckpointRequested(0))
     job.tick(10)
     assert not job.of(c.TakeSnapshot)
-    assert told(job) == ["a checkpoint was asked for; it is taken when the first step is done: there is nothing to keep before"]
+    assert told(job) == [
+        "a checkpoint was asked for; it is taken when the first step is done: there is nothing to"
+        " keep before"
+    ]
     job.progress(0, job.lease(), 8)
     assert len(job.of(c.TakeSnapshot)) == 1
 
 
-def test_who_is_stopped_twice_keeps_the_first_reason_and_is_promised_no_checkpoint_that_is_not_there(bench):
+def test_who_is_stopped_twice_keeps_the_first_reason_and_is_promised_no_checkpoint_that_is_not_there(
+    bench,
+):
     job = bench(num_workers=1)
     job.up()
     job.lease()

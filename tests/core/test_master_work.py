@@ -1,4 +1,6 @@
-"""Who gets which lease, what counts of what they say, and what becomes of the work of those who are gone."""
+"""Who gets which lease, what counts of what they say, and what becomes of the work of those who are
+gone.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_a_late_or_repeated_report_counts_nothing(bench):
     assert job.total["trained"] == 16
 
 
-def test_a_killed_worker_is_fenced_and_its_rest_is_leased_again_at_the_offset_that_all_servers_have(bench):
+def test_a_killed_worker_is_fenced_and_its_rest_is_leased_again_at_the_offset_that_all_servers_have(
+    bench,
+):
     job = bench(num_workers=2, num_ps_pods=2)
     job.up(2)
     lease = job.lease(0)
@@ -94,7 +98,9 @@ def test_a_draining_worker_gives_back_its_leases_and_is_settled_by_one_fence(ben
     first, second = job.lease(0), job.lease(0)
     returned = [Applied(first.shard.id, 0, 8), Applied(second.shard.id, 0, 0)]
     assert job.of(c.FenceWorker, job.put(e.LeaseReturned(0, job.worker(0), returned[0]))) == []
-    assert job.of(c.FenceWorker, job.put(e.LeaseReturned(0, job.worker(0), returned[1]))) == [c.FenceWorker(job.worker(0))]
+    assert job.of(c.FenceWorker, job.put(e.LeaseReturned(0, job.worker(0), returned[1]))) == [
+        c.FenceWorker(job.worker(0))
+    ]
     assert "draining" in job.refused(0)
     job.fenced(0, returned[0])
     job.die(job.worker(0), ExitFacts(exit_code=66))
@@ -108,7 +114,9 @@ def test_a_lease_that_never_reached_its_worker_goes_back_and_the_worker_goes_on(
     job = bench()
     job.up()
     lease = job.lease()
-    commands = job.put(e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, 0, 0), taken=False))
+    commands = job.put(
+        e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, 0, 0), taken=False)
+    )
     assert job.of(c.FenceWorker, commands) == []
     again = job.lease()
     assert (again.shard, again.attempt) == (lease.shard, 1)
@@ -156,7 +164,16 @@ def test_a_shard_whose_code_fails_three_times_fails_the_job_with_all_reasons(ben
     for attempt in range(3):
         lease = job.lease(attempt)
         assert lease.attempt == attempt
-        job.put(e.TaskFailed(0, job.worker(attempt), Task.TRAINING, lease.shard.id, attempt, f"m.py:7: reason {attempt}"))
+        job.put(
+            e.TaskFailed(
+                0,
+                job.worker(attempt),
+                Task.TRAINING,
+                lease.shard.id,
+                attempt,
+                f"m.py:7: reason {attempt}",
+            )
+        )
         job.die(job.worker(attempt), USER_ERROR)
         job.fenced(attempt, None)
         job.attach(job.worker(attempt + 1))
@@ -182,7 +199,14 @@ def test_a_shard_that_kills_its_workers_is_parked_within_the_limit_and_the_rest_
             job.finish(index, lease)
             job.die(job.worker(index), ExitFacts(exit_code=66))
         job.attach(job.worker(index + 1))
-    assert job.total == {"expected": 64, "trained": 48, "repeated": 0, "bad": 0, "lost": 16, "left": 0}
+    assert job.total == {
+        "expected": 64,
+        "trained": 48,
+        "repeated": 0,
+        "bad": 0,
+        "lost": 16,
+        "left": 0,
+    }
     (story,) = job.state.status().parked
     assert story.count("SIGSEGV") == 3
 
@@ -202,7 +226,9 @@ def test_kills_from_outside_never_park_a_shard(bench):
 def test_a_fatal_failure_ends_the_job_at_once(bench):
     job = bench()
     job.up()
-    job.put(e.TaskFailed(0, job.worker(0), None, None, 0, "loss is NaN in layer dense_1", fatal=True))
+    job.put(
+        e.TaskFailed(0, job.worker(0), None, None, 0, "loss is NaN in layer dense_1", fatal=True)
+    )
     assert job.state.status().exit_code == 1
     assert "dense_1" in job.state.status().outcome
 
@@ -269,7 +295,10 @@ def test_the_loss_that_training_ends_with_is_recorded_however_soon_it_came_after
         job.progress(0, lease, 16 * step, loss=1.0 / step, done=step == 4)
     assert job.state.status().phase != "working"
     rows = job.of(c.RecordMetrics)
-    assert [(row.records, row.values) for row in rows] == [(16, {"loss": 1.0}), (64, {"loss": 0.25})]
+    assert [(row.records, row.values) for row in rows] == [
+        (16, {"loss": 1.0}),
+        (64, {"loss": 0.25}),
+    ]
     job.put(e.StopRequested(job.t, "enough"))
     assert len(job.of(c.RecordMetrics)) == 2, "once"
 
@@ -296,10 +325,19 @@ def test_stop_asked_by_a_callback_leaves_what_nobody_has_begun(bench):
     job.finish(0, mine)
     job.progress(1, other, 8)
     commands = job.put(e.StopAsked(0, job.worker(0), "16 steps are done"))
-    assert job.of(c.RevokeLeases, commands) == [c.RevokeLeases(job.worker(1), "training ends early")]
+    assert job.of(c.RevokeLeases, commands) == [
+        c.RevokeLeases(job.worker(1), "training ends early")
+    ]
     job.progress(1, other, 16)
     job.tick(4)
-    assert job.total == {"expected": 192, "trained": 32, "repeated": 0, "bad": 0, "lost": 0, "left": 160}
+    assert job.total == {
+        "expected": 192,
+        "trained": 32,
+        "repeated": 0,
+        "bad": 0,
+        "lost": 0,
+        "left": 160,
+    }
     assert job.of(c.WorkFinished)
     job.put(e.StopAsked(0, job.worker(1), "again"))
 

@@ -1,4 +1,6 @@
-"""What Prometheus gets: read by its own parser, and the same names as docs/reference/metrics.md says."""
+"""What Prometheus gets: read by its own parser, and the same names as docs/reference/metrics.md
+says.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,22 @@ GAUGES = {
         "rss_bytes": 5e8,
         "cpu_s": 12.5,
     },
-    "ps-0": {"pull_ms": 0.5, "push_ms": 0.7, "rows": 1000.0, "parameter_bytes": 4e6, "rss_bytes": 6e7, "cpu_s": 1.5},
+    "ps-0": {
+        "pull_ms": 0.5,
+        "push_ms": 0.7,
+        "rows": 1000.0,
+        "parameter_bytes": 4e6,
+        "rss_bytes": 6e7,
+        "cpu_s": 1.5,
+    },
 }
 
 
 @pytest.fixture
 def status(bench):
-    """Of a real core: a worker that was killed, a checkpoint, an evaluation's values; and what an onlooker adds."""
+    """Of a real core: a worker that was killed, a checkpoint, an evaluation's values; and what an
+    onlooker adds.
+    """
     job = bench(num_workers=2, checkpoint_steps=10)
     job.up(2)
     job.t = 10.0
@@ -50,7 +61,12 @@ def status(bench):
     job.put(e.StopAsked(0, job.worker(1), "it is good enough"))
     found = asdict(job.state.status())
     found["ring"] = asdict(RingStatus(3, 3, ("worker-0", "worker-2"), "fine"))
-    return {**found, "metrics": {"auc": 0.9, "loss": math.nan}, "gauges": GAUGES, "records_per_s": 1200.5}
+    return {
+        **found,
+        "metrics": {"auc": 0.9, "loss": math.nan},
+        "gauges": GAUGES,
+        "records_per_s": 1200.5,
+    }
 
 
 def scraped(status) -> dict:
@@ -74,7 +90,9 @@ def test_the_parser_of_prometheus_reads_the_numbers_of_the_status(status):
     assert value(families, "elasticdl_records_trained_total") == records["trained"] == 16
     assert value(families, "elasticdl_records_expected") == records["expected"]
     assert value(families, "elasticdl_records_per_second") == 1200.5
-    assert value(families, "elasticdl_process_ends_total", role="worker", cause="infrastructure") == 1
+    assert (
+        value(families, "elasticdl_process_ends_total", role="worker", cause="infrastructure") == 1
+    )
     assert value(families, "elasticdl_messages_dropped_total", cause="ended_process") == 1
     assert value(families, "elasticdl_workers", kind="most") == 2
     assert value(families, "elasticdl_processes", role="worker", state="ready") == 1
@@ -88,12 +106,27 @@ def test_the_parser_of_prometheus_reads_the_numbers_of_the_status(status):
     assert value(families, "elasticdl_process_pull_seconds", process="worker-0") == 0.002
     assert value(families, "elasticdl_process_cpu_seconds_total", process="ps-0") == 1.5
     assert value(families, "elasticdl_ring_members") == 2
-    assert value(families, "elasticdl_job_info", action="train", strategy="ParameterServerStrategy", version="0.1.0") == 1
+    assert (
+        value(
+            families,
+            "elasticdl_job_info",
+            action="train",
+            strategy="ParameterServerStrategy",
+            version="0.1.0",
+        )
+        == 1
+    )
 
 
 def test_documentation_and_exposition_are_the_same_names_types_and_labels(status):
-    said = re.findall(r"^\| `(elasticdl_\w+)` \| (\w+) \| ([^|]*) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    documented = {(name, kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in said}
+    said = re.findall(
+        r"^\| `(elasticdl_\w+)` \| (\w+) \| ([^|]*) \|",
+        PAGE.read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    documented = {
+        (name, kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in said
+    }
     exposed = {
         (sample.name, family.type, frozenset(sample.labels) - {"job"})
         for family in scraped(status).values()
@@ -121,12 +154,17 @@ def test_a_counter_never_falls_while_a_job_goes_on(bench):
         job.finish(index, lease)
         job.die(job.worker(index), ExitFacts(signal=9))
         job.attach(job.worker(index + 1))
-        for family in scraped({**asdict(job.state.status()), "gauges": {}, "records_per_s": 0.0}).values():
+        for family in scraped(
+            {**asdict(job.state.status()), "gauges": {}, "records_per_s": 0.0}
+        ).values():
             for sample in family.samples if family.type == "counter" else ():
                 key = sample.name, *sorted(sample.labels.items())
                 assert sample.value >= before.get(key, 0.0)
                 before[key] = sample.value
-    assert any(name.startswith("elasticdl_process_ends") and value == 3 for (name, *_), value in before.items())
+    assert any(
+        name.startswith("elasticdl_process_ends") and value == 3
+        for (name, *_), value in before.items()
+    )
 
 
 def test_processes_with_numbers_of_their_own_are_bounded(status):
@@ -137,4 +175,7 @@ def test_processes_with_numbers_of_their_own_are_bounded(status):
 
 def test_a_job_that_has_not_begun_has_numbers_already(bench):
     families = scraped({**asdict(bench().state.status()), "gauges": {}, "records_per_s": 0.0})
-    assert value(families, "elasticdl_records_trained_total") == 0 and not families["elasticdl_loss"].samples
+    assert (
+        value(families, "elasticdl_records_trained_total") == 0
+        and not families["elasticdl_loss"].samples
+    )

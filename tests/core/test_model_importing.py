@@ -22,6 +22,16 @@ print(before, "sklearn" in sys.modules, *(one.__name__ for one in found))
 
 def test_scikit_learn_is_imported_with_keras_by_those_only_who_use_its_wrappers() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", PROGRAM],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
-    assert done.stdout.split() == ["False", "True", "SKLearnClassifier", "SKLearnRegressor"], done.stdout
+    assert done.stdout.split() == [
+        "False",
+        "True",
+        "SKLearnClassifier",
+        "SKLearnRegressor",
+    ], done.stdout

@@ -1,4 +1,6 @@
-"""Which records of a minibatch `feed` cannot take: found, told with their places, left out up to the limit."""
+"""Which records of a minibatch `feed` cannot take: found, told with their places, left out up to
+the limit.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SHARD = Shard(ShardId(0), "table", 100, 150)
 
 
 class Table:
-    """Record n is the row (n, 2n); those in `unreadable` are bad already for the reader, in blocks of seven."""
+    """Record n is the row (n, 2n); those in `unreadable` are bad already for the reader, in blocks
+    of seven.
+    """
 
     metadata = Metadata(("one", "two"))
 
@@ -41,7 +45,9 @@ class Table:
 
 
 def rows(*numbers: int) -> np.ndarray:
-    return np.array([[b"%d" % number, b"%d" % (2 * number)] for number in numbers], object).reshape(-1, 2)
+    return np.array([[b"%d" % number, b"%d" % (2 * number)] for number in numbers], object).reshape(
+        -1, 2
+    )
 
 
 def feed_without(*bad: int) -> Callable[[Any], tuple[Any, Any]]:
@@ -51,14 +57,20 @@ def feed_without(*bad: int) -> Callable[[Any], tuple[Any, Any]]:
         numbers = [int(row[0]) for row in window]
         for number in numbers:
             if number in bad:
-                raise RecordsRefused("m.py:3: feed raised: no", reason=f"feed raised: no number: {number}", where="m.py:3")
+                raise RecordsRefused(
+                    "m.py:3: feed raised: no",
+                    reason=f"feed raised: no number: {number}",
+                    where="m.py:3",
+                )
         return numbers, None
 
     return feed
 
 
 @given(st.sets(st.integers(100, 149)), st.permutations(range(50)))
-def test_exactly_the_records_that_are_refused_alone_are_left_out(bad: set[int], order: list[int]) -> None:
+def test_exactly_the_records_that_are_refused_alone_are_left_out(
+    bad: set[int], order: list[int]
+) -> None:
     numbers = [100 + place for place in order]
     sieve = BadRecordFilter(feed_without(*bad), Table(), max_bad_records=50)
     fed = sieve(rows(*numbers), SHARD, order)
@@ -67,7 +79,9 @@ def test_exactly_the_records_that_are_refused_alone_are_left_out(bad: set[int], 
     assert fed.bad == len(bad)
     first = [number for number in numbers if number in bad][:3]
     assert fed.bad_examples == tuple(
-        f"table: record {number}: column 'one' is '{number}': feed raised: no number: {number} (at m.py:3)" for number in first
+        f"table: record {number}: column 'one' is '{number}': feed raised: no number: {number} (at"
+        " m.py:3)"
+        for number in first
     )
 
 
@@ -82,11 +96,23 @@ def test_one_record_too_many_is_an_error_that_names_the_first() -> None:
     window = rows(*range(100, 120))
     with pytest.raises(BadRecords) as caught:
         BadRecordFilter(feed_without(107, 111), Table())(window, SHARD, range(20))
-    assert caught.value.message == "table: record 107: column 'one' is '107': feed raised: no number: 107 (at m.py:3)"
+    assert (
+        caught.value.message
+        == "table: record 107: column 'one' is '107': feed raised: no number: 107 (at m.py:3)"
+    )
     assert "--max-bad-records" in caught.value.hint
-    with pytest.raises(BadRecords, match=r"record 107: .*\nmore than 1 record of one minibatch cannot be used"):
-        BadRecordFilter(feed_without(107, 111), Table(), max_bad_records=1)(window, SHARD, range(20))
-    assert BadRecordFilter(feed_without(107, 111), Table(), max_bad_records=2)(window, SHARD, range(20)).bad == 2
+    with pytest.raises(
+        BadRecords, match=r"record 107: .*\nmore than 1 record of one minibatch cannot be used"
+    ):
+        BadRecordFilter(feed_without(107, 111), Table(), max_bad_records=1)(
+            window, SHARD, range(20)
+        )
+    assert (
+        BadRecordFilter(feed_without(107, 111), Table(), max_bad_records=2)(
+            window, SHARD, range(20)
+        ).bad
+        == 2
+    )
 
 
 def test_the_search_for_one_record_takes_a_few_calls() -> None:
@@ -98,13 +124,20 @@ def test_the_search_for_one_record_takes_a_few_calls() -> None:
         calls += 1
         return refusing(window)
 
-    assert BadRecordFilter(feed, Table(), max_bad_records=1)(rows(*range(100, 150)), SHARD, range(50)).bad == 1
+    assert (
+        BadRecordFilter(feed, Table(), max_bad_records=1)(
+            rows(*range(100, 150)), SHARD, range(50)
+        ).bad
+        == 1
+    )
     assert calls <= 1 + 2 * 6 + 1
 
 
 def test_a_feed_that_takes_no_record_at_all_is_to_blame_itself() -> None:
     with pytest.raises(BadRecords) as caught:
-        BadRecordFilter(feed_without(*range(100, 150)), Table())(rows(*range(100, 150)), SHARD, range(50))
+        BadRecordFilter(feed_without(*range(100, 150)), Table())(
+            rows(*range(100, 150)), SHARD, range(50)
+        )
     assert "look at m.py:3 rather than at the data" in caught.value.hint
 
 
@@ -131,7 +164,10 @@ def test_errors_of_the_code_are_not_searched_for_in_the_data() -> None:
     ("records", "told"),
     [
         (np.array([b"7", b"\xff"], object), "table: record 101: no (at m.py:3); the record is '�'"),
-        ({"a": np.array([1, 2]), "b": np.array([[1.0, 2.0], [3.0, 4.0]])}, "no (at m.py:3); the record is '2,[3.0, 4.0]'"),
+        (
+            {"a": np.array([1, 2]), "b": np.array([[1.0, 2.0], [3.0, 4.0]])},
+            "no (at m.py:3); the record is '2,[3.0, 4.0]'",
+        ),
         (np.array([[1, 2], [3, 4]]), "no (at m.py:3); the record is '3,4'"),
         (np.array([["a", "x" * 500]] * 2, object), "the record is 'a,xxx"),
     ],
@@ -139,7 +175,9 @@ def test_errors_of_the_code_are_not_searched_for_in_the_data() -> None:
 def test_records_of_any_kind_are_shown_in_a_short_line(records: Any, told: str) -> None:
     def feed(window: Any) -> tuple[Any, Any]:
         one = window["a"] if isinstance(window, dict) else window
-        if len(one) > 1 or np.array_equal(one[0], (records["a"] if isinstance(records, dict) else records)[1]):
+        if len(one) > 1 or np.array_equal(
+            one[0], (records["a"] if isinstance(records, dict) else records)[1]
+        ):
             raise RecordsRefused("", reason="no", where="m.py:3")
         return window, None
 

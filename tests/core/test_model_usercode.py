@@ -42,7 +42,10 @@ Detected at node gather defined at (most recent call last):
 0 successful operations.
 0 derived errors ignored. [Op:__inference_step_12]"""
 
-EAGER = "{{function_node __wrapped__StringToNumber_device_/job:localhost/replica:0}} StringToNumberOp could not [Op:StringToNumber]"
+EAGER = (
+    "{{function_node __wrapped__StringToNumber_device_/job:localhost/replica:0}} StringToNumberOp"
+    " could not [Op:StringToNumber]"
+)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,10 @@ def test_only_the_words_of_the_operation_are_left(message: str, left: str) -> No
     ("error", "said"),
     [
         (
-            ValueError('in user code:\n\n    File "/zoo/m.py", line 5, in loss  *\n        f()\n\n    ValueError: no\n'),
+            ValueError(
+                'in user code:\n\n    File "/zoo/m.py", line 5, in loss  *\n        f()\n\n   '
+                " ValueError: no\n"
+            ),
             "ValueError: no",
         ),
         (ValueError("ValueError"), "ValueError"),

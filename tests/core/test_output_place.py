@@ -15,8 +15,16 @@ pytestmark = pytest.mark.core
 
 
 def job(action: Action, output: object) -> JobSpec:
-    flags = {"model_zoo": "zoo", "model_def": "iris", "training_data": "a", "validation_data": "a", "prediction_data": "a"}
-    return JobSpec.from_flags(action, {**flags, "checkpoint_dir_for_init": "c", "output": str(output)})
+    flags = {
+        "model_zoo": "zoo",
+        "model_def": "iris",
+        "training_data": "a",
+        "validation_data": "a",
+        "prediction_data": "a",
+    }
+    return JobSpec.from_flags(
+        action, {**flags, "checkpoint_dir_for_init": "c", "output": str(output)}
+    )
 
 
 def export(place: Path) -> Path:
@@ -39,7 +47,9 @@ def test_a_folder_that_is_new_or_empty_will_do(tmp_path: Path, action: Action) -
 def test_predictions_are_not_mixed_with_anything(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"predictions-{number:06d}-000000000-000000010.npz").touch()
-    with pytest.raises(SpecError, match=r"predictions-000000-.* and 2 more: what this job predicts would be mixed") as refused:
+    with pytest.raises(
+        SpecError, match=r"predictions-000000-.* and 2 more: what this job predicts would be mixed"
+    ) as refused:
         refuse_output(job(Action.PREDICT, tmp_path))
     assert str(tmp_path) in refused.value.message and "new or empty" in refused.value.hint
     assert len(os.listdir(tmp_path)) == 5
@@ -77,9 +87,13 @@ def test_what_cannot_be_replaced_at_the_end_is_refused_at_the_beginning(tmp_path
     assert "/proc/export" in refused.value.hint
 
 
-def test_an_export_is_made_beside_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_is_made_beside_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "ours").mkdir()
-    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) != tmp_path)  # root may write everywhere
+    monkeypatch.setattr(
+        os, "access", lambda path, _mode: Path(path) != tmp_path
+    )  # root may write everywhere
     with pytest.raises(SpecError, match=f"this user may not write to {tmp_path}"):
         refuse_output(job(Action.TRAIN, tmp_path / "ours"))
 

@@ -1,4 +1,6 @@
-"""docker/priorities.yaml: the ladder that `--worker-pod-priority 'elasticdl-rung-{rung}'` stands workers on."""
+"""docker/priorities.yaml: the ladder that `--worker-pod-priority 'elasticdl-rung-{rung}'` stands
+workers on.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import yaml
 from elasticdl.cluster.kubernetes.priority_ladder import HIGHEST, PLACEHOLDER
 
 pytestmark = pytest.mark.core
-CLASSES = list(yaml.safe_load_all((Path(__file__).parents[2] / "docker/priorities.yaml").read_text()))
+CLASSES = list(
+    yaml.safe_load_all((Path(__file__).parents[2] / "docker/priorities.yaml").read_text())
+)
 VALUES = {one["metadata"]["name"]: one["value"] for one in CLASSES}
 RUNGS = ["elasticdl-rung-" + PLACEHOLDER.format(rung=rung) for rung in range(1, HIGHEST + 1)]
 
@@ -22,6 +26,8 @@ def test_there_is_a_class_for_every_rung_and_one_above_them_all() -> None:
 
 
 def test_training_gives_way_to_whatever_has_no_class_and_buys_no_nodes() -> None:
-    assert max(VALUES.values()) < -10, "the cluster autoscaler's default cutoff for pods that are not worth a node"
+    assert max(VALUES.values()) < -10, (
+        "the cluster autoscaler's default cutoff for pods that are not worth a node"
+    )
     assert not any(one.get("globalDefault") for one in CLASSES)
     assert {one["preemptionPolicy"] for one in CLASSES} == {"PreemptLowerPriority"}

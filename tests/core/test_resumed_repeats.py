@@ -1,4 +1,6 @@
-"""What a run trained beyond its last checkpoint is repeated by the one that goes on from there, and counts as repeated."""
+"""What a run trained beyond its last checkpoint is repeated by the one that goes on from there, and
+counts as repeated.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ pytestmark = pytest.mark.core
 
 
 def known(job, **more) -> RunBefore:
-    return RunBefore({row["epoch"]: (row["trained"], row["repeated"]) for row in job.state.receipt()["epochs"]}, **more)
+    return RunBefore(
+        {row["epoch"]: (row["trained"], row["repeated"]) for row in job.state.receipt()["epochs"]},
+        **more,
+    )
 
 
 def test_what_the_run_before_trained_beyond_the_checkpoint_counts_as_repeated(bench):
@@ -28,9 +33,15 @@ def test_what_the_run_before_trained_beyond_the_checkpoint_counts_as_repeated(be
     resumed = bench(num_epochs=2)
     resumed.start(ledger=ledger)
     resumed.attach(resumed.ps(0), resumed.worker(1))
-    assert again == 48 + 32 and resumed.total["repeated"] == 48, "those of an epoch count when it begins again"
+    assert again == 48 + 32 and resumed.total["repeated"] == 48, (
+        "those of an epoch count when it begins again"
+    )
     resumed.train_all(1)
-    assert (resumed.total["trained"], resumed.total["repeated"], resumed.total["left"]) == (128, 80, 0)
+    assert (resumed.total["trained"], resumed.total["repeated"], resumed.total["left"]) == (
+        128,
+        80,
+        0,
+    )
     receipt = resumed.state.receipt()
     assert receipt["repeated_at_least"] is True
     assert "repeated at least 80" in summary(Outcome(0, "", "j", receipt=receipt))[0]
@@ -57,7 +68,9 @@ def test_a_ledger_that_cannot_be_read_stays_as_it_is_for_whoever_says_so(text):
     assert gone_on(text, RunBefore({0: (5, 0)}, 9)) == (text, 0)
 
 
-def test_what_is_known_to_be_repeated_in_an_epoch_to_come_outlives_a_second_loss_of_all_weights(bench):
+def test_what_is_known_to_be_repeated_in_an_epoch_to_come_outlives_a_second_loss_of_all_weights(
+    bench,
+):
     job = bench(num_epochs=2)
     job.up()
     ledger, _ = gone_on(job.state.ledger_json(), RunBefore({0: (64, 0), 1: (32, 0)}))
@@ -78,4 +91,6 @@ def test_of_a_run_that_was_killed_what_was_heard_of_last_counts_and_more_may_hav
     resumed.start(ledger=gone_on(ledger, known(job, trained=40, killed=True))[0])
     assert resumed.total["repeated"] == 40 - 16
     quiet.start(ledger=gone_on(ledger, known(job, killed=True))[0])
-    assert quiet.total["repeated"] == 0 and quiet.state.receipt()["repeated_at_least"], "nobody knows"
+    assert quiet.total["repeated"] == 0 and quiet.state.receipt()["repeated_at_least"], (
+        "nobody knows"
+    )

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.master.core.ring.next_generation import QUORUM_S, SETTLE_S, UNHEARD_S, Generation, MemberState, RingTarget, decide
+from elasticdl.master.core.ring.next_generation import (
+    QUORUM_S,
+    SETTLE_S,
+    UNHEARD_S,
+    Generation,
+    MemberState,
+    RingTarget,
+    decide,
+)
 
 pytestmark = pytest.mark.core
 
@@ -19,7 +27,9 @@ def name(index: int) -> ProcessName:
 
 
 def member(index: int, generation: int = 1, **more) -> MemberState:
-    return MemberState(name(index), more.pop("heard_s", 100.0), entered=generation, holds_state=True, **more)
+    return MemberState(
+        name(index), more.pop("heard_s", 100.0), entered=generation, holds_state=True, **more
+    )
 
 
 def joiner(index: int, since_s: float = 100.0, **more) -> MemberState:
@@ -81,7 +91,11 @@ def test_a_joiner_waits_until_the_generation_before_is_complete():
 
 def test_no_more_than_the_most_are_let_in():
     workers = [member(0), member(1), joiner(2), joiner(3)]
-    assert decide(101.0, PAIR, workers, RingTarget(1, 3, coming=0)).members == (name(0), name(1), name(2))
+    assert decide(101.0, PAIR, workers, RingTarget(1, 3, coming=0)).members == (
+        name(0),
+        name(1),
+        name(2),
+    )
 
 
 def test_a_loss_waits_for_nobody():
@@ -123,8 +137,13 @@ def test_the_last_that_has_the_weights_is_never_left_out_for_silence(gone):
     assert (decision.generation, decision.members) == (2, second.members)
     assert decide(110.0, second, [torn, quiet], ONE_TO_FOUR) == replace(decision, look_again_s=None)
     trio = Generation(2, (name(1), name(0), name(2)), 95.0)
-    assert decide(110.0, trio, [torn, quiet, MemberState(name(2), 50.0)], ONE_TO_FOUR).members == (name(1), name(0))
-    assert decide(110.0, trio, [torn, quiet, member(2, generation=2, heard_s=109.0)], ONE_TO_FOUR).members == (name(0), name(2))
+    assert decide(110.0, trio, [torn, quiet, MemberState(name(2), 50.0)], ONE_TO_FOUR).members == (
+        name(1),
+        name(0),
+    )
+    assert decide(
+        110.0, trio, [torn, quiet, member(2, generation=2, heard_s=109.0)], ONE_TO_FOUR
+    ).members == (name(0), name(2))
 
 
 def test_whoever_may_be_dead_is_left_out_of_a_generation_that_comes_anyway_if_that_costs_no_weights():
@@ -133,13 +152,18 @@ def test_whoever_may_be_dead_is_left_out_of_a_generation_that_comes_anyway_if_th
     assert decide(100.0, trio, [cut_off, other], ONE_TO_FOUR).members == (name(2),)
     without = replace(other, entered=0, holds_state=False)
     assert decide(100.0, trio, [cut_off, without], ONE_TO_FOUR).members == (name(1), name(2))
-    assert decide(100.0, trio, [replace(cut_off, holds_state=False), without], ONE_TO_FOUR).members == (name(2),)
+    assert decide(
+        100.0, trio, [replace(cut_off, holds_state=False), without], ONE_TO_FOUR
+    ).members == (name(2),)
 
 
 def test_who_has_waited_longest_comes_in_first_in_whatever_order_they_are_told_of():
     waiting = [joiner(4, 90.0), joiner(2, 95.0), joiner(3, 90.0)]
     for workers in (waiting, waiting[::-1]):
-        assert decide(200.0, None, workers, RingTarget(1, 2, coming=0)).members == (name(3), name(4))
+        assert decide(200.0, None, workers, RingTarget(1, 2, coming=0)).members == (
+            name(3),
+            name(4),
+        )
         joined = decide(200.0, PAIR, [*workers, member(0), member(1)], RingTarget(1, 3, coming=0))
         assert joined.members == (name(0), name(1), name(3))
 
@@ -173,9 +197,16 @@ def anything(draw):
             )
         )
     members = draw(st.lists(st.integers(0, 5), unique=True, min_size=1, max_size=4))
-    present = draw(st.none() | st.just(Generation(draw(st.integers(1, 3)), tuple(map(name, members)), 0.0)))
+    present = draw(
+        st.none() | st.just(Generation(draw(st.integers(1, 3)), tuple(map(name, members)), 0.0))
+    )
     low = draw(st.integers(1, 3))
-    return draw(st.floats(100, 200)), present, workers, RingTarget(low, low + draw(st.integers(0, 2)), draw(st.integers(0, 3)))
+    return (
+        draw(st.floats(100, 200)),
+        present,
+        workers,
+        RingTarget(low, low + draw(st.integers(0, 2)), draw(st.integers(0, 3))),
+    )
 
 
 @given(anything())
@@ -198,6 +229,10 @@ def test_whatever_is_known_members_live_generations_grow_and_order_is_kept(case)
     new = decision.members[len(old) :]
     assert all(known[one].free_since_s is not None and not known[one].leaving for one in new)
     assert not new or sum(not known[one].leaving for one in decision.members) <= wanted.high
-    holders = [worker for worker in workers if worker.holds_state and present and worker.name in present.members]
+    holders = [
+        worker
+        for worker in workers
+        if worker.holds_state and present and worker.name in present.members
+    ]
     if holders:
         assert any(known[one].holds_state for one in decision.members)

@@ -106,7 +106,12 @@ def test_a_copy_of_the_weights_is_saved_by_whoever_made_it():
         assert (await taken(board, FIRST, 2))[1] == RingSave(SnapshotId(4), "there")
         desk.saved(RingSaved(SnapshotId(4), 12, (WrittenFile("a", 3, "crc32c:00000000"),), "{}", 5))
         (saved,) = await saving
-        assert (saved.version, saved.rows, saved.parameters, saved.files[0].name) == (12, 5, "{}", "a")
+        assert (saved.version, saved.rows, saved.parameters, saved.files[0].name) == (
+            12,
+            5,
+            "{}",
+            "a",
+        )
         desk.drop(SnapshotId(4))
         assert (await taken(board, FIRST, 3))[2] == RingDrop(SnapshotId(4))
 
@@ -135,7 +140,11 @@ def test_what_was_cut_and_trained_is_told_before_where_the_worker_stands():
         ring=RingReport(entered=2),
         ring_cuts=(RingCut(SnapshotId(5), 3),),
     )
-    assert [type(event) for event in events_of(FIRST, report, 1.0)] == [SnapshotCut, ProgressReported, RingTold]
+    assert [type(event) for event in events_of(FIRST, report, 1.0)] == [
+        SnapshotCut,
+        ProgressReported,
+        RingTold,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +152,13 @@ def test_what_was_cut_and_trained_is_told_before_where_the_worker_stands():
     [
         Report(ring=RingReport(True, 3, 4, True, "a peer closed the connection")),
         Report(ring_cuts=(RingCut(SnapshotId(0), 0),)),
-        Report(ring_saves=(RingSaved(SnapshotId(2), 7, (WrittenFile("a.bin", 10, "crc32c:0a0b0c0d"),), "{}", 3, "no"),)),
+        Report(
+            ring_saves=(
+                RingSaved(
+                    SnapshotId(2), 7, (WrittenFile("a.bin", 10, "crc32c:0a0b0c0d"),), "{}", 3, "no"
+                ),
+            )
+        ),
     ],
 )
 def test_reports_of_a_ring_survive_the_wire(report: Report):
@@ -166,7 +181,9 @@ def test_orders_of_a_ring_survive_the_wire(order: Order):
 @pytest.mark.parametrize(
     "item",
     [
-        WorkItem(1, Lease(Task.TRAINING, Shard(ShardId(3), "a", 0, 9), 0, order_seed=5, limit=8), 4, 2.0),
+        WorkItem(
+            1, Lease(Task.TRAINING, Shard(ShardId(3), "a", 0, 9), 0, order_seed=5, limit=8), 4, 2.0
+        ),
         WorkItem(2, None, mark=Barrier.PAUSE),
         WorkItem(3, None, mark=Barrier.CHECKPOINT, snapshot=SnapshotId(0)),
     ],

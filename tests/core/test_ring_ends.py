@@ -1,4 +1,6 @@
-"""How jobs on a ring end before all is trained: by a person in a hurry, by the module's own code."""
+"""How jobs on a ring end before all is trained: by a person in a hurry, by the module's own
+code.
+"""
 
 from __future__ import annotations
 
@@ -32,20 +34,37 @@ def test_a_job_that_is_ended_at_once_forms_no_rings_of_those_that_are_about_to_e
 
 
 def test_records_that_the_modules_code_fails_at_on_every_member_end_the_job_after_the_relaunches_that_it_may_cost():
-    """No member holds a shard that could be blamed, and whoever comes gets the same minibatch: it went on for ever."""
+    """No member holds a shard that could be blamed, and whoever comes gets the same minibatch: it
+    went on for ever.
+    """
     world = started(num_workers=2, max_relaunches=2)
     failed = []
     train = world.step
 
     def step(only: int = 99) -> None:
         for worker in list(world.workers.values()):
-            item = worker.items.get(worker.weights.number) if worker.weights and worker.inside else None
-            if item is not None and item.lease is not None and item.lease.shard.source == "b" and not world.finish:
+            item = (
+                worker.items.get(worker.weights.number)
+                if worker.weights and worker.inside
+                else None
+            )
+            if (
+                item is not None
+                and item.lease is not None
+                and item.lease.shard.source == "b"
+                and not world.finish
+            ):
                 failed.append(worker.name)
                 shard = item.lease.shard.id
-                world.put(e.TaskFailed(0, worker.name, Task.TRAINING, shard, item.lease.attempt, "m.py:3: boom"))
+                world.put(
+                    e.TaskFailed(
+                        0, worker.name, Task.TRAINING, shard, item.lease.attempt, "m.py:3: boom"
+                    )
+                )
                 world.kill_quietly(worker.name)
-                world.put(e.ProcessEnded(0, worker.name, ExitFacts(exit_code=int(ExitCode.USER_ERROR))))
+                world.put(
+                    e.ProcessEnded(0, worker.name, ExitFacts(exit_code=int(ExitCode.USER_ERROR)))
+                )
         train(only)
 
     world.step = step

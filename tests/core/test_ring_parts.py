@@ -1,4 +1,6 @@
-"""Parts of global minibatches: whoever is in the ring, together they are the windows, each record once."""
+"""Parts of global minibatches: whoever is in the ring, together they are the windows, each record
+once.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from elasticdl.worker.pipeline.reading import Sources
 from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.hang_watch import HangWatch
 from elasticdl.worker.process.shutdown import Draining, Shutdown
-from elasticdl.worker.ring.reading import UNDER_WAY, AtBarrier, BatchPart, End, ReadPlan, RingReading, slice_of
+from elasticdl.worker.ring.reading import (
+    UNDER_WAY,
+    AtBarrier,
+    BatchPart,
+    End,
+    ReadPlan,
+    RingReading,
+    slice_of,
+)
 
 pytestmark = pytest.mark.core
 
@@ -51,7 +61,11 @@ class Items:
             return WorkItem(2, None, mark="pause")
         if number > 3:
             return Finished() if self.asked.count(number) > 1 else Wait("not yet")
-        return WorkItem(number, Lease(Task.TRAINING, Shard(ShardId(0), "memory", 0, SHARD), number, order_seed=number), batch=BATCH)
+        return WorkItem(
+            number,
+            Lease(Task.TRAINING, Shard(ShardId(0), "memory", 0, SHARD), number, order_seed=number),
+            batch=BATCH,
+        )
 
 
 @pytest.fixture
@@ -63,7 +77,10 @@ def shutdown():
 
 def reading_of(shutdown: Shutdown, items: Items) -> RingReading:
     reading = RingReading(
-        items, Sources(lambda task: Reader(), lambda task: lambda rows: (rows, rows), BATCH), HangWatch(SystemClock()), shutdown
+        items,
+        Sources(lambda task: Reader(), lambda task: lambda rows: (rows, rows), BATCH),
+        HangWatch(SystemClock()),
+        shutdown,
     )
     reading.start()
     return reading
@@ -80,7 +97,9 @@ def until_mark(reading: RingReading) -> list[BatchPart]:
 @given(begin=st.integers(0, 50), length=st.integers(0, 40), size=st.integers(1, 9))
 def test_slices_follow_one_another_and_differ_by_at_most_one(begin, length, size) -> None:
     slices = [slice_of(begin, begin + length, rank, size) for rank in range(size)]
-    assert [one for low, high in slices for one in range(low, high)] == list(range(begin, begin + length))
+    assert [one for low, high in slices for one in range(low, high)] == list(
+        range(begin, begin + length)
+    )
     lengths = {high - low for low, high in slices}
     assert max(lengths) - min(lengths) <= 1
 
@@ -98,7 +117,9 @@ def test_members_together_read_each_record_of_each_window_once(size, offset) -> 
         order = np.random.Generator(np.random.PCG64(1)).permutation(SHARD)
         for parts in zip(*of_all, strict=True):
             begin, end = parts[0].begin, parts[0].end
-            assert {(one.begin, one.end, one.bad) for one in parts} == {(begin, end, int(19 in order[begin:end]))}
+            assert {(one.begin, one.end, one.bad) for one in parts} == {
+                (begin, end, int(19 in order[begin:end]))
+            }
             read = [row for one in parts if one.batch is not None for row in one.batch[0].tolist()]
             assert read == [row for row in order[begin:end].tolist() if row != 19]
             assert sum(one.mine for one in parts) == end - begin
@@ -130,10 +151,15 @@ def test_what_the_ring_is_at_is_read_before_there_is_a_plan_and_not_again(shutdo
             yield from super().read(shard)
 
     items = Items()
-    items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(items, number or 3, wait_s)
+    items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(
+        items, number or 3, wait_s
+    )
     reader = Counting()
     reading = RingReading(
-        items, Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH), HangWatch(SystemClock()), shutdown
+        items,
+        Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH),
+        HangWatch(SystemClock()),
+        shutdown,
     )
     reading.read_ahead()
     assert (items.asked, len(read)) == ([3, 4], 1)
@@ -153,7 +179,12 @@ def test_a_plan_that_is_being_made_is_not_begun_again(shutdown) -> None:
         first.set()
         return rows, rows
 
-    reading = RingReading(Items(), Sources(lambda task: Reader(), lambda task: feed, BATCH), HangWatch(SystemClock()), shutdown)
+    reading = RingReading(
+        Items(),
+        Sources(lambda task: Reader(), lambda task: feed, BATCH),
+        HangWatch(SystemClock()),
+        shutdown,
+    )
     reading.start()
     plan = ReadPlan(1, 0, 0, 1)
     reading.begin(plan)
@@ -180,7 +211,10 @@ def test_no_shard_is_read_ahead_before_the_ring_is_under_way(shutdown) -> None:
     items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(items, 1, wait_s)
     reader = Counting()
     reading = RingReading(
-        items, Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH), HangWatch(SystemClock()), shutdown
+        items,
+        Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH),
+        HangWatch(SystemClock()),
+        shutdown,
     )
     reading.start()
     reading.begin(ReadPlan(1, 0, 0, 1))
@@ -190,7 +224,9 @@ def test_no_shard_is_read_ahead_before_the_ring_is_under_way(shutdown) -> None:
     assert second.wait(60)
 
 
-def test_the_rest_of_a_shard_that_is_read_ahead_waits_while_the_ring_is_formed_anew(shutdown) -> None:
+def test_the_rest_of_a_shard_that_is_read_ahead_waits_while_the_ring_is_formed_anew(
+    shutdown,
+) -> None:
     begun, go, rest = threading.Event(), threading.Event(), threading.Event()
 
     class Slow(Reader):
@@ -224,8 +260,12 @@ def test_the_rest_of_a_shard_that_is_read_ahead_waits_while_the_ring_is_formed_a
     assert rest.wait(60)
 
 
-def test_a_plan_that_goes_back_to_a_forgotten_item_gets_it_though_a_later_shard_is_being_read(shutdown) -> None:
-    """Items of one step each: the stages were so far ahead that the item of the last step was forgotten."""
+def test_a_plan_that_goes_back_to_a_forgotten_item_gets_it_though_a_later_shard_is_being_read(
+    shutdown,
+) -> None:
+    """Items of one step each: the stages were so far ahead that the item of the last step was
+    forgotten.
+    """
     begun, go = threading.Event(), threading.Event()
 
     class Slow(Reader):
@@ -238,7 +278,11 @@ def test_a_plan_that_goes_back_to_a_forgotten_item_gets_it_though_a_later_shard_
     class Short(Items):
         def request_item(self, number: int, wait_s: float, *, at_mark: bool = False):
             self.asked.append(number)
-            return WorkItem(number, Lease(Task.TRAINING, Shard(ShardId(number), "memory", 0, SHARD), 1), batch=SHARD)
+            return WorkItem(
+                number,
+                Lease(Task.TRAINING, Shard(ShardId(number), "memory", 0, SHARD), 1),
+                batch=SHARD,
+            )
 
     items, reader = Short(), Slow()
     sources = Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH)

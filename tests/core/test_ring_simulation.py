@@ -1,4 +1,6 @@
-"""Whole jobs on a ring in the core: kills, joins, drains, stopped members, broken steps; the weights know what they saw."""
+"""Whole jobs on a ring in the core: kills, joins, drains, stopped members, broken steps; the
+weights know what they saw.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def test_the_only_member_that_has_the_weights_is_not_replaced():
     grow(world)
     assert world.ring.members == (first,)
     assert "no other worker has the weights" in world.state.why_not_replace(first)
-    assert not [one for one in world.put(e.ReplaceRequested(0.0, first)) if isinstance(one, c.StopProcess)]
+    assert not [
+        one for one in world.put(e.ReplaceRequested(0.0, first)) if isinstance(one, c.StopProcess)
+    ]
     world.run_out()
     assert world.rolled_back == 0
     world.check_truth()
@@ -93,7 +97,9 @@ def test_before_there_is_a_ring_there_is_nothing_to_read_ahead():
     while not world.workers:
         world.deliver()
     (first,) = world.workers
-    assert [type(command) for command in world.put(e.LeaseRequested(0, first, 0, False))] == [c.NoLeaseNow]
+    assert [type(command) for command in world.put(e.LeaseRequested(0, first, 0, False))] == [
+        c.NoLeaseNow
+    ]
 
 
 def test_a_broken_ring_goes_on_without_the_one_whose_connection_broke_before_its_exit_is_seen():
@@ -111,11 +117,17 @@ def test_a_broken_ring_goes_on_without_the_one_whose_connection_broke_before_its
 
 def reasons(world: RingWorld) -> list[str]:
     """Why each generation was made."""
-    return [one.details["reason"] for one in world.announced if one.details.get("step") == EventKind.PUBLISHED]
+    return [
+        one.details["reason"]
+        for one in world.announced
+        if one.details.get("step") == EventKind.PUBLISHED
+    ]
 
 
 def test_what_a_kill_broke_is_no_reason_of_the_generations_after_the_one_that_it_made():
-    """A survivor tells that the ring broke, when the next generation is published already; then somebody joins."""
+    """A survivor tells that the ring broke, when the next generation is published already; then
+    somebody joins.
+    """
     world = started(num_workers=3, num_epochs=9)
     grow(world)
     gone, generation = world.ring.members[1], world.ring.generation
@@ -129,7 +141,11 @@ def test_what_a_kill_broke_is_no_reason_of_the_generations_after_the_one_that_it
     world.turn()
     world.put(e.StopRequested(0, "enough"))
     world.run_out()
-    assert reasons(world)[generation:] == [f"{gone} ended", "worker-3 joined", "the job is stopped: enough"]
+    assert reasons(world)[generation:] == [
+        f"{gone} ended",
+        "worker-3 joined",
+        "the job is stopped: enough",
+    ]
 
 
 def test_what_broke_the_generation_that_is_left_is_in_the_reason_of_the_next_in_whole_words():
@@ -138,10 +154,17 @@ def test_what_broke_the_generation_that_is_left_is_in_the_reason_of_the_next_in_
     first, generation = world.ring.members[0], world.ring.generation
     gone = world.ring.members[1]
     world.kill(world.workers[gone], tell=False)
-    told = "Horovod has been shut down. This was caused by an exception " + "or what not " * 20 + "\nat the end"
+    told = (
+        "Horovod has been shut down. This was caused by an exception "
+        + "or what not " * 20
+        + "\nat the end"
+    )
     world.put(e.RingTold(0, first, True, generation, generation, False, told))
     (reason,) = reasons(world)[generation:]
-    assert reason.startswith(f"{gone} is not heard of: Horovod has been shut down. This was caused by an exception or what not or")
+    assert reason.startswith(
+        f"{gone} is not heard of: Horovod has been shut down. This was caused by an exception or"
+        " what not or"
+    )
     assert reason.endswith((" or …", " what …", " not …")) and len(reason) < 220
 
 
@@ -157,7 +180,9 @@ def test_all_members_work_from_their_first_generation_that_trains_whoever_tells_
     assert works(world) == [], "nobody trained yet"
     world.run_until(lambda: world.newest.version == 3)
     first = works(world)
-    assert [name for name, _ in first] == ["worker-0", "worker-1", "worker-2"] and len({after_s for _, after_s in first}) == 1
+    assert [name for name, _ in first] == ["worker-0", "worker-1", "worker-2"] and len(
+        {after_s for _, after_s in first}
+    ) == 1
     world.kill(world.workers[world.ring.members[0]])
     world.run_until(lambda: len(world.ring.members) == 3)
     world.run_until(lambda: world.newest.version == 9)
@@ -208,7 +233,9 @@ def test_a_member_in_a_long_step_is_not_cut_out_while_it_is_heard_of():
 
 
 def entered_untold() -> tuple[RingWorld, Worker, Worker]:
-    """A ring of two: one is known to have the weights, the other got them in the generation before and did not tell yet."""
+    """A ring of two: one is known to have the weights, the other got them in the generation before
+    and did not tell yet.
+    """
     world = started(num_workers=3, evaluation_steps=0)
     while world.newest.version < 3:
         world.turn()
@@ -235,7 +262,9 @@ def test_one_that_got_the_weights_in_the_generation_before_has_them_though_it_te
 
 @pytest.mark.parametrize(("first", "holders"), [(False, (0,)), (True, (0, 1))])
 def test_one_that_may_have_half_of_newer_weights_is_not_among_those_who_have_them(first, holders):
-    """It fell out of the generation in which it was to get them, unless it told before that it had those of the one before."""
+    """It fell out of the generation in which it was to get them, unless it told before that it had
+    those of the one before.
+    """
     world, holder, other = entered_untold()
     generation = world.ring.generation
     if first:
@@ -327,7 +356,11 @@ def test_a_callback_that_ends_training_ends_it_at_the_next_steps():
     assert world.finish.exit_code is ExitCode.DONE
     assert at <= world.newest.version <= at + 4
     total = world.state.receipt()["total"]
-    assert total["trained"] == total["expected"] - total["left"] == sum(world.newest.records().values())
+    assert (
+        total["trained"]
+        == total["expected"] - total["left"]
+        == sum(world.newest.records().values())
+    )
     assert total["lost"] == total["repeated"] == 0
 
 
@@ -341,7 +374,9 @@ def test_one_that_falls_out_of_the_ring_because_others_left_first_is_told_again_
                 world.act(worker)
     name = list(world.workers)[-1]
     worker = world.workers[name]
-    commands = world.put(e.RingTold(0, name, True, worker.entered, worker.entered, False, "the other is gone"))
+    commands = world.put(
+        e.RingTold(0, name, True, worker.entered, worker.entered, False, "the other is gone")
+    )
     assert c.WorkFinished(name) in commands
 
 
@@ -380,7 +415,9 @@ def drain_reports(world: RingWorld) -> None:
 
 
 class Ring(RuleBasedStateMachine):
-    """Anything may happen at any moment; whatever did, the job ends with every record trained once in the weights."""
+    """Anything may happen at any moment; whatever did, the job ends with every record trained once
+    in the weights.
+    """
 
     @initialize(
         workers=st.sampled_from(["1", "3", "1:3", "2:4"]),
@@ -391,7 +428,12 @@ class Ring(RuleBasedStateMachine):
         shard=st.sampled_from([{}, {"records_per_task": 24}]),
     )
     def begin(self, workers, every, checkpoint, output, mode, shard):
-        flags = {"num_workers": workers, "evaluation_steps": every, "checkpoint_steps": checkpoint, "output": output}
+        flags = {
+            "num_workers": workers,
+            "evaluation_steps": every,
+            "checkpoint_steps": checkpoint,
+            "output": output,
+        }
         self.world = started(max_relaunches=0, **flags, **mode, **shard)
 
     @rule(times=st.integers(1, 12))
@@ -441,7 +483,9 @@ class Ring(RuleBasedStateMachine):
     @rule(who=st.integers(0, 5), number=st.sampled_from([0, 0, 1, 2, 4, 7]))
     def read_ahead(self, who, number):
         worker = self.world.worker(who)
-        if worker is None or (self.world.ring is not None and worker.name in self.world.ring.members):
+        if worker is None or (
+            self.world.ring is not None and worker.name in self.world.ring.members
+        ):
             return
         for command in self.world.put(e.LeaseRequested(0, worker.name, number, False)):
             if isinstance(command, c.GrantItem):
@@ -476,5 +520,7 @@ class Ring(RuleBasedStateMachine):
             self.world.check_truth()
 
 
-Ring.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+Ring.TestCase.settings = settings(
+    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
 TestAnyScript = Ring.TestCase

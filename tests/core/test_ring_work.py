@@ -49,7 +49,9 @@ def ask(world: RingWorld, number: int) -> WorkItem:
 
 
 def tell(world: RingWorld, item: WorkItem, offset: int) -> int:
-    """The ring's first member tells how far it came in an item; returns how many records are trained then."""
+    """The ring's first member tells how far it came in an item; returns how many records are
+    trained then.
+    """
     applied = Applied(item.lease.shard.id, item.lease.attempt, offset)
     world.put(e.ProgressReported(0, world.ring.members[0], Task.TRAINING, applied))
     return trained(world)
@@ -61,7 +63,12 @@ def trained(world: RingWorld) -> int:
 
 def marked(world: RingWorld) -> set[int]:
     """Numbers of checkpoint marks that members know of."""
-    return {item.number for worker in world.workers.values() for item in worker.items.values() if item.mark is Barrier.CHECKPOINT}
+    return {
+        item.number
+        for worker in world.workers.values()
+        for item in worker.items.values()
+        if item.mark is Barrier.CHECKPOINT
+    }
 
 
 def saved(world: RingWorld) -> list[int]:
@@ -104,7 +111,9 @@ def test_a_checkpoint_that_went_with_all_members_is_made_when_training_has_come_
     world.tick(6.0)
     world.run_out()
     assert world.rolled_back == 1
-    assert saved(world)[:4] == [4, 4, 8, 12], "what failed is tried again, then the steps count from there"
+    assert saved(world)[:4] == [4, 4, 8, 12], (
+        "what failed is tried again, then the steps count from there"
+    )
     world.check_truth()
 
 
@@ -112,7 +121,9 @@ def test_a_copy_of_which_nobody_tells_is_a_failed_checkpoint_as_soon_as_the_ring
     world = started(num_workers=2, checkpoint_steps=4)
     until_a_copy_is_made(world)
     leader = world.workers[world.ring.members[0]]
-    leader.reports = type(leader.reports)(told for told in leader.reports if not isinstance(told, e.SnapshotCut))
+    leader.reports = type(leader.reports)(
+        told for told in leader.reports if not isinstance(told, e.SnapshotCut)
+    )
     world.run_out()
     assert world.finish.exit_code is ExitCode.DONE
     assert saved(world)[-1] == 28, "the next ones are made"
@@ -131,7 +142,9 @@ def test_a_last_copy_that_went_with_its_worker_is_made_by_another():
 
 
 @pytest.mark.parametrize("records", [40, 16])
-def test_what_is_told_late_of_a_lease_of_before_all_weights_were_lost_says_nothing_of_the_one_after(records):
+def test_what_is_told_late_of_a_lease_of_before_all_weights_were_lost_says_nothing_of_the_one_after(
+    records,
+):
     """Of one that was held at the checkpoint, and of one that was fresh then."""
     world = started(num_workers=1, records_per_task=records, checkpoint_steps=2)
     while not saved(world) or world.newest.version < 3:

@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import messages
-from elasticdl.rpc.conversation import Drain, Failure, Finish, Finished, Progress, Report, Revoke, Servers, Summary, Wait
+from elasticdl.rpc.conversation import (
+    Drain,
+    Failure,
+    Finish,
+    Finished,
+    Progress,
+    Report,
+    Revoke,
+    Servers,
+    Summary,
+    Wait,
+)
 from elasticdl.shard import Applied, Lease, Shard, ShardId, SnapshotId, Task
 
 pytestmark = pytest.mark.core
@@ -55,11 +66,19 @@ progress = st.builds(
 reports = st.builds(
     Report,
     progress=st.lists(progress, max_size=3).map(tuple),
-    summaries=st.lists(st.builds(Summary, counts, st.dictionaries(names, finite, max_size=3), st.booleans()), max_size=2).map(
-        tuple
-    ),
+    summaries=st.lists(
+        st.builds(Summary, counts, st.dictionaries(names, finite, max_size=3), st.booleans()),
+        max_size=2,
+    ).map(tuple),
     failures=st.lists(
-        st.builds(Failure, st.none() | st.sampled_from(Task), st.none() | counts.map(ShardId), counts, texts, st.booleans()),
+        st.builds(
+            Failure,
+            st.none() | st.sampled_from(Task),
+            st.none() | counts.map(ShardId),
+            counts,
+            texts,
+            st.booleans(),
+        ),
         max_size=2,
     ).map(tuple),
     exported=texts,
@@ -76,7 +95,9 @@ def test_a_lease_comes_back_as_it_was(lease: Lease) -> None:
 
 @given(reports, counts)
 def test_a_report_comes_back_as_it_was(report: Report, sequence: int) -> None:
-    message = pb.ReportRequest.FromString(messages.report_to_wire(report, sequence).SerializeToString())
+    message = pb.ReportRequest.FromString(
+        messages.report_to_wire(report, sequence).SerializeToString()
+    )
     assert messages.report_from_wire(message) == report
     assert message.sequence == sequence
 
@@ -86,7 +107,10 @@ def test_an_answer_comes_back_as_it_was(answer: Wait | Finished | Lease) -> None
     assert messages.lease_answer_from_wire(messages.lease_answer_to_wire(answer)) == answer
 
 
-@pytest.mark.parametrize("order", [Drain("scaled down"), Revoke("late", 3), Servers(("a:1", "", "b:2")), Servers(()), Finish()])
+@pytest.mark.parametrize(
+    "order",
+    [Drain("scaled down"), Revoke("late", 3), Servers(("a:1", "", "b:2")), Servers(()), Finish()],
+)
 def test_an_order_comes_back_as_it_was(order: Drain | Revoke | Servers | Finish) -> None:
     assert messages.order_from_wire(messages.order_to_wire(order)) == order
 
@@ -139,17 +163,23 @@ def test_random_bytes_are_a_report_or_are_refused(noise: bytes) -> None:
 
 
 def test_numbers_that_json_cannot_say_are_left_out() -> None:
-    found = messages.report_from_wire(pb.ReportRequest(gauges={"good": 1.0, "bad": math.nan, "worse": math.inf}))
+    found = messages.report_from_wire(
+        pb.ReportRequest(gauges={"good": 1.0, "bad": math.nan, "worse": math.inf})
+    )
     assert found.gauges == {"good": 1.0}
 
 
 def test_a_loss_that_is_no_number_is_left_out() -> None:
-    message = pb.ReportRequest(progress=[pb.Progress(task="training", has_loss=True, loss=math.nan)])
+    message = pb.ReportRequest(
+        progress=[pb.Progress(task="training", has_loss=True, loss=math.nan)]
+    )
     assert messages.report_from_wire(message).progress[0].loss is None
 
 
 def test_of_a_long_error_the_end_is_kept() -> None:
     error = "x" * 1_000_000 + "ValueError: the reason"
-    found = messages.report_from_wire(pb.ReportRequest(failures=[pb.Failure(task="training", shard=1, error=error)]))
+    found = messages.report_from_wire(
+        pb.ReportRequest(failures=[pb.Failure(task="training", shard=1, error=error)])
+    )
     assert len(found.failures[0].error) < 100_000
     assert found.failures[0].error.endswith("ValueError: the reason")

@@ -1,4 +1,6 @@
-"""Shards as people page through them: each in one state, whatever happened to it; and workers replaced as asked."""
+"""Shards as people page through them: each in one state, whatever happened to it; and workers
+replaced as asked.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ WORKERS = [ProcessName(Role.WORKER, index) for index in range(3)]
 
 
 def make(shards: int, epochs: int = 1) -> Ledger:
-    return Ledger(Plan((Source("a", shards * 10),), 10, epochs, Shuffle.SHARDS, 5), Ids(), task=Task.TRAINING)
+    return Ledger(
+        Plan((Source("a", shards * 10),), 10, epochs, Shuffle.SHARDS, 5), Ids(), task=Task.TRAINING
+    )
 
 
 def listed(ledger: Ledger, **wish):
@@ -31,7 +35,11 @@ def listed(ledger: Ledger, **wish):
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["take", "finish", "back", "fail", "settle", "close", "stop"]), st.integers(0, 5)), max_size=40
+    st.tuples(
+        st.sampled_from(["take", "finish", "back", "fail", "settle", "close", "stop"]),
+        st.integers(0, 5),
+    ),
+    max_size=40,
 )
 
 
@@ -55,7 +63,9 @@ def test_every_shard_of_the_epoch_is_in_exactly_one_state(steps):
             case "fail":
                 ledger.fail(held[number % len(held)], f"reason {number}")
             case "settle":
-                ledger.settle(WORKERS[number % 3], (None,), Blame("it died") if number % 2 else None)
+                ledger.settle(
+                    WORKERS[number % 3], (None,), Blame("it died") if number % 2 else None
+                )
             case "close":
                 held[number % len(held)].stage = Stage.CLOSING
     page = listed(ledger)
@@ -67,7 +77,11 @@ def test_every_shard_of_the_epoch_is_in_exactly_one_state(steps):
     by_state = [listed(ledger, state=state) for state in ShardState]
     assert tuple(row for state in by_state for row in state.rows) == page.rows
     assert sum(state.total for state in by_state) == page.total
-    paged = [row for begin in range(0, page.total, 3) for row in shard_page([ledger], ShardWish(None, begin, 3), 100.0).rows]
+    paged = [
+        row
+        for begin in range(0, page.total, 3)
+        for row in shard_page([ledger], ShardWish(None, begin, 3), 100.0).rows
+    ]
     assert tuple(paged) == page.rows
     if not ledger.stopped:
         unfinished = sum(count.unfinished for count in ledger.counts)
@@ -82,7 +96,13 @@ def test_a_row_tells_owner_attempt_offset_age_and_the_last_problem():
     held = ledger.take(WORKERS[1], 40.0)
     ledger.advance(held, 4, 0)
     (row,) = listed(ledger, state=ShardState.LEASED).rows
-    assert (row.owner, row.attempt, row.offset, row.age_s, row.problem) == ("worker-1", 0, 4, 60.0, "")
+    assert (row.owner, row.attempt, row.offset, row.age_s, row.problem) == (
+        "worker-1",
+        0,
+        4,
+        60.0,
+        "",
+    )
     ledger.fail(held, "<script>" + "x" * 9000)
     (row,) = listed(ledger, state=ShardState.RETRIED).rows
     assert (row.owner, row.attempt, row.offset, row.age_s) == ("", 1, 4, None)
@@ -100,7 +120,7 @@ def test_a_page_of_a_hundred_thousand_shards_costs_no_walk_through_all_of_them()
     assert time.process_time() - begin_s < 0.2
 
 
-# -- a worker is replaced ---------------------------------------------------------------------------------------------
+# a worker is replaced
 
 
 def test_a_replaced_worker_drains_and_another_is_ordered_with_the_same_event(bench):

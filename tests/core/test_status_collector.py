@@ -30,7 +30,10 @@ def status(at_s: float, version: int = 0, workers: int = 1, **more: Any) -> dict
         "scale": {"observed": workers},
         "version": version,
         "records_per_s": 10.0 * workers,
-        "gauges": {**{f"worker-{index}": gauges for index in range(workers)}, "ps-0": {"pull_ms": 1.0}},
+        "gauges": {
+            **{f"worker-{index}": gauges for index in range(workers)},
+            "ps-0": {"pull_ms": 1.0},
+        },
         **more,
     }
 
@@ -41,7 +44,9 @@ def collector(tmp_path: Path) -> Collector:
 
 
 def values(collector: Collector, name: str, label: str = "") -> list[float | None]:
-    return next(one["values"] for one in collector.as_list() if (one["name"], one["label"]) == (name, label))
+    return next(
+        one["values"] for one in collector.as_list() if (one["name"], one["label"]) == (name, label)
+    )
 
 
 def test_each_look_is_a_point_of_each_curve_in_its_unit(collector: Collector) -> None:
@@ -49,14 +54,22 @@ def test_each_look_is_a_point_of_each_curve_in_its_unit(collector: Collector) ->
         collector.look(status(float(second), version=5 * second, workers=2))
     assert values(collector, "workers") == [2.0, 2.0, 2.0]
     assert values(collector, "records_per_s") == [20.0, 20.0, 20.0]
-    assert values(collector, "pull_s", "worker-1") == [0.002] * 3 and values(collector, "push_s", "worker-1") == [0.004] * 3
+    assert (
+        values(collector, "pull_s", "worker-1") == [0.002] * 3
+        and values(collector, "push_s", "worker-1") == [0.004] * 3
+    )
     assert values(collector, "staleness", "worker-0") == [0.5] * 3
     assert values(collector, "updates_per_s") == [0.0, 5.0, 5.0]
-    assert {one["label"] for one in collector.as_list() if one["name"] == "pull_s"} == {"worker-0", "worker-1"}, "workers only"
+    assert {one["label"] for one in collector.as_list() if one["name"] == "pull_s"} == {
+        "worker-0",
+        "worker-1",
+    }, "workers only"
     assert {sample.at_s for sample in collector.newest} == {2.0} and collector.looks == 3
 
 
-def test_updates_come_in_jumps_and_a_version_that_falls_back_is_no_negative_rate(collector: Collector) -> None:
+def test_updates_come_in_jumps_and_a_version_that_falls_back_is_no_negative_rate(
+    collector: Collector,
+) -> None:
     for second in range(30):
         collector.look(status(float(second), version=20 * (second // 2)))
     assert values(collector, "updates_per_s")[-1] == pytest.approx(10.0)
@@ -64,30 +77,44 @@ def test_updates_come_in_jumps_and_a_version_that_falls_back_is_no_negative_rate
     assert values(collector, "updates_per_s")[-1] == 0.0
 
 
-def test_what_goes_into_metrics_jsonl_is_a_point_at_once_and_news_at_the_next_look(tmp_path: Path, collector: Collector) -> None:
+def test_what_goes_into_metrics_jsonl_is_a_point_at_once_and_news_at_the_next_look(
+    tmp_path: Path, collector: Collector
+) -> None:
     log = MetricsLog(JsonLines(tmp_path / "metrics.jsonl"), collector)
     log.append({"at_s": 1.0, "kind": "training", "records": 10, "values": {"loss": math.inf}})
-    log.append({"at_s": 1.5, "kind": "evaluation", "records": 15, "values": {"auc": 0.5, "loss": 0.25}})
+    log.append(
+        {"at_s": 1.5, "kind": "evaluation", "records": 15, "values": {"auc": 0.5, "loss": 0.25}}
+    )
     log.close()
     assert values(collector, "loss") == [None] and values(collector, "metric", "auc") == [0.5]
-    news = [sample.as_dict() for sample in collector.look(status(2.0)) if sample.name in ("loss", "metric")]
+    news = [
+        sample.as_dict()
+        for sample in collector.look(status(2.0))
+        if sample.name in ("loss", "metric")
+    ]
     assert [(one["name"], one["label"], one["value"]) for one in news] == [
         ("loss", "", None),
         ("metric", "auc", 0.5),
         ("metric", "loss", 0.25),
     ]
-    assert not [sample for sample in collector.look(status(3.0)) if sample.name in ("loss", "metric")]
+    assert not [
+        sample for sample in collector.look(status(3.0)) if sample.name in ("loss", "metric")
+    ]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_thousand_workers_are_sixty_four_curves_and_news_of_those_only(collector: Collector) -> None:
+def test_a_thousand_workers_are_sixty_four_curves_and_news_of_those_only(
+    collector: Collector,
+) -> None:
     for second in range(5):
         news = collector.look(status(float(second), workers=1_000))
     assert len([one for one in collector.as_list() if one["name"] == "staleness"]) == MOST_LABELS
     assert len([sample for sample in news if sample.name == "staleness"]) == MOST_LABELS
 
 
-def test_curves_are_saved_now_and_then_and_the_next_master_goes_on_with_them(tmp_path: Path) -> None:
+def test_curves_are_saved_now_and_then_and_the_next_master_goes_on_with_them(
+    tmp_path: Path,
+) -> None:
     path, clock = tmp_path / "series.json", ManualClock()
     collector = Collector(path, clock)
     collector.look(status(1.0))
@@ -99,12 +126,22 @@ def test_curves_are_saved_now_and_then_and_the_next_master_goes_on_with_them(tmp
     again = Collector(path, clock)
     again.look(status(60.0))
     (workers,) = [one for one in again.as_list() if one["name"] == "workers"]
-    assert [at_s for at_s, value in zip(workers["at_s"], workers["values"], strict=True) if value is not None] == [1.0, 60.0]
+    assert [
+        at_s
+        for at_s, value in zip(workers["at_s"], workers["values"], strict=True)
+        if value is not None
+    ] == [1.0, 60.0]
 
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "{}", '[{"name": "loss"}]', '[{"name": "loss", "label": "", "unit": "", "at_s": [1], "records": [], "values": []}]'],
+    [
+        "",
+        "{",
+        "{}",
+        '[{"name": "loss"}]',
+        '[{"name": "loss", "label": "", "unit": "", "at_s": [1], "records": [], "values": []}]',
+    ],
 )
 def test_curves_that_cannot_be_read_are_begun_anew(tmp_path: Path, content: str) -> None:
     path = tmp_path / "series.json"
@@ -112,7 +149,9 @@ def test_curves_that_cannot_be_read_are_begun_anew(tmp_path: Path, content: str)
     assert Collector(path, ManualClock()).as_list() == []
 
 
-def test_a_disk_that_refuses_the_curves_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_refuses_the_curves_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     collector = Collector(tmp_path / "away" / "series.json", ManualClock())
     collector.look(status(1.0))
     collector.save()
@@ -132,7 +171,9 @@ def test_a_master_that_goes_on_after_a_while_leaves_a_gap_in_the_curves(tmp_path
     assert values(late, "workers") == [1.0, 1.0, 1.0, None, 1.0, 1.0]
 
 
-def test_the_status_is_written_down_now_and_then_for_a_master_that_is_killed(tmp_path: Path) -> None:
+def test_the_status_is_written_down_now_and_then_for_a_master_that_is_killed(
+    tmp_path: Path,
+) -> None:
     directory, clock = JobDirectory(tmp_path), ManualClock()
     assert last_known(directory, "killed") == {}
     collector = Collector(directory.series, clock, directory.newest)
@@ -140,15 +181,36 @@ def test_the_status_is_written_down_now_and_then_for_a_master_that_is_killed(tmp
         {"name": "worker-0", "state": "ready", "shard": "3", "message": ""},
         {"name": "worker-1", "state": "ended", "shard": "", "message": "x"},
     ]
-    receipt = {"epochs": [], "total": {"expected": 900, "trained": 100, "left": 800}, "why_left": ""}
-    collector.look(status(10.0, processes=rows, receipt=receipt, state="running", eta_s=5.0, loss=math.nan, waiting=["for room"]))
+    receipt = {
+        "epochs": [],
+        "total": {"expected": 900, "trained": 100, "left": 800},
+        "why_left": "",
+    }
+    collector.look(
+        status(
+            10.0,
+            processes=rows,
+            receipt=receipt,
+            state="running",
+            eta_s=5.0,
+            loss=math.nan,
+            waiting=["for room"],
+        )
+    )
     clock.advance(10.0)
     asyncio.run(collector.save_if_due())
     found = last_known(directory, "killed")
     assert (
-        found["records"]["trained"] == 100 and found["receipt"]["why_left"] == "killed" and "before" in found["receipt"]["counted"]
+        found["records"]["trained"] == 100
+        and found["receipt"]["why_left"] == "killed"
+        and "before" in found["receipt"]["counted"]
     )
-    assert (found["phase"], found["waiting"], found["records_per_s"], found["loss"]) == ("ended", [], 0.0, None)
+    assert (found["phase"], found["waiting"], found["records_per_s"], found["loss"]) == (
+        "ended",
+        [],
+        0.0,
+        None,
+    )
     assert [(row["state"], row["message"]) for row in found["processes"]] == [
         ("ended", "its master was killed, and it with it"),
         ("ended", "x"),
@@ -160,17 +222,28 @@ def test_the_status_is_written_down_now_and_then_for_a_master_that_is_killed(tmp
 
 def test_a_job_that_is_over_or_ends_early_has_no_time_left() -> None:
     found = status(
-        10.0, records={"expected": 1000, "trained": 400, "left": 600}, phase="working", exit_code=None, receipt={"why_left": ""}
+        10.0,
+        records={"expected": 1000, "trained": 400, "left": 600},
+        phase="working",
+        exit_code=None,
+        receipt={"why_left": ""},
     )
     assert eta_s(found) == 60.0
     assert eta_s({**found, "exit_code": 130, "phase": "draining"}) is None
     assert eta_s({**found, "receipt": {"why_left": "training ended early: enough"}}) is None
 
 
-def test_what_a_run_before_trained_is_known_from_the_status_it_wrote_down_or_from_its_receipt(tmp_path: Path) -> None:
+def test_what_a_run_before_trained_is_known_from_the_status_it_wrote_down_or_from_its_receipt(
+    tmp_path: Path,
+) -> None:
     directory = JobDirectory(tmp_path)
     assert run_before(directory) == RunBefore({})
-    receipt = {"epochs": [{"epoch": 0, "trained": 64, "repeated": 3}, {"epoch": 1, "trained": 10, "repeated": 0}]}
+    receipt = {
+        "epochs": [
+            {"epoch": 0, "trained": 64, "repeated": 3},
+            {"epoch": 1, "trained": 10, "repeated": 0},
+        ]
+    }
     directory.receipt.write_text(json.dumps(receipt))
     assert run_before(directory) == RunBefore({0: (64, 3), 1: (10, 0)})
     newest = {"at_s": 9.0, "receipt": {"epochs": [{"epoch": 0, "trained": 5, "repeated": 1}]}}
@@ -197,10 +270,32 @@ def test_a_master_that_announced_nothing_for_long_was_heard_of_all_the_same(tmp_
 
 def test_nothing_moves_in_the_status_of_a_job_that_was_ended_at_once() -> None:
     rows = [
-        {"name": "worker-0", "state": "stopping", "shard": "3", "message": "the job is stopped: elasticdl stop"},
+        {
+            "name": "worker-0",
+            "state": "stopping",
+            "shard": "3",
+            "message": "the job is stopped: elasticdl stop",
+        },
         {"name": "worker-1", "state": "ended", "shard": "", "message": "finished"},
     ]
-    found = cut_short(status(9.0, processes=rows, waiting=["x"], phase="draining"), "stopped: elasticdl stop", 130, "it went, too")
-    assert (found["phase"], found["exit_code"], found["message"]) == ("ended", 130, "stopped: elasticdl stop")
-    assert (found["records_per_s"], found["records"]["records_per_s"], found["gauges"], found["waiting"]) == (0.0, 0.0, {}, [])
-    assert [(row["state"], row["message"]) for row in found["processes"]] == [("ended", "it went, too"), ("ended", "finished")]
+    found = cut_short(
+        status(9.0, processes=rows, waiting=["x"], phase="draining"),
+        "stopped: elasticdl stop",
+        130,
+        "it went, too",
+    )
+    assert (found["phase"], found["exit_code"], found["message"]) == (
+        "ended",
+        130,
+        "stopped: elasticdl stop",
+    )
+    assert (
+        found["records_per_s"],
+        found["records"]["records_per_s"],
+        found["gauges"],
+        found["waiting"],
+    ) == (0.0, 0.0, {}, [])
+    assert [(row["state"], row["message"]) for row in found["processes"]] == [
+        ("ended", "it went, too"),
+        ("ended", "finished"),
+    ]

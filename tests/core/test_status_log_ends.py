@@ -20,15 +20,30 @@ def test_logs_of_processes_that_failed_come_first_the_last_one_before_all(tmp_pa
     for name in ("master-0", "ps-0", "worker-10", "worker-2", "worker-0", "worker-1"):
         (tmp_path / f"{name}.log").write_text(f"this is {name}\n")
     (tmp_path / "worker-9.log").symlink_to("/etc/passwd")
-    rows = [ended("worker-1", "infrastructure", 5.0), ended("ps-0.1", "out_of_memory", 9.0), ended("worker-0", "finished", 20.0)]
+    rows = [
+        ended("worker-1", "infrastructure", 5.0),
+        ended("ps-0.1", "out_of_memory", 9.0),
+        ended("worker-0", "finished", 20.0),
+    ]
     found = ends_in(tmp_path, {"processes": rows})
-    assert [one["process"] for one in found] == ["ps-0", "worker-1", "master-0", "worker-0", "worker-2", "worker-10"]
+    assert [one["process"] for one in found] == [
+        "ps-0",
+        "worker-1",
+        "master-0",
+        "worker-0",
+        "worker-2",
+        "worker-10",
+    ]
     assert found[1]["text"] == "this is worker-1\n"
 
 
-def test_of_a_long_log_there_are_the_last_lines_and_of_many_logs_so_many_as_fit(tmp_path: Path) -> None:
+def test_of_a_long_log_there_are_the_last_lines_and_of_many_logs_so_many_as_fit(
+    tmp_path: Path,
+) -> None:
     for index in range(40):
-        (tmp_path / f"worker-{index}.log").write_bytes(b"a line that is no news \xff\n" * 4_000 + b"the end\n")
+        (tmp_path / f"worker-{index}.log").write_bytes(
+            b"a line that is no news \xff\n" * 4_000 + b"the end\n"
+        )
     found = ends_in(tmp_path, {"processes": []})
     assert len(found) == ALL_BYTES // EACH_BYTES and found[0]["process"] == "worker-0"
     first, *lines = found[0]["text"].splitlines()

@@ -1,4 +1,7 @@
-"""Every record of a job is in the receipt, and what workers did adds up to it. The core is the real one, its world is by hand."""
+"""Every record of a job is in the receipt, and what workers did adds up to it.
+
+The core is the real one, its world is by hand.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,22 @@ def done_by(job) -> dict[str, int]:
 
 
 def adds_up(job) -> None:
-    """What workers of this master did, with what was there before, is what the receipt counts; and nothing is unsaid."""
+    """What workers of this master did, with what was there before, is what the receipt counts; and
+    nothing is unsaid.
+    """
     status, receipt = job.state.status(), job.state.receipt()
     total, records = receipt["total"], status.records
     assert sum(done_by(job).values()) + records.resumed == total["trained"] + records.undone
     for row in (*receipt["epochs"], total):
         assert row["expected"] == row["trained"] + row["bad"] + row["lost"] + row["left"], row
-    assert total["expected"] == sum(row["expected"] for row in receipt["epochs"]) + receipt["not_begun"]["records"]
-    shown = {key: getattr(records, key) for key in ("expected", "trained", "repeated", "bad", "lost", "left")}
+    assert (
+        total["expected"]
+        == sum(row["expected"] for row in receipt["epochs"]) + receipt["not_begun"]["records"]
+    )
+    shown = {
+        key: getattr(records, key)
+        for key in ("expected", "trained", "repeated", "bad", "lost", "left")
+    }
     assert shown == total
 
 
@@ -42,7 +53,9 @@ def test_what_a_lost_worker_had_done_is_counted_when_it_is_settled_and_evaluatio
     job.finish(0, evaluation, metrics=ONE)
     adds_up(job)
     assert done_by(job) == {"worker-0": 0, "worker-1": 8}
-    assert {row.name: row.evaluated for row in job.state.status().processes if row.role == "worker"} == {
+    assert {
+        row.name: row.evaluated for row in job.state.status().processes if row.role == "worker"
+    } == {
         "worker-0": 16,
         "worker-1": 0,
     }
@@ -59,7 +72,9 @@ def test_a_minibatch_that_only_some_servers_have_is_nobodys_until_it_is_trained_
     lease = job.lease(1)
     job.progress(1, lease, 8)
     job.die(job.worker(1))
-    job.fenced(1, Applied(lease.shard.id, lease.attempt, 16), Applied(lease.shard.id, lease.attempt, 8))
+    job.fenced(
+        1, Applied(lease.shard.id, lease.attempt, 16), Applied(lease.shard.id, lease.attempt, 8)
+    )
     adds_up(job)
     assert done_by(job)["worker-1"] == 8 and job.total["repeated"] == 8
     job.finish(0, job.lease(0))
@@ -76,7 +91,14 @@ def test_the_receipt_of_a_stopped_job_accounts_for_every_record_of_all_epochs(be
     job.put(e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, lease.attempt, 8)))
     job.die(job.worker(0), ExitFacts(exit_code=66, asked=True))
     adds_up(job)
-    assert job.total == {"expected": 192, "trained": 8, "repeated": 0, "bad": 0, "lost": 0, "left": 184}
+    assert job.total == {
+        "expected": 192,
+        "trained": 8,
+        "repeated": 0,
+        "bad": 0,
+        "lost": 0,
+        "left": 184,
+    }
     assert job.state.receipt()["not_begun"] == {"epochs": 2, "records": 128}
     assert job.state.receipt()["why_left"] == "stopped: Ctrl-C"
 
@@ -87,8 +109,18 @@ def test_training_that_ends_early_leaves_records_and_says_why(bench):
     job.finish(0, job.lease())
     job.put(e.StopAsked(0, job.worker(0), "MaxStepsStopping: 2 steps are done"))
     adds_up(job)
-    assert job.total == {"expected": 192, "trained": 16, "repeated": 0, "bad": 0, "lost": 0, "left": 176}
-    assert job.state.receipt()["why_left"] == "training ended early: MaxStepsStopping: 2 steps are done"
+    assert job.total == {
+        "expected": 192,
+        "trained": 16,
+        "repeated": 0,
+        "bad": 0,
+        "lost": 0,
+        "left": 176,
+    }
+    assert (
+        job.state.receipt()["why_left"]
+        == "training ended early: MaxStepsStopping: 2 steps are done"
+    )
 
 
 def test_a_job_that_is_done_has_left_nothing_and_while_it_runs_the_rest_is_to_come(bench):
@@ -99,7 +131,10 @@ def test_a_job_that_is_done_has_left_nothing_and_while_it_runs_the_rest_is_to_co
     assert job.total["left"] == 112 and job.state.receipt()["why_left"] == ""
     job.train_all()
     adds_up(job)
-    assert job.total["left"] == 0 and job.state.receipt()["not_begun"] == {"epochs": 0, "records": 0}
+    assert job.total["left"] == 0 and job.state.receipt()["not_begun"] == {
+        "epochs": 0,
+        "records": 0,
+    }
 
 
 def test_a_resumed_job_says_how_many_records_were_trained_before(bench):
@@ -134,7 +169,10 @@ def test_a_worker_that_is_starting_does_not_wait_for_work(bench):
         job.put(e.ProcessAttached(0, job.worker(index), "c", "b", starting=True))
     for _ in range(10):
         job.tick(1)
-    assert not job.said("waiting for work") and job.state.status().message == "evaluating: computing metrics"
+    assert (
+        not job.said("waiting for work")
+        and job.state.status().message == "evaluating: computing metrics"
+    )
     for index in range(2):
         job.put(e.StartWentOn(0, job.worker(index), ""))
     job.lease(0)
@@ -149,8 +187,14 @@ def test_the_status_has_the_newest_epochs_and_the_receipt_all_of_them(bench):
     for _ in range(4 * 230 + 1):
         job.finish(0, job.lease())
     shown, whole = job.state.status().receipt, job.state.receipt()
-    assert [row["epoch"] for row in shown["epochs"]] == list(range(31, 231)) and shown["epochs_left_out"] == 31
-    assert len(whole["epochs"]) == 231 and whole["epochs_left_out"] == 0 and shown["total"] == whole["total"]
+    assert [row["epoch"] for row in shown["epochs"]] == list(range(31, 231)) and shown[
+        "epochs_left_out"
+    ] == 31
+    assert (
+        len(whole["epochs"]) == 231
+        and whole["epochs_left_out"] == 0
+        and shown["total"] == whole["total"]
+    )
     assert shown["not_begun"]["epochs"] == 19
 
 

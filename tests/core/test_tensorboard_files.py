@@ -15,14 +15,19 @@ pytestmark = pytest.mark.core
 
 
 def read(directory):
-    """(step, tag, value, wall time) of all points, by TensorFlow's reader, and the versions that the files say they have."""
+    """(step, tag, value, wall time) of all points, by TensorFlow's reader, and the versions that
+    the files say they have.
+    """
     from tensorflow.python.summary.summary_iterator import summary_iterator
 
     points, versions = [], []
     for path in sorted(directory.iterdir()):
         for event in summary_iterator(str(path)):
             versions += [event.file_version] if event.file_version else []
-            points += [(event.step, value.tag, value.simple_value, event.wall_time) for value in event.summary.value]
+            points += [
+                (event.step, value.tag, value.simple_value, event.wall_time)
+                for value in event.summary.value
+            ]
     return points, versions
 
 
@@ -48,11 +53,31 @@ def test_points_come_back_as_they_were_added(tmp_path):
 def test_training_and_evaluation_are_two_runs_and_a_second_master_adds_a_file(tmp_path):
     for version in (10, 20):
         runs = ScalarRuns(str(tmp_path))
-        runs.append({"kind": "training", "version": version, "records": 1, "values": {"loss": 0.5}, "at": 1700000000.0 + version})
-        runs.append({"kind": "evaluation", "version": version, "records": 1, "values": {"loss": 0.25, "auc": 0.75}})
-        runs.append({"kind": "something new", "version": version, "records": 1, "values": {"x": 1.0}})
+        runs.append(
+            {
+                "kind": "training",
+                "version": version,
+                "records": 1,
+                "values": {"loss": 0.5},
+                "at": 1700000000.0 + version,
+            }
+        )
+        runs.append(
+            {
+                "kind": "evaluation",
+                "version": version,
+                "records": 1,
+                "values": {"loss": 0.25, "auc": 0.75},
+            }
+        )
+        runs.append(
+            {"kind": "something new", "version": version, "records": 1, "values": {"x": 1.0}}
+        )
         runs.close()
-    assert [point[:3] for point in read(tmp_path / "train")[0]] == [(10, "loss", 0.5), (20, "loss", 0.5)]
+    assert [point[:3] for point in read(tmp_path / "train")[0]] == [
+        (10, "loss", 0.5),
+        (20, "loss", 0.5),
+    ]
     assert [point[:3] for point in read(tmp_path / "validation")[0]] == [
         (10, "loss", 0.25),
         (10, "auc", 0.75),
@@ -62,7 +87,9 @@ def test_training_and_evaluation_are_two_runs_and_a_second_master_adds_a_file(tm
     assert {path.name for path in tmp_path.iterdir()} == {"train", "validation"}
 
 
-def test_without_a_directory_nothing_is_written_and_one_that_cannot_be_written_is_said_once(tmp_path, caplog, monkeypatch):
+def test_without_a_directory_nothing_is_written_and_one_that_cannot_be_written_is_said_once(
+    tmp_path, caplog, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     row = {"kind": "training", "version": 1, "records": 1, "values": {"loss": 0.5}}
     ScalarRuns("").append(row)

@@ -11,14 +11,23 @@ pytestmark = pytest.mark.core
 
 @pytest.mark.parametrize(
     ("number", "said"),
-    [(0, "0 records"), (1, "1 record"), (2, "2 records"), (1437, "1,437 records"), (1_000_000, "1,000,000 records")],
+    [
+        (0, "0 records"),
+        (1, "1 record"),
+        (2, "2 records"),
+        (1437, "1,437 records"),
+        (1_000_000, "1,000,000 records"),
+    ],
 )
 def test_one_is_said_without_an_s_and_many_with_commas(number, said):
     assert amount(number, "record") == said
 
 
 def test_a_plural_of_its_own_is_said():
-    assert (amount(1, "entry", "entries"), amount(2, "entry", "entries")) == ("1 entry", "2 entries")
+    assert (amount(1, "entry", "entries"), amount(2, "entry", "entries")) == (
+        "1 entry",
+        "2 entries",
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,7 +48,14 @@ def test_durations_are_read_at_a_glance_and_halves_go_up(seconds, said):
 
 @pytest.mark.parametrize(
     ("done", "expected", "said"),
-    [(0, 0, "0 %"), (29, 100, "29 %"), (111, 200, "55 %"), (999, 1000, "99 %"), (1000, 1000, "100 %"), (7, 5, "100 %")],
+    [
+        (0, 0, "0 %"),
+        (29, 100, "29 %"),
+        (111, 200, "55 %"),
+        (999, 1000, "99 %"),
+        (1000, 1000, "100 %"),
+        (7, 5, "100 %"),
+    ],
 )
 def test_a_share_is_rounded_down_so_that_all_is_only_said_of_all(done, expected, said):
     assert percent(done, expected) == said
@@ -47,7 +63,14 @@ def test_a_share_is_rounded_down_so_that_all_is_only_said_of_all(done, expected,
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(0.44, "0.4 s"), (9.97, "10 s"), (119.9, "2 min"), (3_600, "60 min"), (7_199, "2.0 h"), (216_000, "2.5 d")],
+    [
+        (0.44, "0.4 s"),
+        (9.97, "10 s"),
+        (119.9, "2 min"),
+        (3_600, "60 min"),
+        (7_199, "2.0 h"),
+        (216_000, "2.5 d"),
+    ],
 )
 def test_a_time_in_a_sentence_is_as_exact_as_it_matters(seconds, said):
     assert spoken(seconds) == said
@@ -55,7 +78,14 @@ def test_a_time_in_a_sentence_is_as_exact_as_it_matters(seconds, said):
 
 @pytest.mark.parametrize(
     ("size_bytes", "said"),
-    [(None, "–"), (0, "0 B"), (700, "700 B"), (8_448, "8.25 KiB"), (3 * 2**20, "3 MiB"), (1.5 * 2**30, "1.50 GiB")],
+    [
+        (None, "–"),
+        (0, "0 B"),
+        (700, "700 B"),
+        (8_448, "8.25 KiB"),
+        (3 * 2**20, "3 MiB"),
+        (1.5 * 2**30, "1.50 GiB"),
+    ],
 )
 def test_a_size_has_the_unit_that_fits_it(size_bytes, said):
     assert size(size_bytes) == said

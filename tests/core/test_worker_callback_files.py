@@ -29,7 +29,9 @@ class Job:
         inputs = keras.Input((1,))
         model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
         files = CallbackFiles(self.job_dir, ProcessName(Role.WORKER, index), self.has_validation)
-        occasion = Occasion(model, "/zoo", Outbox(), lambda _: None, self.has_validation, callback_files=files)
+        occasion = Occasion(
+            model, "/zoo", Outbox(), lambda _: None, self.has_validation, callback_files=files
+        )
         callbacks = JobCallbacks([self.make()], occasion)
         callbacks.begin({"epochs": 3})
         return callbacks
@@ -52,8 +54,14 @@ def rows(path: Path) -> list[dict[str, str]]:
 def points(folder: Path) -> list[tuple[int, str, float]]:
     from tensorflow.python.summary.summary_iterator import summary_iterator
 
-    events = [event for path in sorted(folder.glob("events*")) for event in summary_iterator(str(path))]
-    return [(event.step, value.tag, value.simple_value) for event in events for value in event.summary.value]
+    events = [
+        event for path in sorted(folder.glob("events*")) for event in summary_iterator(str(path))
+    ]
+    return [
+        (event.step, value.tag, value.simple_value)
+        for event in events
+        for value in event.summary.value
+    ]
 
 
 def test_with_validation_data_one_worker_writes_the_csv_of_the_job(tmp_path):
@@ -85,7 +93,10 @@ def test_who_takes_over_goes_on_with_a_whole_csv(tmp_path, append):
     tell_round(successor, 1, 0.875)
     successor.end()
     lost.end()  # only for its file
-    assert [(row["epoch"], row["auc"]) for row in rows(tmp_path / "history.csv")] == [("0", "0.75"), ("1", "0.875")]
+    assert [(row["epoch"], row["auc"]) for row in rows(tmp_path / "history.csv")] == [
+        ("0", "0.75"),
+        ("1", "0.875"),
+    ]
 
 
 def test_without_validation_data_each_worker_writes_its_own(tmp_path):
@@ -117,9 +128,15 @@ def test_tensorboard_gets_the_curves_that_keras_writes_once_a_job(tmp_path):
     tell_round(successor, 1, 0.875)
     successor.end()
     lost.end()  # only for its files
-    assert points(tmp_path / "board/validation") == [(0, "epoch_auc", 0.75), (1, "epoch_auc", 0.875)]
+    assert points(tmp_path / "board/validation") == [
+        (0, "epoch_auc", 0.75),
+        (1, "epoch_auc", 0.875),
+    ]
     training = points(tmp_path / "board/train")
-    assert [point for point in training if point[1] == "epoch_loss"] == [(0, "epoch_loss", 0.5), (1, "epoch_loss", 0.25)]
+    assert [point for point in training if point[1] == "epoch_loss"] == [
+        (0, "epoch_loss", 0.5),
+        (1, "epoch_loss", 0.25),
+    ]
 
 
 def test_without_validation_data_each_worker_is_a_run_of_its_own(tmp_path):
@@ -128,7 +145,11 @@ def test_without_validation_data_each_worker_is_a_run_of_its_own(tmp_path):
         worker = job.worker(index)
         step(worker, 0, 0.5)
         worker.end()
-    assert points(tmp_path / "board/train") == points(tmp_path / "board/worker-2/train") == [(0, "epoch_loss", 0.5)]
+    assert (
+        points(tmp_path / "board/train")
+        == points(tmp_path / "board/worker-2/train")
+        == [(0, "epoch_loss", 0.5)]
+    )
 
 
 def test_an_error_names_the_callback_that_the_module_gave(tmp_path):

@@ -52,17 +52,25 @@ class Diary(keras.callbacks.Callback):
 class Stage:
     """What callbacks are given."""
 
-    def __init__(self, *callbacks: keras.callbacks.Callback, has_validation: bool = False, training: bool = True) -> None:
+    def __init__(
+        self,
+        *callbacks: keras.callbacks.Callback,
+        has_validation: bool = False,
+        training: bool = True,
+    ) -> None:
         inputs = keras.Input((1,))
         self.outbox = Outbox()
         self.refreshed: list[Lease] = []
         model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
         self.callbacks = JobCallbacks(
-            callbacks, Occasion(model, "/zoo", self.outbox, self.refreshed.append, has_validation, training)
+            callbacks,
+            Occasion(model, "/zoo", self.outbox, self.refreshed.append, has_validation, training),
         )
 
     def step(self, epoch: int, loss: float | None = 1.0, version: int = 0) -> None:
-        self.callbacks.before_step(Lease(Task.TRAINING, Shard(ShardId(0), "s", 0, 9), 1, epoch=epoch))
+        self.callbacks.before_step(
+            Lease(Task.TRAINING, Shard(ShardId(0), "s", 0, 9), 1, epoch=epoch)
+        )
         self.callbacks.after_step(loss, version)
 
     def stop_asked(self) -> str:
@@ -116,18 +124,29 @@ def test_with_validation_data_an_epoch_ends_with_the_values_of_a_round():
 
 
 def test_early_stopping_ends_the_training_after_its_patience():
-    stage = Stage(keras.callbacks.EarlyStopping(monitor="val_auc", mode="max", patience=1), has_validation=True)
+    stage = Stage(
+        keras.callbacks.EarlyStopping(monitor="val_auc", mode="max", patience=1),
+        has_validation=True,
+    )
     stage.callbacks.begin({"epochs": 9})
-    told = [stage.callbacks.tested(summary(number), {"auc": auc}) for number, auc in enumerate((0.5, 0.6, 0.4, 0.3))]
+    told = [
+        stage.callbacks.tested(summary(number), {"auc": auc})
+        for number, auc in enumerate((0.5, 0.6, 0.4, 0.3))
+    ]
     assert told == [False, False, True, True]
 
 
 def test_a_worker_that_takes_over_counts_on_from_the_rounds_before():
-    stage = Stage(keras.callbacks.EarlyStopping(monitor="val_auc", mode="max", patience=2), has_validation=True)
+    stage = Stage(
+        keras.callbacks.EarlyStopping(monitor="val_auc", mode="max", patience=2),
+        has_validation=True,
+    )
     stage.callbacks.begin({"epochs": 9})
     before = [PastRound(number, 0, {"auc": auc}, loss=1.0) for number, auc in enumerate((0.9, 0.5))]
     stage.callbacks.recall(before)
-    assert stage.callbacks.tested(summary(2), {"auc": 0.6}), "the second round in a row that is no better than 0.9"
+    assert stage.callbacks.tested(summary(2), {"auc": 0.6}), (
+        "the second round in a row that is no better than 0.9"
+    )
 
 
 def test_rounds_that_a_worker_was_told_are_not_told_again():
@@ -137,17 +156,23 @@ def test_rounds_that_a_worker_was_told_are_not_told_again():
     assert not stage.callbacks.tested(summary(0), {"auc": 0.9})
     assert not stage.callbacks.tested(summary(0), {"auc": 0.9})
     for _ in range(2):
-        stage.callbacks.recall([PastRound(0, 0, {"auc": 0.9}), PastRound(1, 0, {"auc": 0.8}, loss=0.25)])
+        stage.callbacks.recall(
+            [PastRound(0, 0, {"auc": 0.9}), PastRound(1, 0, {"auc": 0.8}, loss=0.25)]
+        )
     assert [entry for entry in diary.entries if entry[0] == "epoch ends"] == [
         ("epoch ends", 1, {"auc": 0.9, "val_auc": 0.9}),
         ("epoch ends", 0, {"auc": 0.8, "val_auc": 0.8, "loss": 0.25}),
     ]
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras' own saving
+@pytest.mark.filterwarnings(
+    "ignore:__array__ implementation:DeprecationWarning"
+)  # of Keras' own saving
 def test_the_model_of_a_round_that_is_over_is_not_saved_but_its_value_counts(tmp_path):
     path = tmp_path / "best.keras"
-    saver = keras.callbacks.ModelCheckpoint(path, monitor="val_auc", mode="max", save_best_only=True)
+    saver = keras.callbacks.ModelCheckpoint(
+        path, monitor="val_auc", mode="max", save_best_only=True
+    )
     stage = Stage(saver, has_validation=True)
     stage.callbacks.begin({"epochs": 9})
     stage.callbacks.recall([PastRound(0, 0, {"auc": 0.9})])
@@ -159,7 +184,10 @@ def test_the_model_of_a_round_that_is_over_is_not_saved_but_its_value_counts(tmp
 
 
 def test_the_rounds_before_come_with_a_summary_lease():
-    payload = '{"metrics": {}, "history": [{"round": 3, "epoch": 1, "values": {"auc": 0.5}, "loss": null}]}'
+    payload = (
+        '{"metrics": {}, "history": [{"round": 3, "epoch": 1, "values": {"auc": 0.5}, "loss":'
+        " null}]}"
+    )
     assert past_of(payload) == (PastRound(3, 1, {"auc": 0.5}),)
     assert past_of('{"metrics": {}}') == ()
     with pytest.raises(PermanentError, match="the rounds before"):
@@ -182,7 +210,9 @@ def test_stop_training_set_in_a_batch_is_asked_for_once():
 
 
 def test_max_steps_stopping_goes_by_the_version_of_the_model():
-    stage = Stage(MaxStepsStopping(10), LearningRateScheduler(lambda version: 0.1), SavedModelExporter())
+    stage = Stage(
+        MaxStepsStopping(10), LearningRateScheduler(lambda version: 0.1), SavedModelExporter()
+    )
     stage.callbacks.begin({})
     stage.step(0, version=9)
     assert stage.stop_asked() == ""
@@ -192,7 +222,11 @@ def test_max_steps_stopping_goes_by_the_version_of_the_model():
 
 def test_lambda_callbacks_get_their_batches():
     seen: list[float] = []
-    stage = Stage(keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(logs["loss"])))
+    stage = Stage(
+        keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: seen.append(logs["loss"])
+        )
+    )
     stage.callbacks.begin({})
     stage.step(0, 4.0)
     stage.step(0, None)
@@ -210,10 +244,14 @@ def test_an_error_of_a_callback_names_it():
 
 
 def test_merged_states_come_out_of_a_summary_lease():
-    assert states_of('{"round": 1, "metrics": {"auc": [[1, 2], [3.5]]}}') == {"auc": ((1.0, 2.0), (3.5,))}
+    assert states_of('{"round": 1, "metrics": {"auc": [[1, 2], [3.5]]}}') == {
+        "auc": ((1.0, 2.0), (3.5,))
+    }
 
 
-@pytest.mark.parametrize("payload", ["", "[]", "{}", '{"metrics": {"auc": 1}}', '{"metrics": {"auc": [["x"]]}}'])
+@pytest.mark.parametrize(
+    "payload", ["", "[]", "{}", '{"metrics": {"auc": 1}}', '{"metrics": {"auc": [["x"]]}}']
+)
 def test_a_payload_that_is_none_is_refused(payload):
     with pytest.raises(PermanentError, match="summary lease"):
         states_of(payload)

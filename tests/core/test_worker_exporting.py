@@ -7,7 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elasticdl.embedding.spec import DenseSpec, OptimizerKind, OptimizerSpec, ParametersSpec, TableSpec
+from elasticdl.embedding.spec import (
+    DenseSpec,
+    OptimizerKind,
+    OptimizerSpec,
+    ParametersSpec,
+    TableSpec,
+)
 from elasticdl.shard import Lease, Task
 from elasticdl.worker.pipeline.leases import HeldLease
 from elasticdl.worker.pipeline.outbox import Outbox
@@ -18,7 +24,10 @@ from elasticdl.worker.tasks.export import ExportTask
 pytestmark = pytest.mark.core
 SPEC = ParametersSpec(
     optimizer=OptimizerSpec(kind=OptimizerKind.SGD),
-    dense=(DenseSpec(path="a/kernel", shape=(2, 3)), DenseSpec(path="a/mean", shape=(3,), additive=True)),
+    dense=(
+        DenseSpec(path="a/kernel", shape=(2, 3)),
+        DenseSpec(path="a/mean", shape=(3,), additive=True),
+    ),
     tables=(TableSpec(name="items", dim=2),),
 )
 
@@ -37,7 +46,13 @@ class Whole:
 
 def export(whole: Whole) -> list[Path]:
     written: list[Path] = []
-    task = ExportTask(whole, SPEC, lambda dense, tables, directory: written.append(directory), Path("out"), Outbox())
+    task = ExportTask(
+        whole,
+        SPEC,
+        lambda dense, tables, directory: written.append(directory),
+        Path("out"),
+        Outbox(),
+    )
     task.run(Loaded(Batch(HeldLease(Lease(Task.EXPORT, None, 0)))))
     return written
 

@@ -29,9 +29,14 @@ class Source:
 
 
 def test_leases_that_came_after_they_were_voided_are_neither_held_nor_waited_for():
-    """Each would take one of the few places ahead for ever: with the second one the worker would never ask again."""
+    """Each would take one of the few places ahead for ever: with the second one the worker would
+    never ask again.
+    """
     shutdown, outbox = Shutdown(), Outbox()
-    source = Source(*(lease(number, 0) for number in range(AHEAD)), *(lease(10 + number, 1) for number in range(AHEAD + 2)))
+    source = Source(
+        *(lease(number, 0) for number in range(AHEAD)),
+        *(lease(10 + number, 1) for number in range(AHEAD + 2)),
+    )
     keeper = LeaseKeeper(source, outbox, shutdown)
     keeper.revoke(1)
     keeper.start()

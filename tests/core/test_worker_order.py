@@ -25,12 +25,17 @@ def blocks_of(goods: list[tuple[int, int]]) -> tuple[Shard, list[Block]]:
     return Shard(ShardId(1), "s", 0, sum(block.count for block in blocks)), blocks
 
 
-block_lists = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=5).filter(
-    lambda goods: sum(map(sum, goods)) > 0
+block_lists = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=5
+).filter(lambda goods: sum(map(sum, goods)) > 0)
+
+
+@given(
+    block_lists,
+    st.integers(1, 12),
+    st.none() | st.integers(0, 2**64 - 1),
+    st.lists(st.integers(1, 4), max_size=5),
 )
-
-
-@given(block_lists, st.integers(1, 12), st.none() | st.integers(0, 2**64 - 1), st.lists(st.integers(1, 4), max_size=5))
 def test_windows_over_any_kills_cover_each_position_exactly_once(goods, size, seed, kills):
     shard, blocks = blocks_of(goods)
     order = order_of(shard.records, seed)
@@ -56,7 +61,9 @@ def test_an_order_is_a_permutation_that_depends_only_on_the_seed(records, seed):
 
 
 def test_the_order_is_the_same_in_every_release():
-    assert order_of(8, 7).tolist() == np.random.Generator(np.random.PCG64(7)).permutation(8).tolist()
+    assert (
+        order_of(8, 7).tolist() == np.random.Generator(np.random.PCG64(7)).permutation(8).tolist()
+    )
     assert order_of(4, None).tolist() == [0, 1, 2, 3]
 
 

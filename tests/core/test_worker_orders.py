@@ -92,7 +92,9 @@ def sample(reader: Reader, feed) -> object:
 
 def test_the_first_batch_is_what_feed_makes_of_the_first_records():
     assert np.array_equal(sample(Reader(3), lambda window: (window, None)), [0, 1, 2])
-    assert np.array_equal(sample(Reader(30), lambda window: (window, None) if 8 in window else None), [8, 9, 10, 11])
+    assert np.array_equal(
+        sample(Reader(30), lambda window: (window, None) if 8 in window else None), [8, 9, 10, 11]
+    )
 
 
 def test_a_feed_that_makes_nothing_of_the_first_records_is_named():

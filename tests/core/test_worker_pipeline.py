@@ -1,4 +1,6 @@
-"""The stages of a worker on an in-memory model: staleness, exactly-once, retries, revocation, drain."""
+"""The stages of a worker on an in-memory model: staleness, exactly-once, retries, revocation,
+drain.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from hypothesis import strategies as st
 
 from elasticdl.clock import Clock, ManualClock, SystemClock
 from elasticdl.data.base import Block, Metadata
-from elasticdl.embedding.spec import DenseSpec, OptimizerKind, OptimizerSpec, ParametersSpec, TableSpec
+from elasticdl.embedding.spec import (
+    DenseSpec,
+    OptimizerKind,
+    OptimizerSpec,
+    ParametersSpec,
+    TableSpec,
+)
 from elasticdl.errors import Refused, TransientError, UserError
 from elasticdl.rpc.conversation import Finished, Report, Wait
 from elasticdl.rpc.parameters import Pulled, Pushed, Update
@@ -64,7 +72,10 @@ class Outcome:
 
 
 class MemoryParameters:
-    """SGD in NumPy with snapshots, and faults on demand. A record's row counts how often it was trained."""
+    """SGD in NumPy with snapshots, and faults on demand.
+
+    A record's row counts how often it was trained.
+    """
 
     def __init__(self) -> None:
         self.dense: np.ndarray | None = None
@@ -88,11 +99,20 @@ class MemoryParameters:
             self.snapshots[snapshot] = (self.dense.copy(), dict(self.table), self.version)
 
     def pull(
-        self, ids: Sequence[np.ndarray], *, dense: bool = True, snapshot: SnapshotId | None = None, timeout_s: float
+        self,
+        ids: Sequence[np.ndarray],
+        *,
+        dense: bool = True,
+        snapshot: SnapshotId | None = None,
+        timeout_s: float,
     ) -> Pulled:
         with self.lock:
             self.pulls.append((self.version, dense, snapshot))
-            vector, table, version = (self.dense, self.table, self.version) if snapshot is None else self.snapshots[snapshot]
+            vector, table, version = (
+                (self.dense, self.table, self.version)
+                if snapshot is None
+                else self.snapshots[snapshot]
+            )
             zero = np.zeros(DIM, np.float32)
             rows = np.array([table.get(int(i), zero) for i in ids[0]], np.float32).reshape(-1, DIM)
             return Pulled((version,), vector.copy() if dense else None, (rows,))
@@ -110,7 +130,9 @@ class MemoryParameters:
         self.after_push(update)
         return Pushed((self.version,), (self.version - 1 - update.versions[0],))
 
-    def rows(self, table: int, *, snapshot: SnapshotId | None, timeout_s: float) -> tuple[np.ndarray, np.ndarray]:
+    def rows(
+        self, table: int, *, snapshot: SnapshotId | None, timeout_s: float
+    ) -> tuple[np.ndarray, np.ndarray]:
         ids = sorted(self.table)
         return np.array(ids, np.int64), np.array([self.table[i] for i in ids], np.float32)
 
@@ -130,14 +152,21 @@ class CountingStep:
     def prepare(self, features: np.ndarray, *, training: bool = False) -> Lookups:
         return Lookups((np.unique(features).astype(np.int64),), ())
 
-    def train(self, features: np.ndarray, labels: None, lookups: Lookups, pulled: Pulled) -> Outcome:
+    def train(
+        self, features: np.ndarray, labels: None, lookups: Lookups, pulled: Pulled
+    ) -> Outcome:
         self.on_train(features)
         gradient = np.full((len(lookups.ids[0]), DIM), -1.0, np.float32)
         return Outcome(
-            float(len(features)), np.array([-len(features)], np.float32), (gradient,), nonfinite=self.nonfinite(features)
+            float(len(features)),
+            np.array([-len(features)], np.float32),
+            (gradient,),
+            nonfinite=self.nonfinite(features),
         )
 
-    def evaluate(self, features: np.ndarray, labels: None, lookups: Lookups, pulled: Pulled) -> None:
+    def evaluate(
+        self, features: np.ndarray, labels: None, lookups: Lookups, pulled: Pulled
+    ) -> None:
         self.evaluated += float(pulled.dense[0]) + float(pulled.rows[0].sum())
 
     def metric_states(self) -> dict[str, tuple[tuple[float, ...], ...]]:
@@ -164,7 +193,12 @@ class Numbers:
     def read(self, shard: Shard):
         numbers = np.arange(shard.begin, shard.end)
         good = numbers[numbers % self.bad_every != 0] if self.bad_every else numbers
-        yield Block(good, len(numbers), len(numbers) - len(good), ("a bad one",) if len(good) < len(numbers) else ())
+        yield Block(
+            good,
+            len(numbers),
+            len(numbers) - len(good),
+            ("a bad one",) if len(good) < len(numbers) else (),
+        )
 
     def close(self) -> None: ...
 
@@ -238,8 +272,12 @@ class Rig:
         self.outbox, self.gauges = Outbox(), Gauges(clock)
         keeper = LeaseKeeper(self.master, self.outbox, self.shutdown)
         patience = ServerRetry(self.shutdown, self.gauges, clock, give_up_s=self.give_up_s)
-        self.context = WorkerContext(keeper, self.outbox, self.gauges, patience, HangWatch(clock), self.shutdown)
-        self.trainer = PsTrainer(self.step, self.parameters, self.context, self.bounds, self.steps_clock)
+        self.context = WorkerContext(
+            keeper, self.outbox, self.gauges, patience, HangWatch(clock), self.shutdown
+        )
+        self.trainer = PsTrainer(
+            self.step, self.parameters, self.context, self.bounds, self.steps_clock
+        )
         sources = Sources(lambda task: self.reader, lambda task: self.feed, self.minibatch_size)
         reading = ShardReading(sources, self.context)
         feeding = Feeding(reading, sources, self.context)
@@ -276,7 +314,12 @@ class Rig:
 
 
 def training(records: int, shard: int = 0, **fields) -> Lease:
-    return Lease(Task.TRAINING, Shard(ShardId(shard), "numbers", shard * 1000, shard * 1000 + records), 1, **fields)
+    return Lease(
+        Task.TRAINING,
+        Shard(ShardId(shard), "numbers", shard * 1000, shard * 1000 + records),
+        1,
+        **fields,
+    )
 
 
 def numbers_of(lease: Lease) -> range:
@@ -338,12 +381,18 @@ def test_a_lease_with_nothing_left_is_done_at_once():
     st.integers(0, 3),
     st.integers(1, 4),
 )
-def test_whatever_the_boundaries_all_of_a_lease_is_told_and_it_is_done_once(records, begun, size, seed, bad_every, feed_every):
-    """Windows whose records are all bad or left out by `feed`, one record, an end inside a batch; another lease comes after."""
+def test_whatever_the_boundaries_all_of_a_lease_is_told_and_it_is_done_once(
+    records, begun, size, seed, bad_every, feed_every
+):
+    """Windows whose records are all bad or left out by `feed`, one record, an end inside a batch;
+    another lease comes after.
+    """
     leases = [training(records, offset=begun % records, order_seed=seed), training(3, 1)]
     reader = Numbers(bad_every)
     rig = Rig(ScriptedMaster(leases), reader=reader, minibatch_size=size)
-    rig.feed = lambda window: (window, None) if any(number % feed_every == 0 for number in window) else None
+    rig.feed = lambda window: (
+        (window, None) if any(number % feed_every == 0 for number in window) else None
+    )
     rig.run()
     for lease in leases:
         told = [one for one in rig.master.progress() if one.applied.shard == lease.shard.id]
@@ -354,12 +403,19 @@ def test_whatever_the_boundaries_all_of_a_lease_is_told_and_it_is_done_once(reco
         order = order_of(lease.shard.records, lease.order_seed)
         loaded = LoadedShard.read(lease.shard, reader.read(lease.shard))
         assert told[-1].bad_records == loaded.bad_among(order, lease.offset, lease.shard.records)
-    assert not [name for report in rig.master.reports for name in report.gauges if name.startswith("dropped")]
+    assert not [
+        name
+        for report in rig.master.reports
+        for name in report.gauges
+        if name.startswith("dropped")
+    ]
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2, 3])
 def test_a_pull_misses_at_most_the_allowed_number_of_own_updates(staleness):
-    rig = Rig(ScriptedMaster([training(40)]), bounds=Bounds(max_staleness=staleness), minibatch_size=2)
+    rig = Rig(
+        ScriptedMaster([training(40)]), bounds=Bounds(max_staleness=staleness), minibatch_size=2
+    )
     rig.run()
     missing = [number - update.versions[0] for number, update in enumerate(rig.parameters.updates)]
     assert max(missing) <= staleness
@@ -370,7 +426,9 @@ def test_a_pull_misses_at_most_the_allowed_number_of_own_updates(staleness):
 @pytest.mark.parametrize("staleness", [1, 2])
 def test_pull_step_and_push_overlap_as_far_as_staleness_allows(staleness):
     """The push of the first batch is held until the pull that may go ahead of it has come."""
-    rig = Rig(ScriptedMaster([training(8)]), bounds=Bounds(max_staleness=staleness), minibatch_size=2)
+    rig = Rig(
+        ScriptedMaster([training(8)]), bounds=Bounds(max_staleness=staleness), minibatch_size=2
+    )
     overlapped = threading.Event()
 
     def hold(update: Update) -> None:
@@ -413,7 +471,9 @@ def test_a_server_that_stays_away_ends_the_worker_with_its_last_words():
     rig.parameters.before_push = fail
     rig.run()
     assert isinstance(rig.shutdown.reason, Failed)
-    assert "gave up" in str(rig.shutdown.reason.error) and "server 0 is away" in str(rig.shutdown.reason.error)
+    assert "gave up" in str(rig.shutdown.reason.error) and "server 0 is away" in str(
+        rig.shutdown.reason.error
+    )
 
 
 def test_a_fenced_worker_ends_as_refused():
@@ -424,7 +484,9 @@ def test_a_fenced_worker_ends_as_refused():
 
     rig.parameters.before_push = fail
     rig.run()
-    assert isinstance(rig.shutdown.reason, Failed) and isinstance(rig.shutdown.reason.error, Refused)
+    assert isinstance(rig.shutdown.reason, Failed) and isinstance(
+        rig.shutdown.reason.error, Refused
+    )
     assert rig.trained() == {}
 
 
@@ -452,7 +514,11 @@ def test_steps_that_stay_nonfinite_end_the_worker_naming_layer_and_records():
     rig.run()
     assert isinstance(rig.shutdown.reason, Failed)
     error = rig.shutdown.reason.error
-    assert isinstance(error, NonFinite) and "dense_1/kernel" in error.message and "4:8" in error.message
+    assert (
+        isinstance(error, NonFinite)
+        and "dense_1/kernel" in error.message
+        and "4:8" in error.message
+    )
     assert len(tries) == 2
     assert set(rig.trained()) <= {0, 1, 2, 3}
 
@@ -491,11 +557,18 @@ def test_sys_exit_in_user_code_ends_the_worker_visibly():
     st.lists(st.tuples(st.integers(1, 6), st.booleans()), max_size=4),
 )
 def test_over_any_kills_each_record_is_in_the_model_once(records, size, seed, staleness, kills):
-    """A kill is at a push, before or after it was applied; the next attempt begins where the servers say."""
+    """A kill is at a push, before or after it was applied; the next attempt begins where the
+    servers say.
+    """
     shared = MemoryParameters()
     lease = training(records, order_seed=seed)
     for at_push, applied in [*kills, (0, False)]:
-        rig = Rig(ScriptedMaster([lease]), parameters=shared, minibatch_size=size, bounds=Bounds(max_staleness=staleness))
+        rig = Rig(
+            ScriptedMaster([lease]),
+            parameters=shared,
+            minibatch_size=size,
+            bounds=Bounds(max_staleness=staleness),
+        )
         begun = len(shared.updates)
         shared.updates, earlier = [], shared.updates
 
@@ -507,14 +580,18 @@ def test_over_any_kills_each_record_is_in_the_model_once(records, size, seed, st
         shared.after_push = kill if applied else lambda update: None
         rig.run()
         offset = shared.updates[-1].applied.offset if shared.updates else lease.offset
-        shared.updates = earlier + [replace(one, sequence=begun + one.sequence) for one in shared.updates]
+        shared.updates = earlier + [
+            replace(one, sequence=begun + one.sequence) for one in shared.updates
+        ]
         lease = replace(lease, attempt=lease.attempt + 1, offset=offset)
     assert lease.offset == records
     assert rig.trained() == once(lease)
 
 
 def test_a_step_that_took_unusually_long_is_computed_again_on_newer_parameters():
-    """The first one traces the model, while others train on: its gradient would come hundreds of versions late."""
+    """The first one traces the model, while others train on: its gradient would come hundreds of
+    versions late.
+    """
     clock = ManualClock()
     rig = Rig(ScriptedMaster([training(40)]), steps_clock=clock)
     computed: list[int] = []
@@ -530,8 +607,12 @@ def test_a_step_that_took_unusually_long_is_computed_again_on_newer_parameters()
     rig.run()
     assert rig.trained() == once(training(40))
     assert (computed.count(0), computed.count(12), computed.count(24)) == (2, 2, 1)
-    # The batch after a late one may have been asked for before or after the pause: what counts is what it was pushed with.
-    assert all(update.versions[0] >= 100 * (1 + (update.applied.offset > 12)) for update in rig.parameters.updates)
+    # The batch after a late one may have been asked for before or after the pause: what counts is
+    # what it was pushed with.
+    assert all(
+        update.versions[0] >= 100 * (1 + (update.applied.offset > 12))
+        for update in rig.parameters.updates
+    )
 
 
 def test_steps_that_are_always_long_are_computed_once():
@@ -561,7 +642,9 @@ def test_a_drained_worker_finishes_its_step_and_gives_the_rest_back():
     rig.run()
     trained = rig.trained()
     assert set(trained.values()) == {1} and 8 in trained
-    returned = {one.applied.shard: one.applied.offset for one in rig.master.progress() if one.returned}
+    returned = {
+        one.applied.shard: one.applied.offset for one in rig.master.progress() if one.returned
+    }
     assert returned[0] == len(trained) == 12
     assert returned.get(1, 0) == 0
 
@@ -595,7 +678,10 @@ def test_a_revoked_lease_is_dropped_and_the_next_one_is_trained():
 
 
 def test_a_lease_that_was_granted_after_a_revocation_but_came_before_it_is_worked_on():
-    """The two come to the worker by two ways. The master counts on the new lease: if it were dropped, all would wait for it."""
+    """The two come to the worker by two ways.
+
+    The master counts on the new lease: if it were dropped, all would wait for it.
+    """
     rig = Rig(ScriptedMaster([training(400, 0), training(3, 1, revocation=1)]), minibatch_size=1)
 
     def revoke(features: np.ndarray) -> None:
@@ -623,9 +709,18 @@ def test_a_lease_that_was_granted_before_a_revocation_but_comes_after_it_is_void
 def test_evaluation_reads_its_snapshot_and_gets_dense_weights_once():
     rig = Rig(ScriptedMaster([]))
     view = SnapshotId(7)
-    evaluation = Lease(Task.EVALUATION, Shard(ShardId(50), "numbers", 0, 8), 1, round=3, snapshot=view, version=2)
+    evaluation = Lease(
+        Task.EVALUATION, Shard(ShardId(50), "numbers", 0, 8), 1, round=3, snapshot=view, version=2
+    )
     second = replace(evaluation, shard=Shard(ShardId(51), "numbers", 8, 12))
-    summary = Lease(Task.SUMMARY, None, 1, round=3, snapshot=view, payload='{"round": 3, "metrics": {"sum": [[4.5]]}}')
+    summary = Lease(
+        Task.SUMMARY,
+        None,
+        1,
+        round=3,
+        snapshot=view,
+        payload='{"round": 3, "metrics": {"sum": [[4.5]]}}',
+    )
     rig.master.todo = [training(8), evaluation, second, summary, training(8, 1)]
     rig.master.open = 5
 
@@ -635,13 +730,23 @@ def test_evaluation_reads_its_snapshot_and_gets_dense_weights_once():
 
     rig.parameters.dense = np.zeros(1, np.float32)
     rig.parameters.after_push = freeze
-    rig.parameters.snapshots[view] = (np.array([100.0], np.float32), {0: np.array([1.0, 1.0], np.float32)}, 1)
+    rig.parameters.snapshots[view] = (
+        np.array([100.0], np.float32),
+        {0: np.array([1.0, 1.0], np.float32)},
+        1,
+    )
     rig.parameters.after_push = lambda update: None
     rig.run()
     assert rig.trained() == once(training(8), training(8, 1))
-    states = {one.applied.shard: one.metrics["sum"][0][0] for one in rig.master.progress() if one.metrics}
+    states = {
+        one.applied.shard: one.metrics["sum"][0][0] for one in rig.master.progress() if one.metrics
+    }
     assert states == {50: 100.0 + 2.0 + 100.0, 51: 100.0}
-    assert [dense for _, dense, snapshot in rig.parameters.pulls if snapshot == view] == [True, False, False]
+    assert [dense for _, dense, snapshot in rig.parameters.pulls if snapshot == view] == [
+        True,
+        False,
+        False,
+    ]
     (told,) = [one for report in rig.master.reports for one in report.summaries]
     assert (told.round, told.values) == (3, {"sum": 4.5})
 
@@ -664,7 +769,9 @@ def test_the_worker_asks_for_the_next_lease_before_the_current_one_is_done():
 
 
 def test_a_lost_view_does_not_hold_the_worker_up_once_its_leases_are_void():
-    lease = Lease(Task.EVALUATION, Shard(ShardId(50), "numbers", 0, 8), 1, round=0, snapshot=SnapshotId(1))
+    lease = Lease(
+        Task.EVALUATION, Shard(ShardId(50), "numbers", 0, 8), 1, round=0, snapshot=SnapshotId(1)
+    )
     rig = Rig(ScriptedMaster([lease]))
     rig.master.open = 2
     pull = rig.parameters.pull
@@ -677,7 +784,9 @@ def test_a_lost_view_does_not_hold_the_worker_up_once_its_leases_are_void():
             with rig.master.changed:
                 rig.master.open -= 1
                 rig.master.todo.append(training(4, revocation=1))
-        raise TransientError("there is no snapshot 1 here: it was dropped or lost", retry_after_s=0.01)
+        raise TransientError(
+            "there is no snapshot 1 here: it was dropped or lost", retry_after_s=0.01
+        )
 
     rig.parameters.pull = lost
     rig.run()
@@ -686,8 +795,18 @@ def test_a_lost_view_does_not_hold_the_worker_up_once_its_leases_are_void():
 
 
 def test_callbacks_of_a_round_whose_view_is_lost_do_not_hold_the_worker_up():
-    """They look at the weights of the round's version. The round is begun anew, and other work goes on meanwhile."""
-    summary = Lease(Task.SUMMARY, None, 1, round=3, snapshot=SnapshotId(1), payload='{"round": 3, "metrics": {}}')
+    """They look at the weights of the round's version.
+
+    The round is begun anew, and other work goes on meanwhile.
+    """
+    summary = Lease(
+        Task.SUMMARY,
+        None,
+        1,
+        round=3,
+        snapshot=SnapshotId(1),
+        payload='{"round": 3, "metrics": {}}',
+    )
     rig = Rig(ScriptedMaster([summary]))
     rig.master.open = 2
     pull = rig.parameters.pull
@@ -699,7 +818,9 @@ def test_callbacks_of_a_round_whose_view_is_lost_do_not_hold_the_worker_up():
         with rig.master.changed:
             rig.master.open -= 1
             rig.master.todo.append(training(4, revocation=1))
-        raise TransientError("there is no snapshot 1 here: it was dropped or lost", retry_after_s=0.01)
+        raise TransientError(
+            "there is no snapshot 1 here: it was dropped or lost", retry_after_s=0.01
+        )
 
     class LooksAtWeights:
         def recall(self, rounds) -> None:
@@ -717,7 +838,9 @@ def test_callbacks_of_a_round_whose_view_is_lost_do_not_hold_the_worker_up():
 
 
 class Moving(MemoryParameters):
-    """Servers that can be lost: they come back empty, and take what was pulled last when they are asked for anything."""
+    """Servers that can be lost: they come back empty, and take what was pulled last when they are
+    asked for anything.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -729,7 +852,12 @@ class Moving(MemoryParameters):
             self.dense = None
 
     def pull(
-        self, ids: Sequence[np.ndarray], *, dense: bool = True, snapshot: SnapshotId | None = None, timeout_s: float
+        self,
+        ids: Sequence[np.ndarray],
+        *,
+        dense: bool = True,
+        snapshot: SnapshotId | None = None,
+        timeout_s: float,
     ) -> Pulled:
         if self.dense is None:
             if self.newest is None:

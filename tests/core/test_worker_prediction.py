@@ -35,23 +35,38 @@ def surroundings() -> WorkerContext:
     clock, shutdown, outbox = SystemClock(), Shutdown(), Outbox()
     gauges = Gauges(clock)
     return WorkerContext(
-        LeaseKeeper(NoLeases(), outbox, shutdown), outbox, gauges, ServerRetry(shutdown, gauges, clock), HangWatch(clock), shutdown
+        LeaseKeeper(NoLeases(), outbox, shutdown),
+        outbox,
+        gauges,
+        ServerRetry(shutdown, gauges, clock),
+        HangWatch(clock),
+        shutdown,
     )
 
 
-def predict(sink: FileSink, context: WorkerContext, lease: Lease, until: int, size: int = 3) -> list[tuple[int, bool]]:
+def predict(
+    sink: FileSink, context: WorkerContext, lease: Lease, until: int, size: int = 3
+) -> list[tuple[int, bool]]:
     """Batches of an attempt up to record `until`; what was reported, as (offset, done)."""
     context.outbox.hold(lease)
     held = HeldLease(lease)
     for begin in range(lease.offset, until, size):
         end = min(begin + size, lease.shard.records)
         outputs = np.arange(begin, end, dtype=np.float32).reshape(-1, 1)
-        sink.take(Batch(held, end, end - begin, last=end == lease.shard.records, computes=True), outputs)
-    return [(progress.applied.offset, progress.done) for progress in context.outbox.take({}).progress]
+        sink.take(
+            Batch(held, end, end - begin, last=end == lease.shard.records, computes=True), outputs
+        )
+    return [
+        (progress.applied.offset, progress.done) for progress in context.outbox.take({}).progress
+    ]
 
 
 def written(directory) -> list[float]:
-    return [value for path in sorted(directory.glob("predictions-*.npz")) for value in np.load(path)["predictions"][:, 0]]
+    return [
+        value
+        for path in sorted(directory.glob("predictions-*.npz"))
+        for value in np.load(path)["predictions"][:, 0]
+    ]
 
 
 def test_a_shard_becomes_one_file_that_says_of_which_records(tmp_path):
@@ -60,7 +75,12 @@ def test_a_shard_becomes_one_file_that_says_of_which_records(tmp_path):
     (path,) = (tmp_path / "out").iterdir()
     content = np.load(path)
     assert content["predictions"][:, 0].tolist() == list(range(10))
-    assert (str(content["source"]), int(content["first_record"]), int(content["begin"]), int(content["end"])) == (
+    assert (
+        str(content["source"]),
+        int(content["first_record"]),
+        int(content["begin"]),
+        int(content["end"]),
+    ) == (
         "data.csv",
         100,
         0,
@@ -71,13 +91,22 @@ def test_a_shard_becomes_one_file_that_says_of_which_records(tmp_path):
 def test_files_sorted_by_name_have_the_examples_in_the_order_of_the_data_as_the_docs_say(tmp_path):
     context = surroundings()
     sink = FileSink(tmp_path, context)
-    shards = [Shard(ShardId(number), "data.csv", number * 10, number * 10 + 10) for number in (10, 2, 0)]
+    shards = [
+        Shard(ShardId(number), "data.csv", number * 10, number * 10 + 10) for number in (10, 2, 0)
+    ]
     for shard in shards:  # whoever was faster
         predict(sink, context, Lease(Task.PREDICTION, shard, 1), 10)
     parts = [np.load(path) for path in sorted(tmp_path.glob("*.npz"))]
     firsts = [int(part["first_record"]) for part in parts]
     assert firsts == [0, 20, 100]
-    assert set(parts[0].files) == {"predictions", "source", "first_record", "begin", "end", "attempt"}
+    assert set(parts[0].files) == {
+        "predictions",
+        "source",
+        "first_record",
+        "begin",
+        "end",
+        "attempt",
+    }
     for part in parts:
         assert len(part["predictions"]) == part["end"] - part["begin"]
 
@@ -103,7 +132,9 @@ def test_a_drained_part_and_the_rest_are_two_files(tmp_path):
 
 
 def test_what_a_killed_worker_wrote_but_did_not_report_is_replaced(tmp_path):
-    """Attempt 1 is killed between file and report, 2 drains, 3 is killed like 1, 4 ends the shard."""
+    """Attempt 1 is killed between file and report, 2 drains, 3 is killed like 1, 4 ends the
+    shard.
+    """
     for attempt, (offset, until) in enumerate([(0, 6), (0, 3), (3, 9), (3, 10)], 1):
         context = surroundings()
         sink = FileSink(tmp_path, context)
@@ -117,7 +148,9 @@ def test_what_a_killed_worker_wrote_but_did_not_report_is_replaced(tmp_path):
 
 
 def test_a_worker_that_was_given_up_and_drains_late_takes_nothing_of_the_next_one_away(tmp_path):
-    """It stood still, another did its shard, and then it was told to leave: its part took the place of the whole shard's."""
+    """It stood still, another did its shard, and then it was told to leave: its part took the place
+    of the whole shard's.
+    """
     late, context = surroundings(), surroundings()
     sink = FileSink(tmp_path, late)
     predict(sink, late, LEASE, 6)
@@ -135,12 +168,18 @@ def test_a_worker_that_was_given_up_and_ends_its_shard_late_changes_nothing(tmp_
     predict(first, context, replace(LEASE, attempt=2), 6)
     first.leave()
     predict(FileSink(tmp_path, context), context, replace(LEASE, attempt=3, offset=6), 10)
-    sink.take(Batch(sink._held, 10, 4, last=True, computes=True), np.arange(6, 10, dtype=np.float32).reshape(-1, 1))
+    sink.take(
+        Batch(sink._held, 10, 4, last=True, computes=True),
+        np.arange(6, 10, dtype=np.float32).reshape(-1, 1),
+    )
     assert written(tmp_path) == list(range(10))
 
 
 def test_what_a_worker_was_writing_when_it_was_killed_goes_when_the_next_has_written_it(tmp_path):
-    for name in (".predictions-000003-000000000-000000010.npz.1", ".predictions-000004-000000000-000000010.npz.1"):
+    for name in (
+        ".predictions-000003-000000000-000000010.npz.1",
+        ".predictions-000004-000000000-000000010.npz.1",
+    ):
         (tmp_path / name).write_bytes(b"half")
     context = surroundings()
     predict(FileSink(tmp_path, context), context, replace(LEASE, attempt=2), 10)
@@ -152,7 +191,12 @@ def test_what_a_worker_was_writing_when_it_was_killed_goes_when_the_next_has_wri
 
 def test_other_shards_are_left_alone(tmp_path):
     context = surroundings()
-    predict(FileSink(tmp_path, context), context, replace(LEASE, shard=Shard(ShardId(30), "data.csv", 0, 3)), 3)
+    predict(
+        FileSink(tmp_path, context),
+        context,
+        replace(LEASE, shard=Shard(ShardId(30), "data.csv", 0, 3)),
+        3,
+    )
     predict(FileSink(tmp_path, context), context, LEASE, 10)
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -197,11 +241,17 @@ def test_an_error_of_the_processor_is_the_users(tmp_path):
             raise KeyError("no such column")
 
     with pytest.raises(UserError, match=r"PredictionOutputsProcessor.process raised KeyError"):
-        ProcessorSink(Processor(), str(tmp_path), 0, surroundings()).take(Batch(HeldLease(LEASE), 5, 5), np.arange(2))
+        ProcessorSink(Processor(), str(tmp_path), 0, surroundings()).take(
+            Batch(HeldLease(LEASE), 5, 5), np.arange(2)
+        )
 
 
 def test_outputs_of_any_structure_get_names():
     one = np.arange(2)
     assert set(named_arrays(one)) == {"predictions"}
     assert set(named_arrays({"a": one, "b": {"c": one}})) == {"a", "b/c"}
-    assert set(named_arrays((one, [one, one]))) == {"output_0", "output_1/output_0", "output_1/output_1"}
+    assert set(named_arrays((one, [one, one]))) == {
+        "output_0",
+        "output_1/output_0",
+        "output_1/output_1",
+    }

@@ -47,7 +47,12 @@ def test_progress_of_a_lease_is_merged():
     outbox.advance(LEASE, Advance(30, version=6, loss=3.0, bad=2, bad_examples=("b", "c", "d")))
     (progress,) = outbox.take({}).progress
     assert progress.applied == Applied(ShardId(4), 2, 30)
-    assert (progress.version, progress.loss, progress.bad_records, progress.bad_examples) == (6, 2.0, 3, ("a", "b", "c"))
+    assert (progress.version, progress.loss, progress.bad_records, progress.bad_examples) == (
+        6,
+        2.0,
+        3,
+        ("a", "b", "c"),
+    )
     assert outbox.take({"x": 1.0}) == Report(gauges={"x": 1.0}), "it is told once"
 
 
@@ -73,7 +78,9 @@ def test_a_lease_that_was_given_back_is_told_last_with_what_was_done_of_it():
     outbox.advance(LEASE, Advance(40))
     report = outbox.take({})
     assert report.progress == ()
-    assert report.gauges == {"dropped_voided_lease": 2.0}, "what is not told is counted, since the worker began"
+    assert report.gauges == {"dropped_voided_lease": 2.0}, (
+        "what is not told is counted, since the worker began"
+    )
 
 
 def test_an_untouched_lease_goes_back_at_its_offset_and_a_done_one_does_not():
@@ -83,7 +90,10 @@ def test_an_untouched_lease_goes_back_at_its_offset_and_a_done_one_does_not():
     outbox.hold(other)
     outbox.advance(other, Advance(100, done=True))
     outbox.give_back([LEASE, other])
-    told = {progress.applied.shard: (progress.applied.offset, progress.returned) for progress in outbox.take({}).progress}
+    told = {
+        progress.applied.shard: (progress.applied.offset, progress.returned)
+        for progress in outbox.take({}).progress
+    }
     assert told == {4: (10, True), 5: (100, False)}
 
 
@@ -133,12 +143,17 @@ def test_what_a_worker_cannot_have_done_is_an_error_of_its_own(reported):
         outbox.take({})
     with pytest.raises(Contradiction, match="to its end"):
         outbox.advance(LEASE, Advance(100, done=True))
-    assert issubclass(Contradiction, PermanentError) and exit_code(Failed(Contradiction("x"))) is ExitCode.JOB_FAILED
+    assert (
+        issubclass(Contradiction, PermanentError)
+        and exit_code(Failed(Contradiction("x"))) is ExitCode.JOB_FAILED
+    )
 
 
 def test_of_leases_that_do_not_count_any_more_so_many_are_remembered_as_can_be_under_way():
     outbox = Outbox()
-    leases = [Lease(Task.TRAINING, Shard(ShardId(number), "s", 0, 100), 0) for number in range(2000)]
+    leases = [
+        Lease(Task.TRAINING, Shard(ShardId(number), "s", 0, 100), 0) for number in range(2000)
+    ]
     for lease in leases:
         outbox.hold(lease)
     outbox.forget(leases)
@@ -171,7 +186,12 @@ def test_everything_else_is_told_once_in_one_report():
     outbox.ask_stop("enough")
     assert outbox.urgent.is_set()
     report = outbox.take({})
-    assert (report.summaries[0].round, report.failures[0].error, report.exported, report.stop_asked) == (
+    assert (
+        report.summaries[0].round,
+        report.failures[0].error,
+        report.exported,
+        report.stop_asked,
+    ) == (
         1,
         "why",
         "/there",
@@ -199,7 +219,9 @@ def test_a_done_lease_is_reported_at_once_and_heartbeats_go_on():
 def test_a_report_that_failed_is_sent_again_unchanged():
     outbox, master, shutdown = (
         Outbox(),
-        Master(TransientError("away", retry_after_s=0.01), TransientError("away", retry_after_s=0.01)),
+        Master(
+            TransientError("away", retry_after_s=0.01), TransientError("away", retry_after_s=0.01)
+        ),
         Shutdown(),
     )
     reporter = Reporter(outbox, Gauges(ManualClock()), master, 3600.0, shutdown)
@@ -215,7 +237,9 @@ def test_a_report_that_failed_is_sent_again_unchanged():
 def test_a_refused_report_ends_the_worker_as_fenced():
     shutdown = Shutdown()
     outbox = Outbox()
-    reporter = Reporter(outbox, Gauges(ManualClock()), Master(Refused("replaced")), 3600.0, shutdown)
+    reporter = Reporter(
+        outbox, Gauges(ManualClock()), Master(Refused("replaced")), 3600.0, shutdown
+    )
     outbox.urgent.set()
     reporter.start()
     assert shutdown.wait(LIMIT_S)
@@ -225,7 +249,9 @@ def test_a_refused_report_ends_the_worker_as_fenced():
 def test_a_drained_worker_that_is_fenced_by_its_own_last_report_still_counts_as_drained():
     shutdown = Shutdown()
     shutdown.end(Draining("SIGTERM"))
-    reporter = Reporter(Outbox(), Gauges(ManualClock()), Master(Refused("fenced")), 3600.0, shutdown)
+    reporter = Reporter(
+        Outbox(), Gauges(ManualClock()), Master(Refused("fenced")), 3600.0, shutdown
+    )
     assert reporter.flush(LIMIT_S)
     assert exit_code(shutdown.reason) is ExitCode.DRAINED
 
@@ -284,7 +310,11 @@ def test_exit_codes_say_why_a_worker_ended(reason, code):
 
 def test_the_last_line_of_a_worker_says_what_happened_and_not_only_what_to_do(caplog):
     """The master shows that line as the cause of the end."""
-    log_error(PermanentError("cannot write /full/predictions.npz: No space left on device", hint="see --output"))
+    log_error(
+        PermanentError(
+            "cannot write /full/predictions.npz: No space left on device", hint="see --output"
+        )
+    )
     last = caplog.text.strip().splitlines()[-1]
     assert "No space left on device" in last and "see --output" in last
 
@@ -346,7 +376,11 @@ def test_gauges_are_means_since_they_were_taken():
     gauges.level("waiting_for_servers_s", 0)
     clock.advance(1.0)
     again = gauges.take()
-    assert "step_ms" not in again and "waiting_for_servers_s" not in again and again["records_per_s"] == 0
+    assert (
+        "step_ms" not in again
+        and "waiting_for_servers_s" not in again
+        and again["records_per_s"] == 0
+    )
 
 
 def test_time_is_gauged_even_where_the_block_fails():

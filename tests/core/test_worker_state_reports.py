@@ -1,4 +1,6 @@
-"""What a worker says of what it is at: what takes long, and its whole state when the master asks."""
+"""What a worker says of what it is at: what takes long, and its whole state when the master
+asks.
+"""
 
 from __future__ import annotations
 
@@ -111,4 +113,6 @@ def test_a_member_of_a_ring_tells_its_position_with_each_word():
     outbox.position = lambda: (944, 9, 400)
     assert outbox.take({}).ring is None
     outbox.say(RingReport(ready=True, entered=2))
-    assert outbox.take({}).ring == RingReport(ready=True, entered=2, version=944, number=9, offset=400)
+    assert outbox.take({}).ring == RingReport(
+        ready=True, entered=2, version=944, number=9, offset=400
+    )

@@ -1,4 +1,6 @@
-"""`elasticdl zoo`: what it writes, what it asks of which program, and what it says when that fails."""
+"""`elasticdl zoo`: what it writes, what it asks of which program, and what it says when that
+fails.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,25 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return code, said.out, said.err
 
 
-def test_a_new_zoo_has_a_dockerfile_on_the_base_image_requirements_and_a_module(tmp_path, capsys) -> None:
-    code, out, _ = run(capsys, "init", tmp_path / "zoo", "--base-image", "registry.example.com/elasticdl:7")
+def test_a_new_zoo_has_a_dockerfile_on_the_base_image_requirements_and_a_module(
+    tmp_path, capsys
+) -> None:
+    code, out, _ = run(
+        capsys, "init", tmp_path / "zoo", "--base-image", "registry.example.com/elasticdl:7"
+    )
     names = sorted(Path(line).name for line in out.splitlines())
-    assert (code, names) == (0, [".dockerignore", "Dockerfile", "example.csv", "example.py", "requirements.txt"])
+    assert (code, names) == (
+        0,
+        [".dockerignore", "Dockerfile", "example.csv", "example.py", "requirements.txt"],
+    )
     text = (tmp_path / "zoo/Dockerfile").read_text()
     assert "ARG BASE_IMAGE=registry.example.com/elasticdl:7\nFROM ${BASE_IMAGE}" in text
-    assert text.index("USER root") < text.index("RUN ") < text.index("USER 1000:1000") < text.index("COPY . /model_zoo")
+    assert (
+        text.index("USER root")
+        < text.index("RUN ")
+        < text.index("USER 1000:1000")
+        < text.index("COPY . /model_zoo")
+    )
     assert "@" not in text
 
 
@@ -49,7 +63,10 @@ def test_a_zoo_that_has_modules_keeps_them_and_gets_no_other(tmp_path, capsys) -
     (tmp_path / "mine.py").write_text("MINE = 1\n")
     (tmp_path / "requirements.txt").write_text("scikit-learn\n")
     code, out, _ = run(capsys, "init", tmp_path)
-    assert (code, sorted(Path(line).name for line in out.splitlines())) == (0, [".dockerignore", "Dockerfile"])
+    assert (code, sorted(Path(line).name for line in out.splitlines())) == (
+        0,
+        [".dockerignore", "Dockerfile"],
+    )
     assert (tmp_path / "requirements.txt").read_text() == "scikit-learn\n"
 
 
@@ -64,11 +81,39 @@ def test_a_zoo_that_has_a_dockerfile_is_left_alone(tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     ("builder", "expected"),
     [
-        (Builder.DOCKER, ["docker", "build", "--tag=zoo:1", "--build-arg=BASE_IMAGE=base:2", "--network=host", "/zoo"]),
-        (Builder.PODMAN, ["podman", "build", "--tag=zoo:1", "--build-arg=BASE_IMAGE=base:2", "--network=host", "/zoo"]),
+        (
+            Builder.DOCKER,
+            [
+                "docker",
+                "build",
+                "--tag=zoo:1",
+                "--build-arg=BASE_IMAGE=base:2",
+                "--network=host",
+                "/zoo",
+            ],
+        ),
+        (
+            Builder.PODMAN,
+            [
+                "podman",
+                "build",
+                "--tag=zoo:1",
+                "--build-arg=BASE_IMAGE=base:2",
+                "--network=host",
+                "/zoo",
+            ],
+        ),
         (
             Builder.BUILDAH,
-            ["buildah", "build", "--layers", "--tag=zoo:1", "--build-arg=BASE_IMAGE=base:2", "--network=host", "/zoo"],
+            [
+                "buildah",
+                "build",
+                "--layers",
+                "--tag=zoo:1",
+                "--build-arg=BASE_IMAGE=base:2",
+                "--network=host",
+                "/zoo",
+            ],
         ),
     ],
 )
@@ -88,17 +133,34 @@ def test_a_docker_without_a_daemon_is_passed_over(tmp_path, programs, capsys) ->
     run(capsys, "init", tmp_path / "zoo")
     script(programs, "docker", "echo Cannot connect to the Docker daemon >&2; exit 1")
     script(programs, "buildah", 'for part in "$@"; do echo "got $part"; done')
-    code, out, err = run(capsys, "build", tmp_path / "zoo", "--image", "zoo:1", "--", "--network=host")
+    code, out, err = run(
+        capsys, "build", tmp_path / "zoo", "--image", "zoo:1", "--", "--network=host"
+    )
     assert (code, out) == (0, "zoo:1\n")
     told = [line for line in err.splitlines() if line.startswith("got ")]
-    assert told == ["got build", "got --layers", "got --tag=zoo:1", "got --network=host", f"got {tmp_path / 'zoo'}"]
+    assert told == [
+        "got build",
+        "got --layers",
+        "got --tag=zoo:1",
+        "got --network=host",
+        f"got {tmp_path / 'zoo'}",
+    ]
     code, _, err = run(capsys, "build", tmp_path / "zoo", "--image", "zoo:1", "--builder", "docker")
-    assert code == 1 and "docker's daemon does not answer (Cannot connect to the Docker daemon)" in err
+    assert (
+        code == 1 and "docker's daemon does not answer (Cannot connect to the Docker daemon)" in err
+    )
 
 
-def test_a_build_that_fails_ends_with_what_the_builder_said_last(tmp_path, programs, capsys) -> None:
+def test_a_build_that_fails_ends_with_what_the_builder_said_last(
+    tmp_path, programs, capsys
+) -> None:
     run(capsys, "init", tmp_path / "zoo")
-    script(programs, "podman", "i=0; while [ $i -lt 40 ]; do i=$((i+1)); echo line $i; done; echo no such package >&2; exit 7")
+    script(
+        programs,
+        "podman",
+        "i=0; while [ $i -lt 40 ]; do i=$((i+1)); echo line $i; done; echo no such package >&2;"
+        " exit 7",
+    )
     code, out, err = run(capsys, "build", tmp_path / "zoo", "--image", "zoo:1")
     assert (code, out) == (1, "")
     last = err[err.index("Error:") :]
@@ -109,7 +171,10 @@ def test_a_build_that_fails_ends_with_what_the_builder_said_last(tmp_path, progr
 def test_a_build_that_takes_too_long_is_ended(programs) -> None:
     script(programs, "buildah", "echo begun; /bin/sleep 60; echo never")
     with pytest.raises(
-        PermanentError, match=r"building zoo:1 failed: `buildah build` took longer than 1 s; it said last:\n  begun"
+        PermanentError,
+        match=(
+            r"building zoo:1 failed: `buildah build` took longer than 1 s; it said last:\n  begun"
+        ),
     ):
         carry_out(["buildah", "build"], "building zoo:1", 1)
 
@@ -126,11 +191,16 @@ def test_an_image_that_nobody_has_is_not_pushed(programs, capsys) -> None:
     script(programs, "buildah", "exit 1")
     code, _, err = run(capsys, "push", "zoo:1")
     assert code == 1
-    assert "no image zoo:1 here: docker is not installed; podman is not installed; buildah does not have it" in err
+    assert (
+        "no image zoo:1 here: docker is not installed; podman is not installed; buildah does not"
+        " have it" in err
+    )
 
 
 @pytest.mark.parametrize("name", ["--privileged", "a b", "", "zoo;rm"])
-def test_what_can_be_no_image_is_refused_before_anything_is_run(tmp_path, programs, capsys, name: str) -> None:
+def test_what_can_be_no_image_is_refused_before_anything_is_run(
+    tmp_path, programs, capsys, name: str
+) -> None:
     run(capsys, "init", tmp_path / "zoo")
     code, _, err = run(capsys, "build", tmp_path / "zoo", f"--image={name}")
     assert code == 2 and f"{name!r} is no name of an image" in err

@@ -1,4 +1,7 @@
-"""Whole jobs with random flags: `python -m tests.fuzz_jobs --seconds 600`. The exit code is 1 if one of them failed."""
+"""Whole jobs with random flags: `python -m tests.fuzz_jobs --seconds 600`.
+
+The exit code is 1 if one of them failed.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,36 @@ from tests.fuzz_jobs.fuzzing import Plan, fuzz
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz_jobs", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=300, help="no job begins after so many (default: 300)")
     parser.add_argument(
-        "--seed", type=int, default=None, help="seed of the first job; each next one has the next (default: by the time)"
+        "--seconds", type=float, default=300, help="no job begins after so many (default: 300)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=None,
+        help="seed of the first job; each next one has the next (default: by the time)",
     )
     parser.add_argument("--strategy", choices=[*Strategy, "both"], default="both")
-    parser.add_argument("--jobs", type=int, default=0, help="at most so many (default: as many as there is time for)")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=0,
+        help="at most so many (default: as many as there is time for)",
+    )
     parser.add_argument("--parallel", type=int, default=2, help="jobs at a time (default: 2)")
     parser.add_argument(
-        "--kill", type=float, default=0.0, metavar="SHARE", help="share of jobs of which a worker is killed (default: 0)"
+        "--kill",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of jobs of which a worker is killed (default: 0)",
     )
-    parser.add_argument("--keep", action="store_true", help="leave the folders of jobs that ended well, too")
-    parser.add_argument("--folder", type=Path, default=None, help="where the jobs' folders are made")
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the folders of jobs that ended well, too"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="where the jobs' folders are made"
+    )
     chosen = parser.parse_args()
     first = int(time.time()) if chosen.seed is None else chosen.seed
     print(f"the first seed is {first}", flush=True)

@@ -15,7 +15,9 @@ SECONDS = 50.0
 
 def hold(strategy: Strategy, folder: Path) -> None:
     """Fuzz for a minute; every job has to hold. Prints its seeds."""
-    summary = fuzz(Plan([strategy], _seeds(), SECONDS, parallel=1, kill_share=0.25, folder=folder), print)
+    summary = fuzz(
+        Plan([strategy], _seeds(), SECONDS, parallel=1, kill_share=0.25, folder=folder), print
+    )
     print(summary)
     assert summary.verdicts, "no job was run"
     assert not summary.failed, "\n\n".join(verdict.report() for verdict in summary.failed)

@@ -23,12 +23,19 @@ class Prepared:
     arguments: list[str]
 
     def elsewhere(self, folder: Path) -> Prepared:
-        """The same flags with the module and the data of this one, for another job below `folder`."""
-        moved = {str(self.job): str(folder / "job"), str(self.folder / "export"): str(folder / "export")}
+        """The same flags with the module and the data of this one, for another job below
+        `folder`.
+        """
+        moved = {
+            str(self.job): str(folder / "job"),
+            str(self.folder / "export"): str(folder / "export"),
+        }
         more = [] if "job_dir" not in self.draft.in_file else ["--job-dir", str(folder / "job")]
         if "output" in self.draft.in_file:
             more += ["--output", str(folder / "export")]
-        return Prepared(self.draft, folder, [*(moved.get(one, one) for one in self.arguments), *more])
+        return Prepared(
+            self.draft, folder, [*(moved.get(one, one) for one in self.arguments), *more]
+        )
 
     @property
     def job(self) -> Path:
@@ -53,13 +60,20 @@ def prepared(draft: Draft, folder: Path) -> Prepared:
     places = {
         Place.ZOO: folder / "zoo",
         Place.TRAINING: training,
-        Place.VALIDATION: _write_data(draft, folder / "validation", (draft.validation,)) if draft.validation else "",
+        Place.VALIDATION: (
+            _write_data(draft, folder / "validation", (draft.validation,))
+            if draft.validation
+            else ""
+        ),
         Place.OUTPUT: folder / "export",
         Place.TENSORBOARD: folder / "tensorboard",
         Place.JOB: folder / "job",
         Place.FREE_PORT: _free_port() if Place.FREE_PORT in draft.flags.values() else 0,
     }
-    values = {name: str(places[value]) if isinstance(value, Place) else value for name, value in draft.flags.items()}
+    values = {
+        name: str(places[value]) if isinstance(value, Place) else value
+        for name, value in draft.flags.items()
+    }
     arguments = _given(draft, values)
     if draft.in_file:
         arguments = ["-f", str(_write_yaml(draft, values, folder / "job.yaml")), *arguments]
@@ -77,13 +91,20 @@ def _given(draft: Draft, values: dict[str, Value]) -> list[str]:
 def _write_yaml(draft: Draft, values: dict[str, Value], path: Path) -> Path:
     from elasticdl.cli.views.yaml_documents import as_yaml
 
-    path.write_text(as_yaml({name.replace("_", draft.spelling[name]): values[name] for name in draft.in_file}))
+    path.write_text(
+        as_yaml({name.replace("_", draft.spelling[name]): values[name] for name in draft.in_file})
+    )
     return path
 
 
 def _write_zoo(draft: Draft, zoo: Path) -> None:
     shutil.copytree(ZOO, zoo, ignore=shutil.ignore_patterns("__pycache__"))
-    names = ["Subclassed", "custom_model", "eval_metrics_fn", "feed_batch" if draft.by_batches else "feed"]
+    names = [
+        "Subclassed",
+        "custom_model",
+        "eval_metrics_fn",
+        "feed_batch" if draft.by_batches else "feed",
+    ]
     names += ["callbacks"] if draft.callbacks or draft.choose.random() < 0.3 else []
     lines = [f"from counting import {', '.join(names)}"]
     lines.append(f"from {'ring_counting' if draft.on_ring else 'counting'} import loss, optimizer")
@@ -106,14 +127,20 @@ def _write_data(draft: Draft, folder: Path, files: tuple[int, ...]) -> str:
         return str(folder)
     if draft.as_glob:
         return str(folder / f"part-*{suffix}")
-    return str(folder) if len(files) > 1 or draft.choose.random() < 0.5 else str(folder / f"part-0{suffix}")
+    return (
+        str(folder)
+        if len(files) > 1 or draft.choose.random() < 0.5
+        else str(folder / f"part-0{suffix}")
+    )
 
 
 def _spoil(draft: Draft, folder: Path) -> None:
     for number in range(len(draft.files)):
         path = folder / f"part-{number}.csv"
         bad = [(line, records.BAD_ROW) for file, line in draft.bad_rows if file == number]
-        bad += [(line, f"row,{records.BAD_CELL}") for file, line in draft.bad_cells if file == number]
+        bad += [
+            (line, f"row,{records.BAD_CELL}") for file, line in draft.bad_cells if file == number
+        ]
         for line, text in sorted(bad, reverse=True):
             records.spoil(path, text, [line])
 

@@ -1,4 +1,6 @@
-"""What the weights of `zoo/counting.py` say was trained: read from an export and from checkpoints."""
+"""What the weights of `zoo/counting.py` say was trained: read from an export and from
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Counts:
         """What was trained after that."""
         if before is None:
             return self
-        return Counts(self.records - before.records, self.buckets - before.buckets, self.total - before.total)
+        return Counts(
+            self.records - before.records, self.buckets - before.buckets, self.total - before.total
+        )
 
     def problem(self) -> str:
         """Where the three do not agree with one another, '' if they do."""
@@ -92,13 +96,16 @@ def of_ledger(directory: Path) -> tuple[int, int]:
 def checkpoints(job: Path) -> list[Path]:
     """Complete ones, oldest first."""
     found = (job / "checkpoints").glob(f"version-*/{MANIFEST}")
-    return sorted((path.parent for path in found), key=lambda path: int(path.name.removeprefix("version-")))
+    return sorted(
+        (path.parent for path in found), key=lambda path: int(path.name.removeprefix("version-"))
+    )
 
 
 def _of_named(values: Mapping[str, Floats], width: int) -> Counts:
     """From arrays by the path of their variable."""
     records, buckets, total = (
-        [one for name, one in values.items() if f"{part}/" in name] for part in ("records", "buckets", "total")
+        [one for name, one in values.items() if f"{part}/" in name]
+        for part in ("records", "buckets", "total")
     )
     return Counts(records[0].sum(axis=1) / width, buckets[0][:, 0], float(total[0]))
 
@@ -113,16 +120,22 @@ def _of_servers(directory: Path, rows: int, width: int) -> Counts:
         data = path.read_bytes()
         for read in part.dense_reads(0, 1):
             if read.section == WEIGHTS:
-                flat[read.at : read.at + read.count] = np.frombuffer(data, np.float32, read.count, read.offset)
+                flat[read.at : read.at + read.count] = np.frombuffer(
+                    data, np.float32, read.count, read.offset
+                )
         for found in part.table_reads(0, 1):
             ids = np.frombuffer(data, np.int64, found.rows, found.offset)
             table = tables[found.table]
-            values = np.frombuffer(data, np.float32, found.rows * table.shape[1], found.offset + ids.nbytes)
+            values = np.frombuffer(
+                data, np.float32, found.rows * table.shape[1], found.offset + ids.nbytes
+            )
             table[ids] = values.reshape(-1, table.shape[1])
     named, begin = {}, 0
     for one in spec.dense:
         named[f"{one.path}/"] = flat[begin : begin + one.size].reshape(one.shape).astype(np.float64)
         begin += one.size
     for table, values in zip(spec.tables, tables, strict=True):
-        named[f"{table.name}/"] = values[: BUCKETS if table.name.endswith("buckets") else rows].astype(np.float64)
+        named[f"{table.name}/"] = values[
+            : BUCKETS if table.name.endswith("buckets") else rows
+        ].astype(np.float64)
     return _of_named(named, width)

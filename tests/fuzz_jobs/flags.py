@@ -1,6 +1,7 @@
 """A job with random flags, made from a seed: `draw` decides everything, and touches no file.
 
-`DRAWN` has a function for each flag of `elasticdl train` that does not need a cluster; `EXCLUDED` says
+`DRAWN` has a function for each flag of `elasticdl train` that does not need a cluster; `EXCLUDED`
+says
 of each other one why it is not drawn. A test holds both against what `train --help` offers.
 """
 
@@ -38,7 +39,10 @@ STYLES: Mapping[str, tuple[str, str]] = {
     "parquet": (".parquet", "columns=id"),
     "lines": ("", "ignored=1"),
 }
-"""How records are written: names of files, and the reader's parameters. `lines` is read by a reader of the module's own."""
+"""How records are written: names of files, and the reader's parameters.
+
+`lines` is read by a reader of the module's own.
+"""
 
 
 class Place(StrEnum):
@@ -68,7 +72,10 @@ Value = Place | int | float | str
 
 @dataclass
 class Draft:
-    """What a job is to be. `flags` without those that stay at their defaults, in the order of `DRAWN`."""
+    """What a job is to be.
+
+    `flags` without those that stay at their defaults, in the order of `DRAWN`.
+    """
 
     seed: int
     strategy: Strategy
@@ -135,7 +142,10 @@ class Draft:
 
 
 Draw = Callable[[Draft], Value | None]
-"""The value of a flag, None where it is to stay at its default. Later ones may look at what is there."""
+"""The value of a flag, None where it is to stay at its default.
+
+Later ones may look at what is there.
+"""
 
 
 def draw(seed: int, strategy: Strategy) -> Draft:
@@ -166,38 +176,58 @@ def near(choose: random.Random, value: int, low: int = 1) -> int:
 
 
 def _data(draft: Draft) -> None:
-    """How many records, in which files. Batches and epochs come first: together they bound the steps of a job."""
+    """How many records, in which files.
+
+    Batches and epochs come first: together they bound the steps of a job.
+    """
     choose = draft.choose
     batch, epochs = spread(choose, 1, 300), choose.choice((1, 1, 2, 3, 4))
     draft.flags["minibatch_size"], draft.flags["num_epochs"] = batch, epochs
     most = min(10_000, max(1, MOST_STEPS // epochs) * batch)
-    draft.rows = 1 if choose.random() < 0.03 else spread(choose, 1, most) if choose.random() < 0.3 else choose.randint(1, most)
+    draft.rows = (
+        1
+        if choose.random() < 0.03
+        else spread(choose, 1, most)
+        if choose.random() < 0.3
+        else choose.randint(1, most)
+    )
     if choose.random() < 0.2:
         draft.rows = min(most, near(choose, batch * choose.randint(1, 5)))
     draft.style = choose.choice(list(STYLES))
     count = 1 if draft.style == "npy" else min(draft.rows, choose.choice((1, 1, 2, 3, 5)))
     cuts = sorted(choose.sample(range(1, draft.rows), count - 1))
-    draft.files = tuple(end - begin for begin, end in zip((0, *cuts), (*cuts, draft.rows), strict=True))
+    draft.files = tuple(
+        end - begin for begin, end in zip((0, *cuts), (*cuts, draft.rows), strict=True)
+    )
     draft.as_glob = choose.random() < 0.3
     draft.group = spread(choose, 1, 500)
     if draft.style == "csv" and choose.random() < 0.3:
         _spoil(draft)
     if choose.random() < 0.65:
-        draft.validation = min(draft.rows, spread(choose, 1, 1000))  # the same ids: there are no others
+        draft.validation = min(
+            draft.rows, spread(choose, 1, 1000)
+        )  # the same ids: there are no others
 
 
 def _spoil(draft: Draft) -> None:
-    """A few bad rows. On a ring, a row that `feed` cannot take ends the job: docs/how-to/ring.md."""
+    """A few bad rows.
+
+    On a ring, a row that `feed` cannot take ends the job: docs/how-to/ring.md.
+    """
     choose = draft.choose
     places = [
-        (number, choose.randint(0, records)) for number, records in enumerate(draft.files) for _ in range(choose.randint(0, 2))
+        (number, choose.randint(0, records))
+        for number, records in enumerate(draft.files)
+        for _ in range(choose.randint(0, 2))
     ]
     cells = 0 if draft.on_ring else choose.randint(0, len(places))
     draft.bad_cells, draft.bad_rows = tuple(places[:cells]), tuple(places[cells:])
 
 
 def _then(draft: Draft) -> None:
-    """Some jobs are stopped and resumed, maybe with other processes, and some begin where another one ended."""
+    """Some jobs are stopped and resumed, maybe with other processes, and some begin where another
+    one ended.
+    """
     choose = draft.choose
     draft.then = choose.choices((Then.NOTHING, Then.RESUME, Then.BEGIN_WITH), (75, 15, 10))[0]
     if draft.most_steps:  # a job that ends by itself before its data does is no base to count from
@@ -210,7 +240,7 @@ def _then(draft: Draft) -> None:
             draft.changed += ("--num-ps-pods", str(choose.choice((1, 2, 3))))
 
 
-# -- a function for each flag
+# A function for each flag
 
 
 def _maybe(chance: float, of: Draw) -> Draw:
@@ -233,7 +263,9 @@ def _model_def(draft: Draft) -> Value:
 
 def _model_params(draft: Draft) -> Value:
     choose = draft.choose
-    draft.kind = choose.choice(("keras", "dense") if draft.on_ring else ("keras", "dense", "served", "unbounded"))
+    draft.kind = choose.choice(
+        ("keras", "dense") if draft.on_ring else ("keras", "dense", "served", "unbounded")
+    )
     draft.width = choose.choice((1, 1, 2, 16))
     found = {"rows": draft.rows, "kind": draft.kind, "width": draft.width}
     if draft.on_ring:
@@ -268,7 +300,11 @@ def _num_epochs(draft: Draft) -> Value | None:
 
 def _max_bad(draft: Draft) -> Value | None:
     """Enough, and no more: each epoch counts its own."""
-    return draft.bad + draft.choose.choice((0, 0, 3)) if draft.bad else draft.choose.choice((None, 0, 5))
+    return (
+        draft.bad + draft.choose.choice((0, 0, 3))
+        if draft.bad
+        else draft.choose.choice((None, 0, 5))
+    )
 
 
 def _evaluation_steps(draft: Draft) -> Value | None:
@@ -278,7 +314,11 @@ def _evaluation_steps(draft: Draft) -> Value | None:
 
 
 def _evaluation_seconds(draft: Draft) -> Value | None:
-    return round(draft.choose.uniform(0.3, 3), 2) if draft.validation and draft.choose.random() < 0.15 else None
+    return (
+        round(draft.choose.uniform(0.3, 3), 2)
+        if draft.validation and draft.choose.random() < 0.15
+        else None
+    )
 
 
 def _checkpoint_steps(draft: Draft) -> Value | None:
@@ -288,11 +328,19 @@ def _checkpoint_steps(draft: Draft) -> Value | None:
 
 
 def _scaled(draft: Draft) -> Value | None:
-    return draft.choose.choice((None, "fixed", "scaled", "scaled")) if draft.on_ring else draft.choose.choice((None, "fixed"))
+    return (
+        draft.choose.choice((None, "fixed", "scaled", "scaled"))
+        if draft.on_ring
+        else draft.choose.choice((None, "fixed"))
+    )
 
 
 def _lr_scaling(draft: Draft) -> Value | None:
-    ways = (None, "none", "linear", "sqrt") if draft.flags.get("global_batch") == "scaled" else (None, "none")
+    ways = (
+        (None, "none", "linear", "sqrt")
+        if draft.flags.get("global_batch") == "scaled"
+        else (None, "none")
+    )
     return draft.choose.choice(ways)
 
 
@@ -337,7 +385,9 @@ DRAWN: Mapping[str, Draw] = {
     "seed": _maybe(0.6, lambda draft: draft.choose.choice((0, 1, draft.choose.getrandbits(63)))),
     "max_bad_records": _max_bad,
     "distribution_strategy": lambda draft: (
-        "AllreduceStrategy" if draft.on_ring else draft.choose.choice((None, "ParameterServerStrategy"))
+        "AllreduceStrategy"
+        if draft.on_ring
+        else draft.choose.choice((None, "ParameterServerStrategy"))
     ),
     "evaluation_steps": _evaluation_steps,
     "evaluation_seconds": _evaluation_seconds,
@@ -354,7 +404,9 @@ DRAWN: Mapping[str, Draw] = {
     "job_name": _job_name,
     "job_dir": lambda draft: Place.JOB,
     "num_workers": _workers,
-    "num_ps_pods": lambda draft: draft.choose.choice((None, 0)) if draft.on_ring else draft.choose.choice((None, 1, 2, 3)),
+    "num_ps_pods": lambda draft: (
+        draft.choose.choice((None, 0)) if draft.on_ring else draft.choose.choice((None, 1, 2, 3))
+    ),
     "max_relaunches": _one_of(None, None, 0, 5),
     "status_port": _one_of(None, None, 0, Place.FREE_PORT),
     "envs": _envs,
@@ -369,7 +421,9 @@ EXCLUDED: Mapping[str, str] = {
     "dry_run": "starts no job",
     "file": "given where a draft has flags `in_file`",
     "form": "given by whoever runs the job: the results are read as JSON",
-    "checkpoint_dir_for_init": "given to the second job of a draft that begins with the first one's checkpoint",
+    "checkpoint_dir_for_init": (
+        "given to the second job of a draft that begins with the first one's checkpoint"
+    ),
     "resume": "given to the second run of a job that was stopped",
 }
 """Flags that `draw` does not draw, and why."""

@@ -21,7 +21,10 @@ Key = tuple[Strategy, int]
 
 @dataclass(frozen=True)
 class Plan:
-    """Which jobs, and for how long. No job begins after `seconds`, nor after `jobs` of them (0: no such bound)."""
+    """Which jobs, and for how long.
+
+    No job begins after `seconds`, nor after `jobs` of them (0: no such bound).
+    """
 
     strategies: Sequence[Strategy]
     seeds: Iterator[int]
@@ -46,14 +49,35 @@ class Summary:
 
     def __str__(self) -> str:
         ended = sum(verdict.runs[-1].code == 0 for verdict in self.verdicts if verdict.runs)
-        parts = [f"{len(self.verdicts)} jobs in {self.seconds:.0f} s: {ended} ended with 0, {len(self.failed)} failed"]
+        parts = [
+            f"{len(self.verdicts)} jobs in {self.seconds:.0f} s: {ended} ended with 0,"
+            f" {len(self.failed)} failed"
+        ]
         for strategy in Strategy:
-            took_s = [verdict.seconds for verdict in self.verdicts if verdict.prepared.draft.strategy is strategy]
+            took_s = [
+                verdict.seconds
+                for verdict in self.verdicts
+                if verdict.prepared.draft.strategy is strategy
+            ]
             if took_s:
-                kills = sum(run.kills for one in self.verdicts if one.prepared.draft.strategy is strategy for run in one.runs)
-                parts.append(f"{strategy} {len(took_s)} jobs, {sum(took_s) / len(took_s):.1f} s each, {kills} kills")
+                kills = sum(
+                    run.kills
+                    for one in self.verdicts
+                    if one.prepared.draft.strategy is strategy
+                    for run in one.runs
+                )
+                parts.append(
+                    f"{strategy} {len(took_s)} jobs, {sum(took_s) / len(took_s):.1f} s each,"
+                    f" {kills} kills"
+                )
         if self.failed:
-            parts.append("seeds " + ", ".join(f"{one.prepared.draft.strategy} {one.prepared.draft.seed}" for one in self.failed))
+            parts.append(
+                "seeds "
+                + ", ".join(
+                    f"{one.prepared.draft.strategy} {one.prepared.draft.seed}"
+                    for one in self.failed
+                )
+            )
         return "; ".join(parts)
 
 

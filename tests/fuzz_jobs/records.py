@@ -15,7 +15,10 @@ BAD_CELL = "no number"
 
 
 def write(path: Path, style: str, ids: Sequence[int], *, group: int = 128) -> None:
-    """One file; `style` is one of those of `flags.STYLES`. `group`: records in a row group of Parquet."""
+    """One file; `style` is one of those of `flags.STYLES`.
+
+    `group`: records in a row group of Parquet.
+    """
     {
         "csv": _csv,
         "csv-plain": _csv_plain,
@@ -42,7 +45,9 @@ def _csv(path: Path, ids: Sequence[int]) -> None:
 
 
 def _csv_plain(path: Path, ids: Sequence[int]) -> None:
-    """Without a header, with quotes where none are needed, newlines and delimiters within them, and \\r\\n."""
+    """Without a header, with quotes where none are needed, newlines and delimiters within them, and
+    \\r\\n.
+    """
     path.write_bytes("".join(f'"{one}","a ""note"";\nof two lines"\r\n' for one in ids).encode())
 
 
@@ -55,7 +60,12 @@ def _tfrecord(path: Path, ids: Sequence[int]) -> None:
         for one in ids:
             data = str(one).encode()
             length = struct.pack("<Q", len(data))
-            file.write(length + struct.pack("<I", _masked(length)) + data + struct.pack("<I", _masked(data)))
+            file.write(
+                length
+                + struct.pack("<I", _masked(length))
+                + data
+                + struct.pack("<I", _masked(data))
+            )
 
 
 def _masked(data: bytes) -> int:

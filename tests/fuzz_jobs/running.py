@@ -1,4 +1,6 @@
-"""One fuzzed job from its draft to a verdict: what it left is held against what it says of itself."""
+"""One fuzzed job from its draft to a verdict: what it left is held against what it says of
+itself.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ from tests.fuzz_jobs.counts import Counts
 from tests.fuzz_jobs.flags import Then
 
 STANDS_S = 90.0
-"""Nothing that a job tells has changed for so long: it stands still. Processes that start are told of, too."""
+"""Nothing that a job tells has changed for so long: it stands still.
+
+Processes that start are told of, too.
+"""
 LIMIT_S = 420.0
 """The longest that a job may take, whatever it tells."""
 _LOOK_S = 1.0
@@ -59,14 +64,26 @@ class Verdict:
     def report(self) -> str:
         """All that is needed to look into it."""
         draft = self.prepared.draft
-        again = f"python -m tests.fuzz_jobs --strategy {draft.strategy} --seed {draft.seed} --jobs 1 --keep"
-        lines = [f"FAILED: seed {draft.seed}, {draft.strategy}: {'; '.join(self.problems)}", f"again: {again}"]
+        again = (
+            f"python -m tests.fuzz_jobs --strategy {draft.strategy} --seed {draft.seed} --jobs 1"
+            " --keep"
+        )
+        lines = [
+            f"FAILED: seed {draft.seed}, {draft.strategy}: {'; '.join(self.problems)}",
+            f"again: {again}",
+        ]
         lines.append(f"command: {shlex.join(command('train', *self.prepared.arguments))}")
-        lines += [f"--- run {number} ended with {run.code}\n{_tail(run.output, 40)}" for number, run in enumerate(self.runs, 1)]
+        lines += [
+            f"--- run {number} ended with {run.code}\n{_tail(run.output, 40)}"
+            for number, run in enumerate(self.runs, 1)
+        ]
         stood = [run.stood for run in self.runs if run.stood]
         lines += stood
         logs = sorted((self.prepared.job / "logs").glob("*.log"))
-        lines += [f"--- {log.name}\n{_tail(log.read_text(errors='replace'), 300 if stood else _TAIL_LINES)}" for log in logs]
+        lines += [
+            f"--- {log.name}\n{_tail(log.read_text(errors='replace'), 300 if stood else _TAIL_LINES)}"
+            for log in logs
+        ]
         return "\n".join(lines)
 
 
@@ -81,7 +98,10 @@ def environment() -> dict[str, str]:
 
 
 def run_job(prepared: Prepared, *, kill: bool = False) -> Verdict:
-    """Run it to its end and look at what it left. `kill`: SIGKILL to one worker at a random moment."""
+    """Run it to its end and look at what it left.
+
+    `kill`: SIGKILL to one worker at a random moment.
+    """
     verdict, draft = Verdict(prepared), prepared.draft
     try:
         if draft.then is Then.RESUME:
@@ -95,7 +115,13 @@ def run_job(prepared: Prepared, *, kill: bool = False) -> Verdict:
     return verdict
 
 
-def _ran(verdict: Verdict, prepared: Prepared, act: Act | None = None, *more: str, before: Counts | None = None) -> None:
+def _ran(
+    verdict: Verdict,
+    prepared: Prepared,
+    act: Act | None = None,
+    *more: str,
+    before: Counts | None = None,
+) -> None:
     """One run that is to end by itself, well, with all that there is trained."""
     run = _run(prepared, [*prepared.arguments, *more], act)
     verdict.runs.append(run)
@@ -106,12 +132,16 @@ def _ran(verdict: Verdict, prepared: Prepared, act: Act | None = None, *more: st
 
 
 def _stopped_and_resumed(verdict: Verdict) -> None:
-    """Ctrl-C at a random moment; then it goes on from the checkpoint that it left, if it came to make one."""
+    """Ctrl-C at a random moment; then it goes on from the checkpoint that it left, if it came to
+    make one.
+    """
     prepared = verdict.prepared
     first = _run(prepared, prepared.arguments, Stop(prepared))
     verdict.runs.append(first)
     if first.stood or first.code not in (0, 130):
-        verdict.problems.append(first.stood.partition("\n")[0] or f"exit code {first.code} after Ctrl-C")
+        verdict.problems.append(
+            first.stood.partition("\n")[0] or f"exit code {first.code} after Ctrl-C"
+        )
     elif first.code == 0:
         verdict.problems += _problems(prepared, first, None)
     elif counts.checkpoints(prepared.job):
@@ -119,7 +149,9 @@ def _stopped_and_resumed(verdict: Verdict) -> None:
 
 
 def _begun_with_its_checkpoint(verdict: Verdict) -> None:
-    """Another job with the same flags, whose weights begin where the newest checkpoint of the first was."""
+    """Another job with the same flags, whose weights begin where the newest checkpoint of the first
+    was.
+    """
     prepared = verdict.prepared
     found = counts.checkpoints(prepared.job)
     if not found:
@@ -127,7 +159,14 @@ def _begun_with_its_checkpoint(verdict: Verdict) -> None:
     before = counts.of_checkpoint(found[-1], prepared.draft.rows, prepared.draft.width)
     folder = prepared.folder / "second"
     folder.mkdir()
-    _ran(verdict, prepared.elsewhere(folder), None, "--checkpoint-dir-for-init", str(found[-1].parent), before=before)
+    _ran(
+        verdict,
+        prepared.elsewhere(folder),
+        None,
+        "--checkpoint-dir-for-init",
+        str(found[-1].parent),
+        before=before,
+    )
 
 
 def _run(prepared: Prepared, arguments: list[str], act: Act | None) -> Run:
@@ -146,10 +185,18 @@ def _run(prepared: Prepared, arguments: list[str], act: Act | None) -> Run:
         finally:
             _end(process, prepared)
     kills = act.kills if act else 0
-    return Run(process.returncode, log.read_text(errors="replace"), time.monotonic() - begin_s, kills, stood)
+    return Run(
+        process.returncode,
+        log.read_text(errors="replace"),
+        time.monotonic() - begin_s,
+        kills,
+        stood,
+    )
 
 
-def _watched(process: subprocess.Popen[bytes], prepared: Prepared, begin_s: float, act: Act | None) -> str:
+def _watched(
+    process: subprocess.Popen[bytes], prepared: Prepared, begin_s: float, act: Act | None
+) -> str:
     """'' when it has ended by itself; else what it said of itself when it was given up."""
     told, since_s = "", begin_s
     while True:
@@ -177,9 +224,20 @@ def _told(status: Mapping[str, Any] | None) -> str:
     """What changes while a job gets on."""
     if status is None:
         return ""
-    processes = [(one["name"], one["state"], one["records"], one["evaluated"]) for one in status["processes"]]
+    processes = [
+        (one["name"], one["state"], one["records"], one["evaluated"]) for one in status["processes"]
+    ]
     records = {name: count for name, count in status["records"].items() if name != "records_per_s"}
-    return repr((status["phase"], status["version"], records, processes, status["shards"], len(status["checkpoints"])))
+    return repr(
+        (
+            status["phase"],
+            status["version"],
+            records,
+            processes,
+            status["shards"],
+            len(status["checkpoints"]),
+        )
+    )
 
 
 def _status(job: Path) -> dict[str, Any] | None:
@@ -198,7 +256,9 @@ def _status(job: Path) -> dict[str, Any] | None:
 
 
 def _stood(prepared: Prepared, why: str) -> str:
-    """With the words of the verbs that are there for that, and stacks of the workers in their logs."""
+    """With the words of the verbs that are there for that, and stacks of the workers in their
+    logs.
+    """
     said = [why]
     for name, pid in _processes(prepared.job):
         if name.startswith("worker-"):
@@ -206,7 +266,12 @@ def _stood(prepared: Prepared, why: str) -> str:
                 os.kill(pid, signal.SIGUSR1)  # zoo/counting.py waits for it
     for verb in (("status",), ("why", "-n", "40")):
         asked = subprocess.run(
-            command(*verb, str(prepared.job)), capture_output=True, text=True, env=environment(), timeout=_VERB_S, check=False
+            command(*verb, str(prepared.job)),
+            capture_output=True,
+            text=True,
+            env=environment(),
+            timeout=_VERB_S,
+            check=False,
         )
         said.append(f"--- elasticdl {verb[0]}\n{_tail(asked.stdout + asked.stderr, 45)}")
     return "\n".join(said)
@@ -232,7 +297,11 @@ def _processes(job: Path) -> Iterator[tuple[str, int]]:
         with suppress(OSError):
             entries = environ.read_bytes().split(b"\0")
             if wanted in entries:
-                names = [one.partition(b"=")[2].decode() for one in entries if one.startswith(b"ELASTICDL_PROCESS=")]
+                names = [
+                    one.partition(b"=")[2].decode()
+                    for one in entries
+                    if one.startswith(b"ELASTICDL_PROCESS=")
+                ]
                 yield (names or ["master"])[0], int(environ.parent.name)
 
 
@@ -260,7 +329,11 @@ class Kill(Act):
     """SIGKILL to a worker."""
 
     def _act(self, status: Mapping[str, Any], process: subprocess.Popen[bytes]) -> bool:
-        found = [one["where"] for one in status["processes"] if one["role"] == "worker" and one["where"].startswith("pid ")]
+        found = [
+            one["where"]
+            for one in status["processes"]
+            if one["role"] == "worker" and one["where"].startswith("pid ")
+        ]
         if found:
             os.kill(int(self._choose.choice(found).removeprefix("pid ")), signal.SIGKILL)
             self.kills += 1
@@ -275,7 +348,7 @@ class Stop(Act):
         return True
 
 
-# -- what is true of a job that ended well
+# What is true of a job that ended well
 
 
 def _problems(prepared: Prepared, run: Run, before: Counts | None) -> list[str]:
@@ -294,7 +367,10 @@ def _of_receipt(prepared: Prepared, receipt: Mapping[str, Any], run: Run) -> Ite
     draft, total = prepared.draft, receipt["total"]
     stopped = bool(draft.most_steps and "stop" in draft.callbacks)
     if not stopped:
-        wanted = {"expected": (draft.rows + draft.bad) * draft.epochs, "trained": draft.rows * draft.epochs}
+        wanted = {
+            "expected": (draft.rows + draft.bad) * draft.epochs,
+            "trained": draft.rows * draft.epochs,
+        }
         wanted |= {"bad": draft.bad * draft.epochs, "left": 0}
         for name, count in wanted.items():
             if total[name] != count:
@@ -309,10 +385,15 @@ def _of_receipt(prepared: Prepared, receipt: Mapping[str, Any], run: Run) -> Ite
 def _of_status(receipt: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
     for name in ("trained", "bad", "lost", "left", "repeated"):
         if status["records"][name] != receipt["total"][name]:
-            yield f"the last status has {status['records'][name]} {name}, the receipt {receipt['total'][name]}"
+            yield (
+                f"the last status has {status['records'][name]} {name}, the receipt"
+                f" {receipt['total'][name]}"
+            )
 
 
-def _of_metrics(prepared: Prepared, receipt: Mapping[str, Any], status: Mapping[str, Any], before: Counts | None) -> Iterator[str]:
+def _of_metrics(
+    prepared: Prepared, receipt: Mapping[str, Any], status: Mapping[str, Any], before: Counts | None
+) -> Iterator[str]:
     """The last evaluation saw all records once, and weights with all that was trained."""
     draft, metrics, total = prepared.draft, status["metrics"], receipt["total"]
     if not draft.validation:
@@ -322,10 +403,15 @@ def _of_metrics(prepared: Prepared, receipt: Mapping[str, Any], status: Mapping[
     low = total["trained"] + (before.total if before else 0)
     high = low + total["repeated"]
     if not low <= metrics.get("total", -1) <= high:
-        yield f"the last evaluation was of weights with {metrics.get('total')} records, trained are {low:g} to {high:g}"
+        yield (
+            f"the last evaluation was of weights with {metrics.get('total')} records, trained are"
+            f" {low:g} to {high:g}"
+        )
 
 
-def _of_export(prepared: Prepared, receipt: Mapping[str, Any], before: Counts | None) -> Iterator[str]:
+def _of_export(
+    prepared: Prepared, receipt: Mapping[str, Any], before: Counts | None
+) -> Iterator[str]:
     if prepared.output is None:
         return
     draft = prepared.draft
@@ -337,21 +423,32 @@ def _of_export(prepared: Prepared, receipt: Mapping[str, Any], before: Counts | 
             yield "the weights file and the SavedModel differ"
 
 
-def _of_counts(where: str, found: Counts, prepared: Prepared, receipt: Mapping[str, Any]) -> Iterator[str]:
+def _of_counts(
+    where: str, found: Counts, prepared: Prepared, receipt: Mapping[str, Any]
+) -> Iterator[str]:
     """Each record was trained once in each epoch; what was repeated may be in it, too."""
     draft, total = prepared.draft, receipt["total"]
     if problem := found.problem():
         yield f"{where}: {problem}"
     low, high = total["trained"], total["trained"] + total["repeated"]
     if not low <= found.total <= high:
-        yield f"{where} was trained on {found.total:g} records, the receipt says {low:g} to {high:g}"
+        yield (
+            f"{where} was trained on {found.total:g} records, the receipt says {low:g} to {high:g}"
+        )
     least = 0 if total["left"] else draft.epochs
-    if found.records.min() < least or (not total["repeated"] and found.records.max() > draft.epochs):
-        odd = [(int(one), float(found.records[one])) for one in np.flatnonzero(found.records != draft.epochs)[:5]]
+    if found.records.min() < least or (
+        not total["repeated"] and found.records.max() > draft.epochs
+    ):
+        odd = [
+            (int(one), float(found.records[one]))
+            for one in np.flatnonzero(found.records != draft.epochs)[:5]
+        ]
         yield f"{where} has records that were not trained {draft.epochs} times: {odd}"
 
 
-def _of_checkpoints(prepared: Prepared, receipt: Mapping[str, Any], before: Counts | None) -> Iterator[str]:
+def _of_checkpoints(
+    prepared: Prepared, receipt: Mapping[str, Any], before: Counts | None
+) -> Iterator[str]:
     """Each is one cut: its weights have just the records that its ledger says."""
     draft = prepared.draft
     found = counts.checkpoints(prepared.job)
@@ -360,7 +457,8 @@ def _of_checkpoints(prepared: Prepared, receipt: Mapping[str, Any], before: Coun
         if problem := had.problem():
             yield f"{directory.name}: {problem}"
         trained, bad = counts.of_ledger(directory)
-        # Bad records that workers had not told of when the view was cut are among the trained ones there.
+        # Bad records that workers had not told of when the view was cut are among the trained ones
+        # there.
         least = trained - max(0, draft.bad * draft.epochs - bad)
         if not least <= had.total <= trained + receipt["total"]["repeated"]:
             yield f"{directory.name} has weights of {had.total:g} records, its ledger has {trained}"

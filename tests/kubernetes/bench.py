@@ -8,7 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 
-from elasticdl.cluster.base import ExitFacts, ProcessExited, ProcessName, ProcessObserved, ProcessSpec
+from elasticdl.cluster.base import (
+    ExitFacts,
+    ProcessExited,
+    ProcessName,
+    ProcessObserved,
+    ProcessSpec,
+)
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.labels import pod_name
 from elasticdl.cluster.kubernetes.plans import Identity, Image, Owner, PodPlan, Resources
@@ -21,11 +27,16 @@ STUBBORN = "trap '' TERM; echo $$ >/tmp/pid; exec sleep 600"
 
 def plan(place: Place, **resources: dict[str, str]) -> PodPlan:
     given = {"requests": {"cpu": "10m", "memory": "16Mi"}} | resources
-    return PodPlan(Image(place.busybox), Resources(**given), identity=Identity(user=1000), grace_s=5)
+    return PodPlan(
+        Image(place.busybox), Resources(**given), identity=Identity(user=1000), grace_s=5
+    )
 
 
 class KubernetesBench:
-    """A `KubernetesCluster` and the means to have its pods behave in some way. Also the contract suite's bench."""
+    """A `KubernetesCluster` and the means to have its pods behave in some way.
+
+    Also the contract suite's bench.
+    """
 
     at_hand = False
     cluster: KubernetesCluster
@@ -62,7 +73,8 @@ class KubernetesBench:
         await self.create(name, f"exit {code}")
 
     def kill(self, name: ProcessName) -> None:
-        # The process takes this command with it, as it shares its container: what it says is of no interest.
+        # The process takes this command with it, as it shares its container: what it says is of no
+        # interest.
         with suppress(RuntimeError):
             self.exec(name, "kill -9 $(cat /tmp/pid)")
 
@@ -71,13 +83,19 @@ class KubernetesBench:
         return len(self._uids[name])
 
     def exec(self, name: ProcessName, program: str) -> str:
-        return self.place.kubectl("-n", self.owner.namespace, "exec", self.pod(name), "--", "/bin/sh", "-c", program)
+        return self.place.kubectl(
+            "-n", self.owner.namespace, "exec", self.pod(name), "--", "/bin/sh", "-c", program
+        )
 
-    async def seen(self, name: ProcessName, *, running: bool = True, limit_s: float = LIMIT_S) -> ProcessObserved | ProcessExited:
+    async def seen(
+        self, name: ProcessName, *, running: bool = True, limit_s: float = LIMIT_S
+    ) -> ProcessObserved | ProcessExited:
         """The process runs (or waits for something that is said), or has ended."""
         async with asyncio.timeout(limit_s), aclosing(self.cluster.observe()) as events:
             async for event in events:
-                if event.name == name and (isinstance(event, ProcessExited) or event.running == running):
+                if event.name == name and (
+                    isinstance(event, ProcessExited) or event.running == running
+                ):
                     return event
         raise AssertionError("the cluster's events ended")
 
@@ -106,7 +124,11 @@ class KubernetesBench:
         """What the process waits for, once that has `words` in it."""
         async with asyncio.timeout(limit_s), aclosing(self.cluster.observe()) as events:
             async for event in events:
-                if event.name == name and isinstance(event, ProcessObserved) and words in event.waiting_for:
+                if (
+                    event.name == name
+                    and isinstance(event, ProcessObserved)
+                    and words in event.waiting_for
+                ):
                     return event.waiting_for
         raise AssertionError("the cluster's events ended")
 
@@ -117,7 +139,16 @@ class KubernetesBench:
             await asyncio.to_thread(self.exec, name, "until test -s /tmp/pid; do sleep 0.05; done")
 
     def _now(self, name: ProcessName) -> set[str]:
-        query = ["-n", self.owner.namespace, "get", "pod", self.pod(name), "--ignore-not-found", "-o", "jsonpath={.metadata.uid}"]
+        query = [
+            "-n",
+            self.owner.namespace,
+            "get",
+            "pod",
+            self.pod(name),
+            "--ignore-not-found",
+            "-o",
+            "jsonpath={.metadata.uid}",
+        ]
         return set(self.place.kubectl(*query).split())
 
 

@@ -1,4 +1,6 @@
-"""One cluster for all tests of a session, a namespace for each test: it enforces the restricted Pod Security standard."""
+"""One cluster for all tests of a session, a namespace for each test: it enforces the restricted Pod
+Security standard.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ LONGEST_FIRST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ours = [index for index, item in enumerate(items) if item.path.parent == Path(__file__).parent]
     names = {f"test_kubernetes_{name}": place for place, name in enumerate(LONGEST_FIRST)}
-    ordered = sorted((items[index] for index in ours), key=lambda item: names.get(item.path.stem, len(names)))
+    ordered = sorted(
+        (items[index] for index in ours), key=lambda item: names.get(item.path.stem, len(names))
+    )
     for index, item in zip(ours, ordered, strict=True):
         items[index] = item
 
@@ -75,11 +79,15 @@ def owner(place: Place, namespace: str) -> Owner:
 
 @pytest.fixture(scope="session")
 def elasticdl_image(whole_cluster: Place) -> str:
-    """The project's image with a model zoo on top: the project's own modules, and those of `zoo/`."""
+    """The project's image with a model zoo on top: the project's own modules, and those of
+    `zoo/`.
+    """
     if given := os.environ.get("ELASTICDL_TEST_IMAGE"):
         return given
     if whole_cluster.own is None:
-        pytest.skip("a cluster that KUBECONFIG names needs ELASTICDL_TEST_IMAGE, an image that it can pull")
+        pytest.skip(
+            "a cluster that KUBECONFIG names needs ELASTICDL_TEST_IMAGE, an image that it can pull"
+        )
     whole_cluster.own.import_image(image.project_zoo())
     return image.ZOO
 

@@ -25,27 +25,44 @@ def delete(job: Job, process: str) -> None:
 
 def evict(job: Job, process: str) -> None:
     """By the Eviction API, as `kubectl drain` does; returns when the job knows of it."""
-    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": job.pod(process), "namespace": job.jobs.namespace}}
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": job.pod(process), "namespace": job.jobs.namespace},
+    }
     path = f"/api/v1/namespaces/{job.jobs.namespace}/pods/{job.pod(process)}/eviction"
     kubectl(job, "create", "--raw", path, "-f", "-", text=json.dumps(body))
     job.ended(process)
 
 
 def cut_off(job: Job, process: str) -> None:
-    """Take a pod's network away, as a switch or a node that is gone does: its process runs on, nobody is told, no connection is closed."""
+    """Take a pod's network away, as a switch or a node that is gone does: its process runs on,
+    nobody is told, no connection is closed.
+    """
     own = job.jobs.place.own
     assert own is not None
     link = int(kubectl(job, "exec", job.pod(process), "--", "cat", "/sys/class/net/eth0/iflink"))
-    links = json.loads(subprocess.run(own.inside(["ip", "-j", "link"]), capture_output=True, text=True, check=True).stdout)
+    links = json.loads(
+        subprocess.run(
+            own.inside(["ip", "-j", "link"]), capture_output=True, text=True, check=True
+        ).stdout
+    )
     name = next(one["ifname"] for one in links if one["ifindex"] == link)
     subprocess.run(own.inside(["ip", "link", "set", name, "down"]), check=True)
 
 
 @contextlib.contextmanager
 def filled(job: Job, cpu_m: int) -> Iterator[None]:
-    """A pod that asks for so much of the node, of a class above all workers' and below that of masters and servers, is made; and goes again."""
+    """A pod that asks for so much of the node, of a class above all workers' and below that of
+    masters and servers, is made; and goes again.
+    """
     above = f"above-{job.jobs.namespace}"
-    between = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": above}, "value": -105}
+    between = {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": above},
+        "value": -105,
+    }
     kubectl(job, "create", "-f", "-", text=json.dumps(between))
     container = {
         "name": "filler",
@@ -55,7 +72,11 @@ def filled(job: Job, cpu_m: int) -> Iterator[None]:
         "resources": {"requests": {"cpu": f"{cpu_m}m"}},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
-    security = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    security = {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     spec = {
         "containers": [container],
         "priorityClassName": above,
@@ -71,7 +92,9 @@ def filled(job: Job, cpu_m: int) -> Iterator[None]:
 
 
 def until_all_have_gone(place: Place, limit_s: float = 120) -> None:
-    """Until no pod is on its way out: those of namespaces that tests before left have their grace, and their room, until then."""
+    """Until no pod is on its way out: those of namespaces that tests before left have their grace,
+    and their room, until then.
+    """
     deadline_s = time.monotonic() + limit_s
     while leaving := _leaving(place):
         if time.monotonic() > deadline_s:
@@ -80,7 +103,11 @@ def until_all_have_gone(place: Place, limit_s: float = 120) -> None:
 
 
 def _leaving(place: Place) -> list[str]:
-    gone = {one["metadata"]["name"] for one in place.read("namespaces")["items"] if "deletionTimestamp" in one["metadata"]}
+    gone = {
+        one["metadata"]["name"]
+        for one in place.read("namespaces")["items"]
+        if "deletionTimestamp" in one["metadata"]
+    }
     pods = [pod["metadata"] for pod in place.read("pods", "-A")["items"]]
     return [pod["name"] for pod in pods if "deletionTimestamp" in pod or pod["namespace"] in gone]
 
@@ -92,9 +119,15 @@ def room_m(place: Place) -> int:
 
 def free_m(place: Place) -> int:
     """Those of them that no pod has asked for."""
-    pods = [pod for pod in place.read("pods", "-A")["items"] if pod["status"]["phase"] in ("Pending", "Running")]
+    pods = [
+        pod
+        for pod in place.read("pods", "-A")["items"]
+        if pod["status"]["phase"] in ("Pending", "Running")
+    ]
     containers = [container for pod in pods for container in pod["spec"]["containers"]]
-    return room_m(place) - sum(_m(container["resources"].get("requests", {}).get("cpu", "0")) for container in containers)
+    return room_m(place) - sum(
+        _m(container["resources"].get("requests", {}).get("cpu", "0")) for container in containers
+    )
 
 
 def _m(cpu: Any) -> int:

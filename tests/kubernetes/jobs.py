@@ -1,4 +1,6 @@
-"""Whole jobs on the cluster, run and looked at as a user does: by the command line, and by what they leave on a volume."""
+"""Whole jobs on the cluster, run and looked at as a user does: by the command line, and by what
+they leave on a volume.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,16 @@ RBAC = (ROOT / "docker/rbac.yaml").read_text()
 
 def make(place: Place, kind: str, metadata: dict[str, str], spec: dict[str, Any]) -> None:
     text = json.dumps({"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec})
-    # What it names (a priority class) may be so new that the API server's own checks have not heard of it.
+    # What it names (a priority class) may be so new that the API server's own checks have not heard
+    # of it.
     place.insist("create", "-f", "-", text=text, limit_s=10)
 
 
 @contextlib.contextmanager
 def volume(place: Place, namespace: str, folder: Path) -> Iterator[None]:
-    """A claim of the namespace on a folder of this machine, which only the tests' own cluster has."""
+    """A claim of the namespace on a folder of this machine, which only the tests' own cluster
+    has.
+    """
     folder.mkdir()
     folder.chmod(0o777)
     name = f"volume-{namespace}"
@@ -59,11 +64,28 @@ class Jobs:
     image: str
     folder: Path
 
-    def elasticdl(self, verb: str, *arguments: object, limit_s: float = CALL_LIMIT_S) -> subprocess.CompletedProcess[str]:
+    def elasticdl(
+        self, verb: str, *arguments: object, limit_s: float = CALL_LIMIT_S
+    ) -> subprocess.CompletedProcess[str]:
         """Run one command to its end."""
-        command = [sys.executable, "-m", "elasticdl.cli.main", verb, *map(str, arguments), "--namespace", self.namespace]
+        command = [
+            sys.executable,
+            "-m",
+            "elasticdl.cli.main",
+            verb,
+            *map(str, arguments),
+            "--namespace",
+            self.namespace,
+        ]
         environment = {**os.environ, "KUBECONFIG": str(self.place.kubeconfig)}
-        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=limit_s)
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+        )
 
     def make_data(self, name: str, records: int = 0) -> Path:
         """Data of the model zoo on the volume, in a folder of its name."""
@@ -83,7 +105,9 @@ class Jobs:
             "volume": f"claim_name={CLAIM},mount_path={DATA}",
             **flags,
         }
-        arguments = [part for key, value in given.items() for part in (f"--{key.replace('_', '-')}", value)]
+        arguments = [
+            part for key, value in given.items() for part in (f"--{key.replace('_', '-')}", value)
+        ]
         done = self.elasticdl("train", *arguments, "--detach")
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == [name]
@@ -120,10 +144,16 @@ class Job:
         return json.loads(done.stdout)
 
     def causes(self, ended: Collection[str]) -> dict[str, str]:
-        """Why processes ended, as the status says once it knows of all of them: a master may not be reached for a moment."""
+        """Why processes ended, as the status says once it knows of all of them: a master may not be
+        reached for a moment.
+        """
         deadline_s = time.monotonic() + CAUSES_LIMIT_S
         while True:
-            found = {one["name"]: one["cause"] for one in self.status()["processes"] if one["state"] == "ended"}
+            found = {
+                one["name"]: one["cause"]
+                for one in self.status()["processes"]
+                if one["state"] == "ended"
+            }
             if all(found.get(name) for name in ended) or time.monotonic() > deadline_s:
                 return {name: found.get(name, "") for name in ended}
             time.sleep(0.5)
@@ -149,14 +179,21 @@ class Job:
         """Records trained by now. Seen without asking the cluster."""
         return int(self.rows()[-1]["records"])
 
-    def until(self, what: str, condition: Callable[[list[dict[str, Any]]], Any], limit_s: float = STEP_LIMIT_S) -> Any:
+    def until(
+        self,
+        what: str,
+        condition: Callable[[list[dict[str, Any]]], Any],
+        limit_s: float = STEP_LIMIT_S,
+    ) -> Any:
         """The first true value of a condition on the events."""
         deadline_s = time.monotonic() + limit_s
         while time.monotonic() < deadline_s:
             if found := condition(self.events()):
                 return found
             time.sleep(0.2)
-        with contextlib.suppress(RuntimeError):  # The API server may be away, which is no news then.
+        with contextlib.suppress(
+            RuntimeError
+        ):  # The API server may be away, which is no news then.
             what += f"\n{self.story()}"
         raise AssertionError(f"not within {limit_s:g} s: {what}")
 
@@ -173,13 +210,19 @@ class Job:
 
     def until_workers(self, count: int, limit_s: float = STEP_LIMIT_S) -> list[str]:
         """Until so many workers are up; their names."""
-        return self.until(f"{count} workers are ready", lambda _: found if len(found := self.ready()) >= count else None, limit_s)
+        return self.until(
+            f"{count} workers are ready",
+            lambda _: found if len(found := self.ready()) >= count else None,
+            limit_s,
+        )
 
     def ended(self, process: str, limit_s: float = STEP_LIMIT_S) -> dict[str, Any]:
         """The event of a process's end."""
 
         def first(events: list[dict[str, Any]]) -> dict[str, Any] | None:
-            return next((event for event in events if event["process"] == process and event["cause"]), None)
+            return next(
+                (event for event in events if event["process"] == process and event["cause"]), None
+            )
 
         return self.until(f"{process} has ended", first, limit_s)
 
@@ -189,8 +232,11 @@ class Job:
     def story(self) -> str:
         """All that helps to see why something did not happen."""
         events = "\n".join(
-            f"{event['at_s']:8.1f} {event['process']:12} {event['cause']:14} {event['text']}" for event in self.events()
+            f"{event['at_s']:8.1f} {event['process']:12} {event['cause']:14} {event['text']}"
+            for event in self.events()
         )
         described = self.jobs.place.kubectl("-n", self.jobs.namespace, "get", "pods", "-o", "wide")
-        master = self.jobs.place.kubectl("-n", self.jobs.namespace, "logs", f"job/{self.name}", "--tail=30")
+        master = self.jobs.place.kubectl(
+            "-n", self.jobs.namespace, "logs", f"job/{self.name}", "--tail=30"
+        )
         return f"{events}\n{described}\n{master}"

@@ -1,7 +1,10 @@
-"""An image as files: an OCI layout that keeps its large layers as they are, so that they are written and read once, not at each build.
+"""An image as files: an OCI layout that keeps its large layers as they are, so that they are
+written and read once, not at each build.
 
-A builder packs all layers anew whenever it exports an image: half a minute of work for a change of a few files. What a layout has
-already it does not write again; so large layers are put there unpacked, under the name that it looks for.
+A builder packs all layers anew whenever it exports an image: half a minute of work for a change of
+a few files. What a layout has
+already it does not write again; so large layers are put there unpacked, under the name that it
+looks for.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ class Built:
     identity: str
 
     def blobs(self) -> Iterator[tuple[str, Path]]:
-        """Every file that the image is made of, by its digest: the manifest, the settings, the layers."""
+        """Every file that the image is made of, by its digest: the manifest, the settings, the
+        layers.
+        """
         for found in self._index()["manifests"]:
             manifest = json.loads(self._path(found["digest"]).read_text())
             for one in (found, manifest["config"], *manifest["layers"]):
@@ -45,7 +50,9 @@ class Built:
                     tar.add(path, f"blobs/sha256/{digest}")
 
     def share(self, content: Path) -> None:
-        """Take the files of a store that has the same blobs in place of our own: once on the disk, not twice."""
+        """Take the files of a store that has the same blobs in place of our own: once on the disk,
+        not twice.
+        """
         for digest, path in self.blobs():
             theirs = content / digest
             if theirs.exists() and not theirs.samefile(path):
@@ -62,7 +69,9 @@ class Built:
 
 
 def export(buildah: Buildah, name: str, storage: Path, folder: Path) -> Built:
-    """Make `folder` the layout of an image that the builder has in `storage`; what it has of it already stays."""
+    """Make `folder` the layout of an image that the builder has in `storage`; what it has of it
+    already stays.
+    """
     said = json.loads(buildah("inspect", "--type", "image", name))
     built = Built(folder, name, said["FromImageID"])
     blobs = folder / "blobs/sha256"
@@ -71,7 +80,11 @@ def export(buildah: Buildah, name: str, storage: Path, folder: Path) -> Built:
         one.get("diff-digest", ""): one.get("diff-size", 0)
         for one in json.loads((storage / "overlay-layers/layers.json").read_text())
     }
-    large = {_hex(digest) for digest in said["OCIv1"]["rootfs"]["diff_ids"] if sizes.get(digest, 0) >= LARGE_BYTES}
+    large = {
+        _hex(digest)
+        for digest in said["OCIv1"]["rootfs"]["diff_ids"]
+        if sizes.get(digest, 0) >= LARGE_BYTES
+    }
     if any(not (blobs / digest).exists() for digest in large):
         with tempfile.TemporaryDirectory(dir=folder) as part:
             # Of all transports only this one leaves layers as they are.

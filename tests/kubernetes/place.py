@@ -1,4 +1,6 @@
-"""Where the Kubernetes tests run: in a cluster of their own in namespaces of this machine, or in one that KUBECONFIG names."""
+"""Where the Kubernetes tests run: in a cluster of their own in namespaces of this machine, or in
+one that KUBECONFIG names.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Place:
         if self.own is not None:
             return self.own.kubectl(*arguments, text=text, timeout_s=timeout_s)
         command = ["kubectl", "--kubeconfig", str(self.kubeconfig), *arguments]
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=timeout_s)
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=timeout_s
+        )
         if done.returncode != 0:
             raise RuntimeError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
@@ -47,17 +51,24 @@ class Place:
         return json.loads(self.kubectl("get", *arguments, "-o", "json"))
 
     def make_namespace(self, name: str) -> None:
-        """One that enforces the restricted Pod Security standard, ready for pods: it has its service account."""
+        """One that enforces the restricted Pod Security standard, ready for pods: it has its
+        service account.
+        """
         self.kubectl("create", "namespace", name)
         self.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
         self.kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "--timeout=50s")
 
     def wait_until_reachable(self, limit_s: float = 60) -> None:
-        """Until the API server answers (again). Raises RuntimeError with what was last said instead."""
+        """Until the API server answers (again).
+
+        Raises RuntimeError with what was last said instead.
+        """
         self.insist("get", "--raw", "/readyz", limit_s=limit_s)
 
     def wait_until_node_is_back(self, limit_s: float = 90) -> None:
-        """Until the kubelet answers again, which logs and connections to pods go through, and pods are placed on its node again."""
+        """Until the kubelet answers again, which logs and connections to pods go through, and pods
+        are placed on its node again.
+        """
         self.insist("get", "--raw", f"/api/v1/nodes/{node.NODE}/proxy/healthz", limit_s=limit_s)
         deadline_s = time.monotonic() + limit_s
         # A controller takes away what it tainted the node with while that was silent.
@@ -67,7 +78,10 @@ class Place:
             time.sleep(0.2)
 
     def insist(self, *arguments: str, text: str | None = None, limit_s: float = 60) -> str:
-        """kubectl, again until it succeeds: what it needs may come a moment later. Raises RuntimeError with what was last said."""
+        """kubectl, again until it succeeds: what it needs may come a moment later.
+
+        Raises RuntimeError with what was last said.
+        """
         deadline_s = time.monotonic() + limit_s
         while True:
             try:
@@ -79,11 +93,16 @@ class Place:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """This thread, and what it starts, is in the cluster's network for as long as the context lasts."""
+        """This thread, and what it starts, is in the cluster's network for as long as the context
+        lasts.
+        """
         if self.own is None:
             yield
             return
-        with open("/proc/thread-self/ns/net") as before, open(f"/proc/{self.own.pid}/ns/net") as within:
+        with (
+            open("/proc/thread-self/ns/net") as before,
+            open(f"/proc/{self.own.pid}/ns/net") as within,
+        ):
             _set_namespace(within.fileno())
             try:
                 yield
@@ -97,7 +116,10 @@ class Place:
         """A Job that never starts a pod: the owner of those that a test makes."""
         template = {
             "metadata": {"labels": {"test": "owner"}},
-            "spec": {"restartPolicy": "Never", "containers": [{"name": "process", "image": self.busybox}]},
+            "spec": {
+                "restartPolicy": "Never",
+                "containers": [{"name": "process", "image": self.busybox}],
+            },
         }
         job = {
             "apiVersion": "batch/v1",

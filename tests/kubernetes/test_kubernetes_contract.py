@@ -21,7 +21,9 @@ LIMIT_S = 120.0
 
 
 @pytest.fixture
-def run(place: Place, owner: Owner) -> Callable[[Callable[[KubernetesBench], Coroutine[Any, Any, None]]], None]:
+def run(
+    place: Place, owner: Owner
+) -> Callable[[Callable[[KubernetesBench], Coroutine[Any, Any, None]]], None]:
     def run_scenario(scenario: Callable[[KubernetesBench], Coroutine[Any, Any, None]]) -> None:
         async def with_cluster() -> None:
             async with asyncio.timeout(LIMIT_S), bench(place, owner) as ready:
@@ -48,6 +50,6 @@ globals().update({name: test for name, test in vars(contract).items() if name.st
 
 
 def test_a_shorter_grace_asked_for_later_counts(run) -> None:
-    # In place of the contract's own: a node that was quick to end the pod waits for the first grace (kubernetes/kubernetes#83916),
-    # so that only the telling of it keeps the promise.
+    # In place of the contract's own: a node that was quick to end the pod waits for the first grace
+    # (kubernetes/kubernetes#83916), so that only the telling of it keeps the promise.
     run(_shorter_grace)

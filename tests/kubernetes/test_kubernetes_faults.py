@@ -40,14 +40,20 @@ def run(place: Place, owner: Owner) -> Callable[[Scenario], None]:
 
 
 def apply(place: Place, namespace: str, **body: Any) -> None:
-    metadata = {"name": "test", **({"namespace": namespace} if namespace else {}), **body.pop("metadata", {})}
+    metadata = {
+        "name": "test",
+        **({"namespace": namespace} if namespace else {}),
+        **body.pop("metadata", {}),
+    }
     place.kubectl("create", "-f", "-", text=json.dumps({"metadata": metadata, **body}))
 
 
 def test_a_pod_that_somebody_deleted_has_ended_and_we_did_not_ask_for_it(run) -> None:
     async def scenario(b: KubernetesBench) -> None:
         await b.start(W0)
-        await asyncio.to_thread(b.place.kubectl, "-n", b.owner.namespace, "delete", "pod", b.pod(W0), "--wait=false")
+        await asyncio.to_thread(
+            b.place.kubectl, "-n", b.owner.namespace, "delete", "pod", b.pod(W0), "--wait=false"
+        )
         facts = await b.ended(W0)
         assert (facts.signal, facts.asked) == (15, False)
 
@@ -57,7 +63,16 @@ def test_a_pod_that_somebody_deleted_has_ended_and_we_did_not_ask_for_it(run) ->
 def test_a_pod_that_was_forced_away_has_ended_and_nothing_is_known(run) -> None:
     async def scenario(b: KubernetesBench) -> None:
         await b.start(W0)
-        await asyncio.to_thread(b.place.kubectl, "-n", b.owner.namespace, "delete", "pod", b.pod(W0), "--force", "--grace-period=0")
+        await asyncio.to_thread(
+            b.place.kubectl,
+            "-n",
+            b.owner.namespace,
+            "delete",
+            "pod",
+            b.pod(W0),
+            "--force",
+            "--grace-period=0",
+        )
         facts = await b.ended(W0)
         assert (facts.exit_code, facts.signal, facts.asked) == (None, None, False)
 
@@ -67,9 +82,15 @@ def test_a_pod_that_was_forced_away_has_ended_and_nothing_is_known(run) -> None:
 def test_an_eviction_through_the_api_is_told_as_one(run) -> None:
     async def scenario(b: KubernetesBench) -> None:
         await b.start(W0)
-        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": b.pod(W0), "namespace": b.owner.namespace}}
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": b.pod(W0), "namespace": b.owner.namespace},
+        }
         path = f"/api/v1/namespaces/{b.owner.namespace}/pods/{b.pod(W0)}/eviction"
-        await asyncio.to_thread(b.place.kubectl, "create", "--raw", path, "-f", "-", text=json.dumps(eviction))
+        await asyncio.to_thread(
+            b.place.kubectl, "create", "--raw", path, "-f", "-", text=json.dumps(eviction)
+        )
         facts = await b.ended(W0)
         assert facts.conditions == ("DisruptionTarget:EvictionByEvictionAPI",)
         assert verdict(facts).cause is Cause.EVICTED
@@ -118,7 +139,9 @@ def test_a_program_that_is_not_there_ends_with_the_platforms_words(run) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def unpullable(whole_cluster: Place) -> Iterator[Future[None]]:
-    """How it goes with a pod whose image is nowhere: that takes most of a minute, in which the other tests go on."""
+    """How it goes with a pod whose image is nowhere: that takes most of a minute, in which the
+    other tests go on.
+    """
     namespace = f"elasticdl-test-{uuid.uuid4().hex[:8]}"
     whole_cluster.make_namespace(namespace)
     story = _unpullable(whole_cluster, whole_cluster.owner(namespace))
@@ -138,7 +161,11 @@ async def _unpullable(place: Place, owner: Owner) -> None:
         words = await b.waits(W0, "cannot be pulled")
         assert "registry.invalid/zoo:1" in words
         facts = await b.ended(W0, 70)
-        assert facts.reason == "ImagePullFailed" and "registry.invalid" in facts.log_tail and not facts.asked
+        assert (
+            facts.reason == "ImagePullFailed"
+            and "registry.invalid" in facts.log_tail
+            and not facts.asked
+        )
         assert time.monotonic() - began_s < 60
 
 
@@ -154,13 +181,24 @@ def test_a_pod_without_room_says_what_is_lacking_and_is_deleted_without_ever_run
     run(scenario)
 
 
-def test_quota_refuses_in_words_and_there_is_room_again_when_a_process_has_ended(run, place, namespace) -> None:
+def test_quota_refuses_in_words_and_there_is_room_again_when_a_process_has_ended(
+    run, place, namespace
+) -> None:
     apply(place, namespace, apiVersion="v1", kind="ResourceQuota", spec={"hard": {"pods": "1"}})
-    place.kubectl("-n", namespace, "wait", "--for=jsonpath={.status.used.pods}=0", "resourcequota/test", "--timeout=50s")
+    place.kubectl(
+        "-n",
+        namespace,
+        "wait",
+        "--for=jsonpath={.status.used.pods}=0",
+        "resourcequota/test",
+        "--timeout=50s",
+    )
 
     async def scenario(b: KubernetesBench) -> None:
         await b.start(W0)
-        await _refused(b, W1, retry=True, words=["quota test exhausted", "pods 1 of 1 used, 1 more asked for"])
+        await _refused(
+            b, W1, retry=True, words=["quota test exhausted", "pods 1 of 1 used, 1 more asked for"]
+        )
         await b.cluster.delete(W0, grace_s=1)
         await b.ended(W0)
         await _created(b, W1)
@@ -200,7 +238,9 @@ def test_a_pod_of_somebody_else_is_left_alone(run, place, owner) -> None:
     assert left["uid"] == uid and "deletionTimestamp" not in left
 
 
-def test_a_master_that_replaces_another_finds_its_processes_and_their_ends(run, place, owner) -> None:
+def test_a_master_that_replaces_another_finds_its_processes_and_their_ends(
+    run, place, owner
+) -> None:
     async def scenario(b: KubernetesBench) -> None:
         await b.start(W0)
         await b.create(W1, "exit 7")
@@ -215,11 +255,20 @@ def test_a_master_that_replaces_another_finds_its_processes_and_their_ends(run, 
     run(scenario)
 
 
-def test_a_preempted_pod_is_told_as_one_and_its_newcomer_waits_in_words(run, place, namespace) -> None:
+def test_a_preempted_pod_is_told_as_one_and_its_newcomer_waits_in_words(
+    run, place, namespace
+) -> None:
     """A pod that asks for most of the node makes room for one of a higher class."""
     name = f"high-{namespace}"
     body = {"value": 1000, "preemptionPolicy": "PreemptLowerPriority"}
-    apply(place, "", apiVersion="scheduling.k8s.io/v1", kind="PriorityClass", metadata={"name": name}, **body)
+    apply(
+        place,
+        "",
+        apiVersion="scheduling.k8s.io/v1",
+        kind="PriorityClass",
+        metadata={"name": name},
+        **body,
+    )
     try:
         run(_preemption(name))
     finally:
@@ -246,13 +295,19 @@ def _preemption(priority_class: str) -> Scenario:
     return scenario
 
 
-def test_an_image_that_cannot_be_pulled_is_told_while_waiting_and_given_up_within_a_minute(unpullable: Future[None]) -> None:
+def test_an_image_that_cannot_be_pulled_is_told_while_waiting_and_given_up_within_a_minute(
+    unpullable: Future[None],
+) -> None:
     unpullable.result(LIMIT_S)
 
 
 @pytest.mark.usefixtures("fake_nodes")
-def test_a_node_that_falls_silent_is_told_as_lost_and_comes_back(run, place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With other nodes beside it: where all are silent, Kubernetes takes itself for the one that is cut off and evicts nobody."""
+def test_a_node_that_falls_silent_is_told_as_lost_and_comes_back(
+    run, place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With other nodes beside it: where all are silent, Kubernetes takes itself for the one that is
+    cut off and evicts nobody.
+    """
     if place.own is None:
         pytest.skip("only the tests' own cluster may lose its node")
     # Beyond the pod's grace; that it is 30 s is seen without a cluster.
@@ -261,7 +316,9 @@ def test_a_node_that_falls_silent_is_told_as_lost_and_comes_back(run, place, mon
     async def scenario(b: KubernetesBench) -> None:
         # As a user may say it; by default a pod stays with a node that is gone for 30 s.
         soon = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1}
-        gone = tuple({"key": f"node.kubernetes.io/{key}", **soon} for key in ("not-ready", "unreachable"))
+        gone = tuple(
+            {"key": f"node.kubernetes.io/{key}", **soon} for key in ("not-ready", "unreachable")
+        )
         b.change_plan(W0, placement=Placement(tolerations=gone))
         await b.start(W0)
         place.own.kill("kubelet")

@@ -1,4 +1,6 @@
-"""The image, run as a job's pods run it: not as root, nothing writable but /tmp, in a namespace that enforces that."""
+"""The image, run as a job's pods run it: not as root, nothing writable but /tmp, in a namespace
+that enforces that.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,14 @@ def printed(place: Place, owner: Owner, name: str, *command: str) -> tuple[ExitF
         async with bench(place, owner) as b:
             process = ProcessName(Role.WORKER, 0)
             # Who runs it is the image's own business: no user is set.
-            b.plans[process] = replace(plan(place), image=Image(name), resources=Resources(), identity=Identity())
+            b.plans[process] = replace(
+                plan(place), image=Image(name), resources=Resources(), identity=Identity()
+            )
             await b.cluster.create(ProcessSpec(process, command))
             facts = await b.ended(process, LIMIT_S)
-            return facts, await asyncio.to_thread(place.kubectl, "-n", owner.namespace, "logs", b.pod(process))
+            return facts, await asyncio.to_thread(
+                place.kubectl, "-n", owner.namespace, "logs", b.pod(process)
+            )
 
     return asyncio.run(scenario())
 
@@ -40,13 +46,19 @@ def test_elasticdl_runs_in_a_pod(place: Place, owner: Owner, elasticdl_image: st
 
 
 @pytest.mark.parametrize("role", ["master", "worker", "ps"])
-def test_every_role_starts_in_a_pod_and_says_what_its_environment_lacks(place, owner, elasticdl_image, role: str) -> None:
-    facts, output = printed(place, owner, elasticdl_image, "python3", "-m", f"elasticdl.{role}.main")
+def test_every_role_starts_in_a_pod_and_says_what_its_environment_lacks(
+    place, owner, elasticdl_image, role: str
+) -> None:
+    facts, output = printed(
+        place, owner, elasticdl_image, "python3", "-m", f"elasticdl.{role}.main"
+    )
     assert facts.exit_code not in (None, 0)
     assert "ELASTICDL_" in output, output
 
 
-def test_tensorflow_and_the_extension_are_there_and_only_tmp_can_be_written(place, owner, elasticdl_image) -> None:
+def test_tensorflow_and_the_extension_are_there_and_only_tmp_can_be_written(
+    place, owner, elasticdl_image
+) -> None:
     program = (
         "import os, pathlib, elasticdl.native._native, tensorflow as tf, keras, kubernetes\n"
         "pathlib.Path('/tmp/x').write_text('x')\n"

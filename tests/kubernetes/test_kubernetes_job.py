@@ -1,4 +1,7 @@
-"""A Job as it is submitted: its pod, with the rights of docker/rbac.yaml only, makes all the rest. Nothing outlives it."""
+"""A Job as it is submitted: its pod, with the rights of docker/rbac.yaml only, makes all the rest.
+
+Nothing outlives it.
+"""
 
 from __future__ import annotations
 
@@ -76,16 +79,28 @@ def test_a_submitted_job_makes_its_processes_and_takes_all_of_them_with_it(
     plan = PodPlan(Image(elasticdl_image), identity=Identity("elasticdl"))
     spec = ProcessSpec(MASTER, ("python3", "-c", MASTER_PROGRAM), env={"IMAGE": elasticdl_image})
     place.kubectl(
-        "create", "--validate=strict", "-f", "-", text=json.dumps(job(JobPlan(namespace, "digits", plan, relaunches=0), spec))
+        "create",
+        "--validate=strict",
+        "-f",
+        "-",
+        text=json.dumps(job(JobPlan(namespace, "digits", plan, relaunches=0), spec)),
     )
     ended = _ended(place, namespace)
     said = place.kubectl("-n", namespace, "logs", "job/digits")
     assert ended == "Complete", said
-    mine = ["pods,services,secrets,networkpolicies", "-n", namespace, "-l", "app.kubernetes.io/instance=digits"]
+    mine = [
+        "pods,services,secrets,networkpolicies",
+        "-n",
+        namespace,
+        "-l",
+        "app.kubernetes.io/instance=digits",
+    ]
     kinds = sorted(item["kind"] for item in place.read(*mine)["items"])
     assert kinds == ["NetworkPolicy", "Pod", "Pod", "Secret", "Service", "Service"]
     place.kubectl("-n", namespace, "delete", "job", "digits")
-    place.kubectl("-n", namespace, "wait", "--for=delete", *mine[:1], *mine[3:], f"--timeout={LIMIT_S:.0f}s")
+    place.kubectl(
+        "-n", namespace, "wait", "--for=delete", *mine[:1], *mine[3:], f"--timeout={LIMIT_S:.0f}s"
+    )
     assert place.read(*mine)["items"] == []
 
 
@@ -93,7 +108,9 @@ def _ended(place: Place, namespace: str) -> str:
     """The condition that a Job ends with."""
     deadline_s = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline_s:
-        conditions = place.read("job", "digits", "-n", namespace).get("status", {}).get("conditions") or ()
+        conditions = (
+            place.read("job", "digits", "-n", namespace).get("status", {}).get("conditions") or ()
+        )
         for condition in conditions:
             if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
                 return condition["type"]

@@ -1,4 +1,7 @@
-"""A whole job on a real cluster, whatever the cluster does to its pods. The longest test: it has its file, and so a cluster, to itself."""
+"""A whole job on a real cluster, whatever the cluster does to its pods.
+
+The longest test: it has its file, and so a cluster, to itself.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from tests.kubernetes.jobs import DATA, ROOT, Job, Jobs
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 AWAY_S = float(os.environ.get("ELASTICDL_TEST_AWAY_S", "60"))
-"""How long the API server is away: longer than any deadline of a call (30 s), shorter than workers wait for their master."""
+"""How long the API server is away: longer than any deadline of a call (30 s), shorter than workers
+wait for their master.
+"""
 PRIORITIES = (ROOT / "docker/priorities.yaml").read_text()
 KILL = """
 import os
@@ -57,7 +62,11 @@ def test_one_job_suffers_everything_that_a_cluster_does_and_loses_nothing(jobs: 
     (jobs.folder / "hurry").touch()
     job.done()
     assert job.metrics()["accuracy"] >= 0.95
-    by_events = {event["process"]: event["cause"] for event in job.events() if event["process"] in told and event["cause"]}
+    by_events = {
+        event["process"]: event["cause"]
+        for event in job.events()
+        if event["process"] in told and event["cause"]
+    }
     assert by_events == told, job.story()
 
 
@@ -70,7 +79,11 @@ def deleted_while_the_node_is_cordoned(job: Job) -> dict[str, str]:
         job.ended(victim)
         job.until(
             "the wait is told",
-            lambda events: [event for event in events if event["kind"] == "wait" and "unschedulable" in event["text"]],
+            lambda events: [
+                event
+                for event in events
+                if event["kind"] == "wait" and "unschedulable" in event["text"]
+            ],
         )
     finally:
         kubectl(job, "uncordon", node)
@@ -101,7 +114,10 @@ def evicted(job: Job) -> dict[str, str]:
 def out_of_memory(job: Job) -> dict[str, str]:
     before = set(job.until_workers(2))
     (job.jobs.folder / "eat").touch()
-    event = job.until("a worker is killed for its memory", lambda events: [e for e in events if e["cause"] == "out_of_memory"])[0]
+    event = job.until(
+        "a worker is killed for its memory",
+        lambda events: [e for e in events if e["cause"] == "out_of_memory"],
+    )[0]
     assert event["process"] in before
     job.until_workers(2)
     return {event["process"]: "out_of_memory"}
@@ -116,7 +132,11 @@ def preempted(job: Job) -> dict[str, str]:
         kubectl(job, "wait", "--for=condition=Ready", "pod/filler", "--timeout=60s")
         job.until(
             "the wait is told",
-            lambda events: [event for event in events if event["kind"] == "wait" and "Insufficient cpu" in event["text"]],
+            lambda events: [
+                event
+                for event in events
+                if event["kind"] == "wait" and "Insufficient cpu" in event["text"]
+            ],
         )
     job.until_workers(2)
     return told

@@ -13,7 +13,9 @@ CRITEO = "format=csv;delimiter=tab;header=false"
 
 
 def test_deepfm_learns_as_well_as_on_one_machine(jobs: Jobs) -> None:
-    planted = json.loads((jobs.make_data("criteo", 30_000) / "truth.json").read_text())["planted_auc"]
+    planted = json.loads((jobs.make_data("criteo", 30_000) / "truth.json").read_text())[
+        "planted_auc"
+    ]
     job = jobs.submit(
         "deepfm",
         model_def="deepfm",

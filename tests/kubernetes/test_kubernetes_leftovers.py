@@ -1,4 +1,6 @@
-"""A cluster leaves nothing on the machine: not when it is stopped, and not for long when whoever ran it was killed."""
+"""A cluster leaves nothing on the machine: not when it is stopped, and not for long when whoever
+ran it was killed.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,13 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def killed() -> Iterator[str]:
     """The name of a cluster with a running pod, whose test run was ended by SIGKILL."""
-    program = "import time; from tests.kubernetes import place\nwith place.found() as p:\n  print(p.own.state, flush=True); time.sleep(600)"
-    run = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    program = (
+        "import time; from tests.kubernetes import place\nwith place.found() as p:\n "
+        " print(p.own.state, flush=True); time.sleep(600)"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     assert run.stdout is not None
     state = Path(run.stdout.readline().strip())
     started = cluster.Cluster(_first_process(state.name), state, _programs(), run)
@@ -39,13 +46,23 @@ def killed() -> Iterator[str]:
 
 
 def _programs() -> Path:
-    built = subprocess.run([cluster.HERE / "programs/build"], stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=True)
+    built = subprocess.run(
+        [cluster.HERE / "programs/build"],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
     return Path(built.stdout.strip())
 
 
 def _first_process(name: str) -> int:
     """The one that is PID 1 of the cluster's namespaces."""
-    found = [pid for pid in leftovers.processes(name) if f"NSpid:\t{pid}\t1\n" in Path(f"/proc/{pid}/status").read_text()]
+    found = [
+        pid
+        for pid in leftovers.processes(name)
+        if f"NSpid:\t{pid}\t1\n" in Path(f"/proc/{pid}/status").read_text()
+    ]
     assert len(found) == 1, found
     return found[0]
 
@@ -55,8 +72,18 @@ def _kinds(name: str) -> set[str]:
 
 
 def _run_a_pod(kubectl: Callable[..., str]) -> None:
-    container = {"name": "process", "image": places.BUSYBOX, "command": ["sleep", "600"], "imagePullPolicy": "Never"}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "sleeper"}, "spec": {"containers": [container]}}
+    container = {
+        "name": "process",
+        "image": places.BUSYBOX,
+        "command": ["sleep", "600"],
+        "imagePullPolicy": "Never",
+    }
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "sleeper"},
+        "spec": {"containers": [container]},
+    }
     kubectl("wait", "--for=create", "serviceaccount/default", f"--timeout={LIMIT_S:g}s")
     kubectl("create", "-f", "-", text=json.dumps(pod))
     kubectl("wait", "--for=condition=Ready", "pod/sleeper", f"--timeout={LIMIT_S:g}s")
@@ -70,7 +97,9 @@ def _until(what: str, condition: Callable[[], bool]) -> None:
 
 
 def test_what_a_killed_cluster_left_is_removed_and_what_has_an_owner_stays(request) -> None:
-    """That a cluster which is stopped leaves nothing is seen at the end of each test run: `conftest.py`."""
+    """That a cluster which is stopped leaves nothing is seen at the end of each test run:
+    `conftest.py`.
+    """
     if os.environ.get("KUBECONFIG"):
         pytest.skip("the cluster that KUBECONFIG names is not ours to kill")
     if reason := places.why_not():

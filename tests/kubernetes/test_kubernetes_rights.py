@@ -79,16 +79,25 @@ def take_away(place: Place, namespace: str, verb: str, resource: str) -> None:
     place.kubectl("-n", namespace, "replace", "-f", "-", text=yaml.safe_dump(role))
 
 
-def test_a_job_can_do_all_it_needs_with_these_rights(place: Place, owner: Owner, account: Path) -> None:
+def test_a_job_can_do_all_it_needs_with_these_rights(
+    place: Place, owner: Owner, account: Path
+) -> None:
     async def life() -> tuple[rights.Rights, Any]:
         async with connected(place, account) as api:
             lacking = await rights.missing(api, owner.namespace)
             cluster = KubernetesCluster(api, owner, lambda _: plan(place))
-            await cluster.furnish([*services(owner), network_policy(owner), token_secret(owner, "opensesame")])
+            await cluster.furnish(
+                [*services(owner), network_policy(owner), token_secret(owner, "opensesame")]
+            )
             # A master that was replaced finds the token in its pod and makes the rest again.
             await cluster.furnish([*services(owner), network_policy(owner)])
-            words = f"for i in $(seq 60); do echo {'x' * 80}; done; test $ELASTICDL_TOKEN = opensesame && exit 9"
-            await cluster.create(ProcessSpec(W0, ("/bin/sh", "-c", words), secrets={"ELASTICDL_TOKEN": "opensesame"}))
+            words = (
+                f"for i in $(seq 60); do echo {'x' * 80}; done; test $ELASTICDL_TOKEN = opensesame"
+                " && exit 9"
+            )
+            await cluster.create(
+                ProcessSpec(W0, ("/bin/sh", "-c", words), secrets={"ELASTICDL_TOKEN": "opensesame"})
+            )
             async for event in cluster.observe():
                 if isinstance(event, ProcessExited):
                     break
@@ -100,8 +109,14 @@ def test_a_job_can_do_all_it_needs_with_these_rights(place: Place, owner: Owner,
     assert event.facts.exit_code == 9 and len(event.facts.log_tail.splitlines()) == 60
 
 
-@pytest.mark.parametrize(("verb", "resource", "group"), GRANTED, ids=[f"{verb}-{resource}" for verb, resource, _ in GRANTED])
-def test_a_right_that_is_missing_is_named(place, namespace, account, verb: str, resource: str, group: str) -> None:
+@pytest.mark.parametrize(
+    ("verb", "resource", "group"),
+    GRANTED,
+    ids=[f"{verb}-{resource}" for verb, resource, _ in GRANTED],
+)
+def test_a_right_that_is_missing_is_named(
+    place, namespace, account, verb: str, resource: str, group: str
+) -> None:
     take_away(place, namespace, verb, resource)
 
     async def ask() -> rights.Rights:
@@ -113,7 +128,9 @@ def test_a_right_that_is_missing_is_named(place, namespace, account, verb: str, 
     assert f"{verb} {resource}" in rights.in_words((lacking,), namespace)
 
 
-def test_a_pod_that_may_not_be_made_is_refused_for_good_and_names_the_right(place, owner, account) -> None:
+def test_a_pod_that_may_not_be_made_is_refused_for_good_and_names_the_right(
+    place, owner, account
+) -> None:
     take_away(place, owner.namespace, "create", "pods")
 
     async def create() -> None:
@@ -125,6 +142,8 @@ def test_a_pod_that_may_not_be_made_is_refused_for_good_and_names_the_right(plac
             finally:
                 await cluster.close()
 
-    with pytest.raises(CreateRefused, match=f"elasticdl of namespace {owner.namespace} may not create pods") as refused:
+    with pytest.raises(
+        CreateRefused, match=f"elasticdl of namespace {owner.namespace} may not create pods"
+    ) as refused:
         asyncio.run(create())
     assert not refused.value.retry

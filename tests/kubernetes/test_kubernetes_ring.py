@@ -1,4 +1,6 @@
-"""A ring of pods: whatever the cluster does to its members, the others go on, new ones join, and no record is trained twice."""
+"""A ring of pods: whatever the cluster does to its members, the others go on, new ones join, and no
+record is trained twice.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,23 @@ import time
 
 import pytest
 
-from tests.kubernetes.faults import cut_off, delete, evict, filled, free_m, kubectl, until_all_have_gone
+from tests.kubernetes.faults import (
+    cut_off,
+    delete,
+    evict,
+    filled,
+    free_m,
+    kubectl,
+    until_all_have_gone,
+)
 from tests.kubernetes.jobs import DATA, ROOT, Job, Jobs
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 WORKER_M = 400
 GONE_ON_S = 30.0
-"""A silent member is given up after 4 s; the rest is for a machine that is busy with other clusters."""
+"""A silent member is given up after 4 s; the rest is for a machine that is busy with other
+clusters.
+"""
 
 
 def test_a_ring_loses_members_and_takes_in_new_ones(jobs: Jobs) -> None:
@@ -53,7 +65,9 @@ def test_a_ring_loses_members_and_takes_in_new_ones(jobs: Jobs) -> None:
 
 
 def members(job: Job, without: dict[str, str] = {}) -> list[str]:  # noqa: B006 - read only
-    """Those of the newest ring, by rank, once two workers that are none of these have the weights in it."""
+    """Those of the newest ring, by rank, once two workers that are none of these have the weights
+    in it.
+    """
 
     def complete(events: list[dict]) -> list[str] | None:
         newest = (rings(events) or [""])[-1]
@@ -67,11 +81,17 @@ def members(job: Job, without: dict[str, str] = {}) -> list[str]:  # noqa: B006 
 
 def rings(events: list[dict]) -> list[str]:
     """What was told of each."""
-    return [event["text"] for event in events if event["kind"] == "ring" and " of the ring" in event["text"]]
+    return [
+        event["text"]
+        for event in events
+        if event["kind"] == "ring" and " of the ring" in event["text"]
+    ]
 
 
 def lost_silently(job: Job, ring: list[str]) -> dict[str, str]:
-    """The network of a member's pod goes, and nobody is told: the other one goes on, and the member is given up for its silence."""
+    """The network of a member's pod goes, and nobody is told: the other one goes on, and the member
+    is given up for its silence.
+    """
     victim, survivor = ring
     earlier = len(rings(job.events()))
     cut_off(job, victim)
@@ -86,15 +106,23 @@ def lost_silently(job: Job, ring: list[str]) -> dict[str, str]:
     took_s = time.monotonic() - cut_s
     event = job.ended(victim)
     assert "nothing heard for" in event["text"], f"{event}\n{job.story()}"
-    print(f"the survivor trained on {took_s:.1f} s after the network of {victim} had gone: {event['text']}")
+    print(
+        f"the survivor trained on {took_s:.1f} s after the network of {victim} had gone:"
+        f" {event['text']}"
+    )
     return {victim: "silent"}
 
 
 def preempted(job: Job) -> dict[str, str]:
-    """A pod of a higher class, below that of the master, takes the place of the member on the higher rung."""
+    """A pod of a higher class, below that of the master, takes the place of the member on the
+    higher rung.
+    """
     until_all_have_gone(job.jobs.place)
     with filled(job, free_m(job.jobs.place) + WORKER_M // 2):
-        events = job.until("a member is preempted", lambda events: [one for one in events if one["cause"] == "preempted"])
+        events = job.until(
+            "a member is preempted",
+            lambda events: [one for one in events if one["cause"] == "preempted"],
+        )
         kubectl(job, "wait", "--for=condition=Ready", "pod/filler", "--timeout=60s")
         # The other one goes on alone.
         trained = job.progress()

@@ -1,4 +1,6 @@
-"""Hundreds of pods from one master: on nodes that only pretend (KWOK), behind a real API server and scheduler."""
+"""Hundreds of pods from one master: on nodes that only pretend (KWOK), behind a real API server and
+scheduler.
+"""
 
 from __future__ import annotations
 
@@ -34,27 +36,64 @@ REAL, FAKE = "elasticdl.test/real", "elasticdl.test/fake"
 """Places on the real node, and on those that pretend."""
 LIVE = ("Pending", "Running")
 RESULTS = ROOT / "bench/results/kubernetes_pods.json"
-PROGRAMS = ("kube-apiserver", "etcd", "kube-scheduler", "kube-controller", "kwok", "kubelet", "containerd")
+PROGRAMS = (
+    "kube-apiserver",
+    "etcd",
+    "kube-scheduler",
+    "kube-controller",
+    "kwok",
+    "kubelet",
+    "containerd",
+)
 """As the kernel has their names."""
 TAINT = {"key": SELECTOR, "value": "fake", "effect": "NoSchedule"}
-STAGES = ("node/fast/node-initialize", "node/heartbeat/node-heartbeat", "pod/fast/pod-ready", "pod/fast/pod-delete")
+STAGES = (
+    "node/fast/node-initialize",
+    "node/heartbeat/node-heartbeat",
+    "pod/fast/pod-ready",
+    "pod/fast/pod-delete",
+)
 
 
 @pytest.fixture
 def fake_nodes(place: Place) -> Iterator[None]:
     if place.own is None:
         pytest.skip("simulated nodes need the tests' own cluster")
-    stages = [flag for stage in STAGES for flag in ("--config", place.own.programs / "stage" / f"{stage}.yaml")]
+    stages = [
+        flag
+        for stage in STAGES
+        for flag in ("--config", place.own.programs / "stage" / f"{stage}.yaml")
+    ]
     # It ends with us, however that is: it is not in the namespaces that end with the cluster.
-    command = ["setpriv", "--pdeathsig", "KILL", place.own.programs / "kwok", "--kubeconfig", place.kubeconfig, *stages]
-    command += ["--manage-all-nodes=false", f"--manage-nodes-with-annotation-selector={SELECTOR}=fake"]
-    kwok = subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [
+        "setpriv",
+        "--pdeathsig",
+        "KILL",
+        place.own.programs / "kwok",
+        "--kubeconfig",
+        place.kubeconfig,
+        *stages,
+    ]
+    command += [
+        "--manage-all-nodes=false",
+        f"--manage-nodes-with-annotation-selector={SELECTOR}=fake",
+    ]
+    kwok = subprocess.Popen(
+        [*map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     names = [f"fake-{index}" for index in range(NODES)]
     try:
         place.kubectl(
-            "create", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": [_node(name) for name in names]})
+            "create",
+            "-f",
+            "-",
+            text=json.dumps(
+                {"apiVersion": "v1", "kind": "List", "items": [_node(name) for name in names]}
+            ),
         )
-        place.kubectl("wait", "--for=condition=Ready", *(f"node/{name}" for name in names), "--timeout=60s")
+        place.kubectl(
+            "wait", "--for=condition=Ready", *(f"node/{name}" for name in names), "--timeout=60s"
+        )
         yield
     finally:
         place.kubectl("delete", "node", *names, "--wait=false")
@@ -67,7 +106,11 @@ def _node(name: str) -> dict:
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "annotations": {SELECTOR: "fake"}, "labels": {"type": "kwok", "kubernetes.io/hostname": name}},
+        "metadata": {
+            "name": name,
+            "annotations": {SELECTOR: "fake"},
+            "labels": {"type": "kwok", "kubernetes.io/hostname": name},
+        },
         "spec": {"taints": [TAINT]},
         "status": {"allocatable": room, "capacity": room},
     }
@@ -75,14 +118,20 @@ def _node(name: str) -> dict:
 
 @pytest.fixture
 def real_node(place: Place) -> None:
-    """Only the node that is real has places for processes that really run, only fake ones have those for `FAKE`."""
+    """Only the node that is real has places for processes that really run, only fake ones have
+    those for `FAKE`.
+    """
     body = json.dumps({"status": {"capacity": {REAL: "10"}, "allocatable": {REAL: "10"}}})
     place.kubectl("patch", "node", "node0", "--subresource=status", "--type=merge", "-p", body)
 
 
 def _bare_loop(place: Place, owner: Owner) -> float:
-    """Seconds that it takes to create the same pods with nothing but requests, as many at once: the API server's own limit."""
-    where = Placement(node_selector={"type": "kwok"}, tolerations=({"key": SELECTOR, "operator": "Exists"},))
+    """Seconds that it takes to create the same pods with nothing but requests, as many at once: the
+    API server's own limit.
+    """
+    where = Placement(
+        node_selector={"type": "kwok"}, tolerations=({"key": SELECTOR, "operator": "Exists"},)
+    )
     specs = [ProcessSpec(ProcessName(Role.WORKER, index), ("train",)) for index in range(PODS)]
     pods = [pod(owner, replace(plan(place), placement=where), spec) for spec in specs]
 
@@ -101,24 +150,35 @@ def _workers(place: Place, job: Job) -> list[dict[str, Any]]:
     """Descriptions of the job's worker pods that are not on their way out."""
     chosen = f"app.kubernetes.io/instance={job.name},elasticdl.org/role=worker"
     found = place.read("pods", "-n", job.jobs.namespace, "-l", chosen)["items"]
-    return [pod["metadata"] for pod in found if "deletionTimestamp" not in pod["metadata"] and pod["status"]["phase"] in LIVE]
+    return [
+        pod["metadata"]
+        for pod in found
+        if "deletionTimestamp" not in pod["metadata"] and pod["status"]["phase"] in LIVE
+    ]
 
 
 def _until_placed(place: Place, job: Job, started: int) -> list[float]:
-    """When each of the live workers' pods was made, once `started` were started by now and all have their places.
+    """When each of the live workers' pods was made, once `started` were started by now and all have
+    their places.
 
     The API server is hardly asked meanwhile: a list of so many pods would keep it from making them.
     """
 
     def placed(events: list[dict[str, Any]]) -> bool:
-        starts = [event for event in events if event["process"].startswith("worker-") and " is started" in event["text"]]
+        starts = [
+            event
+            for event in events
+            if event["process"].startswith("worker-") and " is started" in event["text"]
+        ]
         told = [event["text"] for event in events if event["kind"] == "wait"]
         return len(starts) >= started and told[-1:] == ["every process has its place"]
 
     job.until(f"{started} pods are made", placed, LIMIT_S)
     deadline_s = time.monotonic() + LIMIT_S
     while len(pods := _workers(place, job)) < PODS:
-        assert time.monotonic() < deadline_s, f"{len(pods)} of {PODS} in {LIMIT_S:g} s\n{job.story()}"
+        assert time.monotonic() < deadline_s, (
+            f"{len(pods)} of {PODS} in {LIMIT_S:g} s\n{job.story()}"
+        )
         time.sleep(3)
     return sorted(datetime.fromisoformat(pod["creationTimestamp"]).timestamp() for pod in pods)
 
@@ -132,8 +192,13 @@ def _delete(place: Place, namespace: str, pods: list[str]) -> None:
     asyncio.run(_all(place, [partial(one, name=name) for name in pods]))
 
 
-async def _all(place: Place, calls: Sequence[Callable[[ApiServer], Coroutine[Any, Any, None]]]) -> None:
-    """As many at once as a master's. One that fails ends the others, so that nothing is left over for the tests that follow."""
+async def _all(
+    place: Place, calls: Sequence[Callable[[ApiServer], Coroutine[Any, Any, None]]]
+) -> None:
+    """As many at once as a master's.
+
+    One that fails ends the others, so that nothing is left over for the tests that follow.
+    """
     api, turns = await place.connect(), asyncio.Semaphore(IN_FLIGHT)
 
     async def in_turn(call: Callable[[ApiServer], Coroutine[Any, Any, None]]) -> None:
@@ -163,21 +228,37 @@ def _cpu_of_programs() -> dict[str, float]:
 
 
 def _since(before: dict[str, float]) -> str:
-    return ", ".join(f"{name} {seconds - before[name]:.1f}" for name, seconds in _cpu_of_programs().items())
+    return ", ".join(
+        f"{name} {seconds - before[name]:.1f}" for name, seconds in _cpu_of_programs().items()
+    )
 
 
 def _used(place: Place, job: Job) -> dict[str, float]:
     """The master process's CPU seconds, and the most memory it had."""
     (master,) = place.read(
-        "pods", "-n", job.jobs.namespace, "-l", f"app.kubernetes.io/instance={job.name},elasticdl.org/role=master"
+        "pods",
+        "-n",
+        job.jobs.namespace,
+        "-l",
+        f"app.kubernetes.io/instance={job.name},elasticdl.org/role=master",
     )["items"]
     uid = master["metadata"]["uid"]
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if uid in (entry / "cgroup").read_text() and b"elasticdl.master.main" in (entry / "cmdline").read_bytes():
+            if (
+                uid in (entry / "cgroup").read_text()
+                and b"elasticdl.master.main" in (entry / "cmdline").read_bytes()
+            ):
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                peak_kib = next(line for line in (entry / "status").read_text().splitlines() if line.startswith("VmHWM")).split()[1]
-                return {"cpu_s": (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), "memory_mib": int(peak_kib) / 1024}
+                peak_kib = next(
+                    line
+                    for line in (entry / "status").read_text().splitlines()
+                    if line.startswith("VmHWM")
+                ).split()[1]
+                return {
+                    "cpu_s": (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
+                    "memory_mib": int(peak_kib) / 1024,
+                }
         except OSError:
             continue
     raise AssertionError("the master does not run")
@@ -189,7 +270,8 @@ def test_one_master_makes_five_hundred_pods_and_replaces_a_hundred(
     before = _cpu_of_programs()
     figures = {"bare_s": _bare_loop(place, owner)}
     print(f"\nCPU seconds while a bare loop made {PODS} pods: {_since(before)}")
-    # They stay where they are: there is room for both, and to clear them away takes the API server as long as to make them.
+    # They stay where they are: there is room for both, and to clear them away takes the API server
+    # as long as to make them.
     make_data.MAKERS["digits"](jobs.folder, 0)
     began_s, before = time.time(), _cpu_of_programs()
     job = jobs.submit(
@@ -205,7 +287,10 @@ def test_one_master_makes_five_hundred_pods_and_replaces_a_hundred(
         worker_resource_limit=f"{FAKE}=1",
     )
     made_s = _until_placed(place, job, PODS)
-    print(f"CPU seconds from the submission until all {PODS} of a job had their places: {_since(before)}")
+    print(
+        f"CPU seconds from the submission until all {PODS} of a job had their places:"
+        f" {_since(before)}"
+    )
     figures["submitted_to_created_s"] = made_s[-1] - began_s
     figures["first_to_last_s"] = made_s[-1] - made_s[0]
     figures |= _used(place, job)
@@ -217,6 +302,7 @@ def test_one_master_makes_five_hundred_pods_and_replaces_a_hundred(
     print(f"{PODS} pods:", ", ".join(f"{name} {value:.1f}" for name, value in figures.items()))
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(figures, indent=2))
-    # How long it takes is the API server's and the machine's; a master that held it up would have been busy itself.
+    # How long it takes is the API server's and the machine's; a master that held it up would have
+    # been busy itself.
     assert figures["first_to_last_s"] < 3 * figures["bare_s"] + 10, figures
     assert figures["cpu_s"] < 15 and figures["memory_mib"] < 400, figures

@@ -1,4 +1,6 @@
-"""Whole jobs on a cluster, submitted as people do, in a namespace that enforces the restricted standard, on a volume of theirs."""
+"""Whole jobs on a cluster, submitted as people do, in a namespace that enforces the restricted
+standard, on a volume of theirs.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ STEP_LIMIT_S = 180.0
 
 @dataclass(frozen=True)
 class Ground:
-    """A namespace with the rights and the volume of docker/rbac.yaml and a claim: `folder` here is /data in the pods."""
+    """A namespace with the rights and the volume of docker/rbac.yaml and a claim: `folder` here is
+    /data in the pods.
+    """
 
     place: Place
     namespace: str
@@ -38,7 +42,15 @@ class Ground:
     folder: Path
 
     def command(self, verb: str, *arguments: object) -> list[str]:
-        return [sys.executable, "-m", "elasticdl.cli.main", verb, *map(str, arguments), "--namespace", self.namespace]
+        return [
+            sys.executable,
+            "-m",
+            "elasticdl.cli.main",
+            verb,
+            *map(str, arguments),
+            "--namespace",
+            self.namespace,
+        ]
 
     def flags(self, name: str, **flags: object) -> list[str]:
         given = {
@@ -49,27 +61,54 @@ class Ground:
         }
         if self.place.own is not None:
             given["image_pull_policy"] = "Never"
-        return [part for key, value in {**given, **flags}.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+        return [
+            part
+            for key, value in {**given, **flags}.items()
+            for part in (f"--{key.replace('_', '-')}", str(value))
+        ]
 
-    def start(self, verb: str, *arguments: object, kubeconfig: Path | None = None) -> subprocess.Popen[str]:
-        environment = {**os.environ, "KUBECONFIG": str(kubeconfig or self.place.kubeconfig), "PYTHONPATH": str(ROOT)}
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True}
-        return subprocess.Popen(self.command(verb, *arguments), cwd=self.folder, env=environment, **pipes)
+    def start(
+        self, verb: str, *arguments: object, kubeconfig: Path | None = None
+    ) -> subprocess.Popen[str]:
+        environment = {
+            **os.environ,
+            "KUBECONFIG": str(kubeconfig or self.place.kubeconfig),
+            "PYTHONPATH": str(ROOT),
+        }
+        pipes: dict[str, Any] = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "stdin": subprocess.DEVNULL,
+            "text": True,
+        }
+        return subprocess.Popen(
+            self.command(verb, *arguments), cwd=self.folder, env=environment, **pipes
+        )
 
     def run(
-        self, verb: str, *arguments: object, kubeconfig: Path | None = None, limit_s: float = JOB_LIMIT_S
+        self,
+        verb: str,
+        *arguments: object,
+        kubeconfig: Path | None = None,
+        limit_s: float = JOB_LIMIT_S,
     ) -> tuple[int, str, str]:
         with self.start(verb, *arguments, kubeconfig=kubeconfig) as process:
             try:
                 output, errors = process.communicate(timeout=limit_s)
             except subprocess.TimeoutExpired:
                 process.kill()
-                raise AssertionError(f"{verb} {arguments} took more than {limit_s:g} s:\n{process.communicate()}") from None
+                raise AssertionError(
+                    f"{verb} {arguments} took more than {limit_s:g} s:\n{process.communicate()}"
+                ) from None
         return process.returncode, output, errors
 
     def objects(self) -> list[str]:
         found = self.place.read(
-            "jobs,pods,services,secrets,networkpolicies", "-n", self.namespace, "-l", "app.kubernetes.io/name=elasticdl"
+            "jobs,pods,services,secrets,networkpolicies",
+            "-n",
+            self.namespace,
+            "-l",
+            "app.kubernetes.io/name=elasticdl",
         )
         there = [item for item in found["items"] if "deletionTimestamp" not in item["metadata"]]
         return sorted(f"{item['kind']} {item['metadata']['name']}" for item in there)
@@ -82,7 +121,10 @@ class Ground:
 @pytest.fixture
 def ground(place: Place, namespace: str, elasticdl_image: str, tmp_path: Path) -> Iterator[Ground]:
     if place.own is None:
-        pytest.skip("these tests look at a volume that is a folder of the node, which only a cluster of their own has")
+        pytest.skip(
+            "these tests look at a volume that is a folder of the node, which only a cluster of"
+            " their own has"
+        )
     folder = tmp_path / "volume"
     folder.mkdir()
     for shared in (folder, *list(tmp_path.parents)[:2]):
@@ -104,7 +146,9 @@ def ground(place: Place, namespace: str, elasticdl_image: str, tmp_path: Path) -
     ]
     for one in objects:
         place.kubectl("create", "-f", "-", text=json.dumps({"apiVersion": "v1", **one}))
-    place.kubectl("-n", namespace, "create", "-f", "-", text=(ROOT / "docker/rbac.yaml").read_text())
+    place.kubectl(
+        "-n", namespace, "create", "-f", "-", text=(ROOT / "docker/rbac.yaml").read_text()
+    )
     yield Ground(place, namespace, elasticdl_image, folder)
     place.kubectl("delete", "persistentvolume", volume, "--wait=false")
 
@@ -127,7 +171,9 @@ def until(what: str, look: Callable[[], Any], limit_s: float = STEP_LIMIT_S) -> 
     raise AssertionError(f"not within {limit_s:g} s: {what}")
 
 
-def test_iris_trains_leaves_its_export_on_the_volume_and_is_evaluated_and_predicts_there(ground: Ground) -> None:
+def test_iris_trains_leaves_its_export_on_the_volume_and_is_evaluated_and_predicts_there(
+    ground: Ground,
+) -> None:
     data = {"training_data": iris(ground, 10), "validation_data": "/data/test.csv"}
     flags = ground.flags("iris", model_def="iris", checkpoint_steps=50, **data)
     more = (
@@ -151,18 +197,29 @@ def test_iris_trains_leaves_its_export_on_the_volume_and_is_evaluated_and_predic
     assert outcome["metrics"]["accuracy"] > 0.9 and outcome["output"] == "/data/iris/export"
     assert (ground.folder / "iris/export/saved_model.pb").exists()
     receipt = json.loads((ground.folder / "iris/receipt.json").read_text())
-    assert receipt["total"] == outcome["receipt"]["total"] and [epoch["trained"] for epoch in receipt["epochs"]] == [1200] * 5
+    assert (
+        receipt["total"] == outcome["receipt"]["total"]
+        and [epoch["trained"] for epoch in receipt["epochs"]] == [1200] * 5
+    )
     told = ground.master("iris")["spec"]["containers"][0]["env"]
     assert {"name": "GREETING", "value": "hello $$(HOME)"} in told
     # A second one of the name is refused before anything is made; what there was stays.
     before = ground.objects()
     code, _, errors = ground.run("train", *flags, limit_s=STEP_LIMIT_S)
-    assert code == ExitCode.USAGE and f"there is a job iris already in namespace {ground.namespace}" in errors
+    assert (
+        code == ExitCode.USAGE
+        and f"there is a job iris already in namespace {ground.namespace}" in errors
+    )
     assert ground.objects() == before
     trained = ("--checkpoint-dir-for-init", "/data/iris/checkpoints")
     flags = ground.flags("evaluated", model_def="iris", validation_data="/data/test.csv")
     with ground.start("evaluate", *flags, *trained, "-o", "json") as evaluation:
-        flags = ground.flags("predicted", model_def="iris", prediction_data="/data/test.csv", output="/data/predictions")
+        flags = ground.flags(
+            "predicted",
+            model_def="iris",
+            prediction_data="/data/test.csv",
+            output="/data/predictions",
+        )
         code, output, errors = ground.run("predict", *flags, *trained, "-o", "json")
         assert code == 0, errors
         evaluated, errors = evaluation.communicate(timeout=JOB_LIMIT_S)
@@ -174,8 +231,15 @@ def test_iris_trains_leaves_its_export_on_the_volume_and_is_evaluated_and_predic
 
 def test_what_a_dry_run_prints_trains_digits_when_kubectl_creates_it(ground: Ground) -> None:
     make_data.digits(ground.folder, 0)
-    flags = ground.flags("digits", model_def="digits", training_data="/data/train.npz", validation_data="/data/test.npz")
-    code, text, errors = ground.run("train", *flags, "--num-epochs", 12, "--minibatch-size", 32, "--dry-run", "-o", "yaml")
+    flags = ground.flags(
+        "digits",
+        model_def="digits",
+        training_data="/data/train.npz",
+        validation_data="/data/test.npz",
+    )
+    code, text, errors = ground.run(
+        "train", *flags, "--num-epochs", 12, "--minibatch-size", 32, "--dry-run", "-o", "yaml"
+    )
     assert code == 0, errors
     assert ground.objects() == []
     ground.place.kubectl("create", "--validate=strict", "-f", "-", text=text)
@@ -183,15 +247,30 @@ def test_what_a_dry_run_prints_trains_digits_when_kubectl_creates_it(ground: Gro
     assert code == 0, errors
     outcome = json.loads(output)
     assert outcome["metrics"]["accuracy"] > 0.95
-    assert outcome["receipt"]["total"]["lost"] == 0 and outcome["receipt"]["total"]["trained"] == 12 * 1437
+    assert (
+        outcome["receipt"]["total"]["lost"] == 0
+        and outcome["receipt"]["total"]["trained"] == 12 * 1437
+    )
 
 
-def test_a_master_whose_pod_is_deleted_leaves_the_job_to_the_next_and_nothing_is_lost(ground: Ground) -> None:
-    flags = ground.flags("long", model_def="iris", training_data=iris(ground, 40), checkpoint_steps=200, minibatch_size=16)
-    code, output, errors = ground.run("train", *flags, "--num-epochs", 20, "--detach", limit_s=STEP_LIMIT_S)
+def test_a_master_whose_pod_is_deleted_leaves_the_job_to_the_next_and_nothing_is_lost(
+    ground: Ground,
+) -> None:
+    flags = ground.flags(
+        "long",
+        model_def="iris",
+        training_data=iris(ground, 40),
+        checkpoint_steps=200,
+        minibatch_size=16,
+    )
+    code, output, errors = ground.run(
+        "train", *flags, "--num-epochs", 20, "--detach", limit_s=STEP_LIMIT_S
+    )
     assert (code, output) == (0, "long\n"), errors
     directory = ground.folder / "long"
-    until("there is a checkpoint", lambda: list(directory.glob("checkpoints/version-*/manifest.json")))
+    until(
+        "there is a checkpoint", lambda: list(directory.glob("checkpoints/version-*/manifest.json"))
+    )
     first = ground.master("long")["metadata"]["name"]
     ground.place.kubectl("-n", ground.namespace, "delete", "pod", first, timeout_s=120)
     code, output, errors = ground.run("wait", "long", "-o", "json")
@@ -205,7 +284,9 @@ def test_a_master_whose_pod_is_deleted_leaves_the_job_to_the_next_and_nothing_is
     assert ground.place.read("job", "long", "-n", ground.namespace)["status"]["succeeded"] == 1
 
 
-def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back_and_stop_ends_it(ground: Ground) -> None:
+def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back_and_stop_ends_it(
+    ground: Ground,
+) -> None:
     flags = ground.flags("calm", model_def="iris", training_data=iris(ground, 40))
     with ground.start("train", *flags, "--num-epochs", 1000) as command:
         until("it trains", lambda: "training begins" in _text(ground.folder / "calm/events.jsonl"))
@@ -213,12 +294,17 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back_and_stop_ends_i
         _, errors = command.communicate(timeout=60)
     assert command.returncode == ExitCode.INTERRUPTED, errors
     assert f"come back: elasticdl wait calm --namespace {ground.namespace}" in errors
-    pod = until("its pod runs", lambda: pod if (pod := ground.master("calm"))["status"]["phase"] == "Running" else None)
+    pod = until(
+        "its pod runs",
+        lambda: pod if (pod := ground.master("calm"))["status"]["phase"] == "Running" else None,
+    )
     code, _, errors = ground.run("stop", "calm", "--yes", limit_s=STEP_LIMIT_S)
     assert code == 0, errors
     code, _, errors = ground.run("wait", "calm")
     assert code == ExitCode.INTERRUPTED and "Stopped" in errors
-    assert ground.master("calm")["metadata"]["name"] == pod["metadata"]["name"], "a verdict is final"
+    assert ground.master("calm")["metadata"]["name"] == pod["metadata"]["name"], (
+        "a verdict is final"
+    )
 
 
 def test_who_may_not_submit_is_told_so_and_nothing_is_made(ground: Ground, tmp_path: Path) -> None:
@@ -229,7 +315,10 @@ def test_who_may_not_submit_is_told_so_and_nothing_is_made(ground: Ground, tmp_p
     nobody.write_text(json.dumps(config))
     flags = ground.flags("iris", model_def="iris", training_data="/data/none.csv")
     code, _, errors = ground.run("train", *flags, kubeconfig=nobody, limit_s=STEP_LIMIT_S)
-    assert code == ExitCode.CLUSTER_REFUSED and f"you may not create jobs in namespace {ground.namespace}" in errors
+    assert (
+        code == ExitCode.CLUSTER_REFUSED
+        and f"you may not create jobs in namespace {ground.namespace}" in errors
+    )
     for wrong, words in {
         "--service-account": "would run as service account nobody",
         "--worker-pod-priority": "there is no priority class nobody",
@@ -241,11 +330,20 @@ def test_who_may_not_submit_is_told_so_and_nothing_is_made(ground: Ground, tmp_p
     assert ground.objects() == []
 
 
-def test_a_job_that_the_user_has_to_mend_ends_at_once_with_its_words_and_is_not_tried_again(ground: Ground) -> None:
+def test_a_job_that_the_user_has_to_mend_ends_at_once_with_its_words_and_is_not_tried_again(
+    ground: Ground,
+) -> None:
     flags = ground.flags("wrong", model_def="no_such_module", training_data=iris(ground, 1))
     code, _, errors = ground.run("train", *flags)
     assert code in (ExitCode.USAGE, ExitCode.JOB_FAILED) and "no_such_module" in errors, errors
-    assert len(ground.place.read("pods", "-n", ground.namespace, "-l", master_selector("wrong"))["items"]) == 1
+    assert (
+        len(
+            ground.place.read("pods", "-n", ground.namespace, "-l", master_selector("wrong"))[
+                "items"
+            ]
+        )
+        == 1
+    )
 
 
 def _text(path: Path) -> str:

@@ -1,4 +1,5 @@
-"""The verbs that look after a job, with the command line as people use it: one job for all tests, with real pods, from its submission
+"""The verbs that look after a job, with the command line as people use it: one job for all tests,
+with real pods, from its submission
 to its end. The tests are steps of one story and run in their order.
 """
 
@@ -89,8 +90,19 @@ class Commands:
         command: list[str] = [sys.executable, *arguments]
         if self.place.own is not None:
             command = self.place.own.inside(command)
-        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **more}
+        environment = {
+            **os.environ,
+            "KUBECONFIG": str(self.kubeconfig),
+            "PYTHONPATH": str(ROOT),
+            "NO_COLOR": "1",
+        }
+        pipes = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            **more,
+        }
         return subprocess.Popen(command, cwd=self.directory, env=environment, **pipes)
 
     @staticmethod
@@ -108,38 +120,74 @@ class Commands:
         return self.run(*self.submission(*more))
 
     def submission(self, *more: str) -> tuple[str, ...]:
-        job = ("--model-zoo", "/zoo", "--model-def", "meadow", "--training-data", "3000", "--volume", ZOO)
-        size = ("--worker-resource-request", "cpu=50m,memory=64Mi", "--num-epochs", "1000000", "--detach")
-        return ("train", "--image-name", self.image, "--image-pull-policy", "Never", *job, *size, *more)
+        job = (
+            "--model-zoo",
+            "/zoo",
+            "--model-def",
+            "meadow",
+            "--training-data",
+            "3000",
+            "--volume",
+            ZOO,
+        )
+        size = (
+            "--worker-resource-request",
+            "cpu=50m,memory=64Mi",
+            "--num-epochs",
+            "1000000",
+            "--detach",
+        )
+        return (
+            "train",
+            "--image-name",
+            self.image,
+            "--image-pull-policy",
+            "Never",
+            *job,
+            *size,
+            *more,
+        )
 
     def kubectl(self, *arguments: str, **more: Any) -> str:
         return self.place.kubectl("-n", self.namespace, *arguments, **more)
 
     def until(self, look: Callable[[], Any], what: str) -> Any:
-        """The first true value of it. A master may not be reached for a moment, and then only its pods tell of a job."""
+        """The first true value of it.
+
+        A master may not be reached for a moment, and then only its pods tell of a job.
+        """
         deadline_s = time.monotonic() + LIMIT_S
         while not (found := look()):
             if time.monotonic() > deadline_s:
-                raise AssertionError(f"not within {LIMIT_S:g} s: {what}\n{self.kubectl('describe', 'jobs,pods')[-6000:]}")
+                raise AssertionError(
+                    f"not within {LIMIT_S:g} s:"
+                    f" {what}\n{self.kubectl('describe', 'jobs,pods')[-6000:]}"
+                )
             time.sleep(0.5)
         return found
 
 
 @pytest.fixture(scope="module")
-def elasticdl(whole_cluster: Place, elasticdl_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+def elasticdl(
+    whole_cluster: Place, elasticdl_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Commands]:
     directory = tmp_path_factory.mktemp("verbs")
     namespace = f"elasticdl-test-{uuid.uuid4().hex[:8]}"
     config = json.loads(whole_cluster.kubectl("config", "view", "--raw", "--minify", "-o", "json"))
     config["contexts"][0]["context"]["namespace"] = namespace
     (directory / "kubeconfig").write_text(json.dumps(config))
-    commands = Commands(whole_cluster, namespace, directory, directory / "kubeconfig", elasticdl_image)
+    commands = Commands(
+        whole_cluster, namespace, directory, directory / "kubeconfig", elasticdl_image
+    )
     with namespaced(whole_cluster, namespace):
         yield commands
 
 
 @contextlib.contextmanager
 def namespaced(place: Place, name: str) -> Iterator[None]:
-    """A namespace with the rights of docker/rbac.yaml, and a model zoo, that enforces the restricted standard."""
+    """A namespace with the rights of docker/rbac.yaml, and a model zoo, that enforces the
+    restricted standard.
+    """
     place.make_namespace(name)
     place.kubectl("-n", name, "create", "-f", str(ROOT / "docker/rbac.yaml"))
     modules = (f"--from-file={ROOT / 'model_zoo/iris.py'}", f"--from-literal=meadow.py={MODULE}")
@@ -149,7 +197,9 @@ def namespaced(place: Place, name: str) -> Iterator[None]:
 
 
 def heard(stream: IO[str] | None, words: str, since: str = "") -> None:
-    """Read on until a process says some words, in a line that begins with a time after `since` if that is given."""
+    """Read on until a process says some words, in a line that begins with a time after `since` if
+    that is given.
+    """
     assert stream is not None
     said = []
     for line in stream:
@@ -165,7 +215,16 @@ def only(commands: Commands) -> dict[str, Any]:
 
 
 def test_check_says_what_would_stand_in_the_way(elasticdl: Commands) -> None:
-    flags = ("--image-name", elasticdl.image, "--model-zoo", "/zoo", "--model-def", "meadow", "--training-data", "3000")
+    flags = (
+        "--image-name",
+        elasticdl.image,
+        "--model-zoo",
+        "/zoo",
+        "--model-def",
+        "meadow",
+        "--training-data",
+        "3000",
+    )
     found = elasticdl.json("check", *flags)
     assert found["result"] != "problem", found
     assert {one["about"] for one in found["findings"]} == {
@@ -178,11 +237,32 @@ def test_check_says_what_would_stand_in_the_way(elasticdl: Commands) -> None:
         "volumes",
         "image",
     }
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "team-a"}, "spec": {"hard": {"cpu": "1"}}}
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "team-a"},
+        "spec": {"hard": {"cpu": "1"}},
+    }
     elasticdl.kubectl("create", "-f", "-", text=json.dumps(quota))
-    elasticdl.kubectl("wait", "--for=jsonpath={.status.used.cpu}=0", "resourcequota/team-a", "--timeout=30s")
-    asks = ("--worker-pod-priority", "nobody", "--volume", "claim_name=nothing,mount_path=/data", "--service-account", "ghost")
-    asks += ("--worker-resource-request", "cpu=2", "--master-resource-request", "cpu=100m", "--ps-resource-request", "cpu=100m")
+    elasticdl.kubectl(
+        "wait", "--for=jsonpath={.status.used.cpu}=0", "resourcequota/team-a", "--timeout=30s"
+    )
+    asks = (
+        "--worker-pod-priority",
+        "nobody",
+        "--volume",
+        "claim_name=nothing,mount_path=/data",
+        "--service-account",
+        "ghost",
+    )
+    asks += (
+        "--worker-resource-request",
+        "cpu=2",
+        "--master-resource-request",
+        "cpu=100m",
+        "--ps-resource-request",
+        "cpu=100m",
+    )
     code, output, _ = elasticdl.run("check", *flags, *asks)
     elasticdl.kubectl("delete", "resourcequota", "team-a")
     assert code == 3
@@ -194,14 +274,21 @@ def test_check_says_what_would_stand_in_the_way(elasticdl: Commands) -> None:
     ):
         assert words in output, output
     code, output, _ = elasticdl.run(
-        "check", *flags, "--volume", "host_path=/etc,mount_path=/host", "--namespace", elasticdl.namespace
+        "check",
+        *flags,
+        "--volume",
+        "host_path=/etc,mount_path=/host",
+        "--namespace",
+        elasticdl.namespace,
     )
     assert code == 3 and "pod security" in output and "hostPath" in output, output
 
 
 @pytest.fixture(scope="module")
 def ghosts(elasticdl: Commands) -> Iterator[Ghosts]:
-    """Jobs whose image is not there, in a namespace of their own: that takes its time, and other tests go on meanwhile."""
+    """Jobs whose image is not there, in a namespace of their own: that takes its time, and other
+    tests go on meanwhile.
+    """
     namespace = f"{elasticdl.namespace}-ghosts"
     with namespaced(elasticdl.place, namespace):
         found = Ghosts(replace(elasticdl, namespace=namespace))
@@ -223,7 +310,10 @@ class Ghosts:
         assert code == 0, errors
         self.commands.kubectl("create", "-f", "-", text=text)
         command = self.commands.submission("--job-name", "ghost2", *flags)
-        calls = {"wait": ("wait", "ghost", "--namespace", self.commands.namespace), "train": command}
+        calls = {
+            "wait": ("wait", "ghost", "--namespace", self.commands.namespace),
+            "train": command,
+        }
         self._calls = [threading.Thread(target=self._run, args=call) for call in calls.items()]
         for call in self._calls:
             call.start()
@@ -238,22 +328,38 @@ class Ghosts:
             call.join(LIMIT_S)
 
 
-def test_a_job_whose_image_is_not_there_is_stuck_and_says_why(elasticdl: Commands, ghosts: Ghosts) -> None:
+def test_a_job_whose_image_is_not_there_is_stuck_and_says_why(
+    elasticdl: Commands, ghosts: Ghosts
+) -> None:
     there = ("--namespace", ghosts.commands.namespace)
-    elasticdl.until(lambda: "ErrImageNeverPull" in elasticdl.run("status", "ghost", *there)[1], "the reason is told")
+    elasticdl.until(
+        lambda: "ErrImageNeverPull" in elasticdl.run("status", "ghost", *there)[1],
+        "the reason is told",
+    )
     row = next(row for row in elasticdl.json("list", *there) if row["job"] == "ghost")
-    assert (row["state"], row["place"]) == ("stuck", "kubernetes") and "localhost/nothing:1" in row["message"]
+    assert (row["state"], row["place"]) == ("stuck", "kubernetes") and "localhost/nothing:1" in row[
+        "message"
+    ]
     assert "cannot be pulled" in elasticdl.run("logs", "ghost", *there)[1]
     code, _, errors = elasticdl.run("scale", "ghost", "--num-workers", "2", *there)
     assert code == 1 and "cannot be told: its master:" in errors
 
 
-def test_a_running_job_is_listed_and_its_status_has_the_schema_of_a_local_one(elasticdl: Commands) -> None:
+def test_a_running_job_is_listed_and_its_status_has_the_schema_of_a_local_one(
+    elasticdl: Commands,
+) -> None:
     code, output, errors = elasticdl.submit("--job-name", JOB)
     assert (code, output) == (0, f"{JOB}\n"), errors
-    elasticdl.until(lambda: elasticdl.json("status", JOB)["records"]["trained"] > 0, "records are trained")
+    elasticdl.until(
+        lambda: elasticdl.json("status", JOB)["records"]["trained"] > 0, "records are trained"
+    )
     row = only(elasticdl)
-    assert (row["job"], row["state"], row["namespace"], row["job_dir"]) == (JOB, "running", elasticdl.namespace, "")
+    assert (row["job"], row["state"], row["namespace"], row["job_dir"]) == (
+        JOB,
+        "running",
+        elasticdl.namespace,
+        "",
+    )
 
     def told() -> dict[str, Any] | None:
         status = elasticdl.json("status", JOB, "--namespace", elasticdl.namespace)
@@ -267,12 +373,21 @@ def test_a_running_job_is_listed_and_its_status_has_the_schema_of_a_local_one(el
     local = elasticdl.directory / "jobs" / "local"
     local.mkdir(parents=True)
     (local / "job.json").write_text(json.dumps({"cluster": {"job_name": "local"}}))
-    (local / "status.json").write_text(json.dumps({"exit_code": 0, "message": "done", "hint": "", "status": None}))
+    (local / "status.json").write_text(
+        json.dumps({"exit_code": 0, "message": "done", "hint": "", "status": None})
+    )
     assert set(DirectoryJob(JobDirectory(local)).report().as_dict()) == set(status)
     assert [one["place"] for one in elasticdl.json("list")] == ["local", "kubernetes"]
     shutil.rmtree(local.parent)
     code, output, _ = elasticdl.run("list")
-    assert code == 0 and output.splitlines()[0].split() == ["JOB", "WHERE", "STATE", "PROGRESS", "AGE", "WHAT"]
+    assert code == 0 and output.splitlines()[0].split() == [
+        "JOB",
+        "WHERE",
+        "STATE",
+        "PROGRESS",
+        "AGE",
+        "WHAT",
+    ]
 
 
 def test_logs_of_pods_are_read_and_followed_without_a_gap(elasticdl: Commands) -> None:
@@ -289,9 +404,14 @@ def test_logs_of_pods_are_read_and_followed_without_a_gap(elasticdl: Commands) -
 def test_scale_and_checkpoint_reach_the_master(elasticdl: Commands) -> None:
     code, _, errors = elasticdl.run("scale", JOB, "--num-workers", "2")
     assert code == 0, errors
-    elasticdl.until(lambda: elasticdl.json("status", JOB)["scale"]["observed"] == 2, "the second worker is there")
+    elasticdl.until(
+        lambda: elasticdl.json("status", JOB)["scale"]["observed"] == 2,
+        "the second worker is there",
+    )
     code, _, errors = elasticdl.run("checkpoint", JOB)
-    assert code == 1 and "no checkpoint is taken: --job-dir is on no --volume" in errors, "the job's master says so"
+    assert code == 1 and "no checkpoint is taken: --job-dir is on no --volume" in errors, (
+        "the job's master says so"
+    )
 
 
 def test_why_report_and_the_page_come_from_the_master(elasticdl: Commands) -> None:
@@ -307,21 +427,33 @@ def test_why_report_and_the_page_come_from_the_master(elasticdl: Commands) -> No
         code, output, errors = elasticdl.python("-c", PAGE, address, token)
         assert code == 0, errors
         page, status = json.loads(output)
-        assert JOB in page and "worker-0" in page and status["job"] == JOB and status["records"]["trained"] > 0
+        assert (
+            JOB in page
+            and "worker-0" in page
+            and status["job"] == JOB
+            and status["records"]["trained"] > 0
+        )
         showing.send_signal(signal.SIGINT)
         assert showing.wait(LIMIT_S) == 0
 
 
-def test_train_and_wait_have_ended_soon_where_the_image_is_not_there(elasticdl: Commands, ghosts: Ghosts) -> None:
+def test_train_and_wait_have_ended_soon_where_the_image_is_not_there(
+    elasticdl: Commands, ghosts: Ghosts
+) -> None:
     ghosts.end()
     for code, errors, took_s in ghosts.ended.values():
-        assert code == 1 and "ErrImageNeverPull" in errors and "--image-pull-secrets" in errors, errors
-        # 40 s of patience; the rest is for commands and pods on a machine that is busy with other clusters. Kubernetes tries for ever.
+        assert code == 1 and "ErrImageNeverPull" in errors and "--image-pull-secrets" in errors, (
+            errors
+        )
+        # 40 s of patience; the rest is for commands and pods on a machine that is busy with other
+        # clusters. Kubernetes tries for ever.
         assert took_s < LIMIT_S, ghosts.ended
     assert "`elasticdl stop ghost` clears the job away" in ghosts.ended["wait"][1]
     assert "The job is deleted again." in ghosts.ended["train"][1]
     there = ("--namespace", ghosts.commands.namespace)
-    assert [row["job"] for row in elasticdl.json("list", *there)] == ["ghost"], "what train made is gone; who waits deletes nothing"
+    assert [row["job"] for row in elasticdl.json("list", *there)] == ["ghost"], (
+        "what train made is gone; who waits deletes nothing"
+    )
     code, _, errors = elasticdl.run("stop", "ghost", "--yes", *there)
     assert code == 0 and "is deleted with all that is its own" in errors
     elasticdl.until(lambda: not elasticdl.json("list", *there), "the job is gone")
@@ -347,10 +479,14 @@ except TransientError as error:
 """
     code, output, errors = elasticdl.python("-c", program)
     assert (code, output) == (0, f"job {JOB} has not ended after 0.1 s\n"), errors
-    elasticdl.until(lambda: elasticdl.json("status", JOB)["scale"]["high"] == 1, "the master heard of it")
+    elasticdl.until(
+        lambda: elasticdl.json("status", JOB)["scale"]["high"] == 1, "the master heard of it"
+    )
 
 
-def test_wait_gives_up_with_124_and_a_watched_status_survives_an_api_server_that_is_away(elasticdl: Commands) -> None:
+def test_wait_gives_up_with_124_and_a_watched_status_survives_an_api_server_that_is_away(
+    elasticdl: Commands,
+) -> None:
     code, _, errors = elasticdl.run("wait", JOB, "--timeout", "1")
     assert code == 124 and "has not ended after 1 s" in errors
     if elasticdl.place.own is None:
@@ -395,7 +531,9 @@ def test_without_a_right_the_verb_names_it(elasticdl: Commands) -> None:
     config["users"][0]["user"] = {"token": elasticdl.kubectl("create", "token", "looker").strip()}
     limited = elasticdl.directory / "looker"
     limited.write_text(json.dumps(config))
-    looker = Commands(elasticdl.place, elasticdl.namespace, elasticdl.directory, limited, elasticdl.image)
+    looker = Commands(
+        elasticdl.place, elasticdl.namespace, elasticdl.directory, limited, elasticdl.image
+    )
     code, output, _ = looker.run("status", JOB)
     assert code == 0 and "you may not connect to pods" in output and "worker-0" in output, output
     code, _, errors = looker.run("scale", JOB, "--num-workers", "1")
@@ -406,7 +544,9 @@ def test_without_a_right_the_verb_names_it(elasticdl: Commands) -> None:
     assert code == 3 and "you may not list jobs" in errors
 
 
-def test_a_stopped_job_ends_with_130_still_answers_and_leaves_nothing_that_runs(elasticdl: Commands) -> None:
+def test_a_stopped_job_ends_with_130_still_answers_and_leaves_nothing_that_runs(
+    elasticdl: Commands,
+) -> None:
     following = elasticdl.start("logs", JOB, "worker-0", "--follow")
     waiting = elasticdl.start("wait", JOB)
     code, _, errors = elasticdl.run("stop", JOB)
@@ -418,7 +558,9 @@ def test_a_stopped_job_ends_with_130_still_answers_and_leaves_nothing_that_runs(
     output, _ = following.communicate(timeout=LIMIT_S)
     assert following.returncode == 0 and output
     status = elasticdl.json("status", JOB)
-    assert (status["state"], status["exit_code"]) == ("stopped", 130) and "enough of it" in status["outcome"]
+    assert (status["state"], status["exit_code"]) == ("stopped", 130) and "enough of it" in status[
+        "outcome"
+    ]
     assert status["records"]["trained"] > 0 and status["records"]["lost"] == 0
     code, _, errors = elasticdl.run("wait", JOB, "--timeout", "5")
     assert code == 130 and "enough of it" in errors
@@ -430,7 +572,10 @@ def test_a_stopped_job_ends_with_130_still_answers_and_leaves_nothing_that_runs(
     assert elasticdl.run("scale", JOB, "--num-workers", "1")[0] == 4
     assert elasticdl.run("stop", JOB, "--yes")[0] == 0
     live = "status.phase!=Succeeded,status.phase!=Failed"
-    elasticdl.until(lambda: not elasticdl.kubectl("get", "pods", "--field-selector", live, "-o", "name"), "no pod runs")
+    elasticdl.until(
+        lambda: not elasticdl.kubectl("get", "pods", "--field-selector", live, "-o", "name"),
+        "no pod runs",
+    )
     elasticdl.kubectl("delete", "job", JOB)
     kinds = "pods,services,secrets,networkpolicies"
     mine = ("get", kinds, "-l", f"app.kubernetes.io/instance={JOB}", "-o", "name")

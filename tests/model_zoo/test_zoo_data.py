@@ -25,7 +25,11 @@ def make(*arguments: object) -> subprocess.CompletedProcess[str]:
         ("iris", {}, {"train.csv": 120, "test.csv": 30}),
         ("digits", {}, {"train.npz": 1437, "test.npz": 360}),
         ("breast_cancer", {}, {"train.parquet": 455, "test.parquet": 114}),
-        ("criteo", {"format": "csv", "header": False, "delimiter": "tab"}, {"train.tsv": 1000, "test.tsv": 250}),
+        (
+            "criteo",
+            {"format": "csv", "header": False, "delimiter": "tab"},
+            {"train.tsv": 1000, "test.tsv": 250},
+        ),
     ],
 )
 def test_data_is_written_whole_and_the_same_each_time(tmp_path, monkeypatch, name, params, records):

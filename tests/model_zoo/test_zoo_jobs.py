@@ -1,4 +1,5 @@
-"""Every module of the zoo as a whole job: two parameter servers, the commands of model_zoo/README.md; two workers for one of each kind.
+"""Every module of the zoo as a whole job: two parameter servers, the commands of
+model_zoo/README.md; two workers for one of each kind.
 
 `iris` is the module of most other tests of whole jobs, tests/process/test_job_runs.py first.
 """
@@ -50,23 +51,62 @@ def run(start_job, folder: Path, model_def: str, suffix: str, *, workers: int = 
     ("name", "model_def", "suffix", "workers", "epochs", "minibatch_size", "least"),
     [
         ("digits", "digits", "npz", 2, 16, 32, {"accuracy": 0.95}),
-        ("digits_tfrecord", "digits_subclass.CustomModel", "tfrecord", 1, 8, 32, {"accuracy": 0.95}),
-        ("digits", "digits_two_outputs", "npz", 1, 20, 32, {"digit_accuracy": 0.92, "even_accuracy": 0.9}),
+        (
+            "digits_tfrecord",
+            "digits_subclass.CustomModel",
+            "tfrecord",
+            1,
+            8,
+            32,
+            {"accuracy": 0.95},
+        ),
+        (
+            "digits",
+            "digits_two_outputs",
+            "npz",
+            1,
+            20,
+            32,
+            {"digit_accuracy": 0.92, "even_accuracy": 0.9},
+        ),
         ("breast_cancer", "breast_cancer", "parquet", 1, 20, 32, {"accuracy": 0.92, "auc": 0.96}),
     ],
 )
-def test_a_module_learns_as_a_job(start_job, data, name, model_def, suffix, workers, epochs, minibatch_size, least):
-    job = run(start_job, data(name), model_def, suffix, workers=workers, num_epochs=epochs, minibatch_size=minibatch_size)
+def test_a_module_learns_as_a_job(
+    start_job, data, name, model_def, suffix, workers, epochs, minibatch_size, least
+):
+    job = run(
+        start_job,
+        data(name),
+        model_def,
+        suffix,
+        workers=workers,
+        num_epochs=epochs,
+        minibatch_size=minibatch_size,
+    )
     for metric, value in least.items():
         assert job.final(metric) >= value
 
 
-@pytest.mark.parametrize(("model_def", "suffix", "workers"), [("deepfm", "tsv", 1), ("deepfm_ids", "npz", 2)])
-def test_deepfm_as_a_job_comes_near_the_planted_optimum(start_job, data, model_def, suffix, workers):
+@pytest.mark.parametrize(
+    ("model_def", "suffix", "workers"), [("deepfm", "tsv", 1), ("deepfm_ids", "npz", 2)]
+)
+def test_deepfm_as_a_job_comes_near_the_planted_optimum(
+    start_job, data, model_def, suffix, workers
+):
     folder = data("criteo", 30_000)
     planted = json.loads((folder / "truth.json").read_text())["planted_auc"]
     flags = {"data_reader_params": CRITEO} if suffix == "tsv" else {"embedding_threshold_bytes": 0}
-    job = run(start_job, folder, model_def, suffix, workers=workers, num_epochs=3, minibatch_size=256, **flags)
+    job = run(
+        start_job,
+        folder,
+        model_def,
+        suffix,
+        workers=workers,
+        num_epochs=3,
+        minibatch_size=256,
+        **flags,
+    )
     print(f"{model_def}: AUC {job.final('auc'):.4f}, planted {planted}")
     assert planted - 0.05 < job.final("auc") < planted + 0.005
 
@@ -97,5 +137,9 @@ def test_own_reader_and_own_processor_as_jobs(start_job, data, tmp_path):
     )
     code, output = prediction.finish()
     assert code == 0, output + prediction.tails()
-    rows = [line for path in (tmp_path / "out").glob("worker-*.csv") for line in path.read_text().splitlines()]
+    rows = [
+        line
+        for path in (tmp_path / "out").glob("worker-*.csv")
+        for line in path.read_text().splitlines()
+    ]
     assert len(rows) == 30

@@ -57,12 +57,20 @@ def open_data(module: ModelModule, origin: Path, params: Mapping[str, Any]) -> R
 
 
 def take(records: Records, rows: np.ndarray) -> Records:
-    return {name: column[rows] for name, column in records.items()} if isinstance(records, Mapping) else records[rows]
+    return (
+        {name: column[rows] for name, column in records.items()}
+        if isinstance(records, Mapping)
+        else records[rows]
+    )
 
 
 def all_records(reader: Reader) -> tuple[Records, int]:
     """Everything as one block."""
-    blocks = [block for source in reader.sources() for block in reader.read(Shard(ShardId(1), source.name, 0, source.records))]
+    blocks = [
+        block
+        for source in reader.sources()
+        for block in reader.read(Shard(ShardId(1), source.name, 0, source.records))
+    ]
     parts = [block.records for block in blocks]
     count = sum(block.count for block in blocks)
     if isinstance(parts[0], Mapping):
@@ -76,13 +84,20 @@ def windows(records: Records, count: int, size: int, seed: int | None) -> Iterat
         yield take(records, order[begin : begin + size])
 
 
-def train(module: ModelModule, reader: Reader, *, epochs: int, size: int, **params: Any) -> keras.Model:
-    """feed -> loss -> gradients -> optimizer, as plainly as can be. The learning rate follows the module's schedule."""
+def train(
+    module: ModelModule, reader: Reader, *, epochs: int, size: int, **params: Any
+) -> keras.Model:
+    """feed -> loss -> gradients -> optimizer, as plainly as can be.
+
+    The learning rate follows the module's schedule.
+    """
     keras.utils.set_random_seed(1)
     model = module.custom_model(**params)
     optimizer = module.optimizer()
     schedules = [
-        callback.schedule for callback in (module.callbacks() if module.callbacks else []) if hasattr(callback, "schedule")
+        callback.schedule
+        for callback in (module.callbacks() if module.callbacks else [])
+        if hasattr(callback, "schedule")
     ]
     feeder = Feeder(module, Task.TRAINING, reader.metadata)
     records, count = all_records(reader)
@@ -116,7 +131,9 @@ def evaluate(module: ModelModule, reader: Reader, model: keras.Model) -> dict[st
         predictions = model(features, training=False)
         for name, metric in metrics.items():
             output = name.rpartition("/")[0]
-            metric.update_state(labels[output] if output else labels, predictions[output] if output else predictions)
+            metric.update_state(
+                labels[output] if output else labels, predictions[output] if output else predictions
+            )
     return {name: float(metric.result()) for name, metric in metrics.items()}
 
 
@@ -129,10 +146,16 @@ def flat(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def as_metric(metric: Any) -> keras.metrics.Metric:
-    return metric if isinstance(metric, keras.metrics.Metric) else keras.metrics.MeanMetricWrapper(metric, name="function")
+    return (
+        metric
+        if isinstance(metric, keras.metrics.Metric)
+        else keras.metrics.MeanMetricWrapper(metric, name="function")
+    )
 
 
-def learn(data: Path, model_def: str, names: tuple[str, str], params: Mapping[str, Any], **how: Any) -> dict[str, float]:
+def learn(
+    data: Path, model_def: str, names: tuple[str, str], params: Mapping[str, Any], **how: Any
+) -> dict[str, float]:
     module = load(model_def)
     model = train(module, open_data(module, data / names[0], params), **how)
     values = evaluate(module, open_data(module, data / names[1], params), model)
@@ -141,14 +164,19 @@ def learn(data: Path, model_def: str, names: tuple[str, str], params: Mapping[st
 
 
 def test_iris_learns_from_csv(data):
-    assert learn(data("iris"), "iris", ("train.csv", "test.csv"), {}, epochs=30, size=16)["accuracy"] >= 0.9
+    assert (
+        learn(data("iris"), "iris", ("train.csv", "test.csv"), {}, epochs=30, size=16)["accuracy"]
+        >= 0.9
+    )
 
 
 def test_iris_learns_through_a_reader_of_its_own(data):
     module = load("iris_sqlite")
     database = data("iris") / "iris.sqlite"
     model = train(module, open_data(module, database, {"table": "train"}), epochs=30, size=16)
-    assert evaluate(module, open_data(module, database, {"table": "test"}), model)["accuracy"] >= 0.9
+    assert (
+        evaluate(module, open_data(module, database, {"table": "test"}), model)["accuracy"] >= 0.9
+    )
 
 
 def test_the_processor_of_predictions_writes_a_row_for_each(data, tmp_path, monkeypatch):
@@ -170,33 +198,56 @@ def test_the_processor_of_predictions_writes_a_row_for_each(data, tmp_path, monk
 
 
 def test_digits_learn_from_npz(data):
-    assert learn(data("digits"), "digits", ("train.npz", "test.npz"), {}, epochs=8, size=32)["accuracy"] >= 0.95
+    assert (
+        learn(data("digits"), "digits", ("train.npz", "test.npz"), {}, epochs=8, size=32)[
+            "accuracy"
+        ]
+        >= 0.95
+    )
 
 
 def test_digits_learn_as_a_subclassed_model_from_tfrecord(data):
     names = ("train.tfrecord", "test.tfrecord")
-    assert learn(data("digits_tfrecord"), "digits_subclass.CustomModel", names, {}, epochs=4, size=32)["accuracy"] >= 0.95
+    assert (
+        learn(data("digits_tfrecord"), "digits_subclass.CustomModel", names, {}, epochs=4, size=32)[
+            "accuracy"
+        ]
+        >= 0.95
+    )
 
 
 def test_digits_with_two_outputs_learn_both(data):
-    values = learn(data("digits"), "digits_two_outputs", ("train.npz", "test.npz"), {}, epochs=15, size=32)
+    values = learn(
+        data("digits"), "digits_two_outputs", ("train.npz", "test.npz"), {}, epochs=15, size=32
+    )
     assert values["digit/accuracy"] >= 0.93
     assert values["even/accuracy"] >= 0.9
 
 
 def test_breast_cancer_learns_wide_and_deep(data):
-    values = learn(data("breast_cancer"), "breast_cancer", ("train.parquet", "test.parquet"), {}, epochs=20, size=32)
+    values = learn(
+        data("breast_cancer"),
+        "breast_cancer",
+        ("train.parquet", "test.parquet"),
+        {},
+        epochs=20,
+        size=32,
+    )
     assert values["accuracy"] >= 0.93
     assert values["auc"] >= 0.97
 
 
 @pytest.mark.parametrize(
-    ("model_def", "suffix", "params"), [("deepfm", "tsv", CRITEO), ("deepfm_ids", "npz", {})], ids=["criteo's format", "ids"]
+    ("model_def", "suffix", "params"),
+    [("deepfm", "tsv", CRITEO), ("deepfm_ids", "npz", {})],
+    ids=["criteo's format", "ids"],
 )
 def test_deepfm_comes_near_the_planted_optimum(data, model_def, suffix, params):
     folder = data("criteo", 30_000)
     planted = json.loads((folder / "truth.json").read_text())["planted_auc"]
-    values = learn(folder, model_def, (f"train.{suffix}", f"test.{suffix}"), params, epochs=2, size=256)
+    values = learn(
+        folder, model_def, (f"train.{suffix}", f"test.{suffix}"), params, epochs=2, size=256
+    )
     print(f"{model_def}: AUC {values['auc']:.4f}, planted {planted}")
     assert planted - 0.045 < values["auc"] < planted + 0.005
 
@@ -222,10 +273,16 @@ def test_both_forms_of_the_planted_data_hold_the_same_records(data):
     assert np.allclose(np.log1p(counts), columns["numbers"], atol=1e-6)
     for field in (0, 25):
         text, number = rows[:, 14 + field], columns["ids"][:, field]
-        assert len(np.unique(text)) == len(np.unique(number)) == len(set(zip(text.tolist(), number.tolist(), strict=True)))
+        assert (
+            len(np.unique(text))
+            == len(np.unique(number))
+            == len(set(zip(text.tolist(), number.tolist(), strict=True)))
+        )
 
 
-@pytest.mark.parametrize("model_def", ["iris", "digits", "digits_two_outputs", "breast_cancer", "deepfm", "deepfm_ids"])
+@pytest.mark.parametrize(
+    "model_def", ["iris", "digits", "digits_two_outputs", "breast_cancer", "deepfm", "deepfm_ids"]
+)
 def test_prediction_needs_no_labels(data, model_def):
     origins = {
         "iris": ("iris", "test.csv", {}),

@@ -1,4 +1,6 @@
-"""A cluster with jobs on it, for the command line as a process: a real API server's protocol on the loopback, in a thread."""
+"""A cluster with jobs on it, for the command line as a process: a real API server's protocol on the
+loopback, in a thread.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,20 @@ class ClusterOfOne:
         """One whose master runs."""
         uid = f"uid-of-{name}"
         base = labels(name, MASTER)
-        job = {"metadata": {"name": name, "namespace": NAMESPACE, "uid": uid, "labels": base}, "spec": _EMPTY, "status": {}}
+        job = {
+            "metadata": {"name": name, "namespace": NAMESPACE, "uid": uid, "labels": base},
+            "spec": _EMPTY,
+            "status": {},
+        }
         self.objects.put(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs", job)
         owned: dict[str, Any] = {"namespace": NAMESPACE, "ownerReferences": [{"uid": uid}]}
         state = {"name": "process", "state": {"running": {"startedAt": "2026-11-21T10:00:02Z"}}}
         pod = {
-            "metadata": {**owned, "name": pod_name(name, MASTER), "labels": {**base, JOB_UID_LABEL: uid}},
+            "metadata": {
+                **owned,
+                "name": pod_name(name, MASTER),
+                "labels": {**base, JOB_UID_LABEL: uid},
+            },
             "spec": {"nodeName": "node0", "containers": [{"name": "process", "image": "i"}]},
             "status": {"phase": "Running", "containerStatuses": [state]},
         }
@@ -62,12 +72,17 @@ class ClusterOfOne:
 
     def kubeconfig(self, directory: Path) -> Path:
         """A file that leads here."""
-        context = {"name": "here", "context": {"cluster": "here", "user": "me", "namespace": NAMESPACE}}
+        context = {
+            "name": "here",
+            "context": {"cluster": "here", "user": "me", "namespace": NAMESPACE},
+        }
         users = [{"name": "me", "user": {}}]
         clusters = [{"name": "here", "cluster": {"server": self.address}}]
         whole = {"apiVersion": "v1", "kind": "Config", "current-context": "here"}
         path = directory / "kubeconfig"
-        path.write_text(json.dumps({**whole, "contexts": [context], "users": users, "clusters": clusters}))
+        path.write_text(
+            json.dumps({**whole, "contexts": [context], "users": users, "clusters": clusters})
+        )
         return path
 
     async def answer(self, request: web.Request) -> web.StreamResponse:

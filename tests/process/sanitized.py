@@ -1,6 +1,7 @@
 """Programs in C++ alone, compiled with a sanitizer and run: they say "all held", or what did not.
 
-What was compiled is kept in the cache folder under a digest of all that went into it: to compile takes five times as long as to run.
+What was compiled is kept in the cache folder under a digest of all that went into it: to compile
+takes five times as long as to run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,18 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SANITIZERS = ("address,undefined", "thread")
 _KEPT_S = 30 * 24 * 3600.0
-_FLAGS = ["-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{ROOT}"]
+_FLAGS = [
+    "-std=c++17",
+    "-O1",
+    "-g",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-pthread",
+    f"-I{ROOT}",
+]
 
 
 def check_held(sources: Sequence[Path], sanitizers: str, folder: Path) -> None:
@@ -31,7 +43,9 @@ def check_held(sources: Sequence[Path], sanitizers: str, folder: Path) -> None:
     program = str(folder / "program")
     _run([*compiler, *objects, "-o", program]).check_returncode()
     ran = _run([program])
-    if "unexpected memory mapping" in ran.stderr:  # ThreadSanitizer's addresses were taken by the kernel's randomisation
+    if (
+        "unexpected memory mapping" in ran.stderr
+    ):  # ThreadSanitizer's addresses were taken by the kernel's randomisation
         ran = _run(["setarch", "-R", program])
     assert (ran.returncode, ran.stdout) == (0, "all held\n"), ran.stderr[-4000:]
 
@@ -52,7 +66,10 @@ def _compiled(compiler: Sequence[str], folder: Path, number: int, source: Path) 
 
 
 def _cache() -> Path:
-    home = os.environ.get("ELASTICDL_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticdl"
+    home = (
+        os.environ.get("ELASTICDL_CACHE_DIR")
+        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticdl"
+    )
     folder = Path(home, "sanitized")
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
@@ -64,7 +81,9 @@ def _cache() -> Path:
 def _digest(command: Sequence[str], source: Path) -> str:
     """Of the compiler, what it is told, the source, and every header of the project."""
     told = "\0".join(part.replace(str(ROOT), "") for part in command)
-    return hashlib.blake2b(told.encode() + _common() + source.read_bytes(), digest_size=20).hexdigest()
+    return hashlib.blake2b(
+        told.encode() + _common() + source.read_bytes(), digest_size=20
+    ).hexdigest()
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """A master that does as it is told: the real wire and the real files, no job. Run as a script.
 
-The script is the job's name: `finishes`, `fails`, `drains` (until it is stopped), `hangs` (and heeds no stop),
+The script is the job's name: `finishes`, `fails`, `drains` (until it is stopped), `hangs` (and
+heeds no stop),
 `dies`, `silent` (ends without a word).
 """
 
@@ -88,9 +89,17 @@ def page_for(token: str) -> int:
 
 
 def leave(directory: Path, code: int, message: str, hint: str = "") -> int:
-    total = {"expected": 200, "trained": 200 if code == 0 else 50, "repeated": 0, "bad": 0, "lost": 0}
+    total = {
+        "expected": 200,
+        "trained": 200 if code == 0 else 50,
+        "repeated": 0,
+        "bad": 0,
+        "lost": 0,
+    }
     (directory / "receipt.json").write_text(json.dumps({"epochs": [], "total": total}))
-    (directory / "status.json").write_text(json.dumps({"exit_code": code, "message": message, "hint": hint, "status": STATUS}))
+    (directory / "status.json").write_text(
+        json.dumps({"exit_code": code, "message": message, "hint": hint, "status": STATUS})
+    )
     (directory / "master.json").unlink(missing_ok=True)
     return code
 
@@ -104,21 +113,43 @@ def main() -> int:
         return 0
     asked_to_stop = threading.Event()
     server = grpc.server(ThreadPoolExecutor(4))
-    add_MasterServicer_to_server(Scripted(directory, token, asked_to_stop, script == "hangs"), server)
+    add_MasterServicer_to_server(
+        Scripted(directory, token, asked_to_stop, script == "hangs"), server
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.set())
     with (directory / "events.jsonl").open("a") as events:
-        events.write(json.dumps({"text": "worker-0 ended by SIGKILL", "cause": "infrastructure", "level": "warning"}) + "\n")
+        events.write(
+            json.dumps(
+                {"text": "worker-0 ended by SIGKILL", "cause": "infrastructure", "level": "warning"}
+            )
+            + "\n"
+        )
     temporary = directory / ".master.json"
     page = f"http://127.0.0.1:{page_for(token)}/"
-    temporary.write_text(json.dumps({"address": f"127.0.0.1:{port}", "page": page, "token": token, "pid": os.getpid(), "term": 1}))
+    temporary.write_text(
+        json.dumps(
+            {
+                "address": f"127.0.0.1:{port}",
+                "page": page,
+                "token": token,
+                "pid": os.getpid(),
+                "term": 1,
+            }
+        )
+    )
     temporary.rename(directory / "master.json")
     if script == "dies":
         print("last words", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     if script == "fails":
-        return leave(directory, 1, "worker-0 failed four times: ValueError in iris.py:12", "see logs/worker-0.log")
+        return leave(
+            directory,
+            1,
+            "worker-0 failed four times: ValueError in iris.py:12",
+            "see logs/worker-0.log",
+        )
     if script == "finishes":
         return leave(directory, 0, "done")
     asked_to_stop.wait(120)

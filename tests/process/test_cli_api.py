@@ -1,4 +1,6 @@
-"""`elasticdl.train(...)`: from a thread and from a script, against a master that follows a script."""
+"""`elasticdl.train(...)`: from a thread and from a script, against a master that follows a
+script.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,23 @@ def wait_until(holds: Callable[[], object], what: str) -> None:
 
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(local_launch, "MASTER_COMMAND", (sys.executable, str(HERE / "scripted_master.py")))
+    monkeypatch.setattr(
+        local_launch, "MASTER_COMMAND", (sys.executable, str(HERE / "scripted_master.py"))
+    )
     monkeypatch.setattr(preflight, "COMMAND", (sys.executable, "-c", FINE))
     monkeypatch.setenv("PYTHONPATH", str(HERE.parent.parent))
     monkeypatch.chdir(tmp_path)
 
 
 def train(script: str, **flags: object) -> elasticdl.JobHandle:
-    return elasticdl.train(show=False, model_zoo="zoo", model_def="iris", training_data="a.csv", job_name=script, **flags)
+    return elasticdl.train(
+        show=False,
+        model_zoo="zoo",
+        model_def="iris",
+        training_data="a.csv",
+        job_name=script,
+        **flags,
+    )
 
 
 def test_a_job_that_is_done_returns_its_receipt_and_metrics() -> None:
@@ -61,7 +72,9 @@ def test_a_job_that_fails_raises_with_what_to_do() -> None:
     assert failed.value.hint == "see logs/worker-0.log"
 
 
-def test_a_running_job_can_be_looked_at_scaled_and_stopped_and_outlives_the_thread_that_asked_for_it(tmp_path: Path) -> None:
+def test_a_running_job_can_be_looked_at_scaled_and_stopped_and_outlives_the_thread_that_asked_for_it(
+    tmp_path: Path,
+) -> None:
     jobs: list[elasticdl.JobHandle] = []
     starter = threading.Thread(target=lambda: jobs.append(train("drains")))
     starter.start()
@@ -74,7 +87,10 @@ def test_a_running_job_can_be_looked_at_scaled_and_stopped_and_outlives_the_thre
     job.checkpoint()
     with pytest.raises(TransientError, match="has not ended after 0 s") as late:
         job.wait(0)
-    assert (late.value.exit_code, late.value.hint) == (124, "it goes on; wait longer, or stop it"), "as `elasticdl wait` has it"
+    assert (late.value.exit_code, late.value.hint) == (
+        124,
+        "it goes on; wait longer, or stop it",
+    ), "as `elasticdl wait` has it"
     for wrong in ((0,), (3, 2), (2, 0), ("2",), (2.5,), (True,)):
         with pytest.raises(SpecError, match="is no range of workers"):
             job.scale(*wrong)
@@ -94,7 +110,12 @@ def test_a_job_can_be_looked_at_scaled_and_stopped_at_once(tmp_path: Path) -> No
     job.stop()
     job.wait(LIMIT_S)
     other = elasticdl.train(
-        show=False, model_zoo="zoo", model_def="iris", training_data="a.csv", job_name="drains", job_dir=str(tmp_path / "scaled")
+        show=False,
+        model_zoo="zoo",
+        model_def="iris",
+        training_data="a.csv",
+        job_name="drains",
+        job_dir=str(tmp_path / "scaled"),
     )
     other.scale(2)
     other.stop()
@@ -108,7 +129,9 @@ def test_a_job_that_is_stopped_before_its_master_is_up_ends() -> None:
     assert job.wait(LIMIT_S).exit_code == 130
 
 
-def test_wrong_flags_and_a_broken_module_raise_and_leave_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wrong_flags_and_a_broken_module_raise_and_leave_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with pytest.raises(SpecError, match="unknown key 'num_worker'") as unknown:
         train("finishes", num_worker=3)
     assert unknown.value.hint == "did you mean num-workers?"
@@ -141,7 +164,13 @@ local_launch.MASTER_COMMAND = (sys.executable, {str(HERE / "scripted_master.py")
 preflight.COMMAND = (sys.executable, "-c", {FINE!r})
 elasticdl.train(model_zoo="zoo", model_def="iris", training_data="a.csv", job_name="finishes")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, env=os.environ)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=os.environ,
+    )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "worker-0 ended by SIGKILL [infrastructure]" in done.stderr
     assert Path("jobs/finishes/receipt.json").exists()
@@ -183,14 +212,26 @@ for one in stopping:
 print(int(job.wait().exit_code))
 job.stop()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, env=os.environ)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=os.environ,
+    )
     assert done.returncode == 0, done.stderr
     forked, interrupted, code = done.stdout.splitlines()
-    assert (forked, code) == ("forked 7", "130") and "job drains goes on: stop() ends it in order" in interrupted
+    assert (forked, code) == (
+        "forked 7",
+        "130",
+    ) and "job drains goes on: stop() ends it in order" in interrupted
 
 
 def test_the_package_imports_nothing_until_it_is_used() -> None:
-    program = "import sys, elasticdl; sys.exit(bool({'elasticdl.cli', 'pydantic', 'click'} & set(sys.modules)))"
+    program = (
+        "import sys, elasticdl; sys.exit(bool({'elasticdl.cli', 'pydantic', 'click'} &"
+        " set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", program], timeout=LIMIT_S).returncode == 0
     with pytest.raises(AttributeError, match="has no attribute 'trian'"):
         elasticdl.trian  # noqa: B018

@@ -23,7 +23,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`elasticdl` is a program on the path, and there are two jobs in ./jobs."""
     program = tmp_path / "bin/elasticdl"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m elasticdl.cli.main "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m elasticdl.cli.main "$@"\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
@@ -56,22 +58,32 @@ elasticdl completion fish | source
 complete -C (string join ' ' -- $argv) | string replace -r '\\t.*' ''
 true
 """
-WAYS = {"bash": ("--norc", "-c", IN_BASH, "bash"), "zsh": ("-f", "-c", IN_ZSH, "zsh"), "fish": ("--no-config", "-c", IN_FISH)}
+WAYS = {
+    "bash": ("--norc", "-c", IN_BASH, "bash"),
+    "zsh": ("-f", "-c", IN_ZSH, "zsh"),
+    "fish": ("--no-config", "-c", IN_FISH),
+}
 
 
 def completed(*words: str, shell: str = "bash") -> list[str]:
     """What a shell with our completion offers for the last of the words."""
     program = shutil.which(shell)
     assert program is not None
-    done = subprocess.run([program, *WAYS[shell], *words], capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run(
+        [program, *WAYS[shell], *words], capture_output=True, text=True, timeout=LIMIT_S
+    )
     assert (done.returncode, done.stderr) == (0, ""), done
     return done.stdout.split()
 
 
 @pytest.mark.parametrize("shell", list(WAYS))
-def test_shells_complete_verbs_flags_values_jobs_and_logs_of_this_machine(shell: str, tmp_path: Path) -> None:
+def test_shells_complete_verbs_flags_values_jobs_and_logs_of_this_machine(
+    shell: str, tmp_path: Path
+) -> None:
     if not shutil.which(shell):
-        assert not os.environ.get("CI"), f"in CI this must run, but there is no {shell}: see scripts/test-programs"
+        assert not os.environ.get("CI"), (
+            f"in CI this must run, but there is no {shell}: see scripts/test-programs"
+        )
         pytest.skip(f"there is no {shell} here")
     (tmp_path / "jobs/ads/logs").mkdir()
     (tmp_path / "jobs/ads/logs/worker-0.log").touch()
@@ -84,7 +96,9 @@ def test_shells_complete_verbs_flags_values_jobs_and_logs_of_this_machine(shell:
 
 
 def test_a_value_after_an_equals_sign_is_completed(tmp_path: Path) -> None:
-    assert completed("elasticdl", "status", "--format", "=", "j") == ["json"], "bash takes the word apart"
+    assert completed("elasticdl", "status", "--format", "=", "j") == ["json"], (
+        "bash takes the word apart"
+    )
     assert completed("elasticdl", "status", "--format", "=") == ["table", "json", "yaml"]
     for shell in ("zsh", "fish"):
         if shutil.which(shell):
@@ -95,7 +109,9 @@ def test_a_directory_is_completed_by_the_shell_itself() -> None:
     assert completed("elasticdl", "status", "--job-dir", "") == ["-o", "dirnames"]
 
 
-def test_bash_completes_jobs_namespaces_and_contexts_of_the_cluster_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bash_completes_jobs_namespaces_and_contexts_of_the_cluster_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with cluster_of_one() as cluster:
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(tmp_path)))
         cluster.add_job("ads-on-cluster")
@@ -105,23 +121,34 @@ def test_bash_completes_jobs_namespaces_and_contexts_of_the_cluster_too(tmp_path
         assert completed("elasticdl", "stop", "--namespace", NAMESPACE, "ads") == ["ads-on-cluster"]
         for name in ("team-a", "team-b", "default"):
             cluster.objects.put("/api/v1/namespaces", {"metadata": {"name": name}})
-        assert completed("elasticdl", "stop", "--kube-context", "here", "--namespace", "team") == ["team-a", "team-b"]
+        assert completed("elasticdl", "stop", "--kube-context", "here", "--namespace", "team") == [
+            "team-a",
+            "team-b",
+        ]
         monkeypatch.setenv("ELASTICDL_COMPLETION_SECONDS", "0")
-        assert completed("elasticdl", "train", "--kube-context", "h") == ["here"], "that is in a file"
+        assert completed("elasticdl", "train", "--kube-context", "h") == ["here"], (
+            "that is in a file"
+        )
         assert completed("elasticdl", "train", "--namespace", "team") == []
         assert completed("elasticdl", "stop", "ads") == ["ads"]
 
 
-def test_a_cluster_that_does_not_answer_costs_a_moment_and_no_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_does_not_answer_costs_a_moment_and_no_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with cluster_of_one() as cluster:
         cluster.silent = True
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(tmp_path)))
         began_s = time.monotonic()
         assert completed("elasticdl", "status", "adv") == ["adverts"]
-        assert time.monotonic() - began_s < 20, "two programs were started, on a machine that may be busy"
+        assert time.monotonic() - began_s < 20, (
+            "two programs were started, on a machine that may be busy"
+        )
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_get_their_own(shell: str) -> None:
-    done = subprocess.run(["elasticdl", "completion", shell], capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run(
+        ["elasticdl", "completion", shell], capture_output=True, text=True, timeout=LIMIT_S
+    )
     assert done.returncode == 0 and f"_ELASTICDL_COMPLETE={shell}_complete" in done.stdout

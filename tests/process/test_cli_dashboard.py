@@ -54,7 +54,9 @@ def no_browser(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_local_jobs_page_is_opened_with_its_token_which_no_other_user_sees(elasticdl: Commands, browser: Path) -> None:
+def test_a_local_jobs_page_is_opened_with_its_token_which_no_other_user_sees(
+    elasticdl: Commands, browser: Path
+) -> None:
     process = elasticdl.train("drains")
     where = elasticdl.master("drains")
     code, output, errors = elasticdl.run("dashboard", "drains")
@@ -72,7 +74,9 @@ def test_without_a_browser_the_address_is_printed_and_said(elasticdl: Commands) 
     process = elasticdl.train("drains")
     where = elasticdl.master("drains")
     code, output, errors = elasticdl.run("dashboard", "drains")
-    assert code == 0 and output.startswith(where["page"]) and "no browser could be started" in errors
+    assert (
+        code == 0 and output.startswith(where["page"]) and "no browser could be started" in errors
+    )
     assert elasticdl.run("dashboard", "--no-browser", "drains")[1:] == (output, "")
     assert elasticdl.run("stop", "drains", "--yes")[0] == 0
     elasticdl.end(process)
@@ -118,20 +122,29 @@ def page() -> Iterator[int]:
 
 def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "elasticdl.cli.main", *arguments]
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     return subprocess.Popen(command, cwd=directory, env=environment, **pipes)
 
 
 def status_of(address: str) -> int:
     where, _, token = address.partition("#token=")
-    request = urllib.request.Request(f"{where}api/v1/status", headers={"Authorization": f"Bearer {token}"})
+    request = urllib.request.Request(
+        f"{where}api/v1/status", headers={"Authorization": f"Bearer {token}"}
+    )
     with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
         return answer.status
 
 
 @pytest.mark.usefixtures("no_browser")
-def test_the_page_of_a_job_on_a_cluster_is_reached_until_ctrl_c(cluster: ClusterOfOne, page: int, tmp_path: Path) -> None:
+def test_the_page_of_a_job_on_a_cluster_is_reached_until_ctrl_c(
+    cluster: ClusterOfOne, page: int, tmp_path: Path
+) -> None:
     cluster.add_job("ads")
     cluster.ports[STATUS_PORT] = page
     process = start(tmp_path, "dashboard", "ads", "--namespace", NAMESPACE, "--no-browser")
@@ -147,7 +160,9 @@ def test_the_page_of_a_job_on_a_cluster_is_reached_until_ctrl_c(cluster: Cluster
 
 
 @pytest.mark.usefixtures("no_browser")
-def test_the_way_to_a_job_ends_with_the_job(cluster: ClusterOfOne, page: int, tmp_path: Path) -> None:
+def test_the_way_to_a_job_ends_with_the_job(
+    cluster: ClusterOfOne, page: int, tmp_path: Path
+) -> None:
     cluster.add_job("ads")
     cluster.ports[STATUS_PORT] = page
     process = start(tmp_path, "dashboard", "ads")
@@ -157,14 +172,21 @@ def test_the_way_to_a_job_ends_with_the_job(cluster: ClusterOfOne, page: int, tm
     assert process.returncode == 0 and "job ads has ended" in errors, errors
 
 
-def test_a_master_that_has_no_page_is_said_before_a_browser_shows_nothing(cluster: ClusterOfOne, tmp_path: Path) -> None:
+def test_a_master_that_has_no_page_is_said_before_a_browser_shows_nothing(
+    cluster: ClusterOfOne, tmp_path: Path
+) -> None:
     cluster.add_job("ads")
     process = start(tmp_path, "dashboard", "ads")
     output, errors = process.communicate(timeout=LIMIT_S)
-    assert (process.returncode, output) == (1, "") and "job ads: the master's page is not reached" in errors
+    assert (process.returncode, output) == (
+        1,
+        "",
+    ) and "job ads: the master's page is not reached" in errors
 
 
-def test_a_job_on_a_cluster_that_has_ended_has_no_page(cluster: ClusterOfOne, tmp_path: Path) -> None:
+def test_a_job_on_a_cluster_that_has_ended_has_no_page(
+    cluster: ClusterOfOne, tmp_path: Path
+) -> None:
     cluster.add_job("ads")
     cluster.end_job("ads")
     process = start(tmp_path, "dashboard", "ads")

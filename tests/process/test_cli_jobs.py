@@ -69,8 +69,17 @@ class Commands:
         self.directory = directory
         self.started: list[subprocess.Popen[str]] = []
 
-    def start(self, *arguments: str, preflight: str = FINE, **streams: Any) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", DRIVER, str(HERE / "scripted_master.py"), preflight, *arguments]
+    def start(
+        self, *arguments: str, preflight: str = FINE, **streams: Any
+    ) -> subprocess.Popen[str]:
+        command = [
+            sys.executable,
+            "-c",
+            DRIVER,
+            str(HERE / "scripted_master.py"),
+            preflight,
+            *arguments,
+        ]
         environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(HERE.parent.parent)}
         pipes: dict[str, Any] = {
             "stdin": subprocess.DEVNULL,
@@ -82,9 +91,20 @@ class Commands:
         self.started.append(subprocess.Popen(command, cwd=self.directory, env=environment, **pipes))
         return self.started[-1]
 
-    def train(self, script: str, *more: str, preflight: str = FINE, **streams: Any) -> subprocess.Popen[str]:
+    def train(
+        self, script: str, *more: str, preflight: str = FINE, **streams: Any
+    ) -> subprocess.Popen[str]:
         """A job whose name tells the scripted master what to do."""
-        given = ("--model-zoo", "zoo", "--model-def", "iris", "--training-data", "a.csv", "--job-name", script)
+        given = (
+            "--model-zoo",
+            "zoo",
+            "--model-def",
+            "iris",
+            "--training-data",
+            "a.csv",
+            "--job-name",
+            script,
+        )
         return self.start("train", *given, *more, preflight=preflight, **streams)
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
@@ -101,7 +121,9 @@ class Commands:
 
     def asked(self, script: str) -> list[Any]:
         path = self.directory / "jobs" / script / "asked.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = (
+            [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        )
         return [line for line in lines if line != "status"]
 
 
@@ -115,7 +137,9 @@ def elasticdl(tmp_path: Path) -> Iterator[Commands]:
         process.communicate(timeout=LIMIT_S)
 
 
-def test_a_job_that_is_done_ends_with_0_its_receipt_on_stdout_and_its_story_on_stderr(elasticdl: Commands) -> None:
+def test_a_job_that_is_done_ends_with_0_its_receipt_on_stdout_and_its_story_on_stderr(
+    elasticdl: Commands,
+) -> None:
     code, output, errors = elasticdl.end(elasticdl.train("finishes", "--output", "export"))
     assert code == 0, errors
     job = elasticdl.directory / "jobs/finishes"
@@ -135,14 +159,18 @@ def test_a_job_that_is_done_ends_with_0_its_receipt_on_stdout_and_its_story_on_s
         "receipt.json",
         "status.json",
     }
-    assert json.loads((job / "preflight.json").read_text())["training"] == [{"name": "a.csv", "records": 100}]
+    assert json.loads((job / "preflight.json").read_text())["training"] == [
+        {"name": "a.csv", "records": 100}
+    ]
 
 
 def test_the_address_of_the_page_with_its_token_is_told_at_the_start(elasticdl: Commands) -> None:
     process = elasticdl.train("drains")
     assert process.stderr is not None
     where = elasticdl.master("drains")
-    assert f"status page: {where['page']}#token={where['token']}\n" in iter(process.stderr.readline, "")
+    assert f"status page: {where['page']}#token={where['token']}\n" in iter(
+        process.stderr.readline, ""
+    )
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=LIMIT_S)
 
@@ -151,19 +179,30 @@ def test_results_can_be_had_as_json(elasticdl: Commands) -> None:
     code, output, _ = elasticdl.end(elasticdl.train("finishes", "-o", "json"))
     assert code == 0
     found = json.loads(output)
-    assert (found["exit_code"], found["receipt"]["total"]["lost"], found["metrics"]) == (0, 0, {"accuracy": 0.75})
+    assert (found["exit_code"], found["receipt"]["total"]["lost"], found["metrics"]) == (
+        0,
+        0,
+        {"accuracy": 0.75},
+    )
 
 
 def test_a_job_that_fails_ends_with_1_and_says_what_and_what_next(elasticdl: Commands) -> None:
     code, _, errors = elasticdl.end(elasticdl.train("fails"))
     assert code == 1
-    assert "Error: worker-0 failed four times: ValueError in iris.py:12\nHint: see logs/worker-0.log" in errors
+    assert (
+        "Error: worker-0 failed four times: ValueError in iris.py:12\nHint: see logs/worker-0.log"
+        in errors
+    )
 
 
 def test_a_master_that_is_killed_is_a_failed_job_with_its_last_words(elasticdl: Commands) -> None:
     code, _, errors = elasticdl.end(elasticdl.train("dies"))
     assert code == 1
-    assert "the master ended by signal SIGKILL" in errors and "last words" in errors and "logs/master-0.log" in errors
+    assert (
+        "the master ended by signal SIGKILL" in errors
+        and "last words" in errors
+        and "logs/master-0.log" in errors
+    )
 
 
 def test_a_master_that_ends_with_0_but_without_a_word_is_no_success(elasticdl: Commands) -> None:
@@ -179,7 +218,9 @@ def test_a_broken_module_ends_with_2_and_leaves_nothing(elasticdl: Commands) -> 
     assert list(elasticdl.directory.iterdir()) == []
 
 
-def test_a_wrong_job_ends_with_2_before_the_preflight_and_leaves_nothing(elasticdl: Commands) -> None:
+def test_a_wrong_job_ends_with_2_before_the_preflight_and_leaves_nothing(
+    elasticdl: Commands,
+) -> None:
     code, _, errors = elasticdl.end(elasticdl.train("finishes", "--num-workers", "3:1"))
     assert code == 2
     assert "--num-workers: MIN 3 is above MAX 1" in errors and "checking" not in errors
@@ -188,11 +229,17 @@ def test_a_wrong_job_ends_with_2_before_the_preflight_and_leaves_nothing(elastic
 
 def test_a_directory_that_holds_a_job_is_refused_before_the_preflight(elasticdl: Commands) -> None:
     assert elasticdl.end(elasticdl.train("finishes"))[0] == 0
-    before = {path.name: path.stat().st_mtime_ns for path in (elasticdl.directory / "jobs/finishes").iterdir()}
+    before = {
+        path.name: path.stat().st_mtime_ns
+        for path in (elasticdl.directory / "jobs/finishes").iterdir()
+    }
     code, _, errors = elasticdl.end(elasticdl.train("finishes"))
     assert code == 2
     assert "holds a job already" in errors and "--resume" in errors and "checking" not in errors
-    assert {path.name: path.stat().st_mtime_ns for path in (elasticdl.directory / "jobs/finishes").iterdir()} == before
+    assert {
+        path.name: path.stat().st_mtime_ns
+        for path in (elasticdl.directory / "jobs/finishes").iterdir()
+    } == before
 
 
 def test_of_two_submissions_of_one_name_one_runs(elasticdl: Commands) -> None:
@@ -238,7 +285,9 @@ def test_a_second_ctrl_c_ends_everything_at_once(elasticdl: Commands) -> None:
 
 def test_ctrl_c_during_the_check_leaves_nothing(elasticdl: Commands) -> None:
     marker = elasticdl.directory.parent / f"{elasticdl.directory.name}-checking"
-    process = elasticdl.train("finishes", preflight=f"import time; open({str(marker)!r}, 'w').close(); time.sleep(600)")
+    process = elasticdl.train(
+        "finishes", preflight=f"import time; open({str(marker)!r}, 'w').close(); time.sleep(600)"
+    )
     wait_until(marker.exists, "the check runs")
     process.send_signal(signal.SIGINT)
     code, _, _ = elasticdl.end(process)
@@ -288,12 +337,21 @@ def test_a_shell_can_complete_verbs_flags_and_jobs(elasticdl: Commands) -> None:
     assert elasticdl.end(elasticdl.train("finishes"))[0] == 0
 
     def completions(words: str) -> str:
-        environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent), "_ELASTICDL_COMPLETE": "bash_complete"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(HERE.parent.parent),
+            "_ELASTICDL_COMPLETE": "bash_complete",
+        }
         environment |= {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
         program = "from elasticdl.cli.main import run; run([])"
         command = [sys.executable, "-c", program]
         return subprocess.run(
-            command, env=environment, cwd=elasticdl.directory, capture_output=True, text=True, timeout=LIMIT_S
+            command,
+            env=environment,
+            cwd=elasticdl.directory,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
         ).stdout
 
     assert "plain,train" in completions("elasticdl tr")
@@ -317,13 +375,17 @@ def test_a_job_goes_on_in_its_directory_with_resume_and_its_own_yaml(elasticdl: 
     assert (spec["checkpoint"]["resume"], spec["data"]["minibatch_size"]) == (True, 7)
 
 
-def test_the_other_verbs_talk_to_a_running_job_and_to_one_that_has_ended(elasticdl: Commands) -> None:
+def test_the_other_verbs_talk_to_a_running_job_and_to_one_that_has_ended(
+    elasticdl: Commands,
+) -> None:
     process = elasticdl.train("drains")
     elasticdl.master("drains")
     code, output, _ = elasticdl.run("status", "drains")
     assert code == 0
-    assert output.splitlines()[0] == (
-        "training, epoch 1 of 2, 50/200 records (25 %), 10/s, ETA 15 s, version 7, 1/1 worker, training loss 0.5, validation accuracy 0.75, staleness 0.5"
+    assert (
+        output.splitlines()[0]
+        == "training, epoch 1 of 2, 50/200 records (25 %), 10/s, ETA 15 s, version 7, 1/1 worker,"
+        " training loss 0.5, validation accuracy 0.75, staleness 0.5"
     )
     assert "worker-0  ready     pid 1" in output and "waiting: ps-0 is starting: loading" in output
     assert json.loads(elasticdl.run("status", "drains", "-o", "json")[1])["version"] == 7
@@ -347,10 +409,24 @@ def test_jobs_are_listed_with_their_progress_and_waited_for(elasticdl: Commands)
     process = elasticdl.train("drains")
     elasticdl.master("drains")
     rows = {row["job"]: row for row in json.loads(elasticdl.run("list", "-o", "json")[1])}
-    assert {name: row["state"] for name, row in rows.items()} == {"drains": "running", "finishes": "done", "fails": "failed"}
-    assert rows["drains"]["records"] == {"trained": 50, "expected": 200} and rows["drains"]["place"] == "local"
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "drains": "running",
+        "finishes": "done",
+        "fails": "failed",
+    }
+    assert (
+        rows["drains"]["records"] == {"trained": 50, "expected": 200}
+        and rows["drains"]["place"] == "local"
+    )
     code, output, _ = elasticdl.run("list")
-    assert code == 0 and output.splitlines()[0].split() == ["JOB", "WHERE", "STATE", "PROGRESS", "AGE", "WHAT"]
+    assert code == 0 and output.splitlines()[0].split() == [
+        "JOB",
+        "WHERE",
+        "STATE",
+        "PROGRESS",
+        "AGE",
+        "WHAT",
+    ]
     assert any(line.split()[0] == "drains" and "25 %" in line for line in output.splitlines())
     assert elasticdl.run("wait", "finishes")[0] == 0
     code, output, errors = elasticdl.run("wait", "fails")
@@ -367,10 +443,18 @@ def test_jobs_are_listed_with_their_progress_and_waited_for(elasticdl: Commands)
     assert elasticdl.run("stop", "drains", "--yes")[0] == 0
     assert elasticdl.end(process)[0] == elasticdl.end(waiting)[0] == 130
     code, output, _ = elasticdl.end(piped)
-    assert code == 130 and "ended with exit code 130: stopped: by the test" in output and len(output.splitlines()) < 30
+    assert (
+        code == 130
+        and "ended with exit code 130: stopped: by the test" in output
+        and len(output.splitlines()) < 30
+    )
     *_, line = watching.stdout
     last = json.loads(line)
-    assert watching.wait(LIMIT_S) == 130 and (last["state"], last["exit_code"], set(last)) == ("stopped", 130, set(first))
+    assert watching.wait(LIMIT_S) == 130 and (last["state"], last["exit_code"], set(last)) == (
+        "stopped",
+        130,
+        set(first),
+    )
 
 
 def test_stop_now_ends_a_master_that_heeds_no_stop_or_stands_still(elasticdl: Commands) -> None:
@@ -380,7 +464,11 @@ def test_stop_now_ends_a_master_that_heeds_no_stop_or_stands_still(elasticdl: Co
     assert process.poll() is None
     os.kill(where["pid"], signal.SIGSTOP)
     code, _, errors = elasticdl.run("stop", "hangs", "--yes")
-    assert code == 1 and "does not answer" in errors and "`elasticdl stop hangs --now` ends it in any case" in errors
+    assert (
+        code == 1
+        and "does not answer" in errors
+        and "`elasticdl stop hangs --now` ends it in any case" in errors
+    )
     assert elasticdl.run("stop", "hangs", "--yes", "--now", "--reason", "enough")[0] == 0
     code, _, errors = elasticdl.end(process)
     assert code == 130 and "Stopped: by the test" in errors
@@ -395,7 +483,10 @@ def test_logs_are_looked_up_by_name_and_can_be_followed_to_the_end(elasticdl: Co
     log.write_text("".join(f"line {number}\n" for number in range(1000)))
     assert "worker-0" in elasticdl.run("logs", "drains")[1]
     assert elasticdl.run("logs", "drains", "worker-0", "--lines", "2")[1] == "line 998\nline 999\n"
-    assert elasticdl.run("logs", "--job-dir", "jobs/drains", "worker-0.3", "-n", "1")[1] == "line 999\n"
+    assert (
+        elasticdl.run("logs", "--job-dir", "jobs/drains", "worker-0.3", "-n", "1")[1]
+        == "line 999\n"
+    )
     for name in ("../../../etc/passwd", "/etc/passwd", "worker-9"):
         code, output, errors = elasticdl.run("logs", "drains", name)
         assert (code, output) == (4, "") and "there are master-0, worker-0" in errors
@@ -418,19 +509,35 @@ def test_a_job_that_is_not_there_is_4_and_says_which_are(elasticdl: Commands) ->
 
 
 def test_check_tells_what_was_found_and_leaves_nothing(elasticdl: Commands) -> None:
-    code, output, _ = elasticdl.run("check", "--model-zoo", "zoo", "--model-def", "iris", "--training-data", "a.csv")
+    code, output, _ = elasticdl.run(
+        "check", "--model-zoo", "zoo", "--model-def", "iris", "--training-data", "a.csv"
+    )
     assert code == 0
     assert output == "training   100 records in 1 source\nthe model and the data are usable\n"
     assert list(elasticdl.directory.iterdir()) == []
 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])
-def test_what_check_found_can_be_had_as_data_whether_it_is_fine_or_not(elasticdl: Commands, form: str) -> None:
-    flags = ("check", "--model-zoo", "zoo", "--model-def", "iris", "--training-data", "a.csv", "-o", form)
+def test_what_check_found_can_be_had_as_data_whether_it_is_fine_or_not(
+    elasticdl: Commands, form: str
+) -> None:
+    flags = (
+        "check",
+        "--model-zoo",
+        "zoo",
+        "--model-def",
+        "iris",
+        "--training-data",
+        "a.csv",
+        "-o",
+        form,
+    )
     code, output, _ = elasticdl.run(*flags)
     found = yaml.safe_load(output)
     assert (code, found["result"]) == (0, "ok")
-    assert found["findings"] == [{"about": "training", "result": "ok", "text": "100 records in 1 source"}]
+    assert found["findings"] == [
+        {"about": "training", "result": "ok", "text": "100 records in 1 source"}
+    ]
     code, output, errors = elasticdl.end(elasticdl.start(*flags, preflight=BROKEN))
     found = yaml.safe_load(output)
     assert (code, found["result"], found["findings"][0]["result"]) == (2, "problem", "problem")
@@ -444,7 +551,9 @@ def test_help_is_there_at_once(elasticdl: Commands) -> None:
         """Of its own: what others do on this machine is not its fault."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         command = [sys.executable, "-m", "elasticdl.cli.main", "--help"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parent.parent, timeout=LIMIT_S)
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=HERE.parent.parent, timeout=LIMIT_S
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert done.returncode == 0 and all(f"\n  {verb} " in done.stdout for verb in VERBS)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

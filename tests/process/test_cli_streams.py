@@ -1,4 +1,6 @@
-"""The command line where its output goes nowhere, to somebody who stops reading, or to another locale, and where it is interrupted."""
+"""The command line where its output goes nowhere, to somebody who stops reading, or to another
+locale, and where it is interrupted.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     for name in ("failed", "begins"):
         (tmp_path / "jobs" / name / "logs").mkdir(parents=True)
-        (tmp_path / "jobs" / name / "job.json").write_text(json.dumps({"cluster": {"job_name": name}}))
+        (tmp_path / "jobs" / name / "job.json").write_text(
+            json.dumps({"cluster": {"job_name": name}})
+        )
         (tmp_path / "jobs" / name / "logs/worker-0.log").write_text("a line\n" * 100_000)
     left = {"exit_code": 1, "message": "ValueError: модель 🙂 — \udcff", "hint": "", "status": None}
     (tmp_path / "jobs/failed/status.json").write_text(json.dumps(left))
@@ -75,22 +79,42 @@ def test_nobody_who_reads_is_no_traceback_and_the_exit_code_means_the_job(
     assert errors in found[2] and bool(errors) == bool(found[2]) and "Traceback" not in found[2]
 
 
-@pytest.mark.parametrize("locale", [{"LC_ALL": "C", "LANG": "C"}, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}])
+@pytest.mark.parametrize(
+    "locale",
+    [{"LC_ALL": "C", "LANG": "C"}, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}],
+)
 def test_no_locale_is_an_error(locale: dict[str, str]) -> None:
-    code, output, errors = shell("$elasticdl status failed && $elasticdl list && $elasticdl why failed", **locale)
-    assert (code, errors) == (0, f"not available of failed: there is nothing in {Path.cwd()}/jobs/failed/events.jsonl yet\n")
+    code, output, errors = shell(
+        "$elasticdl status failed && $elasticdl list && $elasticdl why failed", **locale
+    )
+    assert (code, errors) == (
+        0,
+        f"not available of failed: there is nothing in {Path.cwd()}/jobs/failed/events.jsonl yet\n",
+    )
     assert output.count("ValueError: ") == 3
     code, output, errors = shell("$elasticdl status failed -o json", **locale)
-    assert (code, errors) == (0, "") and json.loads(output)["outcome"] == "ValueError: модель 🙂 — \N{REPLACEMENT CHARACTER}"
+    assert (code, errors) == (0, "") and json.loads(output)[
+        "outcome"
+    ] == "ValueError: модель 🙂 — \N{REPLACEMENT CHARACTER}"
 
 
 @pytest.mark.parametrize(
-    "verb", ["wait begins", "status begins --watch", "status begins --watch -o json", "logs begins worker-0 -f"]
+    "verb",
+    [
+        "wait begins",
+        "status begins --watch",
+        "status begins --watch -o json",
+        "logs begins worker-0 -f",
+    ],
 )
 def test_ctrl_c_ends_who_waits_with_130_and_a_word(verb: str, tmp_path: Path) -> None:
-    (tmp_path / "jobs/begins/master.json").write_text("")  # A master that is about to listen: the job has not ended.
+    (tmp_path / "jobs/begins/master.json").write_text(
+        ""
+    )  # A master that is about to listen: the job has not ended.
     command = [sys.executable, "-c", TELLS_WHEN_IT_WAITS, *verb.split()]
-    waiting = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    waiting = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     assert waiting.stderr is not None and waiting.stderr.readline() == "it waits\n"
     waiting.send_signal(signal.SIGINT)
     _, errors = waiting.communicate(timeout=LIMIT_S)

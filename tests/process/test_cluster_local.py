@@ -1,4 +1,6 @@
-"""The local cluster's own promises: nothing survives us, output is kept, threads are shared fairly."""
+"""The local cluster's own promises: nothing survives us, output is kept, threads are shared
+fairly.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessExited, ProcessName, ProcessSpec, Role
+from elasticdl.cluster.base import (
+    CreateRefused,
+    ExitFacts,
+    ProcessExited,
+    ProcessName,
+    ProcessSpec,
+    Role,
+)
 from elasticdl.cluster.local.cluster import LocalCluster
 from elasticdl.cluster.local.machine import usable_cores
 from elasticdl.cluster.logs.local_files import open_log
@@ -42,7 +51,9 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
 
 
 def state(pid: int) -> str:
-    """R, S, T (stopped), Z (ended, nobody asked how) and so on; '' when there is no such process."""
+    """R, S, T (stopped), Z (ended, nobody asked how) and so on; '' when there is no such
+    process.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -93,7 +104,9 @@ def test_no_orphan_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
     logs = [tmp_path / "worker-0.log", tmp_path / "worker-1.log"]
     with subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path), FAMILY]) as owner:
         try:
-            wait_until(lambda: all(len(pids_in(log)) == 2 for log in logs), "all four processes run")
+            wait_until(
+                lambda: all(len(pids_in(log)) == 2 for log in logs), "all four processes run"
+            )
         finally:
             owner.kill()
     pids = [pid for log in logs for pid in pids_in(log)]
@@ -156,8 +169,13 @@ def test_a_stopped_process_is_killed_after_the_grace(tmp_path: Path) -> None:
     assert asyncio.run(scenario()) == ExitFacts(signal=signal.SIGKILL, asked=True)
 
 
-def test_what_a_process_printed_is_in_its_log_and_the_end_of_it_in_its_exit_facts(tmp_path: Path) -> None:
-    program = "import sys; print('to stdout', flush=True); print('x' * 200_000, file=sys.stderr); sys.exit('last words')"
+def test_what_a_process_printed_is_in_its_log_and_the_end_of_it_in_its_exit_facts(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import sys; print('to stdout', flush=True); print('x' * 200_000, file=sys.stderr);"
+        " sys.exit('last words')"
+    )
 
     async def scenario() -> ExitFacts:
         cluster = LocalCluster(tmp_path / "logs", cores=1)
@@ -167,7 +185,9 @@ def test_what_a_process_printed_is_in_its_log_and_the_end_of_it_in_its_exit_fact
 
     facts = asyncio.run(scenario())
     log = (tmp_path / "logs/worker-0.log").read_text()
-    assert log.startswith("=== worker-0 started ") and "\nto stdout\n" in log and "x" * 200_000 in log
+    assert (
+        log.startswith("=== worker-0 started ") and "\nto stdout\n" in log and "x" * 200_000 in log
+    )
     assert facts.exit_code == 1
     assert facts.log_tail == "last words"
 
@@ -176,7 +196,10 @@ def test_incarnations_share_a_file_and_each_has_a_header_and_its_own_tail(tmp_pa
     async def scenario() -> list[ExitFacts]:
         cluster = LocalCluster(tmp_path, cores=1)
         facts = [
-            await run_to_end(cluster, ProcessSpec(ProcessName(Role.PS, 1, incarnation), ("echo", f"life {incarnation}")))
+            await run_to_end(
+                cluster,
+                ProcessSpec(ProcessName(Role.PS, 1, incarnation), ("echo", f"life {incarnation}")),
+            )
             for incarnation in range(2)
         ]
         await cluster.close()
@@ -184,7 +207,12 @@ def test_incarnations_share_a_file_and_each_has_a_header_and_its_own_tail(tmp_pa
 
     facts = asyncio.run(scenario())
     lines = (tmp_path / "ps-1.log").read_text().splitlines()
-    assert [line.split(" started")[0] for line in lines] == ["=== ps-1", "life 0", "=== ps-1.1", "life 1"]
+    assert [line.split(" started")[0] for line in lines] == [
+        "=== ps-1",
+        "life 0",
+        "=== ps-1.1",
+        "life 1",
+    ]
     assert [fact.log_tail for fact in facts] == ["life 0", "life 1"]
 
 
@@ -195,7 +223,13 @@ def test_a_process_gets_its_environment_its_secrets_and_its_share_of_the_cores(
     monkeypatch.setenv("COLOUR", "blue")
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     program = "import json, os; print(json.dumps(dict(os.environ)))"
-    spec = ProcessSpec(W0, (sys.executable, "-c", program), env={"A": "1"}, secrets={"ELASTICDL_TOKEN": "t"}, cores=3)
+    spec = ProcessSpec(
+        W0,
+        (sys.executable, "-c", program),
+        env={"A": "1"},
+        secrets={"ELASTICDL_TOKEN": "t"},
+        cores=3,
+    )
 
     async def scenario() -> ExitFacts:
         cluster = LocalCluster(tmp_path, cores=4)
@@ -268,7 +302,9 @@ def test_closing_leaves_no_process_and_no_file_behind(tmp_path: Path) -> None:
 def test_a_full_disk_keeps_no_process_from_starting_and_is_no_refusal_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that was killed meanwhile must come back: its log may lack lines, the job may not lack the server."""
+    """A server that was killed meanwhile must come back: its log may lack lines, the job may not
+    lack the server.
+    """
     open_log(Path("/dev/full"), W0).close()
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "worker-0.log")
 
@@ -278,7 +314,9 @@ def test_a_full_disk_keeps_no_process_from_starting_and_is_no_refusal_for_ever(
     async def story() -> None:
         cluster = LocalCluster(tmp_path / "logs", cores=1)
         monkeypatch.setattr("elasticdl.cluster.local.cluster.open_log", no_room)
-        with pytest.raises(CreateRefused, match=r"No space left on device: worker-0\.log") as refused:
+        with pytest.raises(
+            CreateRefused, match=r"No space left on device: worker-0\.log"
+        ) as refused:
             await cluster.create(ProcessSpec(W0, (sys.executable, "-c", "")))
         assert refused.value.retry
         await cluster.close()
@@ -286,7 +324,9 @@ def test_a_full_disk_keeps_no_process_from_starting_and_is_no_refusal_for_ever(
     asyncio.run(story())
 
 
-def test_where_memory_is_short_one_worker_is_started_and_more_are_refused_for_now(tmp_path: Path) -> None:
+def test_where_memory_is_short_one_worker_is_started_and_more_are_refused_for_now(
+    tmp_path: Path,
+) -> None:
     async def story() -> None:
         free = [100 << 20]
         cluster = LocalCluster(tmp_path / "logs", cores=1, free_bytes=lambda: free[0])

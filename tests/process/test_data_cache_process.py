@@ -41,7 +41,12 @@ def cache(tmp_path, monkeypatch):
 
 def test_several_processes_make_the_index_at_once(data, cache):
     processes = [
-        subprocess.Popen([sys.executable, "-c", READ, str(data)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", READ, str(data)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for _ in range(4)
     ]
     for process in processes:

@@ -10,7 +10,10 @@ from tests.process.sanitized import ROOT, SANITIZERS, check_held
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 SOURCES = [
-    *(ROOT / f"elasticdl/embedding/native/{name}.cc" for name in ("table", "optimizer", "initializer", "distinct")),
+    *(
+        ROOT / f"elasticdl/embedding/native/{name}.cc"
+        for name in ("table", "optimizer", "initializer", "distinct")
+    ),
     ROOT / "tests/native/table_test.cc",
 ]
 

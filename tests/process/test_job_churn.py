@@ -1,6 +1,7 @@
 """The same job with SIGKILL to a random worker every few seconds, from start to end.
 
-CI runs two seeds, of half the length; `make churn` runs twenty whole ones and prints a line for each.
+CI runs two seeds, of half the length; `make churn` runs twenty whole ones and prints a line for
+each.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ def test_a_job_whose_workers_are_killed_all_the_time_loses_nothing(seed, start_j
         seed=seed,
     )
     job.wait_until("training began", lambda status: status["records"]["trained"] > 0)
-    kills = len(churn.kill_until_it_ends(job, choose, every_s=(1.0, 4.0), victims=churn.live("worker"), most=MOST))
+    kills = len(
+        churn.kill_until_it_ends(
+            job, choose, every_s=(1.0, 4.0), victims=churn.live("worker"), most=MOST
+        )
+    )
     code, output = job.finish()
     assert code == 0, output
     total = job.receipt()["total"]

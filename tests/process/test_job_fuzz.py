@@ -1,4 +1,6 @@
-"""Whole jobs with random flags on parameter servers for a minute; `make fuzz-jobs` runs them for as long as you like."""
+"""Whole jobs with random flags on parameter servers for a minute; `make fuzz-jobs` runs them for as
+long as you like.
+"""
 
 from __future__ import annotations
 

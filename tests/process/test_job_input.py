@@ -1,6 +1,7 @@
 """Bad input gets its message and exit code before any process starts, and leaves nothing behind.
 
-What the look at model and data refuses is shown by that look alone, and for one module and one file by the command.
+What the look at model and data refuses is shown by that look alone, and for one module and one file
+by the command.
 """
 
 from __future__ import annotations
@@ -105,11 +106,16 @@ def test_a_malformed_row_is_shown_with_its_line_number(zoo, tmp_path):
 
 
 BATCH = 16
-REFUSED = "feed raised InvalidArgumentError: StringToNumberOp could not correctly convert string: n/a"
+REFUSED = (
+    "feed raised InvalidArgumentError: StringToNumberOp could not correctly convert string: n/a"
+)
 
 
 def csv_with_bad_cells(path: Path, *numbers: int) -> Path:
-    """200 records; these have a text for a number. What is looked at before the job are the first 16."""
+    """200 records; these have a text for a number.
+
+    What is looked at before the job are the first 16.
+    """
     rows = [f"5.1,3.5,1.{number % 10},0.2,{number % 3}" for number in range(200)]
     for number in numbers:
         rows[number] = "5.1,n/a,1.4,0.2,0"
@@ -119,16 +125,22 @@ def csv_with_bad_cells(path: Path, *numbers: int) -> Path:
 
 def test_a_cell_that_feed_cannot_take_ends_the_job_with_one_clear_message(start_job, zoo, tmp_path):
     folder, data = zoo(GOOD), csv_with_bad_cells(tmp_path / "cells.csv", 150)
-    code, output = start_job(model_zoo=folder, model_def="model", training_data=data, minibatch_size=BATCH).finish()
+    code, output = start_job(
+        model_zoo=folder, model_def="model", training_data=data, minibatch_size=BATCH
+    ).finish()
     assert code == 1
     (told,) = [line for line in output.splitlines() if line.startswith("Error: ")]
-    assert told == f"Error: {data}:152: column 'b' is 'n/a': {REFUSED} (at {folder}/model.py:9)", output
+    assert told == f"Error: {data}:152: column 'b' is 'n/a': {REFUSED} (at {folder}/model.py:9)", (
+        output
+    )
     assert "graph" not in output.lower(), output
 
 
 @pytest.fixture(scope="module")
 def within_the_limit(start_jobs, tmp_path_factory):
-    """A job with two bad cells, of which the first is seen before it starts; its checkpoint and what it printed are there."""
+    """A job with two bad cells, of which the first is seen before it starts; its checkpoint and
+    what it printed are there.
+    """
     folder = tmp_path_factory.mktemp("zoo")
     (folder / "model.py").write_text(GOOD)
     job = start_jobs(
@@ -159,24 +171,39 @@ def test_a_directory_that_holds_a_job_is_not_taken_twice(within_the_limit, start
     first = within_the_limit[0]
     receipt = (first.directory / "receipt.json").read_bytes()
     spec = first.spec()
-    flags = {"model_zoo": spec["model"]["model_zoo"], "model_def": "model", "training_data": spec["data"]["training_data"]}
+    flags = {
+        "model_zoo": spec["model"]["model_zoo"],
+        "model_def": "model",
+        "training_data": spec["data"]["training_data"],
+    }
     code, output = start_job(**flags, job_dir=first.directory).finish()
     assert code == 2
     assert str(first.directory) in output
     assert (first.directory / "receipt.json").read_bytes() == receipt
 
 
-def test_a_checkpoint_of_another_model_is_refused_naming_the_variable(within_the_limit, start_job, zoo, iris_csv):
-    folder = zoo(GOOD.replace("keras.layers.Dense(3)", "keras.layers.Dense(7), keras.layers.Dense(3)"))
+def test_a_checkpoint_of_another_model_is_refused_naming_the_variable(
+    within_the_limit, start_job, zoo, iris_csv
+):
+    folder = zoo(
+        GOOD.replace("keras.layers.Dense(3)", "keras.layers.Dense(7), keras.layers.Dense(3)")
+    )
     checkpoints = within_the_limit[0].directory / "checkpoints"
-    job = start_job(model_zoo=folder, model_def="model", training_data=iris_csv(), checkpoint_dir_for_init=checkpoints)
+    job = start_job(
+        model_zoo=folder,
+        model_def="model",
+        training_data=iris_csv(),
+        checkpoint_dir_for_init=checkpoints,
+    )
     code, output = job.finish()
     assert code == 1, output
     (error,) = [line for line in output.splitlines() if line.startswith("Error: ")]
     assert "sequential/dense/kernel [4, 7]" in error and "sequential/dense/kernel [4, 3]" in error
 
 
-def test_a_file_that_changes_between_its_count_and_the_first_look_at_it_ends_the_job(start_job, zoo, iris_csv):
+def test_a_file_that_changes_between_its_count_and_the_first_look_at_it_ends_the_job(
+    start_job, zoo, iris_csv
+):
     path = iris_csv()
     job = start_job(model_zoo=zoo(GOOD), model_def="model", training_data=path)
     deadline = time.monotonic() + 90
@@ -192,11 +219,15 @@ def test_a_file_that_changes_between_its_count_and_the_first_look_at_it_ends_the
 
 
 def test_an_unknown_flag_is_refused_with_the_closest_one(start_job, iris_csv):
-    output = refused(start_job("train", "--num-workerz", "3", model_def="iris", training_data=iris_csv()))
+    output = refused(
+        start_job("train", "--num-workerz", "3", model_def="iris", training_data=iris_csv())
+    )
     assert "num-workers" in output
 
 
-def test_a_loss_that_is_not_a_number_stops_the_job_and_names_what_it_found(start_job, zoo, iris_csv):
+def test_a_loss_that_is_not_a_number_stops_the_job_and_names_what_it_found(
+    start_job, zoo, iris_csv
+):
     folder = zoo(
         GOOD.replace("return keras.losses", "import keras\n    return float('nan') * keras.losses"),
     )

@@ -1,4 +1,6 @@
-"""Parameter servers of jobs without checkpoints that die when all records are trained: the job ends in spite of that."""
+"""Parameter servers of jobs without checkpoints that die when all records are trained: the job ends
+in spite of that.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ def kill(job: Job, role: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_all_servers_killed_in_the_final_evaluation_get_the_weights_that_a_worker_has(hold_job) -> None:
+def test_all_servers_killed_in_the_final_evaluation_get_the_weights_that_a_worker_has(
+    hold_job,
+) -> None:
     held = hold_job(num_workers=1, num_ps_pods=2)
     kill(held.job, "ps")
     held.release()
@@ -105,7 +109,9 @@ def test_all_servers_killed_in_the_final_evaluation_get_the_weights_that_a_worke
     assert (held.folder / "export" / "saved_model.pb").exists()
 
 
-def test_training_is_done_again_when_all_that_had_the_weights_were_killed_in_the_final_evaluation(hold_job) -> None:
+def test_training_is_done_again_when_all_that_had_the_weights_were_killed_in_the_final_evaluation(
+    hold_job,
+) -> None:
     held = hold_job(num_workers=1, num_ps_pods=1)
     kill(held.job, "worker")
     kill(held.job, "ps")

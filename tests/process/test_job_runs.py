@@ -1,4 +1,6 @@
-"""Whole jobs, started from the command line, to which nothing happens: trained, evaluated, predicted from."""
+"""Whole jobs, started from the command line, to which nothing happens: trained, evaluated,
+predicted from.
+"""
 
 from __future__ import annotations
 
@@ -36,18 +38,32 @@ def trained(start_jobs, data) -> Job:
     return job
 
 
-def test_the_issues_own_command_ends_with_a_clean_receipt_and_an_export(trained: Job, data: Path) -> None:
+def test_the_issues_own_command_ends_with_a_clean_receipt_and_an_export(
+    trained: Job, data: Path
+) -> None:
     total = trained.receipt()["total"]
-    assert (total["expected"], total["trained"], total["lost"], total["repeated"]) == (6000, 6000, 0, 0)
+    assert (total["expected"], total["trained"], total["lost"], total["repeated"]) == (
+        6000,
+        6000,
+        0,
+        0,
+    )
     assert [epoch["trained"] for epoch in trained.receipt()["epochs"]] == [1200] * 5
     assert (data.parent / "export" / "saved_model.pb").exists()
     assert trained.final("accuracy") > 0.9
 
 
-def test_a_checkpoint_is_evaluated_on_another_number_of_servers(trained: Job, start_job, data) -> None:
+def test_a_checkpoint_is_evaluated_on_another_number_of_servers(
+    trained: Job, start_job, data
+) -> None:
     checkpoints = trained.directory / "checkpoints"
     job = start_job(
-        "evaluate", model_def="iris", validation_data=data, num_workers=1, num_ps_pods=3, checkpoint_dir_for_init=checkpoints
+        "evaluate",
+        model_def="iris",
+        validation_data=data,
+        num_workers=1,
+        num_ps_pods=3,
+        checkpoint_dir_for_init=checkpoints,
     )
     code, output = job.finish()
     assert code == 0, output
@@ -56,7 +72,9 @@ def test_a_checkpoint_is_evaluated_on_another_number_of_servers(trained: Job, st
     assert job.metrics()[-1]["version"] == newest > 0
 
 
-def test_a_checkpoint_gives_predictions_on_another_number_of_servers(trained: Job, start_job, data, tmp_path) -> None:
+def test_a_checkpoint_gives_predictions_on_another_number_of_servers(
+    trained: Job, start_job, data, tmp_path
+) -> None:
     job = start_job(
         "predict",
         model_def="iris",
@@ -73,7 +91,9 @@ def test_a_checkpoint_gives_predictions_on_another_number_of_servers(trained: Jo
 
 
 def test_a_job_over_thousands_of_files_trains_each_record_once(start_job, tmp_path) -> None:
-    """Whatever looks at all files for each file shows here: the job takes minutes instead of seconds."""
+    """Whatever looks at all files for each file shows here: the job takes minutes instead of
+    seconds.
+    """
     header, *rows = write_iris(tmp_path / "iris.csv", 14).read_text().splitlines()
     folder = tmp_path / "files"
     folder.mkdir()
@@ -83,4 +103,9 @@ def test_a_job_over_thousands_of_files_trains_each_record_once(start_job, tmp_pa
     code, output = job.finish(240)
     assert code == 0, output
     total = job.receipt()["total"]
-    assert (total["expected"], total["trained"], total["lost"], total["repeated"]) == (2000, 2000, 0, 0)
+    assert (total["expected"], total["trained"], total["lost"], total["repeated"]) == (
+        2000,
+        2000,
+        0,
+        0,
+    )

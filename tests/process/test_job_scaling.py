@@ -1,4 +1,6 @@
-"""Many more workers than this machine has cores: they come up a few at a time, and the job goes on meanwhile."""
+"""Many more workers than this machine has cores: they come up a few at a time, and the job goes on
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ AT_ONCE = max(2, len(os.sched_getaffinity(0)))
 
 def test_scaling_to_twenty_workers_starves_nobody_and_loses_nothing(start_job, iris_csv):
     job = start_job(
-        model_def="iris", training_data=iris_csv(200), num_epochs=2, num_workers="1:1", num_ps_pods=1, minibatch_size=16
+        model_def="iris",
+        training_data=iris_csv(200),
+        num_epochs=2,
+        num_workers="1:1",
+        num_ps_pods=1,
+        minibatch_size=16,
     )
     job.wait_until("training is under way", lambda status: status["records"]["trained"] > 0)
     where = json.loads((job.directory / "master.json").read_text())
@@ -27,7 +34,9 @@ def test_scaling_to_twenty_workers_starves_nobody_and_loses_nothing(start_job, i
         most = 0
         while (status := job.status()) is not None and job.process.poll() is None:
             coming_up = [
-                p for p in status["processes"] if p["role"] == "worker" and p["state"] in ("requested", "pending", "starting")
+                p
+                for p in status["processes"]
+                if p["role"] == "worker" and p["state"] in ("requested", "pending", "starting")
             ]
             most = max(most, len(coming_up))
             with suppress(subprocess.TimeoutExpired):

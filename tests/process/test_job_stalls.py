@@ -1,4 +1,6 @@
-"""Whole jobs that stand still: user code that waits for a lock is named, with its stack, and goes on; one that never ends ends the job."""
+"""Whole jobs that stand still: user code that waits for a lock is named, with its stack, and goes
+on; one that never ends ends the job.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def start_locked(tmp_path: Path, start_job: Callable[..., Job]) -> Callable[...,
 
     def start(**flags: object) -> Job:
         data, envs = write_iris(tmp_path / "iris.csv"), f"LOCK_FILE={tmp_path / 'lock'}"
-        return start_job(model_zoo=zoo, model_def="iris_locked", training_data=data, envs=envs, **flags)
+        return start_job(
+            model_zoo=zoo, model_def="iris_locked", training_data=data, envs=envs, **flags
+        )
 
     return start
 
@@ -57,15 +61,21 @@ def elasticdl(*arguments: str) -> str:
     return done.stdout
 
 
-def test_code_that_waits_for_a_lock_is_named_with_its_stack_and_the_job_goes_on(tmp_path, start_locked) -> None:
+def test_code_that_waits_for_a_lock_is_named_with_its_stack_and_the_job_goes_on(
+    tmp_path, start_locked
+) -> None:
     with (tmp_path / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         job = start_locked(stall_seconds=6)
         named = lambda status: any("has been in feed for" in wait for wait in status["waiting"])  # noqa: E731
         status = job.wait_until("the activity is named", named)
         assert status["stall"] is None
-        job.wait_until("its stack is there", lambda _: any(event["kind"] == "stall" for event in job.events()))
-        assert "worker-0 has been in feed for" in elasticdl("status", "--job-dir", str(job.directory))
+        job.wait_until(
+            "its stack is there", lambda _: any(event["kind"] == "stall" for event in job.events())
+        )
+        assert "worker-0 has been in feed for" in elasticdl(
+            "status", "--job-dir", str(job.directory)
+        )
         (told,) = [event for event in job.events() if event["kind"] == "stall"]
         assert told["process"] == "worker-0"
         assert "iris_locked.py" in told["text"].splitlines()[1]
@@ -75,15 +85,24 @@ def test_code_that_waits_for_a_lock_is_named_with_its_stack_and_the_job_goes_on(
     assert job.receipt()["total"]["trained"] == 150
 
 
-def test_code_that_never_ends_ends_the_job_with_its_own_exit_code_and_the_diagnosis(tmp_path, start_locked) -> None:
+def test_code_that_never_ends_ends_the_job_with_its_own_exit_code_and_the_diagnosis(
+    tmp_path, start_locked
+) -> None:
     with (tmp_path / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         job = start_locked(stall_seconds=1)
         code, output = job.finish()
     assert code == ExitCode.STALLED, output
-    assert "owed by worker-1" in output or "it is the 3rd worker in a row that comes to no end" in output
+    assert (
+        "owed by worker-1" in output
+        or "it is the 3rd worker in a row that comes to no end" in output
+    )
     entries = json.loads(elasticdl("why", "--job-dir", str(job.directory), "-o", "json"))["entries"]
-    assert any("stands still" in entry["text"] or "stood still" in entry["text"] for entry in entries)
-    assert any("iris_locked.py" in event["text"] for event in job.events() if event["kind"] == "stall")
+    assert any(
+        "stands still" in entry["text"] or "stood still" in entry["text"] for entry in entries
+    )
+    assert any(
+        "iris_locked.py" in event["text"] for event in job.events() if event["kind"] == "stall"
+    )
     assert "worker-0" in [event["process"] for event in job.events() if event["cause"] == "stalled"]
     assert job.receipt()["total"]["lost"] == 0

@@ -1,4 +1,5 @@
-"""Two jobs that much happens to, and what must be true of each then: a worker killed and one sent away; a server killed, Ctrl-C, --resume.
+"""Two jobs that much happens to, and what must be true of each then: a worker killed and one sent
+away; a server killed, Ctrl-C, --resume.
 
 One job for many sentences: most of a job's time is the start of its processes.
 """
@@ -32,7 +33,10 @@ LIMIT_S = 240.0
 MINIBATCH = 16
 COPIES = 80
 RECORDS = 2 * 150 * COPIES
-"""Of two epochs. More than are trained before a test has seen what it waits for, until it says `hurry`."""
+"""Of two epochs.
+
+More than are trained before a test has seen what it waits for, until it says `hurry`.
+"""
 
 MORE = """
 import os
@@ -52,7 +56,9 @@ def callbacks():
 
 @dataclass
 class Paced:
-    """Starts jobs that train slowly until they are told to hurry: how fast a machine is does not decide what a test sees."""
+    """Starts jobs that train slowly until they are told to hurry: how fast a machine is does not
+    decide what a test sees.
+    """
 
     folder: Path
     start_job: Callable[..., Job]
@@ -110,7 +116,9 @@ def wait_for(what: str, found: Callable[[], Any], limit_s: float = LIMIT_S) -> A
 
 @dataclass(frozen=True)
 class Lost:
-    """A job of two workers of which one was killed and one was sent away; what was seen meanwhile."""
+    """A job of two workers of which one was killed and one was sent away; what was seen
+    meanwhile.
+    """
 
     job: Job
     code: int
@@ -136,7 +144,10 @@ def footprint(pid: int) -> tuple[bool, int]:
 def footprints(job: Job) -> dict[str, tuple[bool, int]]:
     master = int(json.loads((job.directory / "master.json").read_text())["pid"])
     servers = {f"server {pid}": pid for pid in job.pids("ps")}
-    return {name: footprint(pid) for name, pid in {"command line": job.process.pid, "master": master, **servers}.items()}
+    return {
+        name: footprint(pid)
+        for name, pid in {"command line": job.process.pid, "master": master, **servers}.items()
+    }
 
 
 def exits(job: Job) -> list[dict[str, Any]]:
@@ -146,7 +157,13 @@ def exits(job: Job) -> list[dict[str, Any]]:
 
 
 def settled(status: dict[str, Any]) -> bool:
-    return sum(one["role"] == "worker" and one["state"] == "ready" and one["records"] > 0 for one in status["processes"]) == 2
+    return (
+        sum(
+            one["role"] == "worker" and one["state"] == "ready" and one["records"] > 0
+            for one in status["processes"]
+        )
+        == 2
+    )
 
 
 @pytest.fixture(scope="module")
@@ -159,20 +176,34 @@ def lost(make_paced) -> Lost:
         tensorboard_log_dir=paced.folder / "curves",
     )
     job.wait_until("both train", settled, LIMIT_S)
-    job.wait_until("a round is summed up", lambda status: any(one["values"] for one in status["rounds"]), LIMIT_S)
+    job.wait_until(
+        "a round is summed up",
+        lambda status: any(one["values"] for one in status["rounds"]),
+        LIMIT_S,
+    )
     prints = footprints(job)
     killed_at = time.time()
     assert job.kill_one("worker", random.Random(3))
-    kill = wait_for("the kill is told", lambda: next((one for one in exits(job) if "SIGKILL" in one["text"]), None))
+    kill = wait_for(
+        "the kill is told",
+        lambda: next((one for one in exits(job) if "SIGKILL" in one["text"]), None),
+    )
     shown = elasticdl("why", "--job-dir", str(job.directory))
-    made_up = wait_for("another trains", lambda: next((one for one in exits(job) if one["recovered_s"]), None))
+    made_up = wait_for(
+        "another trains", lambda: next((one for one in exits(job) if one["recovered_s"]), None)
+    )
     story = why(job)
     repeated = job.wait_until("both train again", settled, LIMIT_S)["records"]["repeated"]
     os.kill(random.Random(3).choice(sorted(job.pids("worker"))), signal.SIGTERM)
-    wait_for("a worker has left", lambda: [event for event in job.events() if event["cause"] == "drained"])
+    wait_for(
+        "a worker has left",
+        lambda: [event for event in job.events() if event["cause"] == "drained"],
+    )
     paced.hurry()
     code, output = job.finish(LIMIT_S)
-    return Lost(job, code, output, prints, kill, kill["at"] - killed_at, shown, made_up, story, repeated)
+    return Lost(
+        job, code, output, prints, kill, kill["at"] - killed_at, shown, made_up, story, repeated
+    )
 
 
 def test_a_killed_worker_and_one_that_was_sent_away_lose_nothing(lost: Lost) -> None:
@@ -183,12 +214,17 @@ def test_a_killed_worker_and_one_that_was_sent_away_lose_nothing(lost: Lost) -> 
 
 def test_a_worker_killed_in_the_middle_costs_at_most_one_minibatch(lost: Lost) -> None:
     assert lost.repeated <= MINIBATCH
-    assert any(event["cause"] == "infrastructure" and "worker" in event["process"] for event in lost.job.events())
+    assert any(
+        event["cause"] == "infrastructure" and "worker" in event["process"]
+        for event in lost.job.events()
+    )
 
 
 def test_a_worker_asked_to_go_gives_its_work_back_and_nothing_is_repeated(lost: Lost) -> None:
     assert lost.job.receipt()["total"]["repeated"] == lost.repeated
-    assert any(event["cause"] == "drained" and "worker" in event["process"] for event in lost.job.events())
+    assert any(
+        event["cause"] == "drained" and "worker" in event["process"] for event in lost.job.events()
+    )
 
 
 def test_master_ps_and_command_line_stay_small_and_free_of_tensorflow(lost: Lost) -> None:
@@ -200,8 +236,13 @@ def test_master_ps_and_command_line_stay_small_and_free_of_tensorflow(lost: Lost
 
 def test_why_names_a_kill_within_two_seconds_and_the_worker_that_took_over(lost: Lost) -> None:
     assert lost.named_s < NAMED_WITHIN_S
-    assert lost.kill["process"] in ("worker-0", "worker-1") and lost.kill["replaced_by"] == "worker-2"
-    assert f"! {lost.kill['process']} killed by signal 9 (SIGKILL)" in lost.shown and "worker-2" in lost.shown
+    assert (
+        lost.kill["process"] in ("worker-0", "worker-1") and lost.kill["replaced_by"] == "worker-2"
+    )
+    assert (
+        f"! {lost.kill['process']} killed by signal 9 (SIGKILL)" in lost.shown
+        and "worker-2" in lost.shown
+    )
     assert lost.story["state"] == "running" and lost.story["totals"]["recoveries"]["count"] == 1
 
 
@@ -211,18 +252,41 @@ def test_the_record_is_all_there_when_the_job_is_over(lost: Lost) -> None:
     report = (directory / "report.html").read_text(encoding="utf-8")
     assert "SIGKILL" in report, "the master left the page as it stood at the end"
     names = {one["name"] for one in json.loads((directory / "series.json").read_text())}
-    assert {"loss", "records_per_s", "workers", "updates_per_s", "staleness", "pull_s", "push_s"} <= names
-    words = "import sys; from elasticdl.cli.main import run; [run([verb, '--job-dir', sys.argv[1]]) for verb in ('why', 'report')];"
+    assert {
+        "loss",
+        "records_per_s",
+        "workers",
+        "updates_per_s",
+        "staleness",
+        "pull_s",
+        "push_s",
+    } <= names
+    words = (
+        "import sys; from elasticdl.cli.main import run; [run([verb, '--job-dir', sys.argv[1]]) for"
+        " verb in ('why', 'report')];"
+    )
     light = words + " assert not {'tensorflow', 'grpc', 'kubernetes'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", light, str(directory)], cwd=ROOT, check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", light, str(directory)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
 
 
 def points(folder: Path) -> list[tuple[int, str, float]]:
     """(step, tag, value), by TensorFlow's own reader."""
     from tensorflow.python.summary.summary_iterator import summary_iterator
 
-    events = [event for path in sorted(folder.glob("events*")) for event in summary_iterator(str(path))]
-    return [(event.step, value.tag, value.simple_value) for event in events for value in event.summary.value]
+    events = [
+        event for path in sorted(folder.glob("events*")) for event in summary_iterator(str(path))
+    ]
+    return [
+        (event.step, value.tag, value.simple_value)
+        for event in events
+        for value in event.summary.value
+    ]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -232,25 +296,46 @@ def test_one_history_and_one_set_of_curves_come_out_of_a_job_that_loses_workers(
     assert len(rounds) >= 3, "there is something to be lost"
     with (job.directory / "history.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["val_accuracy"]) for row in rows] == pytest.approx([one["values"]["accuracy"] for one in rounds])
-    board = [value for _, tag, value in points(job.directory / "board/validation") if tag == "epoch_accuracy"]
+    assert [float(row["val_accuracy"]) for row in rows] == pytest.approx(
+        [one["values"]["accuracy"] for one in rounds]
+    )
+    board = [
+        value
+        for _, tag, value in points(job.directory / "board/validation")
+        if tag == "epoch_accuracy"
+    ]
     assert board == pytest.approx([one["values"]["accuracy"] for one in rounds])
-    curves = [(step, value) for step, tag, value in points(curves_at / "validation") if tag == "accuracy"]
+    curves = [
+        (step, value) for step, tag, value in points(curves_at / "validation") if tag == "accuracy"
+    ]
     assert [step for step, _ in curves] == [one["version"] for one in rounds]
-    assert [value for _, value in curves] == pytest.approx([one["values"]["accuracy"] for one in rounds])
+    assert [value for _, value in curves] == pytest.approx(
+        [one["values"]["accuracy"] for one in rounds]
+    )
     losses = [value for _, tag, value in points(curves_at / "train") if tag == "loss"]
     seen = [line["values"]["loss"] for line in job.metrics() if line["kind"] == "training"]
     assert losses == pytest.approx(seen) and len(losses) > 1, json.dumps(seen)
 
 
-def test_a_killed_server_comes_back_from_its_checkpoint_and_what_ctrl_c_stops_can_be_resumed(make_paced) -> None:
+def test_a_killed_server_comes_back_from_its_checkpoint_and_what_ctrl_c_stops_can_be_resumed(
+    make_paced,
+) -> None:
     paced = make_paced()
     job = paced.start(workers=1, checkpoint_steps=20)
     job.wait_until("a checkpoint is there", lambda status: len(status["checkpoints"]) >= 1, LIMIT_S)
     assert job.kill_one("ps", random.Random(2))
-    lost = wait_for("the kill is told", lambda: [one["process"] for one in exits(job) if "SIGKILL" in one["text"]])
-    back = job.wait_until("the server is back", lambda status: ready_again(status, lost[0]), LIMIT_S)
-    job.wait_until("more is trained", lambda status: status["records"]["trained"] > back["records"]["trained"], LIMIT_S)
+    lost = wait_for(
+        "the kill is told",
+        lambda: [one["process"] for one in exits(job) if "SIGKILL" in one["text"]],
+    )
+    back = job.wait_until(
+        "the server is back", lambda status: ready_again(status, lost[0]), LIMIT_S
+    )
+    job.wait_until(
+        "more is trained",
+        lambda status: status["records"]["trained"] > back["records"]["trained"],
+        LIMIT_S,
+    )
     job.process.send_signal(signal.SIGINT)
     code, output = job.finish()
     assert code == 130, output
@@ -268,4 +353,7 @@ def test_a_killed_server_comes_back_from_its_checkpoint_and_what_ctrl_c_stops_ca
 
 def ready_again(status: dict[str, Any], name: str) -> bool:
     """The next incarnation of this server is ready."""
-    return any(one["name"].startswith(f"{name}.") and one["state"] == "ready" for one in status["processes"])
+    return any(
+        one["name"].startswith(f"{name}.") and one["state"] == "ready"
+        for one in status["processes"]
+    )

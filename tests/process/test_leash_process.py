@@ -38,7 +38,9 @@ def gone(pid: int) -> bool:
 
 
 def test_a_leashed_process_ends_with_its_parent_and_forgets_whose_child_it_was() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         pid, variable = parent.stdout.readline().split()
         parent.kill()
@@ -51,9 +53,16 @@ def test_a_leashed_process_ends_with_its_parent_and_forgets_whose_child_it_was()
 
 def test_a_process_whose_parent_is_gone_already_ends_at_once() -> None:
     program = (
-        f"from elasticdl.cluster.local.parent_death import die_with_parent; die_with_parent({os.getpid()} + 1); print('alive')"
+        "from elasticdl.cluster.local.parent_death import die_with_parent;"
+        f" die_with_parent({os.getpid()} + 1); print('alive')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
 
 

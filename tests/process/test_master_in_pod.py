@@ -1,4 +1,6 @@
-"""The master as a process that is told what a pod of its job is told, with an API server on the loopback."""
+"""The master as a process that is told what a pod of its job is told, with an API server on the
+loopback.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 PODS = "/api/v1/namespaces/ns/pods"
 LIMIT_S = 240.0
-"""Against a hang: on a machine that is busy, two masters one after the other take more than a minute."""
+"""Against a hang: on a machine that is busy, two masters one after the other take more than a
+minute.
+"""
 MASTER = """
 import socket, sys
 from elasticdl.master.platform import kubernetes_resources, kubernetes
@@ -86,12 +90,26 @@ class Pod:
     """One master's pod: what it is told, and what it leaves."""
 
     def __init__(self, folder: Path, address: str, limit_s: float = 60.0, **flags: Any) -> None:
-        needed = {"model_def": "m", "training_data": "t", "image_name": "i", "job_name": "iris", "job_dir": str(folder / "job")}
+        needed = {
+            "model_def": "m",
+            "training_data": "t",
+            "image_name": "i",
+            "job_name": "iris",
+            "job_dir": str(folder / "job"),
+        }
         spec = JobSpec.from_flags(Action.TRAIN, {**needed, **flags})
         self.folder, self.outcome, self.begun = folder, folder / "outcome", folder / "begun"
-        user = {"contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}], "users": [{"name": "u", "user": {}}]}
-        servers = {"clusters": [{"name": "c", "cluster": {"server": address}}], "current-context": "c"}
-        (folder / "kubeconfig").write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **user, **servers}))
+        user = {
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "users": [{"name": "u", "user": {}}],
+        }
+        servers = {
+            "clusters": [{"name": "c", "cluster": {"server": address}}],
+            "current-context": "c",
+        }
+        (folder / "kubeconfig").write_text(
+            json.dumps({"apiVersion": "v1", "kind": "Config", **user, **servers})
+        )
         (folder / "master.py").write_text(MASTER)
         (folder / "check.py").write_text(CHECK)
         (folder / "token").mkdir(exist_ok=True)
@@ -101,9 +119,16 @@ class Pod:
             "ELASTICDL_TOKEN_FILE": str(folder / "token/ELASTICDL_TOKEN"), "ELASTICDL_OUTCOME_FILE": str(self.outcome),
             "KUBECONFIG": str(folder / "kubeconfig"), "BEGUN": str(self.begun), "PYTHONPATH": str(ROOT),
         }  # fmt: skip
-        command = [sys.executable, str(folder / "master.py"), str(folder / "check.py"), str(limit_s)]
+        command = [
+            sys.executable,
+            str(folder / "master.py"),
+            str(folder / "check.py"),
+            str(limit_s),
+        ]
         with (folder / "log").open("w") as log:
-            self.process = subprocess.Popen(command, cwd=folder, env={**os.environ, **told}, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                command, cwd=folder, env={**os.environ, **told}, stdout=log, stderr=log
+            )
 
     def finish(self) -> int:
         return self.process.wait(LIMIT_S / 2)
@@ -115,12 +140,16 @@ class Pod:
         if not self.outcome.exists():
             return None
         state = {"terminated": {"message": self.outcome.read_text()}}
-        return read_outcome({"status": {"containerStatuses": [{"name": "process", "state": state}]}})
+        return read_outcome(
+            {"status": {"containerStatuses": [{"name": "process", "state": state}]}}
+        )
 
     def until(self, what: str, look: Callable[[], object]) -> None:
         deadline_s = time.monotonic() + LIMIT_S / 2
         while not look():
-            assert time.monotonic() < deadline_s and self.process.poll() is None, f"{what}\n{self.log()}"
+            assert time.monotonic() < deadline_s and self.process.poll() is None, (
+                f"{what}\n{self.log()}"
+            )
             time.sleep(0.05)
 
 
@@ -143,10 +172,15 @@ def test_a_master_that_is_told_to_leave_leaves_its_processes_to_the_next(
     start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
 ) -> None:
     pod = start()
-    pod.until("its processes are made", lambda: {"iris-worker-0", "iris-ps-0"} <= set(cluster[0].names()))
+    pod.until(
+        "its processes are made", lambda: {"iris-worker-0", "iris-ps-0"} <= set(cluster[0].names())
+    )
     told = cluster[0].objects[f"{PODS}/iris-ps-0"]["spec"]["containers"][0]["env"]
     variables = {entry["name"]: entry.get("value") for entry in told}
-    assert (variables["ELASTICDL_MASTER"], variables["ELASTICDL_BIND_HOST"]) == ("iris-master:50001", "0.0.0.0")
+    assert (variables["ELASTICDL_MASTER"], variables["ELASTICDL_BIND_HOST"]) == (
+        "iris-master:50001",
+        "0.0.0.0",
+    )
     assert "token" not in json.loads((pod.folder / "job/master.json").read_text())
     pod.process.send_signal(signal.SIGTERM)
     assert pod.finish() == ExitCode.DRAINED, pod.log()
@@ -154,22 +188,35 @@ def test_a_master_that_is_told_to_leave_leaves_its_processes_to_the_next(
     assert {"iris-worker-0", "iris-ps-0"} <= set(cluster[0].names()) and cluster[0].deleted == []
 
 
-def test_the_next_master_ends_them_and_begins_again(start: Callable[..., Pod], cluster: tuple[SmallCluster, str]) -> None:
+def test_the_next_master_ends_them_and_begins_again(
+    start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
+) -> None:
     first = start()
-    first.until("its processes are made", lambda: {"iris-worker-0", "iris-ps-0"} <= set(cluster[0].names()))
+    first.until(
+        "its processes are made", lambda: {"iris-worker-0", "iris-ps-0"} <= set(cluster[0].names())
+    )
     first.process.kill()
     first.finish()
-    for key, text in cluster[0].objects["/api/v1/namespaces/ns/secrets/iris-token"]["stringData"].items():
+    for key, text in (
+        cluster[0].objects["/api/v1/namespaces/ns/secrets/iris-token"]["stringData"].items()
+    ):
         (first.folder / "token" / key).write_text(text)
     second = start()
-    second.until("it says so", lambda: "was started again" in (second.folder / "job/events.jsonl").read_text())
+    second.until(
+        "it says so",
+        lambda: "was started again" in (second.folder / "job/events.jsonl").read_text(),
+    )
     assert {"iris-worker-0", "iris-ps-0"} <= {name for name, _ in cluster[0].deleted}
-    second.until("they are made anew", lambda: {"iris-worker-0", "iris-ps-0"} <= set(cluster[0].names()))
+    second.until(
+        "they are made anew", lambda: {"iris-worker-0", "iris-ps-0"} <= set(cluster[0].names())
+    )
     second.process.send_signal(signal.SIGTERM)
     assert second.finish() == ExitCode.DRAINED, second.log()
 
 
-def test_a_master_that_is_told_to_leave_in_the_check_is_started_again(start: Callable[..., Pod]) -> None:
+def test_a_master_that_is_told_to_leave_in_the_check_is_started_again(
+    start: Callable[..., Pod],
+) -> None:
     pod = start(model_def="slow")
     pod.until("the check has begun", pod.begun.exists)
     pod.process.send_signal(signal.SIGTERM)
@@ -182,7 +229,9 @@ def test_whoever_asks_during_the_check_is_answered_and_may_stop_the_job(
 ) -> None:
     pod = start(model_def="slow")
     pod.until("the check has begun", pod.begun.exists)
-    token = cluster[0].objects["/api/v1/namespaces/ns/secrets/iris-token"]["stringData"]["ELASTICDL_TOKEN"]
+    token = cluster[0].objects["/api/v1/namespaces/ns/secrets/iris-token"]["stringData"][
+        "ELASTICDL_TOKEN"
+    ]
     address = f"127.0.0.1:{(pod.folder / 'master_port').read_text()}"
     stranger = MasterClient(address, "guessed", "cli", away_s=5.0)
     with pytest.raises(Refused):
@@ -190,7 +239,11 @@ def test_whoever_asks_during_the_check_is_answered_and_may_stop_the_job(
     stranger.close()
     client = MasterClient(address, token, "cli", away_s=5.0)
     status = client.status()
-    assert (status["message"], status["phase"], status["processes"]) == ("checking the model and the data", "starting", [])
+    assert (status["message"], status["phase"], status["processes"]) == (
+        "checking the model and the data",
+        "starting",
+        [],
+    )
     client.close()
     page = f"http://127.0.0.1:{(pod.folder / 'status_port').read_text()}"
     pod.until("the page is there", lambda: answered(f"{page}/", token)[0] == 200)
@@ -207,7 +260,9 @@ def test_whoever_asks_during_the_check_is_answered_and_may_stop_the_job(
 def answered(address: str, token: str, body: object = None) -> tuple[int, str]:
     """Status and text; 0 while nobody listens."""
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    request = urllib.request.Request(address, None if body is None else json.dumps(body).encode(), headers)
+    request = urllib.request.Request(
+        address, None if body is None else json.dumps(body).encode(), headers
+    )
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
             return answer.status, answer.read().decode()
@@ -222,10 +277,16 @@ def test_a_wrong_model_is_the_jobs_end_and_its_words_are_left(start: Callable[..
     pod = start(model_def="wrong")
     assert pod.finish() == ExitCode.USAGE, pod.log()
     left = pod.left()
-    assert left is not None and (left.exit_code, left.message, left.hint) == (2, "wrong.py:3: no such layer", "mend it")
+    assert left is not None and (left.exit_code, left.message, left.hint) == (
+        2,
+        "wrong.py:3: no such layer",
+        "mend it",
+    )
 
 
-def test_a_directory_of_another_job_is_the_jobs_end(start: Callable[..., Pod], tmp_path: Path) -> None:
+def test_a_directory_of_another_job_is_the_jobs_end(
+    start: Callable[..., Pod], tmp_path: Path
+) -> None:
     (tmp_path / "job").mkdir()
     (tmp_path / "job/job.json").write_text("{}")
     pod = start()
@@ -235,7 +296,9 @@ def test_a_directory_of_another_job_is_the_jobs_end(start: Callable[..., Pod], t
     assert (tmp_path / "job/job.json").read_text() == "{}"
 
 
-def test_a_missing_right_is_the_jobs_end_with_its_name(start: Callable[..., Pod], cluster: tuple[SmallCluster, str]) -> None:
+def test_a_missing_right_is_the_jobs_end_with_its_name(
+    start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
+) -> None:
     cluster[0].lacking = {"create pods"}
     pod = start()
     assert pod.finish() == ExitCode.CLUSTER_REFUSED, pod.log()
@@ -243,7 +306,9 @@ def test_a_missing_right_is_the_jobs_end_with_its_name(start: Callable[..., Pod]
     assert left is not None and "create pods" in left.message
 
 
-def test_without_an_api_server_the_master_is_started_again(start: Callable[..., Pod], cluster: tuple[SmallCluster, str]) -> None:
+def test_without_an_api_server_the_master_is_started_again(
+    start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
+) -> None:
     cluster[0].bend = lambda _method, _path, _body: status(503, "ServiceUnavailable")
     pod = start(limit_s=1.5)
     assert pod.finish() == ExitCode.UNAVAILABLE, pod.log()

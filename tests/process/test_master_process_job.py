@@ -1,4 +1,6 @@
-"""The master as a real process, its workers and servers too: these do no training, but all of the talking."""
+"""The master as a real process, its workers and servers too: these do no training, but all of the
+talking.
+"""
 
 from __future__ import annotations
 
@@ -183,10 +185,14 @@ class Running:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}; {self.tails()}"
-            assert self.process.poll() is None or condition(), f"the master ended before {what}; {self.tails()}"
+            assert self.process.poll() is None or condition(), (
+                f"the master ended before {what}; {self.tails()}"
+            )
             time.sleep(0.02)
 
-    def wait_for_status(self, what: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    def wait_for_status(
+        self, what: str, condition: Callable[[dict[str, Any]], bool]
+    ) -> dict[str, Any]:
         client = self.client()
         last: dict[str, Any] = {}
 
@@ -203,11 +209,17 @@ class Running:
         found = {}
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
-                entries = dict(entry.split("=", 1) for entry in path.read_text().split("\0") if "=" in entry)
+                entries = dict(
+                    entry.split("=", 1) for entry in path.read_text().split("\0") if "=" in entry
+                )
             except OSError:
                 continue
             name = entries.get("ELASTICDL_PROCESS", "")
-            if name and name.startswith(role) and entries.get("ELASTICDL_JOB_DIR") == str(self.directory):
+            if (
+                name
+                and name.startswith(role)
+                and entries.get("ELASTICDL_JOB_DIR") == str(self.directory)
+            ):
                 found[name] = int(path.parent.name)
         return found
 
@@ -229,7 +241,9 @@ class Running:
 
     def tails(self) -> str:
         logs = [self.directory / "master.log", *sorted((self.directory / "logs").glob("*"))]
-        return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in logs if log.exists())
+        return "\n".join(
+            f"--- {log.name}\n{log.read_text()[-3000:]}" for log in logs if log.exists()
+        )
 
 
 @pytest.fixture
@@ -241,16 +255,36 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         directory.mkdir(exist_ok=True)
         for name, text in {"worker.py": WORKER, "ps.py": PS, "check.py": CHECK}.items():
             (tmp_path / name).write_text(text)
-        given = {"model_zoo": "z", "model_def": "m", "training_data": "t", "num_ps_pods": 2, "minibatch_size": 10, **flags}
-        (directory / "job.json").write_text(JobSpec.from_flags(Action.TRAIN, given).model_dump_json())
+        given = {
+            "model_zoo": "z",
+            "model_def": "m",
+            "training_data": "t",
+            "num_ps_pods": 2,
+            "minibatch_size": 10,
+            **flags,
+        }
+        (directory / "job.json").write_text(
+            JobSpec.from_flags(Action.TRAIN, given).model_dump_json()
+        )
         sources = [{"name": "a.csv", "records": 400, "fingerprint": "f"}]
         if preflight:
             (directory / "preflight.json").write_text(json.dumps({"ok": True, "training": sources}))
-        ours = {"ELASTICDL_JOB_DIR": str(directory), "ELASTICDL_TOKEN": TOKEN, "ELASTICDL_PARENT_PID": str(os.getpid())}
+        ours = {
+            "ELASTICDL_JOB_DIR": str(directory),
+            "ELASTICDL_TOKEN": TOKEN,
+            "ELASTICDL_PARENT_PID": str(os.getpid()),
+        }
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **ours}
         with (directory / "master.log").open("a") as log:
-            command = [sys.executable, "-c", MASTER, *(str(tmp_path / f"{name}.py") for name in ("worker", "ps", "check"))]
-            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, text=True)
+            command = [
+                sys.executable,
+                "-c",
+                MASTER,
+                *(str(tmp_path / f"{name}.py") for name in ("worker", "ps", "check")),
+            ]
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=log, stderr=log, text=True
+            )
         started.append(Running(process, directory))
         return started[-1]
 
@@ -270,19 +304,30 @@ def test_a_job_runs_to_its_end_and_leaves_its_receipt(start: Callable[..., Runni
     assert (where["token"], where["pid"], where["term"]) == (TOKEN, job.process.pid, 1)
     assert stat.S_IMODE((job.directory / "master.json").stat().st_mode) == 0o600
     assert job.finish() == ExitCode.DONE, job.tails()
-    assert job.json("receipt.json")["total"] == {"expected": 1200, "trained": 1200, "repeated": 0, "bad": 0, "lost": 0, "left": 0}
+    assert job.json("receipt.json")["total"] == {
+        "expected": 1200,
+        "trained": 1200,
+        "repeated": 0,
+        "bad": 0,
+        "lost": 0,
+        "left": 0,
+    }
     assert job.json("status.json")["exit_code"] == 0
     assert not (job.directory / "master.json").exists()
     assert [json.loads(line) for line in (job.directory / "events.jsonl").read_text().splitlines()]
 
 
-def test_a_worker_that_is_killed_costs_nothing_that_was_reported(start: Callable[..., Running]) -> None:
+def test_a_worker_that_is_killed_costs_nothing_that_was_reported(
+    start: Callable[..., Running],
+) -> None:
     job = start(num_workers="2", num_epochs=2)
     hold = job.hold()
     job.wait_for_status("both have begun", lambda status: status["records"]["trained"] >= 20)
     name, pid = sorted(job.pids("worker").items())[0]
     os.kill(pid, signal.SIGKILL)
-    seen = job.wait_for_status("the death is known", lambda status: any(one["cause"] for one in status["processes"]))
+    seen = job.wait_for_status(
+        "the death is known", lambda status: any(one["cause"] for one in status["processes"])
+    )
     assert [one["name"] for one in seen["processes"] if one["cause"]] == [name]
     hold.unlink()
     assert job.finish() == ExitCode.DONE, job.tails()
@@ -302,7 +347,11 @@ def test_a_server_that_is_killed_comes_back_under_its_index(start: Callable[...,
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_whoever_is_killed_no_record_is_lost(start: Callable[..., Running], seed: int) -> None:
-    job, choose, kills = start(num_workers="1:3", num_epochs=25, max_relaunches=100), random.Random(seed), 0
+    job, choose, kills = (
+        start(num_workers="1:3", num_epochs=25, max_relaunches=100),
+        random.Random(seed),
+        0,
+    )
     job.wait_for_status("work has begun", lambda status: status["records"]["trained"] > 0)
     while job.process.poll() is None and kills < 12:
         role = choose.choice(["worker", "worker", "ps"])
@@ -322,7 +371,10 @@ def test_whoever_is_killed_no_record_is_lost(start: Callable[..., Running], seed
 def test_a_stopped_job_drains_saves_and_goes_on_where_it_was(start: Callable[..., Running]) -> None:
     job = start(num_workers="2", num_epochs=2, checkpoint_steps=1000)
     job.hold()
-    job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 20 and status["version"] > 0)
+    job.wait_for_status(
+        "work has begun",
+        lambda status: status["records"]["trained"] >= 20 and status["version"] > 0,
+    )
     job.process.send_signal(signal.SIGTERM)
     code = job.finish()
     before = job.json("receipt.json")["total"]
@@ -361,10 +413,14 @@ def test_no_process_outlives_a_master_that_is_killed(start: Callable[..., Runnin
     job.process.kill()
     job.process.wait(20)
     job.wait_for_nobody()
-    assert start(num_workers="1").where()["term"] == 2, "the file of the dead master tells the term to go on from"
+    assert start(num_workers="1").where()["term"] == 2, (
+        "the file of the dead master tells the term to go on from"
+    )
 
 
-def test_people_scale_and_ask_for_checkpoints_and_a_stranger_is_refused(start: Callable[..., Running]) -> None:
+def test_people_scale_and_ask_for_checkpoints_and_a_stranger_is_refused(
+    start: Callable[..., Running],
+) -> None:
     job = start(num_workers="1:1", num_epochs=2, checkpoint_steps=1000)
     hold = job.hold()
     job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
@@ -379,7 +435,9 @@ def test_people_scale_and_ask_for_checkpoints_and_a_stranger_is_refused(start: C
     assert job.finish() == ExitCode.DONE, job.tails()
 
 
-def test_a_resume_without_a_checkpoint_says_so_before_anything_starts(start: Callable[..., Running]) -> None:
+def test_a_resume_without_a_checkpoint_says_so_before_anything_starts(
+    start: Callable[..., Running],
+) -> None:
     job = start(resume=True)
     assert job.finish() == ExitCode.JOB_FAILED
     outcome = job.json("status.json")
@@ -394,7 +452,9 @@ def test_a_master_checks_the_model_itself_if_nobody_has(start: Callable[..., Run
     assert job.json("preflight.json")["training"] == [{"name": "a.csv", "records": 40}]
 
 
-def test_a_master_that_is_stopped_in_the_check_ends_the_check_too(start: Callable[..., Running]) -> None:
+def test_a_master_that_is_stopped_in_the_check_ends_the_check_too(
+    start: Callable[..., Running],
+) -> None:
     job = start(preflight=False, model_def="slow")
     job.wait_until("the check has begun", lambda: bool((job.directory / "checking").exists()))
     job.wait_until("its number is known", lambda: bool((job.directory / "checking").read_text()))
@@ -412,7 +472,12 @@ def test_a_job_that_is_none_says_so(start: Callable[..., Running], tmp_path: Pat
     (directory / "job.json").write_text("{}")
     environment = {**os.environ, "ELASTICDL_JOB_DIR": str(directory), "ELASTICDL_TOKEN": TOKEN}
     ended = subprocess.run(
-        [sys.executable, "-m", "elasticdl.master.main"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "elasticdl.master.main"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert ended.returncode == ExitCode.JOB_FAILED
     assert "is not a job" in ended.stderr

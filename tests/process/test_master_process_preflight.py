@@ -18,7 +18,8 @@ from elasticdl.shard import Source
 pytestmark = pytest.mark.process
 
 SPEC = JobSpec.from_flags(
-    Action.TRAIN, {"model_zoo": "zoo", "model_def": "iris", "training_data": "iris.csv", "envs": "COLOUR=blue"}
+    Action.TRAIN,
+    {"model_zoo": "zoo", "model_def": "iris", "training_data": "iris.csv", "envs": "COLOUR=blue"},
 )
 
 
@@ -57,7 +58,10 @@ def test_tensorflow_is_quiet_about_itself_unless_told_otherwise(
         monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     else:
         monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", mine)
-    found = child('import json, os; print(json.dumps({"ok": True, "level": os.environ["TF_CPP_MIN_LOG_LEVEL"]}))')
+    found = child(
+        'import json, os; print(json.dumps({"ok": True, "level":'
+        ' os.environ["TF_CPP_MIN_LOG_LEVEL"]}))'
+    )
     assert found.raw["level"] == level
 
 
@@ -66,7 +70,9 @@ def test_what_a_dying_check_said_last_has_none_of_tensorflows_own_words(tmp_path
     flags = {"model_zoo": str(tmp_path), "model_def": "m", "training_data": "iris.csv"}
     with pytest.raises(UserError) as caught:
         run_preflight(JobSpec.from_flags(Action.TRAIN, flags), 120.0)
-    assert caught.value.message.endswith("ended with exit code 3 and no answer; it said last:\n  last words")
+    assert caught.value.message.endswith(
+        "ended with exit code 3 and no answer; it said last:\n  last words"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
@@ -79,7 +85,9 @@ def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path, text: str) -> No
 
 def test_what_is_wrong_with_the_model_comes_with_its_hint_and_exit_code() -> None:
     with pytest.raises(UserError) as caught:
-        child("""print('{"ok": false, "error": "iris.py:3: no loss", "hint": "define loss", "exit_code": 2}')""")
+        child(
+            """print('{"ok": false, "error": "iris.py:3: no loss", "hint": "define loss", "exit_code": 2}')"""
+        )
     assert (caught.value.message, caught.value.hint, caught.value.exit_code) == (
         "iris.py:3: no loss",
         "define loss",
@@ -88,7 +96,9 @@ def test_what_is_wrong_with_the_model_comes_with_its_hint_and_exit_code() -> Non
 
 
 def test_a_module_that_ends_the_process_is_named_with_what_it_said() -> None:
-    with pytest.raises(UserError, match=r"exit code 7 and no answer; it said last:\s+goodbye") as caught:
+    with pytest.raises(
+        UserError, match=r"exit code 7 and no answer; it said last:\s+goodbye"
+    ) as caught:
         child("import sys; print('goodbye', file=sys.stderr); sys.exit(7)")
     assert "iris" in caught.value.hint
 
@@ -135,7 +145,9 @@ print(json.dumps({"ok": True, "colour": os.environ["COLOUR"], "token": os.enviro
     assert child(program).raw["colour"] == "blue"
 
 
-@pytest.mark.parametrize("sources", ['"x"', '[{"name": "a"}]', '[{"name": "a", "records": "many"}]', "[3]"])
+@pytest.mark.parametrize(
+    "sources", ['"x"', '[{"name": "a"}]', '[{"name": "a", "records": "many"}]', "[3]"]
+)
 def test_nonsense_about_the_data_is_refused(sources: str) -> None:
     with pytest.raises(UserError, match="nonsense about the training data"):
         child(f"""print('{{"ok": true, "training": {sources}}}')""")
@@ -148,7 +160,9 @@ def checked(folder: Path, module: str, told: list[str]) -> Preflight:
     """The real check of a module, with short limits."""
     (folder / "m.py").write_text(module)
     flags = {"model_zoo": str(folder), "model_def": "m", "training_data": str(folder / "iris.csv")}
-    return run_preflight(JobSpec.from_flags(Action.TRAIN, flags), 120.0, limits=LIMITS, tell=told.append)
+    return run_preflight(
+        JobSpec.from_flags(Action.TRAIN, flags), 120.0, limits=LIMITS, tell=told.append
+    )
 
 
 DEADLOCK = """import threading
@@ -164,16 +178,22 @@ with lock:
 """
 
 
-def test_a_module_that_deadlocks_at_its_import_is_an_error_that_names_the_line(tmp_path: Path) -> None:
+def test_a_module_that_deadlocks_at_its_import_is_an_error_that_names_the_line(
+    tmp_path: Path,
+) -> None:
     told: list[str] = []
     with pytest.raises(UserError, match="importing the model module has not gone on for") as caught:
         checked(tmp_path, DEADLOCK, told)
     place = f"at {tmp_path}/m.py:10, in <module>"
     assert place in caught.value.message
-    assert any("importing the model module has taken" in text and place in text for text in told), told
+    assert any("importing the model module has taken" in text and place in text for text in told), (
+        told
+    )
 
 
-def test_a_module_that_holds_the_interpreter_for_ever_at_its_import_is_an_error_that_names_the_line(tmp_path: Path) -> None:
+def test_a_module_that_holds_the_interpreter_for_ever_at_its_import_is_an_error_that_names_the_line(
+    tmp_path: Path,
+) -> None:
     told: list[str] = []
     holding = "import ctypes\n\nctypes.PyDLL(None).sleep(600)\n"
     with pytest.raises(UserError, match="has not gone on for") as caught:
@@ -182,9 +202,14 @@ def test_a_module_that_holds_the_interpreter_for_ever_at_its_import_is_an_error_
 
 
 def test_an_import_that_is_slow_but_goes_on_is_none(tmp_path: Path) -> None:
-    """It takes longer than it may stand still; the check goes on, and finds what is wrong after that."""
+    """It takes longer than it may stand still; the check goes on, and finds what is wrong after
+    that.
+    """
     told: list[str] = []
-    slow = "".join(f"import time; time.sleep(0.5)  # {n}\n" for n in range(12)) + "raise ValueError('it came to its end')\n"
+    slow = (
+        "".join(f"import time; time.sleep(0.5)  # {n}\n" for n in range(12))
+        + "raise ValueError('it came to its end')\n"
+    )
     with pytest.raises(UserError, match="it came to its end"):
         checked(tmp_path, slow, told)
     assert any("importing the model module has taken" in text for text in told), told
@@ -201,4 +226,6 @@ print(json.dumps({"ok": True}))
 """
     told: list[str] = []
     run_preflight(SPEC, 3.0, command=(sys.executable, "-c", program), tell=told.append)
-    assert told and all(text.startswith("counting records: ") and text.endswith(" of 3,200 files") for text in told)
+    assert told and all(
+        text.startswith("counting records: ") and text.endswith(" of 3,200 files") for text in told
+    )

@@ -1,4 +1,6 @@
-"""`python -m elasticdl.model.check` as the master runs it: one JSON object on stdout, whatever user code does."""
+"""`python -m elasticdl.model.check` as the master runs it: one JSON object on stdout, whatever user
+code does.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class PredictionOutputsProcessor:
 """
 
 
-def spec_for(tmp_path: Path, text: str, rows: str, action: Action, flags: dict[str, Any]) -> JobSpec:
+def spec_for(
+    tmp_path: Path, text: str, rows: str, action: Action, flags: dict[str, Any]
+) -> JobSpec:
     (tmp_path / "made.py").write_text(text)
     (tmp_path / "data.csv").write_text("a,b,y\n" + rows)
     data = str(tmp_path / "data.csv")
@@ -57,15 +61,30 @@ def spec_for(tmp_path: Path, text: str, rows: str, action: Action, flags: dict[s
 
 
 ROWS = "1,2,0\n3,4,1\n5,6,0\n"
-LEAVES_A_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\n"
+LEAVES_A_THREAD = (
+    "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\n"
+)
 
 
-def run(tmp_path: Path, text: str, rows: str = ROWS, action: Action = Action.TRAIN) -> dict[str, Any]:
+def run(
+    tmp_path: Path, text: str, rows: str = ROWS, action: Action = Action.TRAIN
+) -> dict[str, Any]:
     """In a process of its own."""
     spec = spec_for(tmp_path, text, rows, action, {})
-    environment = {**os.environ, "ELASTICDL_CACHE_DIR": str(tmp_path / "cache"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {
+        **os.environ,
+        "ELASTICDL_CACHE_DIR": str(tmp_path / "cache"),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
     command = [sys.executable, "-m", "elasticdl.model.check"]
-    done = subprocess.run(command, input=spec.model_dump_json(), capture_output=True, text=True, timeout=180, env=environment)
+    done = subprocess.run(
+        command,
+        input=spec.model_dump_json(),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env=environment,
+    )
     found = json.loads(done.stdout)  # nothing else came to stdout
     assert isinstance(found, dict) and done.returncode == (0 if found["ok"] else 2)
     return found
@@ -81,13 +100,24 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def test_a_good_module_tells_what_is_there_at_once_even_if_it_leaves_a_thread_running(tmp_path: Path) -> None:
+def test_a_good_module_tells_what_is_there_at_once_even_if_it_leaves_a_thread_running(
+    tmp_path: Path,
+) -> None:
     found = run(tmp_path, GOOD + LEAVES_A_THREAD)
     assert found["ok"] and found["warnings"] == []
-    assert [(one["name"], one["records"]) for one in found["training"]] == [(str(tmp_path / "data.csv"), 3)]
-    assert found["training"][0]["fingerprint"] and found["validation"] == found["training"] and found["prediction"] == []
+    assert [(one["name"], one["records"]) for one in found["training"]] == [
+        (str(tmp_path / "data.csv"), 3)
+    ]
+    assert (
+        found["training"][0]["fingerprint"]
+        and found["validation"] == found["training"]
+        and found["prediction"] == []
+    )
     assert found["model"]["tables"] == [{"name": "sequential/embedding", "dim": 4}]
-    assert found["model"]["optimizer"]["kind"] == "adagrad" and found["model"]["metrics"] == ["auc", "loss"]
+    assert found["model"]["optimizer"]["kind"] == "adagrad" and found["model"]["metrics"] == [
+        "auc",
+        "loss",
+    ]
 
 
 def test_prediction_looks_at_prediction_data_only(tmp_path: Path) -> None:
@@ -98,7 +128,14 @@ def test_prediction_looks_at_prediction_data_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "output", "words"),
     [
-        (GOOD, "y", "made.py:19: PredictionOutputsProcessor takes the predictions, so nothing would come to --output y"),
+        (
+            GOOD,
+            "y",
+            (
+                "made.py:19: PredictionOutputsProcessor takes the predictions, so nothing would"
+                " come to --output y"
+            ),
+        ),
         (GOOD.partition("class Pred")[0], "", "there is nowhere to put predictions"),
         (GOOD.partition("class Pred")[0], "y", ""),
     ],
@@ -116,10 +153,22 @@ def test_a_module_that_is_wrong_gives_one_object_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("import os\n", "import os\nraise SystemExit(1)\n", "made.py:3: importing made called exit(1)"),
-        ("return keras.Sequential", "return keras.Sequentiel", "made.py:10: custom_model raised AttributeError"),
+        (
+            "import os\n",
+            "import os\nraise SystemExit(1)\n",
+            "made.py:3: importing made called exit(1)",
+        ),
+        (
+            "return keras.Sequential",
+            "return keras.Sequentiel",
+            "made.py:10: custom_model raised AttributeError",
+        ),
         ("layers.Flatten(), layers.Dense(1)", "layers.Flatten(), layers.Dense(3)", "loss"),
-        ("Adagrad(lr)", "RMSprop(lr)", "made.py:12: optimizer RMSprop is not one that parameter servers know"),
+        (
+            "Adagrad(lr)",
+            "RMSprop(lr)",
+            "made.py:12: optimizer RMSprop is not one that parameter servers know",
+        ),
         ("record[2:]", "record[7]", "made.py:16: feed raised"),
         (
             "labels, predictions, from_logits=True)",
@@ -131,23 +180,36 @@ def test_a_module_that_is_wrong_gives_one_object_too(tmp_path: Path) -> None:
             "return 3.0",
             "made.py:11: loss returned float",
         ),
-        ('return {"auc"', 'return 1 / 0, {"auc"', "made.py:18: eval_metrics_fn raised ZeroDivisionError"),
+        (
+            'return {"auc"',
+            'return 1 / 0, {"auc"',
+            "made.py:18: eval_metrics_fn raised ZeroDivisionError",
+        ),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, old: str, new: str, words: str) -> None:
+def test_what_is_wrong_is_told_with_its_place(
+    tmp_path: Path, old: str, new: str, words: str
+) -> None:
     assert old in GOOD
     found = look(tmp_path, GOOD.replace(old, new))
     assert not found["ok"] and found["exit_code"] == 2 and words in found["error"], found
 
 
 def test_a_feed_that_makes_batches_is_told_to_leave_that_out(tmp_path: Path) -> None:
-    found = look(tmp_path, GOOD.replace("return dataset.map(parse)", "return dataset.map(parse).batch(2)"))
-    assert not found["ok"] and found["hint"].startswith("feed made 2 x 2 of 3 records: leave batch() out"), found
+    found = look(
+        tmp_path, GOOD.replace("return dataset.map(parse)", "return dataset.map(parse).batch(2)")
+    )
+    assert not found["ok"] and found["hint"].startswith(
+        "feed made 2 x 2 of 3 records: leave batch() out"
+    ), found
 
 
 def test_labels_that_broadcast_against_predictions_are_found(tmp_path: Path) -> None:
-    text = GOOD.replace("tf.strings.to_number(record[2:])", "tf.strings.to_number(record[2])").replace(
-        "keras.losses.binary_crossentropy(labels, predictions, from_logits=True)", "tf.square(labels - predictions)"
+    text = GOOD.replace(
+        "tf.strings.to_number(record[2:])", "tf.strings.to_number(record[2])"
+    ).replace(
+        "keras.losses.binary_crossentropy(labels, predictions, from_logits=True)",
+        "tf.square(labels - predictions)",
     )
     found = look(tmp_path, text)
     assert not found["ok"] and "labels and predictions were broadcast" in found["error"]
@@ -155,14 +217,17 @@ def test_labels_that_broadcast_against_predictions_are_found(tmp_path: Path) -> 
 
 def test_values_that_cannot_be_parsed_name_the_value(tmp_path: Path) -> None:
     found = look(tmp_path, GOOD, rows="1,2,0\nx,4,1\n")
-    assert found["error"] == (
-        f"{tmp_path}/data.csv:3: column 'a' is 'x': feed raised InvalidArgumentError: StringToNumberOp could not correctly convert"
-        f" string: x (at {tmp_path}/made.py:13)"
+    assert (
+        found["error"]
+        == f"{tmp_path}/data.csv:3: column 'a' is 'x': feed raised InvalidArgumentError:"
+        f" StringToNumberOp could not correctly convert string: x (at {tmp_path}/made.py:13)"
     )
     assert "--max-bad-records" in found["hint"]
 
 
-def test_values_that_cannot_be_parsed_are_left_out_within_the_limit_and_told(tmp_path: Path) -> None:
+def test_values_that_cannot_be_parsed_are_left_out_within_the_limit_and_told(
+    tmp_path: Path,
+) -> None:
     found = look(tmp_path, GOOD, rows="1,2,0\nx,4,1\n5,6,\n7,8,1\n", max_bad_records=2)
     assert found["ok"], found
     places = [warning.split(":")[1] for warning in found["warnings"]]
@@ -171,7 +236,11 @@ def test_values_that_cannot_be_parsed_are_left_out_within_the_limit_and_told(tmp
 
 def test_a_feed_that_takes_no_record_is_told_to_be_at_fault(tmp_path: Path) -> None:
     found = look(tmp_path, GOOD.replace("record[:2]", 'record[:2] + "!"'))
-    assert not found["ok"] and "data.csv:2: " in found["error"] and "made.py:13 rather than at the data" in found["hint"], found
+    assert (
+        not found["ok"]
+        and "data.csv:2: " in found["error"]
+        and "made.py:13 rather than at the data" in found["hint"]
+    ), found
 
 
 def test_data_without_records_and_params_that_nobody_takes(tmp_path: Path) -> None:

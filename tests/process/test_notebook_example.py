@@ -1,4 +1,6 @@
-"""The example notebook is what its source says, was really run, and runs without a notebook, too."""
+"""The example notebook is what its source says, was really run, and runs without a notebook,
+too.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def test_the_notebook_was_run_and_shows_its_live_view_and_no_token():
     outputs = [output for cell in CODE for output in cell["outputs"]]
     assert all(cell["execution_count"] for cell in CODE)
     assert {output["output_type"] for output in outputs} == {"stream", "display_data"}
-    (view,) = ("".join(output["data"]["text/html"]) for output in outputs if output["output_type"] == "display_data")
+    (view,) = (
+        "".join(output["data"]["text/html"])
+        for output in outputs
+        if output["output_type"] == "display_data"
+    )
     assert "<progress" in view and "100%" in view
     assert "token=" not in json.dumps(NOTEBOOK)
 
@@ -40,7 +46,14 @@ def test_its_code_runs(tmp_path):
     program = tmp_path / "example.py"
     program.write_text("\n".join("".join(cell["source"]) for cell in CODE))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=540, env=environment, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, program],
+        capture_output=True,
+        text=True,
+        timeout=540,
+        env=environment,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     assert "'expected': 80000, 'trained': 80000" in done.stdout and "'lost': 0" in done.stdout
     accuracy = re.search(r"'accuracy': ([0-9.]+)", done.stdout)

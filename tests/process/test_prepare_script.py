@@ -1,4 +1,6 @@
-"""`scripts/prepare` on machines whose interpreters lack something: it works, or says exactly what to install."""
+"""`scripts/prepare` on machines whose interpreters lack something: it works, or says exactly what
+to install.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,33 @@ import pytest
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ["bash", "sh", "cat", "cut", "dirname", "find", "id", "ls", "rm", "sha256sum", "sort", "tr", "xargs", "env"]
+TOOLS = [
+    "bash",
+    "sh",
+    "cat",
+    "cut",
+    "dirname",
+    "find",
+    "id",
+    "ls",
+    "rm",
+    "sha256sum",
+    "sort",
+    "tr",
+    "xargs",
+    "env",
+]
 REAL = Path(sys.base_prefix) / f"bin/python3.{sys.version_info[1]}"
-HIDE = "import sys, sysconfig\nfor name in {hidden!r}: sys.modules[name] = None\nsys.base_prefix = {prefix!r}\n"
+HIDE = (
+    "import sys, sysconfig\nfor name in {hidden!r}: sys.modules[name] = None\nsys.base_prefix ="
+    " {prefix!r}\n"
+)
 
 
 class Machine:
-    """A checkout with nothing in it but the script, and a PATH with nothing on it but what a test puts there."""
+    """A checkout with nothing in it but the script, and a PATH with nothing on it but what a test
+    puts there.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bin = folder / "checkout", folder / "bin"
@@ -40,7 +62,9 @@ class Machine:
         path.chmod(0o755)
         return path
 
-    def python(self, name: str, *hidden: str, prefix: str = "/opt/python", headers: bool = True) -> Path:
+    def python(
+        self, name: str, *hidden: str, prefix: str = "/opt/python", headers: bool = True
+    ) -> Path:
         """An interpreter that lacks these modules."""
         site = self.bin / f"{name}-site"
         site.mkdir()
@@ -52,8 +76,15 @@ class Machine:
 
     def prepare(self, **environment: str) -> subprocess.CompletedProcess[str]:
         # Pip's own wheel is all that is there to be installed.
-        wheels = next((Path(sys.base_prefix) / "lib").glob("python3.*/ensurepip/_bundled"), Path("/usr/share/python-wheels"))
-        clean: Mapping[str, str] = {"HOME": str(self.folder), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
+        wheels = next(
+            (Path(sys.base_prefix) / "lib").glob("python3.*/ensurepip/_bundled"),
+            Path("/usr/share/python-wheels"),
+        )
+        clean: Mapping[str, str] = {
+            "HOME": str(self.folder),
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(wheels),
+        }
         return subprocess.run(
             ["bash", str(self.folder / "scripts/prepare")],
             env={**clean, "PATH": str(self.bin), **environment},
@@ -65,7 +96,9 @@ class Machine:
     @property
     def has_environment(self) -> bool:
         """As far as the script gets here, where there is nothing to build."""
-        made = subprocess.run([self.folder / ".venv/bin/python", "-m", "pip", "--version"], capture_output=True)
+        made = subprocess.run(
+            [self.folder / ".venv/bin/python", "-m", "pip", "--version"], capture_output=True
+        )
         return made.returncode == 0 and (self.folder / ".venv/.locked").exists()
 
 
@@ -108,7 +141,9 @@ def test_without_ensurepip_the_interpreters_own_pip_will_do(machine: Machine) ->
 
 def test_an_environment_that_was_left_half_made_is_made_anew(machine: Machine) -> None:
     python = machine.python("python3.11")
-    subprocess.run([python, "-m", "venv", "--without-pip", machine.folder / ".venv"], check=True, timeout=60)
+    subprocess.run(
+        [python, "-m", "venv", "--without-pip", machine.folder / ".venv"], check=True, timeout=60
+    )
     machine.prepare()
     assert machine.has_environment
 
@@ -146,7 +181,9 @@ def test_an_interpreter_without_headers_is_named(machine: Machine) -> None:
     assert f"{python} comes without Python.h" in ran.stderr
 
 
-def test_an_interpreter_in_a_place_of_its_own_is_taken_when_named(machine: Machine, tmp_path: Path) -> None:
+def test_an_interpreter_in_a_place_of_its_own_is_taken_when_named(
+    machine: Machine, tmp_path: Path
+) -> None:
     elsewhere = tmp_path / "my python"
     elsewhere.mkdir()
     machine.python("python3.11", "ensurepip", "pip")
@@ -166,7 +203,9 @@ def test_a_named_interpreter_that_will_not_do_is_said(machine: Machine, named: s
 
 def test_root_has_the_packages_installed(machine: Machine) -> None:
     version = f"python3.{sys.version_info[1]}"
-    said = root_with_apt(machine, f'echo "PYTHONPATH= exec {REAL} \\"\\$@\\"" > {machine.bin}/python3.11')
+    said = root_with_apt(
+        machine, f'echo "PYTHONPATH= exec {REAL} \\"\\$@\\"" > {machine.bin}/python3.11'
+    )
     machine.python("python3.11", "ensurepip", "pip", prefix="/usr")
     machine.prepare()
     assert said.read_text().split()[-1:] == [f"{version}-venv"]
@@ -182,5 +221,7 @@ def test_packages_that_cannot_be_installed_are_named(machine: Machine) -> None:
 
 
 def test_no_shell_complains_about_the_script() -> None:
-    checked = subprocess.run(["bash", "-n", ROOT / "scripts/prepare"], capture_output=True, text=True, env=os.environ)
+    checked = subprocess.run(
+        ["bash", "-n", ROOT / "scripts/prepare"], capture_output=True, text=True, env=os.environ
+    )
     assert checked.returncode == 0 and checked.stderr == ""

@@ -1,4 +1,6 @@
-"""Parameter servers as processes: they attach, serve, are cut and saved, killed and replaced under load, and leave."""
+"""Parameter servers as processes: they attach, serve, are cut and saved, killed and replaced under
+load, and leave.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Master(MasterServicer):  # type: ignore[misc]
         self.reports: dict[str, pb.ReportRequest] = {}
         self.reported = threading.Condition()
         self.finish = threading.Event()
-        self._server = grpc.server(ThreadPoolExecutor(16), interceptors=[SyncChecks(TOKEN, lambda caller, method: "")])
+        self._server = grpc.server(
+            ThreadPoolExecutor(16), interceptors=[SyncChecks(TOKEN, lambda caller, method: "")]
+        )
         add_MasterServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
@@ -73,7 +77,9 @@ class Master(MasterServicer):  # type: ignore[misc]
 
     def report_of(self, name: str, version: int) -> Any:
         with self.reported:
-            assert self.reported.wait_for(lambda: name in self.reports and self.reports[name].version >= version, LIMIT_S)
+            assert self.reported.wait_for(
+                lambda: name in self.reports and self.reports[name].version >= version, LIMIT_S
+            )
             return self.reports[name]
 
     def close(self) -> None:
@@ -107,7 +113,11 @@ class Job:
             PARENT_PID_VARIABLE: str(os.getpid()),
         }
         self.processes[name] = subprocess.Popen(
-            [sys.executable, "-m", "elasticdl.ps.main"], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "elasticdl.ps.main"],
+            cwd=ROOT,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         return self.processes[name]
 
@@ -123,8 +133,13 @@ class Job:
             self.start(f"ps-{k}")
         self.await_attached(self.servers)
 
-    def controls(self, term: int = 3, name: str = "master", token: str = TOKEN) -> list[GrpcServerControl]:
-        return [GrpcServerControl(f"ps-{k}", address, Credentials(token, name), term) for k, address in enumerate(self.control)]
+    def controls(
+        self, term: int = 3, name: str = "master", token: str = TOKEN
+    ) -> list[GrpcServerControl]:
+        return [
+            GrpcServerControl(f"ps-{k}", address, Credentials(token, name), term)
+            for k, address in enumerate(self.control)
+        ]
 
     async def checkpoint(self, snapshot: int) -> Path:
         controls, limit = self.controls(), {"timeout_s": 10.0}
@@ -133,18 +148,31 @@ class Job:
         for gate in gates:
             for worker, number in gate.items():
                 numbers[worker] = max(number, numbers.get(worker, 0))
-        cuts: list[ServerCut] = [await control.cut(SnapshotId(snapshot), numbers, **limit) for control in controls]
+        cuts: list[ServerCut] = [
+            await control.cut(SnapshotId(snapshot), numbers, **limit) for control in controls
+        ]
         for control in controls:
             await control.ungate(**limit)
         assert cuts[0].applied == cuts[1].applied and cuts[0].sequences == cuts[1].sequences
         making = store.begin(self.directory / "checkpoints")
-        saved: list[ServerSaved] = [await control.save(SnapshotId(snapshot), str(making), **limit) for control in controls]
+        saved: list[ServerSaved] = [
+            await control.save(SnapshotId(snapshot), str(making), **limit) for control in controls
+        ]
         for control in controls:
             await control.drop(SnapshotId(snapshot), **limit)
             await control.close()
-        files = tuple(PartFile(name=file.name, bytes=file.bytes, checksum=file.checksum) for one in saved for file in one.files)
+        files = tuple(
+            PartFile(name=file.name, bytes=file.bytes, checksum=file.checksum)
+            for one in saved
+            for file in one.files
+        )
         parameters = ParametersSpec.model_validate_json(saved[0].parameters)
-        return store.complete(making, Manifest(version=saved[0].version, servers=self.servers, parameters=parameters, files=files))
+        return store.complete(
+            making,
+            Manifest(
+                version=saved[0].version, servers=self.servers, parameters=parameters, files=files
+            ),
+        )
 
     def close(self) -> None:
         for process in self.processes.values():
@@ -177,7 +205,9 @@ class Worker(threading.Thread):
         try:
             while not self.ended.is_set():
                 versions = self.pool.pull([as_ids([0, 1])], timeout_s=LIMIT_S).versions
-                pushed = self.pool.push(update(self.pushes + 1, versions, ONES, [0, 1]), timeout_s=LIMIT_S)
+                pushed = self.pool.push(
+                    update(self.pushes + 1, versions, ONES, [0, 1]), timeout_s=LIMIT_S
+                )
                 with self.stepped:
                     self.pushes, self.versions = self.pushes + 1, pushed.versions
                     self.stepped.notify_all()
@@ -187,7 +217,9 @@ class Worker(threading.Thread):
     def await_pushes(self, more: int) -> None:
         with self.stepped:
             wanted = self.pushes + more
-            assert self.stepped.wait_for(lambda: self.pushes >= wanted or not self.is_alive(), LIMIT_S)
+            assert self.stepped.wait_for(
+                lambda: self.pushes >= wanted or not self.is_alive(), LIMIT_S
+            )
         assert self.error is None, self.error
 
     def end(self) -> None:
@@ -207,7 +239,10 @@ def test_servers_serve_report_and_leave_when_the_job_is_over(job: Job) -> None:
     assert report.gauges["rows"] == 1 and report.gauges["connections"] >= 2
     worker.pool.close()
     job.master.finish.set()
-    assert [process.wait(LIMIT_S) for process in job.processes.values()] == [ExitCode.DONE, ExitCode.DONE]
+    assert [process.wait(LIMIT_S) for process in job.processes.values()] == [
+        ExitCode.DONE,
+        ExitCode.DONE,
+    ]
 
 
 def test_a_server_is_small_before_data_and_never_imports_tensorflow(job: Job) -> None:
@@ -224,7 +259,9 @@ def test_a_signal_ends_a_server_at_once(job: Job, number: signal.Signals) -> Non
     worker = Worker(job, "worker-0")
     job.processes["ps-0"].send_signal(number)
     # In milliseconds; what would keep it are connections that stay open, and those do so for good.
-    assert job.processes["ps-0"].wait(LIMIT_S / 4) == ExitCode.DRAINED, "or it would look as if it had crashed"
+    assert job.processes["ps-0"].wait(LIMIT_S / 4) == ExitCode.DRAINED, (
+        "or it would look as if it had crashed"
+    )
     worker.pool.close()
 
 
@@ -252,7 +289,9 @@ def test_a_killed_server_comes_back_from_the_checkpoint_under_load(job: Job) -> 
     pushes = workers[0].pushes + workers[1].pushes
     assert pulled.dense is not None
     first, second = -pulled.dense[:3], -pulled.dense[3:]
-    assert set(first) == {pushes} == set(-pulled.rows[0][0]), "the server that lived has every push once"
+    assert set(first) == {pushes} == set(-pulled.rows[0][0]), (
+        "the server that lived has every push once"
+    )
     assert set(second) == set(-pulled.rows[0][1]) and saved + 40 <= second[0] < pushes
     assert pulled.versions == (pushes, second[0])
     asyncio.run(job.checkpoint(2))
@@ -264,10 +303,15 @@ def resident_bytes(process: subprocess.Popen[str]) -> int:
     return int(Path(f"/proc/{process.pid}/status").read_text().split("VmRSS:")[1].split()[0]) * 1024
 
 
-def test_a_million_rows_through_two_servers_cost_little_and_are_restored_bit_for_bit(job: Job) -> None:
+def test_a_million_rows_through_two_servers_cost_little_and_are_restored_bit_for_bit(
+    job: Job,
+) -> None:
     job.start_all()
     dim, total, part = 16, 1_000_000, 50_000
-    spec = ParametersSpec(optimizer=OptimizerSpec(kind=OptimizerKind.ADAM), tables=(TableSpec(name="t", dim=dim, seed=5),))
+    spec = ParametersSpec(
+        optimizer=OptimizerSpec(kind=OptimizerKind.ADAM),
+        tables=(TableSpec(name="t", dim=dim, seed=5),),
+    )
     pool = ServerPool(job.bulk, "worker-0", TOKEN)
     pool.initialise(spec, np.zeros(0, np.float32), timeout_s=LIMIT_S)
     before = sum(map(resident_bytes, job.processes.values()))
@@ -278,7 +322,10 @@ def test_a_million_rows_through_two_servers_cost_little_and_are_restored_bit_for
         versions = pool.pull([some], timeout_s=LIMIT_S).versions
         gradients = rng.standard_normal((part, dim), dtype=np.float32)
         applied = Applied(ShardId(0), 0, first + part)
-        pool.push(Update(sequence, applied, versions, 0.01, None, (some,), (gradients,)), timeout_s=LIMIT_S)
+        pool.push(
+            Update(sequence, applied, versions, 0.01, None, (some,), (gradients,)),
+            timeout_s=LIMIT_S,
+        )
     grown = sum(map(resident_bytes, job.processes.values())) - before
     raw, index = dim * 4 * 3, 32
     assert raw * 0.95 < grown / total < raw * 1.2 + index
@@ -293,7 +340,9 @@ def test_a_million_rows_through_two_servers_cost_little_and_are_restored_bit_for
     pool.move(job.bulk)
     np.testing.assert_array_equal(pool.pull([ids], timeout_s=LIMIT_S).rows[0], rows)
     again = asyncio.run(job.checkpoint(2))
-    assert [path.read_bytes() for path in sorted(again.glob("*.bin"))] == parts, "slots and order too"
+    assert [path.read_bytes() for path in sorted(again.glob("*.bin"))] == parts, (
+        "slots and order too"
+    )
     pool.close()
 
 
@@ -332,7 +381,11 @@ def test_a_fence_tells_the_last_push_and_holds(job: Job) -> None:
     worker.join(LIMIT_S)
     assert isinstance(worker.error, Refused)
     for one in applied:
-        assert one is not None and one.shard == ShardId(7) and worker.pushes <= one.offset / 10 <= worker.pushes + 1
+        assert (
+            one is not None
+            and one.shard == ShardId(7)
+            and worker.pushes <= one.offset / 10 <= worker.pushes + 1
+        )
     worker.pool.close()
 
 

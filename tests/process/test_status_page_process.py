@@ -1,4 +1,6 @@
-"""The page of a real master, over HTTP as a browser has it: while processes come and go, to the end of the job."""
+"""The page of a real master, over HTTP as a browser has it: while processes come and go, to the end
+of the job.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,18 @@ from urllib.parse import urlsplit
 import pytest
 
 from elasticdl.errors import ExitCode
-from tests.process.test_master_process_job import TOKEN, Running, start  # noqa: F401 - `start` is a fixture
+from tests.process.test_master_process_job import (
+    TOKEN,
+    Running,
+    start,  # noqa: F401 - a fixture
+)
 
 pytestmark = pytest.mark.process
 Start = Callable[..., Running]
 NAMED_WITHIN_S = 10.0
-"""Two on a machine that is not busy; how long the record itself takes is in test_job_troubles.py."""
+"""Two on a machine that is not busy; how long the record itself takes is in
+test_job_troubles.py.
+"""
 
 
 class Browser:
@@ -29,10 +37,14 @@ class Browser:
     def __init__(self, running: Running) -> None:
         self.page = running.where()["page"]
         self.address = urlsplit(self.page).netloc
-        status, _ = self._request("POST", "/session", {"token": TOKEN}, {"Origin": f"http://{self.address}"})
+        status, _ = self._request(
+            "POST", "/session", {"token": TOKEN}, {"Origin": f"http://{self.address}"}
+        )
         assert status == 204
 
-    def _request(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+    def _request(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(self.address, timeout=20)
         sent = {**({"Cookie": self.cookie} if hasattr(self, "cookie") else {}), **(headers or {})}
         text = None
@@ -52,11 +64,15 @@ class Browser:
         return json.loads(content) if content.startswith((b"{", b"[")) else content.decode()
 
     def ask(self, verb: str, **body: object) -> tuple[int, Any]:
-        status, content = self._request("POST", f"/api/v1/{verb}", body, {"Origin": f"http://{self.address}"})
+        status, content = self._request(
+            "POST", f"/api/v1/{verb}", body, {"Origin": f"http://{self.address}"}
+        )
         return status, json.loads(content)
 
 
-def test_the_page_shows_what_the_command_line_shows_and_steers_the_job(start: Start) -> None:  # noqa: F811
+def test_the_page_shows_what_the_command_line_shows_and_steers_the_job(
+    start: Start,  # noqa: F811
+) -> None:
     running = start(num_workers="1:3", records_per_task=50)
     hold = running.hold()
     running.wait_for_status("three workers", lambda status: status["scale"]["observed"] == 3)
@@ -65,12 +81,23 @@ def test_the_page_shows_what_the_command_line_shows_and_steers_the_job(start: St
 
     def differing() -> list[str]:
         shown, told = browser.get("/api/v1/status"), client.status()
-        return [key for key in ("action", "phase", "epochs", "shards", "receipt", "scale") if shown[key] != told[key]]
+        return [
+            key
+            for key in ("action", "phase", "epochs", "shards", "receipt", "scale")
+            if shown[key] != told[key]
+        ]
 
-    # The page's reading is up to half a second old, and what was under way at `hold` is still trained.
+    # The page's reading is up to half a second old, and what was under way at `hold` is still
+    # trained.
     running.wait_until("page and command line tell the same", lambda: not differing())
     assert "m" in browser.get("/")
-    assert {one["process"] for one in browser.get("/api/v1/logs")["logs"]} >= {"worker-0", "worker-1", "worker-2", "ps-0", "ps-1"}
+    assert {one["process"] for one in browser.get("/api/v1/logs")["logs"]} >= {
+        "worker-0",
+        "worker-1",
+        "worker-2",
+        "ps-0",
+        "ps-1",
+    }
     assert "=== worker-0 started" in browser.get("/api/v1/logs/worker-0?start=0")["text"]
 
     def owners() -> set[str]:
@@ -88,12 +115,19 @@ def test_the_page_shows_what_the_command_line_shows_and_steers_the_job(start: St
     def bar() -> dict[str, Any]:
         return {one["process"]: one for one in browser.get("/api/v1/timeline")["bars"]}["worker-1"]
 
-    running.wait_until("the cause of the kill is on the page", lambda: cause() != "", NAMED_WITHIN_S)
-    running.wait_until("the timeline has it too", lambda: bar()["ended_s"] is not None and bar()["cause"] == cause())
+    running.wait_until(
+        "the cause of the kill is on the page", lambda: cause() != "", NAMED_WITHIN_S
+    )
+    running.wait_until(
+        "the timeline has it too",
+        lambda: bar()["ended_s"] is not None and bar()["cause"] == cause(),
+    )
 
     status, said = browser.ask("replace", process="worker-0")
     assert status == 202 and "worker-0" in said["said"]
-    running.wait_until("another came", lambda: {"worker-3", "worker-4"} <= set(running.pids("worker")))
+    running.wait_until(
+        "another came", lambda: {"worker-3", "worker-4"} <= set(running.pids("worker"))
+    )
     assert browser.ask("replace", process="worker-1")[0] == 409
     assert browser.ask("replace", process="worker-9")[0] == 404
     assert browser.ask("scale", min=1, max=2)[0] == 202
@@ -105,14 +139,19 @@ def test_the_page_shows_what_the_command_line_shows_and_steers_the_job(start: St
         socket.create_connection(tuple(browser.address.split(":")), 5)  # type: ignore[arg-type]
 
 
-def test_the_address_and_the_token_are_for_the_owner_only_and_the_port_is_on_this_machine(start: Start) -> None:  # noqa: F811
+def test_the_address_and_the_token_are_for_the_owner_only_and_the_port_is_on_this_machine(
+    start: Start,  # noqa: F811
+) -> None:
     running = start()
     running.hold()
     where = running.where()
     assert where["page"].startswith("http://127.0.0.1:") and where["token"] not in where["page"]
     assert stat.S_IMODE((running.directory / "master.json").stat().st_mode) == 0o600
     port = urlsplit(where["page"]).port
-    others = {address[4][0] for address in socket.getaddrinfo(socket.gethostname(), port, type=socket.SOCK_STREAM)} - {
+    others = {
+        address[4][0]
+        for address in socket.getaddrinfo(socket.gethostname(), port, type=socket.SOCK_STREAM)
+    } - {
         "127.0.0.1",
         "::1",
     }
@@ -125,7 +164,9 @@ def test_the_address_and_the_token_are_for_the_owner_only_and_the_port_is_on_thi
     assert running.finish() == ExitCode.INTERRUPTED
 
 
-def test_a_job_whose_port_is_taken_goes_on_without_its_page_and_says_so(start: Start) -> None:  # noqa: F811
+def test_a_job_whose_port_is_taken_goes_on_without_its_page_and_says_so(
+    start: Start,  # noqa: F811
+) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,4 +1,6 @@
-"""Workers inside whole jobs: stopped by callbacks, ended by the module, predicting through the module's own processor."""
+"""Workers inside whole jobs: stopped by callbacks, ended by the module, predicting through the
+module's own processor.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,13 @@ class Leaves(keras.callbacks.Callback):
 def callbacks():
     return [Leaves()]
 """
-    job = start_job(model_zoo=zoo(more), model_def="model", training_data=iris_csv(8), num_workers=1, max_relaunches=0)
+    job = start_job(
+        model_zoo=zoo(more),
+        model_def="model",
+        training_data=iris_csv(8),
+        num_workers=1,
+        max_relaunches=0,
+    )
     code, output = job.finish()
     assert code == 1, output
     assert "model.py" in output and "called exit(0)" in output
@@ -129,7 +137,9 @@ def test_max_steps_stopping_ends_the_training_early_with_an_honest_receipt(stopp
     assert any("MaxStepsStopping" in event["text"] for event in stopped.events())
 
 
-def test_a_processor_gets_every_prediction_of_a_subclassed_model_once(stopped: Job, start_job, iris_csv, tmp_path) -> None:
+def test_a_processor_gets_every_prediction_of_a_subclassed_model_once(
+    stopped: Job, start_job, iris_csv, tmp_path
+) -> None:
     folder = Path(stopped.spec()["model"]["model_zoo"])
     assert (folder / "export" / "saved_model.pb").exists()
     job = start_job(
@@ -143,5 +153,7 @@ def test_a_processor_gets_every_prediction_of_a_subclassed_model_once(stopped: J
     )
     code, output = job.finish()
     assert code == 0, output
-    predicted = [line for path in tmp_path.glob("predicted-*") for line in path.read_text().splitlines()]
+    predicted = [
+        line for path in tmp_path.glob("predicted-*") for line in path.read_text().splitlines()
+    ]
     assert len(predicted) == 1200

@@ -45,7 +45,11 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
 
 def start(processes: list[subprocess.Popen[str]], body: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + body], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-c", PRELUDE + body],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     processes.append(process)
     assert process.stdout is not None
@@ -55,7 +59,10 @@ def start(processes: list[subprocess.Popen[str]], body: str) -> subprocess.Popen
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_a_reason_to_drain(processes, number):
-    process = start(processes, f"assert ending.wait({LIMIT_S}); print(ending.reason.reason, flush=True); leave(ending)")
+    process = start(
+        processes,
+        f"assert ending.wait({LIMIT_S}); print(ending.reason.reason, flush=True); leave(ending)",
+    )
     process.send_signal(number)
     output, _ = process.communicate(timeout=LIMIT_S)
     assert output == f"{number.name}\n"
@@ -64,10 +71,19 @@ def test_a_signal_is_a_reason_to_drain(processes, number):
 
 def test_no_thread_is_there_that_a_signal_could_meet_before_signals_are_held():
     """NumPy starts threads when it is imported, as many as there are cores to use."""
-    program = "import elasticdl.worker.main, os, sys; print(len(os.listdir('/proc/self/task')), 'numpy' in sys.modules)"
+    program = (
+        "import elasticdl.worker.main, os, sys; print(len(os.listdir('/proc/self/task')), 'numpy'"
+        " in sys.modules)"
+    )
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=True
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
     )
     assert done.stdout == "1 False\n"
 
@@ -81,7 +97,9 @@ def test_a_main_thread_that_hangs_does_not_outlive_the_limit_of_a_drain(processe
 
 
 def test_what_was_printed_is_not_lost_at_the_end(processes):
-    process = start(processes, "sys.stdout.write('last words'); ending.fail(ValueError()); leave(ending)")
+    process = start(
+        processes, "sys.stdout.write('last words'); ending.fail(ValueError()); leave(ending)"
+    )
     assert process.wait(LIMIT_S) is not None
     # Not by `communicate`, which does not give what came together with the first line.
     output = process.stdout.read() if process.stdout is not None else ""
@@ -103,7 +121,9 @@ def test_what_takes_long_gets_all_stacks_dumped_once(tmp_path):
             assert not watch.check()
         log.seek(0)
         name, *stack = log.readlines()
-        assert name == f"thread {threading.current_thread().name}:\n", "who takes long comes first, whoever else is there"
+        assert name == f"thread {threading.current_thread().name}:\n", (
+            "who takes long comes first, whoever else is there"
+        )
         assert any("test_what_takes_long_gets_all_stacks_dumped_once" in line for line in stack)
 
 
@@ -126,7 +146,13 @@ def test_what_others_wait_for_is_hung_after_two_minutes_or_ten_times_the_longest
             clock.advance(199.0)
             watch.check()
             clock.advance(2.0)
-            with pytest.raises(Hung, match="a part has not come to an end for 201 s, and others wait for it; 200 s are allowed"):
+            with pytest.raises(
+                Hung,
+                match=(
+                    "a part has not come to an end for 201 s, and others wait for it; 200 s are"
+                    " allowed"
+                ),
+            ):
                 watch.check()
         watch = HangWatch(clock, long_s=1e9)
         watch.learn("a part", 20.0)
@@ -206,7 +232,11 @@ def test_a_worker_whose_user_code_stands_still_reports_that_and_ends(tmp_path):
     shutdown = Shutdown()
     watch = HangWatch(SystemClock(), still_s=0.2)
     thread = standing(
-        tmp_path, "with watch.starting('building', folder):\n    go.wait()\n", watch=watch, folder=str(tmp_path), go=go
+        tmp_path,
+        "with watch.starting('building', folder):\n    go.wait()\n",
+        watch=watch,
+        folder=str(tmp_path),
+        go=go,
     )
     thread.start()
     watch.start(shutdown, left.set, reported.append)

@@ -24,6 +24,12 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project's modules, and those of tests: `paced` trains until it is told to hurry."""
     folder = tmp_path_factory.mktemp("zoo")
-    for modules in (ROOT / "model_zoo", ROOT / "tests/kubernetes/zoo", ROOT / "tests/ring/ring_zoo"):
-        shutil.copytree(modules, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for modules in (
+        ROOT / "model_zoo",
+        ROOT / "tests/kubernetes/zoo",
+        ROOT / "tests/ring/ring_zoo",
+    ):
+        shutil.copytree(
+            modules, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
     return folder

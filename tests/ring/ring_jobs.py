@@ -10,7 +10,9 @@ from pathlib import Path
 RECORDS = 1437
 """Of the digits to train on."""
 EPOCHS = 10
-"""Of paced jobs: at their pace they train for longer than a test waits for anything, and what is left takes seconds in a hurry."""
+"""Of paced jobs: at their pace they train for longer than a test waits for anything, and what is
+left takes seconds in a hurry.
+"""
 LIMIT_S = 240.0
 """On a busy machine processes take long to import, to compile and to warm up."""
 
@@ -30,7 +32,9 @@ def start(start_job, digits: Path, **flags):
 
 @dataclass(frozen=True)
 class Paced:
-    """A job that trains slowly until it is told to hurry: how fast a machine is does not decide what a test sees."""
+    """A job that trains slowly until it is told to hurry: how fast a machine is does not decide
+    what a test sees.
+    """
 
     job: object
     folder: Path
@@ -41,7 +45,9 @@ class Paced:
 
     def ring(self, members: int, after: int = 0) -> dict:
         """The status once a ring of so many is complete, in a generation after that one."""
-        return self.job.wait_until(f"{members} are in a ring after generation {after}", formed(members, after), LIMIT_S)
+        return self.job.wait_until(
+            f"{members} are in a ring after generation {after}", formed(members, after), LIMIT_S
+        )
 
     def signal(self, status: dict, rank: int, number: signal.Signals) -> str:
         """To the member of that rank; its name."""
@@ -52,17 +58,29 @@ class Paced:
 
     def cause(self, process: str) -> str:
         """Why it ended, as the events say."""
-        return next(event["cause"] for event in self.job.events() if event["process"] == process and event["cause"])
+        return next(
+            event["cause"]
+            for event in self.job.events()
+            if event["process"] == process and event["cause"]
+        )
 
 
 def start_paced(start_job, digits: Path, zoo: Path, folder: Path, **flags) -> Paced:
     folder.mkdir(exist_ok=True)
-    given = {"model_zoo": zoo, "model_def": "paced", "envs": f"PACED_FOLDER={folder};PACED_S=0.8", "num_epochs": EPOCHS, **flags}
+    given = {
+        "model_zoo": zoo,
+        "model_def": "paced",
+        "envs": f"PACED_FOLDER={folder};PACED_S=0.8",
+        "num_epochs": EPOCHS,
+        **flags,
+    }
     return Paced(start(start_job, digits, **given), folder)
 
 
 def formed(members: int, after: int = 0):
-    """So many have the weights, in a generation after that one: of one that is still forming some may not have them yet."""
+    """So many have the weights, in a generation after that one: of one that is still forming some
+    may not have them yet.
+    """
 
     def is_formed(status) -> bool:
         ring = status["ring"]

@@ -1,6 +1,8 @@
-"""One member of a ring, for tests: the worker's own loop on records in memory, told of forms on stdin, telling on stdout.
+"""One member of a ring, for tests: the worker's own loop on records in memory, told of forms on
+stdin, telling on stdout.
 
-Its process is forked from one that has imported all this and done nothing else yet: to import takes as long as twenty steps.
+Its process is forked from one that has imported all this and done nothing else yet: to import takes
+as long as twenty steps.
 """
 
 from __future__ import annotations
@@ -85,11 +87,18 @@ class Items:
             return WorkItem(number, None, mark="pause")
         half = records // 2
         shard = Shard(ShardId(place), "memory", place * half, half if place == 0 else records)
-        return WorkItem(number, Lease(Task.TRAINING, shard, epoch, epoch=epoch, order_seed=7 * number), batch=batch)
+        return WorkItem(
+            number,
+            Lease(Task.TRAINING, shard, epoch, epoch=epoch, order_seed=7 * number),
+            batch=batch,
+        )
 
 
 class Telling:
-    """Tells of each step as it is done. `long`: {name of a member: [steps done, s that its next one then takes]}."""
+    """Tells of each step as it is done.
+
+    `long`: {name of a member: [steps done, s that its next one then takes]}.
+    """
 
     def __init__(self, delay_s: float, long: list | None) -> None:
         self._delay_s = delay_s
@@ -118,10 +127,21 @@ def report(outbox: Outbox, shutdown: Shutdown) -> None:
         outbox.urgent.wait(0.2)
         made = outbox.take({})
         for one in made.progress:
-            tell(shard=one.applied.shard, attempt=one.applied.attempt, offset=one.applied.offset, version=one.version)
+            tell(
+                shard=one.applied.shard,
+                attempt=one.applied.attempt,
+                offset=one.applied.offset,
+                version=one.version,
+            )
         word = made.ring
         if word is not None:
-            tell(ready=word.ready, entered=word.entered, broken=word.broken, leaving=word.leaving, problem=word.problem)
+            tell(
+                ready=word.ready,
+                entered=word.entered,
+                broken=word.broken,
+                leaving=word.leaving,
+                problem=word.problem,
+            )
 
 
 def main(name: str, setting: dict) -> None:
@@ -136,12 +156,26 @@ def main(name: str, setting: dict) -> None:
     gauges, watch = Gauges(clock), HangWatch(clock, long_s=0.5, hung_s=setting["hung_s"])
     watch.start(shutdown, lambda: leave(shutdown))
     context = WorkerContext(
-        LeaseKeeper(None, outbox, shutdown), outbox, gauges, ServerRetry(shutdown, gauges, clock), watch, shutdown
+        LeaseKeeper(None, outbox, shutdown),
+        outbox,
+        gauges,
+        ServerRetry(shutdown, gauges, clock),
+        watch,
+        shutdown,
     )
     ring = HorovodRing()
     exchange = Exchange(ring, list(model.state().values()))
-    reading, forms = RingReading(Items(setting), sources, context.watch, shutdown), Generations(shutdown)
-    parts = RingParts(ring, exchange, RingStep(model, ring), reading, Telling(setting["delay_s"], setting["long"].get(name)))
+    reading, forms = (
+        RingReading(Items(setting), sources, context.watch, shutdown),
+        Generations(shutdown),
+    )
+    parts = RingParts(
+        ring,
+        exchange,
+        RingStep(model, ring),
+        reading,
+        Telling(setting["delay_s"], setting["long"].get(name)),
+    )
     trainer = RingTrainer(name, "127.0.0.1", parts, context, forms)
     trainer.warm_up(first_batch(sources, Task.TRAINING))
     reading.start()
@@ -149,7 +183,11 @@ def main(name: str, setting: dict) -> None:
     def hear() -> None:
         for line in sys.stdin:
             form = json.loads(line)
-            forms.put(RingGeneration(**{**form, "members": tuple(form["members"]), "holders": tuple(form["holders"])}))
+            forms.put(
+                RingGeneration(
+                    **{**form, "members": tuple(form["members"]), "holders": tuple(form["holders"])}
+                )
+            )
 
     for run in (hear, lambda: report(outbox, shutdown)):
         threading.Thread(target=run, daemon=True).start()
@@ -166,11 +204,15 @@ def main(name: str, setting: dict) -> None:
 
 
 def run(name: str, setting: dict, hears: Connection, tells: Connection, errors_at: str) -> None:
-    """The process: its standard streams are those that a program of its own would have been given."""
+    """The process: its standard streams are those that a program of its own would have been
+    given.
+    """
     os.dup2(hears.fileno(), 0)
     os.dup2(tells.fileno(), 1)
     os.dup2(os.open(errors_at, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
     for connection in (hears, tells):
         connection.close()
-    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate(("r", "w", "w")))
+    sys.stdin, sys.stdout, sys.stderr = (
+        os.fdopen(number, mode) for number, mode in enumerate(("r", "w", "w"))
+    )
     main(name, setting)

@@ -1,4 +1,6 @@
-"""A stage for rings of real processes: a rendezvous, members that can be killed, and whoever says who is in the ring."""
+"""A stage for rings of real processes: a rendezvous, members that can be killed, and whoever says
+who is in the ring.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ FORKS = multiprocessing.get_context("forkserver")
 
 
 def prepare_server() -> None:
-    """It starts with the first member, as workers are started but for what TensorFlow says of itself."""
+    """It starts with the first member, as workers are started but for what TensorFlow says of
+    itself.
+    """
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", TF_ENABLE_ONEDNN_OPTS="0")
     FORKS.set_forkserver_preload([MEMBER])
 
@@ -41,7 +45,9 @@ class Process:
     def __init__(self, name: str, setting: dict, errors_at: Path) -> None:
         hears, self._to = FORKS.Pipe(duplex=False)
         self._from, tells = FORKS.Pipe(duplex=False)
-        self._forked = FORKS.Process(target=_enter, args=(name, setting, hears, tells, str(errors_at)), daemon=True)
+        self._forked = FORKS.Process(
+            target=_enter, args=(name, setting, hears, tells, str(errors_at)), daemon=True
+        )
         self._forked.start()
         for connection in (hears, tells):
             connection.close()
@@ -72,7 +78,9 @@ class Process:
         """What it prints, until it has ended."""
         reader = asyncio.StreamReader()
         pipe = os.fdopen(os.dup(self._from.fileno()), "rb")
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), pipe
+        )
         try:
             async for line in reader:
                 yield line
@@ -119,7 +127,9 @@ class Member:
                     if found(one):
                         return one
                 begin = len(self.told)
-                assert self.process.returncode is None, f"{self.name} ended with {self.process.returncode}: {self.last_words}"
+                assert self.process.returncode is None, (
+                    f"{self.name} ended with {self.process.returncode}: {self.last_words}"
+                )
                 self.changed.clear()
                 await self.changed.wait()
 
@@ -127,7 +137,11 @@ class Member:
         return await self.until(lambda one: one.get("step", 0) >= version)
 
     def losses(self) -> dict[int, float]:
-        return {one["step"]: one["loss"] for one in self.told if "step" in one and one["loss"] is not None}
+        return {
+            one["step"]: one["loss"]
+            for one in self.told
+            if "step" in one and one["loss"] is not None
+        }
 
 
 class RingStage:
@@ -163,7 +177,9 @@ class RingStage:
 
     async def __aexit__(self, *_: object) -> None:
         for member in self._all:
-            with suppress(ProcessLookupError):  # it has just ended by itself, which is seen by `wait` only
+            with suppress(
+                ProcessLookupError
+            ):  # it has just ended by itself, which is seen by `wait` only
                 if member.process.returncode is None:
                     member.process.send_signal(signal.SIGKILL)
             await member.process.wait()
@@ -191,7 +207,9 @@ class RingStage:
             self._rendezvous.open(self._scope)
         holders = tuple(rank for rank, one in enumerate(members) if one.name in self._holders)
         names = tuple(one.name for one in members)
-        form = RingGeneration(self._generation, names, holders, 1, port=self._port, scope=self._scope)
+        form = RingGeneration(
+            self._generation, names, holders, 1, port=self._port, scope=self._scope
+        )
         told = {id(one): one for one in (*members, *self.members)}.values()
         self.members = members
         for member in told:

@@ -1,4 +1,6 @@
-"""Callbacks, metrics, checkpoints and the export of a ring are those of one process that has the whole model."""
+"""Callbacks, metrics, checkpoints and the export of a ring are those of one process that has the
+whole model.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,26 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 def notes(folder: Path) -> list[dict[int, dict]]:
     """Of each member, what it noted of each version."""
     files = sorted(folder.glob("*.jsonl"))
-    return [{note["version"]: note for note in map(json.loads, file.read_text().splitlines())} for file in files]
+    return [
+        {note["version"]: note for note in map(json.loads, file.read_text().splitlines())}
+        for file in files
+    ]
 
 
 def done(job) -> None:
     code, output = job.finish(2 * LIMIT_S)
     assert code == 0, output + job.tails()
     total = job.receipt()["total"]
-    assert total["trained"] + total["left"] == total["expected"], "a callback ended it: what it left is told as that"
+    assert total["trained"] + total["left"] == total["expected"], (
+        "a callback ended it: what it left is told as that"
+    )
     assert min(total["trained"], total["left"]) > 0
     assert total["lost"] == total["repeated"] == 0
 
 
-def test_a_callback_of_a_round_is_of_all_members_and_metrics_and_export_are_those_of_plain_keras(start_job, digits, zoo, tmp_path):
+def test_a_callback_of_a_round_is_of_all_members_and_metrics_and_export_are_those_of_plain_keras(
+    start_job, digits, zoo, tmp_path
+):
     job = start(
         start_job,
         digits,
@@ -43,23 +52,34 @@ def test_a_callback_of_a_round_is_of_all_members_and_metrics_and_export_are_thos
     )
     done(job)
     rounds = [row for row in job.metrics() if row["kind"] == "evaluation"]
-    assert [row["version"] for row in rounds[:2]] == [45, 90], "EarlyStopping stops after the second round"
+    assert [row["version"] for row in rounds[:2]] == [45, 90], (
+        "EarlyStopping stops after the second round"
+    )
     assert rounds[-1]["version"] < 135
     of_each = notes(tmp_path)
     assert len(of_each) == 2 and of_each[0].keys() == of_each[1].keys()
     for version, mine in of_each[0].items():
         expected = 0.002 if version <= 45 else 0.001 if version <= 90 else 0.0005
-        assert mine["rate"] == of_each[1][version]["rate"] == pytest.approx(expected, rel=1e-6), f"version {version}"
+        assert mine["rate"] == of_each[1][version]["rate"] == pytest.approx(expected, rel=1e-6), (
+            f"version {version}"
+        )
         assert mine["loss"] == of_each[1][version]["loss"]
     model, images, labels = plain_keras(zoo, job.directory, digits)
     logits = model.predict(images, verbose=0)
-    values = {"accuracy": logits.argmax(1) == labels, "top3": (np.argsort(logits, 1)[:, -3:] == labels[:, None]).any(1)}
+    values = {
+        "accuracy": logits.argmax(1) == labels,
+        "top3": (np.argsort(logits, 1)[:, -3:] == labels[:, None]).any(1),
+    }
     for name, right in values.items():
-        assert np.float32(rounds[-1]["values"][name]) == np.float32(right.sum()) / np.float32(len(right))
+        assert np.float32(rounds[-1]["values"][name]) == np.float32(right.sum()) / np.float32(
+            len(right)
+        )
     np.testing.assert_allclose(served(tmp_path / "export", images), logits, rtol=1e-4, atol=1e-4)
 
 
-def test_the_learning_rate_follows_the_version_and_training_ends_at_its_last_step(start_job, digits, zoo, tmp_path):
+def test_the_learning_rate_follows_the_version_and_training_ends_at_its_last_step(
+    start_job, digits, zoo, tmp_path
+):
     job = start(
         start_job,
         digits,
@@ -73,7 +93,11 @@ def test_the_learning_rate_follows_the_version_and_training_ends_at_its_last_ste
     of_each = notes(tmp_path)
     assert of_each[0].keys() == of_each[1].keys()
     for version, note in of_each[0].items():
-        assert note["rate"] == of_each[1][version]["rate"] == pytest.approx(0.002 if version <= 20 else 0.001, rel=1e-6)
+        assert (
+            note["rate"]
+            == of_each[1][version]["rate"]
+            == pytest.approx(0.002 if version <= 20 else 0.001, rel=1e-6)
+        )
     assert 60 <= max(of_each[0]) < 200
 
 
@@ -86,7 +110,9 @@ def plain_keras(zoo: Path, directory: Path, digits: Path):
 
     found = store.require(directory / "checkpoints")
     _, arrays = ring_file.read(found.directory)
-    model = RingModel.build(load_module(ModelSection(model_zoo=str(zoo), model_def="watched")), {}, seed=0)
+    model = RingModel.build(
+        load_module(ModelSection(model_zoo=str(zoo), model_def="watched")), {}, seed=0
+    )
     for name, variable in model.state().items():
         variable.assign(arrays[name])
     data = np.load(digits / "test.npz")

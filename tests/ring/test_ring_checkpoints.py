@@ -1,4 +1,6 @@
-"""What a ring leaves on disk is used as any other checkpoint: evaluated, predicted from, resumed; nobody has to say who made it."""
+"""What a ring leaves on disk is used as any other checkpoint: evaluated, predicted from, resumed;
+nobody has to say who made it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 def trained(start_jobs, digits, tmp_path_factory):
     """A job that is done, with its newest checkpoint at its last version."""
     output = tmp_path_factory.mktemp("output") / "export"
-    job = start(start_jobs, digits, num_workers=2, num_epochs=6, evaluation_steps=200, checkpoint_steps=60, output=output)
+    job = start(
+        start_jobs,
+        digits,
+        num_workers=2,
+        num_epochs=6,
+        evaluation_steps=200,
+        checkpoint_steps=60,
+        output=output,
+    )
     finished(job, epochs=6, accuracy=0.9)
     assert (output / "saved_model.pb").exists()
     return job
@@ -25,20 +35,30 @@ def trained(start_jobs, digits, tmp_path_factory):
 def test_two_workers_train_evaluate_and_leave_checkpoints(trained):
     evaluated = [row["version"] for row in trained.metrics() if row["kind"] == "evaluation"]
     assert evaluated == [200, 270]
-    kept = sorted(int(path.parent.name.removeprefix("version-")) for path in trained.directory.glob("checkpoints/*/manifest.json"))
+    kept = sorted(
+        int(path.parent.name.removeprefix("version-"))
+        for path in trained.directory.glob("checkpoints/*/manifest.json")
+    )
     assert kept == [180, 240, 270]
 
 
 def predictions(folder: Path) -> np.ndarray:
     """Logits in the order of the records."""
-    parts = sorted(map(np.load, folder.glob("*.npz")), key=lambda part: int(part["first_record"]) + int(part["begin"]))
+    parts = sorted(
+        map(np.load, folder.glob("*.npz")),
+        key=lambda part: int(part["first_record"]) + int(part["begin"]),
+    )
     return np.concatenate([part["predictions"] for part in parts])
 
 
 @pytest.mark.parametrize(
-    ("flags", "workers"), [({}, 2), ({"distribution_strategy": "AllreduceStrategy"}, 1)], ids=["no flag", "a ring's flag"]
+    ("flags", "workers"),
+    [({}, 2), ({"distribution_strategy": "AllreduceStrategy"}, 1)],
+    ids=["no flag", "a ring's flag"],
 )
-def test_a_checkpoint_of_a_ring_is_evaluated_whatever_the_flags_say_of_servers(flags, workers, trained, start_job, digits):
+def test_a_checkpoint_of_a_ring_is_evaluated_whatever_the_flags_say_of_servers(
+    flags, workers, trained, start_job, digits
+):
     job = start_job(
         "evaluate",
         model_def="digits",

@@ -1,6 +1,8 @@
-"""`digits` on a ring with SIGKILL of a random member, rank 0 included, every five seconds from start to end.
+"""`digits` on a ring with SIGKILL of a random member, rank 0 included, every five seconds from
+start to end.
 
-Two seeds among all tests, of half the length; `make churn-ring` runs twenty whole ones and prints a line for each.
+Two seeds among all tests, of half the length; `make churn-ring` runs twenty whole ones and prints a
+line for each.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def digits(tmp_path_factory) -> Path:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(churn.SEEDS or 2))
-def test_a_ring_whose_members_are_killed_all_the_time_trains_each_record_once(seed, start_job, digits):
+def test_a_ring_whose_members_are_killed_all_the_time_trains_each_record_once(
+    seed, start_job, digits
+):
     choose = random.Random(seed)
     workers = choose.choice(WORKERS)
     job = start_job(
@@ -46,13 +50,18 @@ def test_a_ring_whose_members_are_killed_all_the_time_trains_each_record_once(se
         evaluation_steps=2000,
         seed=seed,
     )
-    kills = churn.kill_until_it_ends(job, choose, every_s=EVERY_S, victims=churn.spare_members(), most=MOST)
+    kills = churn.kill_until_it_ends(
+        job, choose, every_s=EVERY_S, victims=churn.spare_members(), most=MOST
+    )
     code, output = job.finish(600)
     assert code == 0, output + job.tails()
     total = job.receipt()["total"]
-    formed = sum(event["kind"] == "ring" and "is complete" in event["text"] for event in job.events())
+    formed = sum(
+        event["kind"] == "ring" and "is complete" in event["text"] for event in job.events()
+    )
     print(
-        f"seed {seed}, {workers} workers: killed {', '.join(map(str, kills))}; {formed} rings, {total}, {job.final('accuracy'):.4f}"
+        f"seed {seed}, {workers} workers: killed {', '.join(map(str, kills))}; {formed} rings,"
+        f" {total}, {job.final('accuracy'):.4f}"
     )
     assert len(kills) >= 1
     assert total["trained"] == total["expected"] == EPOCHS * RECORDS

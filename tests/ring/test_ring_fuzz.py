@@ -1,4 +1,6 @@
-"""Whole jobs with random flags on a ring for a minute; `make fuzz-jobs` runs them for as long as you like."""
+"""Whole jobs with random flags on a ring for a minute; `make fuzz-jobs` runs them for as long as
+you like.
+"""
 
 from __future__ import annotations
 
@@ -10,5 +12,7 @@ from tests.fuzz_jobs.flags import Strategy
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
-def test_jobs_with_random_flags_on_a_ring_train_each_record_as_often_as_their_receipt_says(tmp_path):
+def test_jobs_with_random_flags_on_a_ring_train_each_record_as_often_as_their_receipt_says(
+    tmp_path,
+):
     hold(Strategy.RING, tmp_path)

@@ -1,4 +1,6 @@
-"""Whole jobs on a ring: `elasticdl train --distribution-strategy AllreduceStrategy`, whose members are killed, stopped, sent away."""
+"""Whole jobs on a ring: `elasticdl train --distribution-strategy AllreduceStrategy`, whose members
+are killed, stopped, sent away.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,27 @@ from tests.ring.ring_jobs import EPOCHS, LIMIT_S, finished, start_paced
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
-def test_an_abort_in_native_code_of_one_member_in_the_middle_of_a_step_ends_that_member_only(start_job, digits, zoo, tmp_path):
-    paced = start_paced(start_job, digits, zoo, tmp_path / "orders", num_workers=2, model_def="aborting")
+def test_an_abort_in_native_code_of_one_member_in_the_middle_of_a_step_ends_that_member_only(
+    start_job, digits, zoo, tmp_path
+):
+    paced = start_paced(
+        start_job, digits, zoo, tmp_path / "orders", num_workers=2, model_def="aborting"
+    )
     before = paced.ring(2)
     paced.order("abort")
     after = paced.ring(2, after=before["ring"]["generation"] + 1)
     [aborted] = set(before["ring"]["members"]) - set(after["ring"]["members"])
     assert paced.cause(aborted) == "infrastructure"
-    assert any(event["process"] == aborted and "SIGABRT" in event["text"] for event in paced.job.events())
+    assert any(
+        event["process"] == aborted and "SIGABRT" in event["text"] for event in paced.job.events()
+    )
     paced.order("hurry")
     finished(paced.job, EPOCHS)
 
 
-def test_a_member_leaves_at_the_end_of_a_step_when_it_is_sent_away_and_when_fewer_are_wanted(start_job, digits, zoo, tmp_path):
+def test_a_member_leaves_at_the_end_of_a_step_when_it_is_sent_away_and_when_fewer_are_wanted(
+    start_job, digits, zoo, tmp_path
+):
     paced = start_paced(start_job, digits, zoo, tmp_path / "orders", num_workers=2)
     before = paced.ring(2)
     drained = paced.signal(before, 0, signal.SIGTERM)
@@ -33,7 +43,10 @@ def test_a_member_leaves_at_the_end_of_a_step_when_it_is_sent_away_and_when_fewe
     alone = paced.ring(1, after=after["ring"]["generation"])
     [gone] = set(after["ring"]["members"]) - set(alone["ring"]["members"])
     paced.job.wait_until(
-        "it has ended", lambda status: gone not in [one["name"] for one in status["processes"] if one["state"] == "ready"]
+        "it has ended",
+        lambda status: (
+            gone not in [one["name"] for one in status["processes"] if one["state"] == "ready"]
+        ),
     )
     paced.order("hurry")
     finished(paced.job, EPOCHS)
@@ -43,7 +56,9 @@ def test_a_member_leaves_at_the_end_of_a_step_when_it_is_sent_away_and_when_fewe
 def test_a_stopped_member_is_cut_out_and_let_in_again_and_a_job_that_a_person_stops_goes_on_where_it_was(
     start_job, digits, zoo, tmp_path
 ):
-    paced = start_paced(start_job, digits, zoo, tmp_path / "orders", num_workers=2, checkpoint_steps=1000)
+    paced = start_paced(
+        start_job, digits, zoo, tmp_path / "orders", num_workers=2, checkpoint_steps=1000
+    )
     status = paced.ring(2)
     stopped = paced.signal(status, 0, signal.SIGSTOP)
     try:

@@ -1,4 +1,6 @@
-"""Rings of real processes: whoever is killed and whoever joins, the model goes the way it would have gone undisturbed."""
+"""Rings of real processes: whoever is killed and whoever joins, the model goes the way it would
+have gone undisturbed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ STEPS = 24
 """Of 2 epochs with 96 records in 2 shards, by 8."""
 
 
-def run(tmp_path: Path, play: Callable[[RingStage], Awaitable[None]], **setting: object) -> RingStage:
+def run(
+    tmp_path: Path, play: Callable[[RingStage], Awaitable[None]], **setting: object
+) -> RingStage:
     stage = RingStage(tmp_path, **setting)
 
     async def main() -> None:
@@ -94,7 +98,9 @@ def test_a_member_joins_and_gets_the_state_of_those_who_are_there(tmp_path, undi
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_any_script_of_kills_and_joins_ends_with_equal_weights(tmp_path, undisturbed, seed) -> None:
-    """Kills hit one, several, rank 0, and rings that are only being formed; joins come at the same time."""
+    """Kills hit one, several, rank 0, and rings that are only being formed; joins come at the same
+    time.
+    """
     ends: list[dict] = []
     choice = random.Random(seed)
 
@@ -132,8 +138,12 @@ def test_a_ring_that_loses_a_member_while_it_forms_is_formed_anew(tmp_path, undi
     check(run(tmp_path, play, delay_s=0.05), ends, undisturbed)
 
 
-def test_a_member_whose_step_takes_three_times_the_silence_that_makes_one_lost_is_waited_for(tmp_path, undisturbed) -> None:
-    """The others hear of it all the time: silence is what makes a member lost, and 4 s of it are enough."""
+def test_a_member_whose_step_takes_three_times_the_silence_that_makes_one_lost_is_waited_for(
+    tmp_path, undisturbed
+) -> None:
+    """The others hear of it all the time: silence is what makes a member lost, and 4 s of it are
+    enough.
+    """
     ends: list[dict] = []
 
     async def play(stage: RingStage) -> None:
@@ -148,7 +158,9 @@ def test_a_member_whose_step_takes_three_times_the_silence_that_makes_one_lost_i
         assert max(b - a for a, b in itertools.pairwise(times)) > 3.0 * SILENCE_S - 1
 
 
-def test_a_member_that_hangs_ends_itself_and_the_others_that_wait_for_it_do_not(tmp_path, undisturbed) -> None:
+def test_a_member_that_hangs_ends_itself_and_the_others_that_wait_for_it_do_not(
+    tmp_path, undisturbed
+) -> None:
     ends: list[dict] = []
 
     async def play(stage: RingStage) -> None:
@@ -165,7 +177,9 @@ def test_a_member_that_hangs_ends_itself_and_the_others_that_wait_for_it_do_not(
 
 
 def test_a_stopped_member_is_known_to_be_lost_within_five_seconds(tmp_path, undisturbed) -> None:
-    """A process that is stopped is to the others what a node is whose link is cut: connections that say nothing."""
+    """A process that is stopped is to the others what a node is whose link is cut: connections that
+    say nothing.
+    """
     ends: list[dict] = []
 
     async def play(stage: RingStage) -> None:

@@ -37,11 +37,15 @@ except RingBroken:
 
 
 def test_what_is_reduced_of_constants_is_reduced_each_time_and_not_once_when_it_is_compiled():
-    done = subprocess.run([sys.executable, "-c", CONSTANTS], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", CONSTANTS], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.stdout == "each time anew\n", done.stdout + done.stderr[-2000:]
 
 
-def test_minibatches_of_one_record_go_the_same_way_on_two_members_as_on_one_where_gradients_travel_as_several_vectors(tmp_path):
+def test_minibatches_of_one_record_go_the_same_way_on_two_members_as_on_one_where_gradients_travel_as_several_vectors(
+    tmp_path,
+):
     """The member without a record has constants for gradients, in a vector of each type."""
 
     def losses(members: int) -> dict[int, float]:
@@ -51,8 +55,12 @@ def test_minibatches_of_one_record_go_the_same_way_on_two_members_as_on_one_wher
 
         async def play() -> None:
             async with stage:
-                await stage.form(list(await asyncio.gather(*(stage.spawn() for _ in range(members)))))
-                assert len({one["digest"] for one in await stage.ends()}) == 1, "the members' weights differ"
+                await stage.form(
+                    list(await asyncio.gather(*(stage.spawn() for _ in range(members))))
+                )
+                assert len({one["digest"] for one in await stage.ends()}) == 1, (
+                    "the members' weights differ"
+                )
 
         asyncio.run(play())
         return {version: found.pop() for version, found in stage.losses().items()}

@@ -1,4 +1,6 @@
-"""Simulate many jobs: `python -m tests.simulation --jobs N --seed S --strategy ring|ps|both --seconds T`."""
+"""Simulate many jobs: `python -m tests.simulation --jobs N --seed S --strategy ring|ps|both
+--seconds T`.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,30 @@ from tests.simulation.runner import Seen, timed
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--jobs", type=int, default=200, help="so many of each strategy, at most")
-    parser.add_argument("--seed", type=int, default=0, help="of the first job; the next one has the next")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first job; the next one has the next"
+    )
     parser.add_argument("--strategy", choices=["ring", "ps", "both"], default="both")
-    parser.add_argument("--seconds", type=float, default=None, help="begin no job after so much CPU time")
+    parser.add_argument(
+        "--seconds", type=float, default=None, help="begin no job after so much CPU time"
+    )
     parser.add_argument("--processes", type=int, default=1, help="run in so many processes")
     parser.add_argument("--failures", type=int, default=5, help="stop after so many")
-    parser.add_argument("--trace", action="store_true", help="print a line about each job that ended well")
-    parser.add_argument("--quiet", action="store_true", help="do not tell the story of each failure")
+    parser.add_argument(
+        "--trace", action="store_true", help="print a line about each job that ended well"
+    )
+    parser.add_argument(
+        "--quiet", action="store_true", help="do not tell the story of each failure"
+    )
     given = parser.parse_args()
     strategies = ("ring", "ps") if given.strategy == "both" else (given.strategy,)
-    ranges = [range(given.seed + one, given.seed + given.jobs, given.processes) for one in range(given.processes)]
-    run = functools.partial(timed, strategies=strategies, seconds=given.seconds, most_failures=given.failures)
+    ranges = [
+        range(given.seed + one, given.seed + given.jobs, given.processes)
+        for one in range(given.processes)
+    ]
+    run = functools.partial(
+        timed, strategies=strategies, seconds=given.seconds, most_failures=given.failures
+    )
     if given.processes == 1:
         seen, took_s = run(ranges[0])
     else:
@@ -36,12 +51,16 @@ def main() -> int:
         print("trace", line)
     for failure in seen.failures:
         print(f"\n{failure.strategy} {failure.seed} FAILED: {failure.what}")
-        print(f"  again: python -m tests.simulation --strategy {failure.strategy} --seed {failure.seed} --jobs 1")
+        print(
+            f"  again: python -m tests.simulation --strategy {failure.strategy} --seed"
+            f" {failure.seed} --jobs 1"
+        )
         if not given.quiet:
             print(failure.story)
     print(
-        f"{seen.jobs} jobs ({', '.join(strategies)}) in {took_s:.1f} s of CPU: {seen.jobs / took_s * 60:,.0f} jobs/min, "
-        f"{seen.simulated_s / 3600:.1f} simulated hours, {seen.turns:,} turns; {len(seen.failures)} failed"
+        f"{seen.jobs} jobs ({', '.join(strategies)}) in {took_s:.1f} s of CPU:"
+        f" {seen.jobs / took_s * 60:,.0f} jobs/min, {seen.simulated_s / 3600:.1f} simulated hours,"
+        f" {seen.turns:,} turns; {len(seen.failures)} failed"
     )
     return 1 if seen.failures else 0
 

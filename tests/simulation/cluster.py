@@ -1,4 +1,6 @@
-"""A simulated cluster: processes that take a while to come up, are asked to go, are killed, stopped, and end by themselves."""
+"""A simulated cluster: processes that take a while to come up, are asked to go, are killed,
+stopped, and end by themselves.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import final
 
-from elasticdl.cluster.base import ExitFacts, ProcessExited, ProcessName, ProcessObserved, ProcessSpec
+from elasticdl.cluster.base import (
+    ExitFacts,
+    ProcessExited,
+    ProcessName,
+    ProcessObserved,
+    ProcessSpec,
+)
 from elasticdl.cluster.event_bus import EventBus, ProcessEvent
 from tests.simulation.scheduler import Process, Scheduler
 
@@ -39,7 +47,7 @@ class Cluster:
         self.deaths = 0
         """Processes that ended otherwise than of their own will."""
 
-    # -- what the master asks for
+    # What the master asks for
 
     async def create(self, spec: ProcessSpec) -> None:
         name = spec.name
@@ -66,7 +74,7 @@ class Cluster:
     def observe(self) -> AsyncGenerator[ProcessEvent]:
         return self._board.listen()
 
-    # -- what happens to processes
+    # What happens to processes
 
     def term(self, running: Running) -> None:
         """SIGTERM."""
@@ -85,7 +93,9 @@ class Cluster:
         running.process.kill()
 
     def _ended(self, running: Running) -> None:
-        """Its connections break at once; its exit is seen a little later, and sometimes much later."""
+        """Its connections break at once; its exit is seen a little later, and sometimes much
+        later.
+        """
         del self.running[running.name]
         draw = self._scheduler.random.random()
         delay_s = 0.01 * draw if draw < 0.8 else 3.0 * draw
@@ -93,5 +103,9 @@ class Cluster:
 
     def _seen_ended(self, running: Running) -> None:
         code = running.exit_code
-        facts = ExitFacts(exit_code=code, asked=running.asked) if code is not None else ExitFacts(signal=9, asked=running.asked)
+        facts = (
+            ExitFacts(exit_code=code, asked=running.asked)
+            if code is not None
+            else ExitFacts(signal=9, asked=running.asked)
+        )
         self._board.post(ProcessExited(running.name, facts))

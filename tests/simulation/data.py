@@ -44,7 +44,11 @@ class Reader:
 
 
 def sources_of(
-    scheduler: Scheduler, training: tuple[Source, ...], validation: tuple[Source, ...], minibatch_size: int, slow_s: float
+    scheduler: Scheduler,
+    training: tuple[Source, ...],
+    validation: tuple[Source, ...],
+    minibatch_size: int,
+    slow_s: float,
 ) -> Sources:
     """`slow_s`: how long a `feed` takes at most."""
     readers = {Task.TRAINING: Reader(training), Task.EVALUATION: Reader(validation)}
@@ -62,7 +66,10 @@ def sources_of(
 
 @final
 class Gauges:
-    """Numbers for people: nobody looks. `before_report` is called before what is to be reported is taken."""
+    """Numbers for people: nobody looks.
+
+    `before_report` is called before what is to be reported is taken.
+    """
 
     _nothing = nullcontext()
 
@@ -108,9 +115,17 @@ class Callbacks:
 
 @final
 class MetricStep:
-    """Metrics that know which validation records they saw: how many, and the sum of their numbers."""
+    """Metrics that know which validation records they saw: how many, and the sum of their
+    numbers.
+    """
 
-    def __init__(self, scheduler: Scheduler, validation_records: int, step_s: float, violated: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        validation_records: int,
+        step_s: float,
+        violated: Callable[[str], None],
+    ) -> None:
         self._scheduler = scheduler
         self._expected = (float(validation_records), float(sum(range(validation_records))))
         self._step_s = step_s
@@ -131,7 +146,10 @@ class MetricStep:
     def metric_values(self, states: Any) -> dict[str, float]:
         seen = tuple(states["seen"][0])
         if seen != self._expected:
-            self._violated(f"an evaluation round saw {seen[0]:.0f} records that sum to {seen[1]:.0f}, not {self._expected}")
+            self._violated(
+                f"an evaluation round saw {seen[0]:.0f} records that sum to {seen[1]:.0f}, not"
+                f" {self._expected}"
+            )
         return {"mean": seen[1] / max(1.0, seen[0])}
 
 

@@ -14,7 +14,9 @@ from tests.simulation.scheduler import Scheduler
 
 @final
 class Loop(asyncio.AbstractEventLoop):
-    """One thread of one process: its callbacks run in the order in which they were put in, other processes in between."""
+    """One thread of one process: its callbacks run in the order in which they were put in, other
+    processes in between.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -35,7 +37,9 @@ class Loop(asyncio.AbstractEventLoop):
     def is_closed(self) -> bool:
         return False
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:  # type: ignore[override]
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         if not self._under_way:
@@ -44,12 +48,20 @@ class Loop(asyncio.AbstractEventLoop):
         return handle
 
     def call_later(  # type: ignore[override]
-        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         return self.call_at(self._scheduler.now_s + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._scheduler.after(when - self._scheduler.now_s, lambda: self._due(handle))
@@ -68,7 +80,13 @@ class Loop(asyncio.AbstractEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
 
-    def create_task(self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None) -> Any:  # type: ignore[override]
+    def create_task(
+        self,
+        coro: Coroutine[Any, Any, Any],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+    ) -> Any:  # type: ignore[override]
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)

@@ -1,4 +1,5 @@
-"""The master of a simulated job: the real core, driver, hands, gateway and lease polls, on a loop of simulated time.
+"""The master of a simulated job: the real core, driver, hands, gateway and lease polls, on a loop
+of simulated time.
 
 What is replaced: the cluster, the network, the disk; nothing is written for people.
 """
@@ -122,7 +123,9 @@ class Master:
         launcher = Launcher(world.cluster, _spec_of)
         means = ExecutorDeps(launcher, fences, Snapshots(roster), self.archive, told, told)  # type: ignore[arg-type]
         self._hands = Executor(self.inbox, self.desk, means)
-        self._driver = Driver(_Core(world, self.state), self.journal, self.inbox, self.desk, self._hands)
+        self._driver = Driver(
+            _Core(world, self.state), self.journal, self.inbox, self.desk, self._hands
+        )
         self._roster = roster
 
     async def run(self) -> do.FinishJob:

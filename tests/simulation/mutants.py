@@ -1,6 +1,7 @@
 """Defects put into the code on purpose: a simulation that is worth anything finds them.
 
-`python -m tests.simulation.mutants` tries all, or those whose names contain an argument, and says how long each was not found.
+`python -m tests.simulation.mutants` tries all, or those whose names contain an argument, and says
+how long each was not found.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from tests.simulation.runner import Seen, run_jobs
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """In the source of function `where` (module:Class.method, below `elasticdl.`) `old` becomes `new`."""
+    """In the source of function `where` (module:Class.method, below `elasticdl.`) `old` becomes
+    `new`.
+    """
 
     name: str
     strategy: str
@@ -44,9 +47,19 @@ DONE_AT_ITEM_END = Mutant(
 MUTANTS = (
     DONE_AT_ITEM_END,
     Mutant(
-        "the last step is not confirmed at a pause", RING, "worker.ring.trainer:RingTrainer._confirm", "self._tell_safe()", "pass"
+        "the last step is not confirmed at a pause",
+        RING,
+        "worker.ring.trainer:RingTrainer._confirm",
+        "self._tell_safe()",
+        "pass",
     ),
-    Mutant("the wrong rank tells", RING, "worker.ring.trainer:RingTrainer._tell_safe", "self._rank == 0", "self._rank == 1"),
+    Mutant(
+        "the wrong rank tells",
+        RING,
+        "worker.ring.trainer:RingTrainer._tell_safe",
+        "self._rank == 0",
+        "self._rank == 1",
+    ),
     Mutant(
         "a step is told before it is safe",
         RING,
@@ -54,7 +67,13 @@ MUTANTS = (
         "self._context.gauges.count_records(part.mine)",
         "self._tell_safe()",
     ),
-    Mutant("weights are taken in halves", RING, "worker.ring.trainer:RingTrainer._elect", "whole=behind", "whole=False"),
+    Mutant(
+        "weights are taken in halves",
+        RING,
+        "worker.ring.trainer:RingTrainer._elect",
+        "whole=behind",
+        "whole=False",
+    ),
     Mutant(
         "no state is handed over",
         RING,
@@ -62,7 +81,13 @@ MUTANTS = (
         "if not same:",
         "if not same and not self._has_state:",
     ),
-    Mutant("void items are trained", RING, "worker.ring.trainer:_from_first", "position.number >= form.first_number", "True"),
+    Mutant(
+        "void items are trained",
+        RING,
+        "worker.ring.trainer:_from_first",
+        "position.number >= form.first_number",
+        "True",
+    ),
     Mutant(
         "the elected state is not told",
         RING,
@@ -77,7 +102,13 @@ MUTANTS = (
         "newer):\n        return False",
         "newer):\n        pass",
     ),
-    Mutant("the old plan's parts stay", RING, "worker.ring.reading:RingReading.begin", "self._ready.clear()", "pass"),
+    Mutant(
+        "the old plan's parts stay",
+        RING,
+        "worker.ring.reading:RingReading.begin",
+        "self._ready.clear()",
+        "pass",
+    ),
     Mutant(
         "parts of an old plan are put",
         RING,
@@ -127,7 +158,13 @@ MUTANTS = (
         'entered=generation, problem=""',
         'problem=""',
     ),
-    Mutant("copies are made by the wrong rank", RING, "worker.ring.barriers:RingListener.at_mark", "rank == 0", "rank == 1"),
+    Mutant(
+        "copies are made by the wrong rank",
+        RING,
+        "worker.ring.barriers:RingListener.at_mark",
+        "rank == 0",
+        "rank == 1",
+    ),
     Mutant(
         "a mark is over at once",
         RING,
@@ -177,7 +214,13 @@ MUTANTS = (
         "= item.end",
         "= item.begin",
     ),
-    Mutant("a missed copy is waited for", RING, "master.core.ring.work:RingWork._missed_cut", "if passed and", "if False and"),
+    Mutant(
+        "a missed copy is waited for",
+        RING,
+        "master.core.ring.work:RingWork._missed_cut",
+        "if passed and",
+        "if False and",
+    ),
     Mutant(
         "rolled back, items are not void",
         RING,
@@ -210,7 +253,8 @@ MUTANTS = (
         "a copy of a worker that is gone is waited for",
         RING,
         "master.executor.ring_coordinator:RingCoordinator.leave",
-        'self.saved(RingSaved(snapshot, problem="it is gone, and the copy of the weights with it"))',
+        'self.saved(RingSaved(snapshot, problem="it is gone, and the copy of the weights with'
+        ' it"))',
         "pass",
     ),
     # Both ways
@@ -221,9 +265,27 @@ MUTANTS = (
         "if not held.done and not held.closed}",
         "if held.changed}",
     ),
-    Mutant("done is told of nothing", "both", "worker.pipeline.outbox:_Held.take", "done=self.done", "done=False"),
-    Mutant("summaries are lost", "both", "worker.pipeline.outbox:Outbox.take", "summaries=tuple(self._summaries)", "summaries=()"),
-    Mutant("an offset stays", "both", "worker.pipeline.outbox:_Held.add", "self.offset = advance.offset", "pass"),
+    Mutant(
+        "done is told of nothing",
+        "both",
+        "worker.pipeline.outbox:_Held.take",
+        "done=self.done",
+        "done=False",
+    ),
+    Mutant(
+        "summaries are lost",
+        "both",
+        "worker.pipeline.outbox:Outbox.take",
+        "summaries=tuple(self._summaries)",
+        "summaries=()",
+    ),
+    Mutant(
+        "an offset stays",
+        "both",
+        "worker.pipeline.outbox:_Held.add",
+        "self.offset = advance.offset",
+        "pass",
+    ),
     Mutant(
         "an answer that was lost is not given again",
         "both",
@@ -281,7 +343,13 @@ MUTANTS = (
         "if not self._context.keeper.is_void(held):",
         "if True:",
     ),
-    Mutant("pushes have one number", SERVERS, "worker.ps.pusher:Pusher._push", "self._sequence += 1", "pass"),
+    Mutant(
+        "pushes have one number",
+        SERVERS,
+        "worker.ps.pusher:Pusher._push",
+        "self._sequence += 1",
+        "pass",
+    ),
     Mutant(
         "a push is not told",
         SERVERS,
@@ -289,15 +357,28 @@ MUTANTS = (
         "self._tell(trained)",
         "trained.loaded.batch.last and self._tell(trained)",
     ),
-    Mutant("the end of a shard is not told", SERVERS, "worker.ps.pusher:Pusher._tell", "done=batch.last", "done=False"),
+    Mutant(
+        "the end of a shard is not told",
+        SERVERS,
+        "worker.ps.pusher:Pusher._tell",
+        "done=batch.last",
+        "done=False",
+    ),
     Mutant(
         "a push is told before it is made",
         SERVERS,
         "worker.ps.pusher:Pusher._settle_one",
         "if trained.outcome is not None:\n                self._push",
-        "self._tell(trained)\n            if trained.outcome is not None:\n                self._push",
+        "self._tell(trained)\n            if trained.outcome is not None:\n               "
+        " self._push",
     ),
-    Mutant("updates stay on their way", SERVERS, "worker.ps.pusher:Pusher._settle_one", "self._staleness_limit.leave()", "pass"),
+    Mutant(
+        "updates stay on their way",
+        SERVERS,
+        "worker.ps.pusher:Pusher._settle_one",
+        "self._staleness_limit.leave()",
+        "pass",
+    ),
     Mutant(
         "revoked leases are forgotten at once",
         SERVERS,
@@ -310,10 +391,15 @@ MUTANTS = (
         SERVERS,
         "worker.pipeline.reading:Feeding._feed",
         "last = window.end == shard.records",
-        "last = window.end >= shard.records - 1\n        if last and window.end - window.begin == 1 and window.begin:\n            continue",
+        "last = window.end >= shard.records - 1\n        if last and window.end - window.begin == 1"
+        " and window.begin:\n            continue",
     ),
     Mutant(
-        "a shard is begun anew", SERVERS, "worker.pipeline.reading:Feeding._feed", "lease.offset, self._sources", "0, self._sources"
+        "a shard is begun anew",
+        SERVERS,
+        "worker.pipeline.reading:Feeding._feed",
+        "lease.offset, self._sources",
+        "0, self._sources",
     ),
     Mutant(
         "a returned lease stays leased",
@@ -336,8 +422,20 @@ MUTANTS = (
         "max(gate.get(worker, 0)",
         "min(gate.get(worker, 0)",
     ),
-    Mutant("a cut counts what any server has", SERVERS, "master.executor.snapshots:agreed", "min(cuts, key", "max(cuts, key"),
-    Mutant("gates stay closed", SERVERS, "master.executor.snapshots:Snapshots.cut", "await self._open(servers)", "pass"),
+    Mutant(
+        "a cut counts what any server has",
+        SERVERS,
+        "master.executor.snapshots:agreed",
+        "min(cuts, key",
+        "max(cuts, key",
+    ),
+    Mutant(
+        "gates stay closed",
+        SERVERS,
+        "master.executor.snapshots:Snapshots.cut",
+        "await self._open(servers)",
+        "pass",
+    ),
 )
 
 
@@ -349,19 +447,30 @@ def put_in(mutant: Mutant) -> Iterator[None]:
     *owners, name = path.removesuffix(".fget").split(".")
     owner = functools.reduce(getattr, owners, module)
     before = inspect.getattr_static(owner, name)
-    inner = before.fget if isinstance(before, property) else inspect.unwrap(getattr(before, "__func__", before))
+    inner = (
+        before.fget
+        if isinstance(before, property)
+        else inspect.unwrap(getattr(before, "__func__", before))
+    )
     source = textwrap.dedent(inspect.getsource(inner))
     if mutant.old not in source:
         raise LookupError(f"{mutant.where} has no {mutant.old!r}")
     space: dict[str, object] = {}
-    code = compile("from __future__ import annotations\n" + source.replace(mutant.old, mutant.new), f"<{mutant.name}>", "exec")
+    code = compile(
+        "from __future__ import annotations\n" + source.replace(mutant.old, mutant.new),
+        f"<{mutant.name}>",
+        "exec",
+    )
     exec(code, module.__dict__, space)
     made = space[name]
     setattr(owner, name, made)
     patched = [(owner, name, before)]
     if not owners:  # others have it by name
         for other in list(sys.modules.values()):
-            if getattr(other, "__name__", "").startswith("elasticdl.") and other.__dict__.get(name) is before:
+            if (
+                getattr(other, "__name__", "").startswith("elasticdl.")
+                and other.__dict__.get(name) is before
+            ):
                 patched.append((other, name, before))
                 setattr(other, name, made)
     try:
@@ -394,7 +503,11 @@ def main() -> int:
             print(f"STALE   {mutant.name}: {error}", flush=True)
             continue
         took_s = time.process_time() - begin_s
-        found = f"found  {took_s:5.1f} s, {seen.jobs:5} jobs" if seen.failures else f"MISSED {took_s:5.1f} s, {seen.jobs:5} jobs"
+        found = (
+            f"found  {took_s:5.1f} s, {seen.jobs:5} jobs"
+            if seen.failures
+            else f"MISSED {took_s:5.1f} s, {seen.jobs:5} jobs"
+        )
         what = seen.failures[0].what[:110] if seen.failures else ""
         missed += not seen.failures
         print(f"{found}  {mutant.name}: {what}", flush=True)

@@ -1,6 +1,8 @@
-"""What processes say to the master over a simulated network: calls that take time, get lost, and are made again.
+"""What processes say to the master over a simulated network: calls that take time, get lost, and
+are made again.
 
-`Client` has the methods, the numbering and the retries of `rpc.master_client.MasterClient`; on the master's side the real
+`Client` has the methods, the numbering and the retries of `rpc.master_client.MasterClient`; on the
+master's side the real
 `ProcessGateway` answers. There is no wire: values arrive as they were sent.
 """
 
@@ -79,9 +81,14 @@ class _Stream:
 
 @final
 class Client:
-    """The master, as one process sees it. Its methods are called by simulated threads of that process."""
+    """The master, as one process sees it.
 
-    def __init__(self, process: Process, name: ProcessName, network: Network, master: Master) -> None:
+    Its methods are called by simulated threads of that process.
+    """
+
+    def __init__(
+        self, process: Process, name: ProcessName, network: Network, master: Master
+    ) -> None:
         self._process = process
         self._name = name
         self._network = network
@@ -95,14 +102,25 @@ class Client:
         self._stream: _Stream | None = None
         process.at_death.append(self.cut_off)
 
-    def attach(self, control: str = "", bulk: str = "", restored_version: int | None = None, *, starting: bool = False) -> Attached:
+    def attach(
+        self,
+        control: str = "",
+        bulk: str = "",
+        restored_version: int | None = None,
+        *,
+        starting: bool = False,
+    ) -> Attached:
         """See MasterClient."""
         desk, inbox = self._master.desk, self._master.inbox
 
         async def handle() -> Attached:
-            event = ProcessAttached(inbox.at_s(), self._name, control, bulk, restored_version, starting=starting)
+            event = ProcessAttached(
+                inbox.at_s(), self._name, control, bulk, restored_version, starting=starting
+            )
             await desk.attach(event, str(self._name))
-            return Attached(1, 2.0, self._master.spec, desk.orders.servers, self._master.archive.restore_from)
+            return Attached(
+                1, 2.0, self._master.spec, desk.orders.servers, self._master.archive.restore_from
+            )
 
         return self._call(handle, _ATTEMPT_S)
 
@@ -120,7 +138,9 @@ class Client:
 
             async def handle() -> LeaseAnswer:
                 self._check()
-                return await self._master.desk.poll(self._name, sequence, wait_s, ring_number=number, at_mark=at_mark)
+                return await self._master.desk.poll(
+                    self._name, sequence, wait_s, ring_number=number, at_mark=at_mark
+                )
 
             answer = self._call(handle, wait_s + _LONG_POLL_SLACK_S)
             self._leases += 1
@@ -145,7 +165,9 @@ class Client:
         while True:
             stream = self._stream = _Stream()
             stream.listener = self._scheduler.current
-            self._scheduler.after(self._network.latency_s(), lambda stream=stream: self._open(stream))
+            self._scheduler.after(
+                self._network.latency_s(), lambda stream=stream: self._open(stream)
+            )
             while True:
                 while not stream.orders and stream.broken is None:
                     self._scheduler.park()
@@ -172,12 +194,14 @@ class Client:
         if self._stream is not None and self._stream.pump is not None:
             self._stream.pump.cancel()
 
-    # -- streams
+    # Streams
 
     def _open(self, stream: _Stream) -> None:
         if self._process.dead or self._stream is not stream:
             return
-        stream.pump = self._master.loop.create_task(self._pump(stream), name=f"orders of {self._name}")
+        stream.pump = self._master.loop.create_task(
+            self._pump(stream), name=f"orders of {self._name}"
+        )
 
     async def _pump(self, stream: _Stream) -> None:
         """The handler of the call."""
@@ -189,7 +213,10 @@ class Client:
         orders = self._master.desk.stream(self._name)
         try:
             async for order in orders:
-                if not isinstance(order, Servers) and self._network.random.random() < self._network.weather.breaks_streams:
+                if (
+                    not isinstance(order, Servers)
+                    and self._network.random.random() < self._network.weather.breaks_streams
+                ):
                     break
                 self._arrive(stream, order)
         finally:
@@ -212,7 +239,7 @@ class Client:
         if stream.listener is not None:
             self._scheduler.wake(stream.listener)
 
-    # -- calls
+    # Calls
 
     def _check(self) -> None:
         """What the servicer does before it lets a process in."""
@@ -241,13 +268,20 @@ class Client:
         call = _Call(scheduler.current)
         self._calls.add(call)
         if self._network.loses():
-            scheduler.after(self._network.latency_s(), lambda: self._reply(call, None, TransientError("the request was lost")))
+            scheduler.after(
+                self._network.latency_s(),
+                lambda: self._reply(call, None, TransientError("the request was lost")),
+            )
         else:
             scheduler.after(self._network.latency_s(), lambda: self._arrive_at_master(call, handle))
         end_s = scheduler.now_s + attempt_s
         try:
             while not call.over:
-                if not scheduler.park(end_s - scheduler.now_s) and not call.over and scheduler.now_s >= end_s:
+                if (
+                    not scheduler.park(end_s - scheduler.now_s)
+                    and not call.over
+                    and scheduler.now_s >= end_s
+                ):
                     call.over, call.error = True, TransientError("there was no answer in time")
                     if call.handler is not None:
                         call.handler.cancel()
@@ -255,7 +289,9 @@ class Client:
             self._calls.discard(call)
         return call
 
-    def _arrive_at_master(self, call: _Call, handle: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    def _arrive_at_master(
+        self, call: _Call, handle: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> None:
         if call.over or self._process.dead:
             return
         call.handler = self._master.loop.create_task(handle(), name=f"a call of {self._name}")
@@ -284,4 +320,6 @@ class Client:
 
     def _delay_s(self, attempt: int) -> float:
         """As `rpc.retry.delay_s`."""
-        return min(2.0, 0.1 * 2.0 ** min(attempt - 1, 10)) * (0.5 + 0.5 * self._network.random.random())
+        return min(2.0, 0.1 * 2.0 ** min(attempt - 1, 10)) * (
+            0.5 + 0.5 * self._network.random.random()
+        )

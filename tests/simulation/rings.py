@@ -1,6 +1,7 @@
 """A simulated ring, and weights that remember exactly which records they were trained on.
 
-Members of a generation meet, and every operation completes for all of them or, where one is killed on the way, for some. The
+Members of a generation meet, and every operation completes for all of them or, where one is killed
+on the way, for some. The
 rest is the workers' own: who trains on what, who has which step, what is told of it.
 """
 
@@ -25,7 +26,10 @@ SILENCE_S = 4.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """`ids` of `epoch` were trained on in the last step, after all that is in `before`. `version`: steps in all."""
+    """`ids` of `epoch` were trained on in the last step, after all that is in `before`.
+
+    `version`: steps in all.
+    """
 
     version: int = 0
     records: int = 0
@@ -68,7 +72,10 @@ class Outcome:
 
 @dataclass(slots=True, eq=False)
 class Together:
-    """What all members gave to one operation, by rank; the same object for all. `made`: what the first made of it."""
+    """What all members gave to one operation, by rank; the same object for all.
+
+    `made`: what the first made of it.
+    """
 
     values: list[Any]
     made: Any = None
@@ -106,7 +113,9 @@ class _Generation:
 class Hub:
     """All rings of a job: one a generation. It stands for the rendezvous, too."""
 
-    def __init__(self, scheduler: Scheduler, latency_s: Callable[[], float], stepped: Callable[[], None]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, latency_s: Callable[[], float], stepped: Callable[[], None]
+    ) -> None:
         """`stepped` is called when the first member has a step."""
         self._scheduler = scheduler
         self._latency_s = latency_s
@@ -114,7 +123,8 @@ class Hub:
         self._rings: dict[str, _Generation] = {}
         self._gone: set[str] = set()
         self.tears: list[tuple[str, float, Callable[[Process], None]]] = []
-        """At the next operation of such a kind (`step`, `piece`, `gather`): one member has the result, and is killed, by the call,
+        """At the next operation of such a kind (`step`, `piece`, `gather`): one member has the
+        result, and is killed, by the call,
         so many seconds later; some of the others never get it.
         """
         self._generation = 0
@@ -123,7 +133,7 @@ class Hub:
         self.most_records = 0
         """In any member's weights, since the last time that all were lost."""
 
-    # -- the rendezvous, as the master sees it
+    # The rendezvous, as the master sees it
 
     async def start(self, host: str = "", port: int = 0) -> int:
         return 1
@@ -140,17 +150,23 @@ class Hub:
     async def close(self) -> None:
         """Nothing is open."""
 
-    # -- the members' side
+    # The members' side
 
     def enter(self, place: RingPlace, process: Process) -> tuple[_Generation, _Member]:
         """Blocks until all are there. Raises RingBroken."""
         task = self._scheduler.current
         assert task is not None
-        scope = place.rendezvous.rpartition("/")[2] if place.size > 1 else f"alone {process.name} {place.generation}"
+        scope = (
+            place.rendezvous.rpartition("/")[2]
+            if place.size > 1
+            else f"alone {process.name} {place.generation}"
+        )
         member = _Member(process, task, place.rank)
         ring = self._rings.setdefault(scope, _Generation(place))
         if scope in self._gone or ring.over:
-            raise RingBroken(f"generation {place.generation}: {ring.over or 'the rendezvous is gone'}")
+            raise RingBroken(
+                f"generation {place.generation}: {ring.over or 'the rendezvous is gone'}"
+            )
         if place.rank in ring.members or ring.place.size != place.size:
             raise Violation(f"two members of rank {place.rank} of {place}")
         ring.members[place.rank] = member
@@ -169,7 +185,9 @@ class Hub:
             del ring.members[member.rank]
             self._fall_apart(ring, "a member has left")
 
-    def together(self, ring: _Generation, member: _Member, kind: str, given: Any, took_s: float = 0.0) -> Together:
+    def together(
+        self, ring: _Generation, member: _Member, kind: str, given: Any, took_s: float = 0.0
+    ) -> Together:
         """One operation of all members. Raises RingBroken."""
         if ring.over:
             raise RingBroken(ring.over)
@@ -184,16 +202,24 @@ class Hub:
         kinds = {one.kind for one in members}
         if len(kinds) > 1:
             told = {one.process.name: one.kind for one in members}
-            raise Violation(f"members of generation {ring.place.generation} do not do the same: {told}")
+            raise Violation(
+                f"members of generation {ring.place.generation} do not do the same: {told}"
+            )
         members.sort(key=lambda one: one.rank)
         results = Together([one.given for one in members])
-        tear = next((one for one in self.tears if members[0].kind.startswith(one[0])), None) if ring.place.generation else None
+        tear = (
+            next((one for one in self.tears if members[0].kind.startswith(one[0])), None)
+            if ring.place.generation
+            else None
+        )
         first = self._first(members) if tear is not None else None
         for one in members:
             one.done, one.result = True, results
             ring.ending.append(one)
             late_s = tear[1] + 1.0 if tear is not None and one is not first else 0.0
-            self._scheduler.after(took_s + late_s + self._latency_s(), lambda one=one: self._ends(ring, one))
+            self._scheduler.after(
+                took_s + late_s + self._latency_s(), lambda one=one: self._ends(ring, one)
+            )
         if tear is not None and first is not None:
             self.tears.remove(tear)
             self._scheduler.after(took_s + tear[1], lambda: tear[2](first.process))
@@ -201,7 +227,9 @@ class Hub:
     def _first(self, members: list[_Member]) -> _Member:
         """Who has the result before the others, and dies. In a hand-over mostly who gives."""
         giving = [one for one in members if one.kind.startswith("piece") and one.given is not None]
-        return self._scheduler.random.choice(giving if giving and self._scheduler.random.random() < 0.7 else members)
+        return self._scheduler.random.choice(
+            giving if giving and self._scheduler.random.random() < 0.7 else members
+        )
 
     def _ends(self, ring: _Generation, member: _Member) -> None:
         if member in ring.ending:
@@ -241,7 +269,9 @@ class Hub:
                 continue  # it does something else, or has the result already
             if one in ring.ending:
                 ring.ending.remove(one)
-            if not one.done or self._scheduler.random.random() < 0.5:  # else it was on its way, and arrives
+            if (
+                not one.done or self._scheduler.random.random() < 0.5
+            ):  # else it was on its way, and arrives
                 one.broken = why
             self._scheduler.wake(one.task)
 
@@ -324,7 +354,9 @@ class Exchange:
         self.weights = Weights()
 
     def gather(self, numbers: Sequence[int]) -> NDArray[np.int64]:
-        return np.asarray(self._ring.together(f"gather {len(numbers)}", list(numbers)).values, np.int64)
+        return np.asarray(
+            self._ring.together(f"gather {len(numbers)}", list(numbers)).values, np.int64
+        )
 
     def hand_over(self, *, giving: bool, whole: bool = False) -> None:
         if giving and self.weights is TORN:
@@ -352,7 +384,12 @@ class Step:
     """As `model.ring_step.RingStep`: the step is in the weights when the reduction is complete."""
 
     def __init__(
-        self, scheduler: Scheduler, ring: Ring, exchange: Exchange, step_s: float, violated: Callable[[str], None]
+        self,
+        scheduler: Scheduler,
+        ring: Ring,
+        exchange: Exchange,
+        step_s: float,
+        violated: Callable[[str], None],
     ) -> None:
         self._scheduler = scheduler
         self._ring = ring
@@ -362,15 +399,26 @@ class Step:
         self.item: WorkItem | None = None
         """Of the step that comes; None for trial batches."""
 
-    def train(self, part: tuple[Any, Any] | None, *, rank: int, iteration: int, wish: bool = False) -> Outcome:
+    def train(
+        self, part: tuple[Any, Any] | None, *, rank: int, iteration: int, wish: bool = False
+    ) -> Outcome:
         item, weights = self.item, self._exchange.weights
         if self._step_s:
             self._scheduler.sleep(self._step_s * (0.5 + self._scheduler.random.random()))
         if weights is TORN or iteration != weights.version:
-            self._violated(f"a step on torn or other weights: version {weights.version}, the trainer says {iteration}")
+            self._violated(
+                f"a step on torn or other weights: version {weights.version}, the trainer says"
+                f" {iteration}"
+            )
         number, batch = (item.number, item.batch) if item is not None else (0, 0)
         lease = item.lease if item is not None else None
-        given = (iteration, number, weights if number else None, None if part is None else part[0], wish)
+        given = (
+            iteration,
+            number,
+            weights if number else None,
+            None if part is None else part[0],
+            wish,
+        )
         together = self._ring.together("step", given)
         results = together.values
         if len({one[:3] for one in results}) != 1:
@@ -392,7 +440,9 @@ class Step:
 
 @final
 class Disk:
-    """What is written, in memory: stands for `checkpoint.ring_file` and keeps what servers save, too."""
+    """What is written, in memory: stands for `checkpoint.ring_file` and keeps what servers save,
+    too.
+    """
 
     def __init__(self) -> None:
         self.rings: dict[str, tuple[int, Weights]] = {}

@@ -41,21 +41,33 @@ class Seen:
         self.traces += other.traces
 
 
-def run_jobs(seeds: Iterable[int], strategies: Sequence[str], *, seconds: float | None = None, most_failures: int = 1) -> Seen:
-    """One job of each seed and strategy, until so many have failed, or so much CPU time was used: others may use the machine."""
+def run_jobs(
+    seeds: Iterable[int],
+    strategies: Sequence[str],
+    *,
+    seconds: float | None = None,
+    most_failures: int = 1,
+) -> Seen:
+    """One job of each seed and strategy, until so many have failed, or so much CPU time was used:
+    others may use the machine.
+    """
     seen, begin_s = Seen(), time.process_time()
     end_s = None if seconds is None else begin_s + seconds
     with simulation():
         for seed in seeds:
             for strategy in strategies:
-                if (end_s is not None and time.process_time() > end_s) or len(seen.failures) >= most_failures:
+                if (end_s is not None and time.process_time() > end_s) or len(
+                    seen.failures
+                ) >= most_failures:
                     return seen
                 seen.jobs += 1
                 try:
                     ran = simulate(seed, strategy)
                 except Exception as error:  # noqa: BLE001 - whatever it is, it is told with its seed
                     text = "".join(traceback.format_exception(error))
-                    seen.failures.append(Failed(seed, strategy, f"{type(error).__name__}: {error}", text))
+                    seen.failures.append(
+                        Failed(seed, strategy, f"{type(error).__name__}: {error}", text)
+                    )
                 else:
                     seen.simulated_s += ran.simulated_s
                     seen.turns += ran.turns
@@ -65,7 +77,11 @@ def run_jobs(seeds: Iterable[int], strategies: Sequence[str], *, seconds: float 
     return seen
 
 
-def timed(seeds: Iterable[int], *, strategies: Sequence[str], seconds: float | None, most_failures: int) -> tuple[Seen, float]:
+def timed(
+    seeds: Iterable[int], *, strategies: Sequence[str], seconds: float | None, most_failures: int
+) -> tuple[Seen, float]:
     """`run_jobs`, and the CPU time that it took."""
     begin_s = time.process_time()
-    return run_jobs(seeds, strategies, seconds=seconds, most_failures=most_failures), time.process_time() - begin_s
+    return run_jobs(
+        seeds, strategies, seconds=seconds, most_failures=most_failures
+    ), time.process_time() - begin_s

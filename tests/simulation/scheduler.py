@@ -1,7 +1,9 @@
 """Simulated time, and one seeded scheduler that decides who runs next.
 
-Everything in a simulated job runs in one thread: simulated threads are greenlets, which give way only where a real thread
-could wait. Time jumps to the next timer when nobody is ready. The order in which those that are ready run is drawn from the
+Everything in a simulated job runs in one thread: simulated threads are greenlets, which give way
+only where a real thread
+could wait. Time jumps to the next timer when nobody is ready. The order in which those that are
+ready run is drawn from the
 seed, so a seed replays exactly.
 """
 
@@ -26,7 +28,9 @@ class Violation(AssertionError):
 
 @final
 class Process:
-    """What simulated threads belong to: they end together, and stand still together while it is stopped (SIGSTOP)."""
+    """What simulated threads belong to: they end together, and stand still together while it is
+    stopped (SIGSTOP).
+    """
 
     def __init__(self, scheduler: Scheduler, name: str) -> None:
         self.scheduler = scheduler
@@ -74,7 +78,17 @@ class Process:
 class Task:
     """A simulated thread."""
 
-    __slots__ = ("done", "greenlet", "joiners", "name", "parked", "process", "scheduler", "token", "woken")
+    __slots__ = (
+        "done",
+        "greenlet",
+        "joiners",
+        "name",
+        "parked",
+        "process",
+        "scheduler",
+        "token",
+        "woken",
+    )
 
     def __init__(self, process: Process, run: Callable[[], object], name: str) -> None:
         self.process = process
@@ -114,7 +128,9 @@ class Task:
         """Where it is."""
         frame = self.greenlet.gr_frame
         steps = traceback.extract_stack(frame)[-8:] if frame is not None else []
-        inner = " < ".join(f"{Path(one.filename).stem}:{one.lineno} {one.name}" for one in reversed(steps))
+        inner = " < ".join(
+            f"{Path(one.filename).stem}:{one.lineno} {one.name}" for one in reversed(steps)
+        )
         return f"  {self.process.name}, {self.name}: {inner or 'not running'}"
 
 
@@ -123,7 +139,10 @@ Item: TypeAlias = Task | Callable[[], Any]
 
 @final
 class Scheduler:
-    """The clock and the one loop. `gives_way`: how often a thread lets others run where it takes or gives a lock."""
+    """The clock and the one loop.
+
+    `gives_way`: how often a thread lets others run where it takes or gives a lock.
+    """
 
     def __init__(self, seed: object, *, gives_way: float = 0.1) -> None:
         self.random = random.Random(f"scheduler {seed}")
@@ -138,7 +157,7 @@ class Scheduler:
         self._timers: list[tuple[float, int, Item, int]] = []
         self._numbers = itertools.count()
 
-    # -- from the hub and from threads
+    # From the hub and from threads
 
     def after(self, seconds: float, call: Callable[[], Any]) -> None:
         """Call this, in the hub, after so long."""
@@ -164,7 +183,7 @@ class Scheduler:
                 error.add_note(where)
         self.over = True
 
-    # -- from threads
+    # From threads
 
     def park(self, seconds: float | None = None) -> bool:
         """Wait until woken, or for so long; True if woken."""
@@ -175,7 +194,10 @@ class Scheduler:
         task.parked, task.woken = True, False
         task.token += 1
         if seconds is not None:
-            heapq.heappush(self._timers, (self.now_s + max(0.0, seconds), next(self._numbers), task, task.token))
+            heapq.heappush(
+                self._timers,
+                (self.now_s + max(0.0, seconds), next(self._numbers), task, task.token),
+            )
         self.hub.switch()
         if task.process.dead:
             raise GreenletExit
@@ -196,7 +218,7 @@ class Scheduler:
             if task.process.dead:
                 raise GreenletExit
 
-    # -- the loop
+    # The loop
 
     def run(self) -> None:
         """Until `over`. Raises what failed, and Violation if nobody can ever go on."""
@@ -211,7 +233,9 @@ class Scheduler:
                 ready.pop()
                 self.turns += 1
                 if self.turns - turns_then > _MOST_TURNS_AT_ONE_TIME:
-                    raise Violation(f"{_MOST_TURNS_AT_ONE_TIME} turns, and no time passes; now it is {item!r}")
+                    raise Violation(
+                        f"{_MOST_TURNS_AT_ONE_TIME} turns, and no time passes; now it is {item!r}"
+                    )
                 if type(item) is Task:
                     self._resume(item)
                 else:

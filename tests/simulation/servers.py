@@ -1,4 +1,5 @@
-"""Simulated parameter servers: which pushes they let in, as `ps/native/admission.cc` decides, and the way to them.
+"""Simulated parameter servers: which pushes they let in, as `ps/native/admission.cc` decides, and
+the way to them.
 
 Instead of weights a server has the list of the pushes that are in them.
 """
@@ -89,9 +90,11 @@ class Server:
             self.workers[worker] = _Pushes(sequence, applied)
         return self.version
 
-    # -- of workers
+    # Of workers
 
-    def push(self, worker: str, update: Update, reply: Callable[[Any, BaseException | None], None]) -> None:
+    def push(
+        self, worker: str, update: Update, reply: Callable[[Any, BaseException | None], None]
+    ) -> None:
         self.has_state = True
         pushes = self.workers.setdefault(worker, _Pushes())
         pushes.here = True
@@ -100,7 +103,9 @@ class Server:
     def _admit(self, waiting: _Waiting) -> None:
         pushes, update = self.workers[waiting.worker], waiting.update
         if pushes.fenced:
-            waiting.reply(None, Refused(f"{waiting.worker} was fenced: its shards went to other workers"))
+            waiting.reply(
+                None, Refused(f"{waiting.worker} was fenced: its shards went to other workers")
+            )
         elif update.sequence <= pushes.sequence:
             waiting.reply(self.version, None)
         elif self._gated and update.sequence > self._admit_until.get(waiting.worker, 0):
@@ -120,7 +125,7 @@ class Server:
         for waiting in held:
             self._admit(waiting)
 
-    # -- of the master
+    # Of the master
 
     @property
     def _gated(self) -> bool:
@@ -130,7 +135,11 @@ class Server:
         self._opens_at_s = self._scheduler.now_s + timeout_s
         self._admit_until = {}
         self._scheduler.after(timeout_s, self.look_again)
-        return {name: pushes.sequence for name, pushes in self.workers.items() if pushes.applied is not None}
+        return {
+            name: pushes.sequence
+            for name, pushes in self.workers.items()
+            if pushes.applied is not None
+        }
 
     def let_in(self, admit_until: Mapping[str, int]) -> None:
         if not self.has_state:
@@ -143,7 +152,13 @@ class Server:
     def missing(self) -> str:
         for name, number in self._admit_until.items():
             pushes = self.workers.get(name)
-            if pushes is None or not pushes.here or pushes.fenced or pushes.queued > number or pushes.sequence >= number:
+            if (
+                pushes is None
+                or not pushes.here
+                or pushes.fenced
+                or pushes.queued > number
+                or pushes.sequence >= number
+            ):
                 continue
             return f"{name} is at push {pushes.sequence} of {number}"
         return ""
@@ -151,10 +166,16 @@ class Server:
     def freeze(self, snapshot: SnapshotId) -> ServerCut:
         if not self._gated:
             raise TransientError("no cut: the gate opened before all pushes were in")
-        known = {name: (one.sequence, one.applied) for name, one in self.workers.items() if one.applied is not None}
+        known = {
+            name: (one.sequence, one.applied)
+            for name, one in self.workers.items()
+            if one.applied is not None
+        }
         self.views[snapshot] = View(self.version, tuple(self.log), known)
         applied = {name: one for name, (_, one) in known.items()}
-        return ServerCut(self.version, applied, {name: sequence for name, (sequence, _) in known.items()})
+        return ServerCut(
+            self.version, applied, {name: sequence for name, (sequence, _) in known.items()}
+        )
 
     def open_gate(self) -> None:
         self._opens_at_s, self._admit_until = -1.0, {}
@@ -230,7 +251,9 @@ class Control:
     async def gate(self, *, timeout_s: float) -> dict[str, int]:
         return await self._call(timeout_s, lambda: self._server.close_gate(timeout_s))
 
-    async def cut(self, snapshot: SnapshotId, admit_until: Mapping[str, int], *, timeout_s: float) -> ServerCut:
+    async def cut(
+        self, snapshot: SnapshotId, admit_until: Mapping[str, int], *, timeout_s: float
+    ) -> ServerCut:
         await self._call(timeout_s, lambda: self._server.let_in(admit_until))
         end_s, pause_s = self._world.scheduler.now_s + timeout_s, 0.001
         while missing := self._server.missing():
@@ -247,11 +270,18 @@ class Control:
         def write() -> ServerSaved:
             view = self._server.views.get(snapshot)
             if view is None:
-                raise TransientError(f"there is no snapshot {snapshot} here: it was dropped or lost")
+                raise TransientError(
+                    f"there is no snapshot {snapshot} here: it was dropped or lost"
+                )
             if self._world.disk.fails():
                 raise TransientError("No space left on device")
             self._world.disk.servers.setdefault(directory, {})[self._server.index] = view
-            return ServerSaved((SavedFile(f"server-{self._server.index}", 1, "crc32c:00000000"),), view.version, 0, "{}")
+            return ServerSaved(
+                (SavedFile(f"server-{self._server.index}", 1, "crc32c:00000000"),),
+                view.version,
+                0,
+                "{}",
+            )
 
         await asyncio.sleep(self._world.plan.save_s * self._world.scheduler.random.random())
         return await self._call(timeout_s, write)
@@ -310,7 +340,14 @@ class Parameters:
 
         return any(self._all(ask, timeout_s))
 
-    def pull(self, ids: Sequence[Any], *, dense: bool = True, snapshot: SnapshotId | None = None, timeout_s: float) -> Pulled:
+    def pull(
+        self,
+        ids: Sequence[Any],
+        *,
+        dense: bool = True,
+        snapshot: SnapshotId | None = None,
+        timeout_s: float,
+    ) -> Pulled:
         def ask(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:
             server.has_state = True
             if snapshot is None:
@@ -339,7 +376,10 @@ class Parameters:
             if kill_s is not None:
                 self._scheduler.after(kill_s, lambda: self._world.kill(self._process))
         versions = tuple(self._all(ask, timeout_s, first, late_s))
-        return Pushed(versions, tuple(max(0, one - at) for one, at in zip(versions, update.versions, strict=True)))
+        return Pushed(
+            versions,
+            tuple(max(0, one - at) for one, at in zip(versions, update.versions, strict=True)),
+        )
 
     def rows(self, table: int, *, snapshot: SnapshotId | None, timeout_s: float) -> Any:
         raise AssertionError("there are no tables")
@@ -367,8 +407,14 @@ class Parameters:
         end_s = scheduler.now_s + timeout_s
         try:
             while fan.left and fan.error is None:
-                if not scheduler.park(end_s - scheduler.now_s) and scheduler.now_s >= end_s and fan.left:
-                    raise TransientError(f"{fan.left} servers did not answer within {timeout_s:g} s")
+                if (
+                    not scheduler.park(end_s - scheduler.now_s)
+                    and scheduler.now_s >= end_s
+                    and fan.left
+                ):
+                    raise TransientError(
+                        f"{fan.left} servers did not answer within {timeout_s:g} s"
+                    )
         finally:
             fan.over = True
         if fan.error is not None:
@@ -376,7 +422,9 @@ class Parameters:
         return fan.results
 
     def _send(self, fan: _Fan, index: int, ask: Any, after_s: float = 0.0) -> None:
-        self._scheduler.after(after_s + self._world.network.latency_s(), lambda: self._arrive(fan, index, ask))
+        self._scheduler.after(
+            after_s + self._world.network.latency_s(), lambda: self._arrive(fan, index, ask)
+        )
 
     def _arrive(self, fan: _Fan, index: int, ask: Any) -> None:
         if fan.over and not (self._process.dead and self._scheduler.random.random() < 0.5):
@@ -395,7 +443,9 @@ class Parameters:
             if self._world.network.loses():
                 self._again(fan, index, ask)
             else:
-                self._scheduler.after(self._world.network.latency_s(), lambda: self._reply(fan, index, result, error))
+                self._scheduler.after(
+                    self._world.network.latency_s(), lambda: self._reply(fan, index, result, error)
+                )
 
         def broken() -> None:
             self._again(fan, index, ask)

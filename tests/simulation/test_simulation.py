@@ -1,6 +1,8 @@
-"""Whole jobs in one process on simulated time: the master's core and driver with the workers' own state machines.
+"""Whole jobs in one process on simulated time: the master's core and driver with the workers' own
+state machines.
 
-What fails here is replayed with `python -m tests.simulation --strategy STRATEGY --seed SEED --jobs 1`. See docs/testing.md.
+What fails here is replayed with `python -m tests.simulation --strategy STRATEGY --seed SEED --jobs
+1`. See docs/testing.md.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ FOUND = {
 
 
 def check(seen: Seen) -> None:
-    assert not seen.failures, "\n\n".join(f"{one.strategy} {one.seed}: {one.what}\n{one.story}" for one in seen.failures)
+    assert not seen.failures, "\n\n".join(
+        f"{one.strategy} {one.seed}: {one.what}\n{one.story}" for one in seen.failures
+    )
 
 
 @pytest.mark.parametrize("strategy", ["ring", "ps"])
@@ -59,9 +63,23 @@ def test_a_seed_replays_exactly_in_another_process():
     """Nothing may depend on the addresses of objects, or on how strings are hashed there."""
     lines = set()
     for hash_seed in ("1", "2"):
-        command = [sys.executable, "-m", "tests.simulation", "--seed", "3", "--jobs", "6", "--trace"]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.simulation",
+            "--seed",
+            "3",
+            "--jobs",
+            "6",
+            "--trace",
+        ]
         ran = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, timeout=240
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            timeout=240,
         )
         assert ran.returncode == 0, ran.stdout + ran.stderr
         lines.add("\n".join(line for line in ran.stdout.splitlines() if line.startswith("trace")))
@@ -91,4 +109,9 @@ def test_a_killed_process_runs_no_further_and_a_stopped_one_only_when_it_is_let(
     scheduler.after(9.0, stopped.go_on)
     scheduler.after(20.0, lambda: setattr(scheduler, "over", True))
     scheduler.run()
-    assert sorted(seen) == [("killed", 0, 1.0), ("stopped", 0, 1.0), ("stopped", 1, 9.0), ("stopped", 2, 10.0)]
+    assert sorted(seen) == [
+        ("killed", 0, 1.0),
+        ("stopped", 0, 1.0),
+        ("stopped", 1, 9.0),
+        ("stopped", 2, 10.0),
+    ]

@@ -170,7 +170,12 @@ class Thread:
     """`threading.Thread` of the process whose thread starts it."""
 
     def __init__(
-        self, *, target: Callable[..., object], args: tuple[Any, ...] = (), name: str = "", daemon: bool | None = None
+        self,
+        *,
+        target: Callable[..., object],
+        args: tuple[Any, ...] = (),
+        name: str = "",
+        daemon: bool | None = None,
     ) -> None:
         self._scheduler = _scheduler()
         self._target = target
@@ -257,7 +262,9 @@ class Clock:
 
 @contextmanager
 def in_place_of_real_ones(**others: Any) -> Iterator[None]:
-    """All loaded modules of the worker see simulated threads and times; `others`: more of their attributes, by name."""
+    """All loaded modules of the worker see simulated threads and times; `others`: more of their
+    attributes, by name.
+    """
     stand_ins = {"threading": Threading, "time": Time, **others}
     before = []
     for name, module in list(sys.modules.items()):

@@ -1,6 +1,8 @@
-"""What really happened to each record, and what the job says of it: the two are compared all the time.
+"""What really happened to each record, and what the job says of it: the two are compared all the
+time.
 
-- Records shown as trained are in the weights of every member, and are never fewer than was reported.
+- Records shown as trained are in the weights of every member, and are never fewer than was
+  reported.
 - At a mark, where the ring stands still, they are exactly those in the weights.
 - A checkpoint's ledger is exactly what is in its weights.
 - At the end each record of each epoch is in the weights once, and nothing is lost.
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _UNSAFE_STEPS = 2
-"""A step is told when the next one is complete, and a report that is being written may miss that."""
+"""A step is told when the next one is complete, and a report that is being written may miss
+that.
+"""
 
 
 @final
@@ -65,27 +69,39 @@ class Truth:
         self._world.scheduler.fail(violation)
         raise violation from cause
 
-    # -- the ring
+    # The ring
 
     def before_report(self, worker: SimulatedWorker) -> None:
-        """What that member has told its outbox by now, at least: its weights but for the last steps."""
+        """What that member has told its outbox by now, at least: its weights but for the last
+        steps.
+        """
         if worker.exchange is None or worker.ring is None:
             return
         weights = worker.exchange.weights
         for _ in range(_UNSAFE_STEPS):
             weights = weights.before or weights
-        worker.floor = (worker.ring.generation, weights.records) if worker.ring.rank == 0 else (0, 0)
+        worker.floor = (
+            (worker.ring.generation, weights.records) if worker.ring.rank == 0 else (0, 0)
+        )
 
     def reported(self, name: ProcessName, report: Report) -> None:
         """A report was handled."""
         worker = self._world.workers.get(name)
-        if worker is None or not worker.floor[0] or worker.floor[0] != self.generation or worker.running.process.dead:
+        if (
+            worker is None
+            or not worker.floor[0]
+            or worker.floor[0] != self.generation
+            or worker.running.process.dead
+        ):
             return
         if report.ring is None or report.ring.entered != worker.floor[0]:
             return  # it has the weights of that generation, maybe, and has not told yet
         shown = self.shown()
         if shown < worker.floor[1]:
-            self.violated(f"{shown} records are shown as trained, but {name} has reported {worker.floor[1]} at least")
+            self.violated(
+                f"{shown} records are shown as trained, but {name} has reported {worker.floor[1]}"
+                " at least"
+            )
 
     def at_mark(self, worker: SimulatedWorker, lease: Lease) -> None:
         """A member does a lease for itself: the ring stands."""
@@ -94,14 +110,30 @@ class Truth:
             return
         weights, shown = worker.exchange.weights, self.shown()
         if lease.version != weights.version:
-            self.violated(f"a {lease.task} lease is of version {lease.version}, the weights are of {weights.version}")
-        status, steps = self._world.master.state.status(), self._world.plan.spec.training.evaluation_steps
-        if lease.task is Task.EVALUATION and status.phase == Phase.WORKING and steps and lease.version % steps:
-            self.violated(f"an evaluation that is due each {steps} steps is of version {lease.version}")
+            self.violated(
+                f"a {lease.task} lease is of version {lease.version}, the weights are of"
+                f" {weights.version}"
+            )
+        status, steps = (
+            self._world.master.state.status(),
+            self._world.plan.spec.training.evaluation_steps,
+        )
+        if (
+            lease.task is Task.EVALUATION
+            and status.phase == Phase.WORKING
+            and steps
+            and lease.version % steps
+        ):
+            self.violated(
+                f"an evaluation that is due each {steps} steps is of version {lease.version}"
+            )
         if shown != weights.records:
-            self.violated(f"the ring stands with {weights.records} records in its weights, but {shown} are shown as trained")
+            self.violated(
+                f"the ring stands with {weights.records} records in its weights, but {shown} are"
+                " shown as trained"
+            )
 
-    # -- parameter servers
+    # Parameter servers
 
     def pushing(self, worker: str, update: Update) -> None:
         """A worker begins a push, or tries it again."""
@@ -117,14 +149,15 @@ class Truth:
             self._world.stepped()
 
     def _pushes_unheard(self) -> bool:
-        """Known: a worker that was stopped while its leases were revoked, as training ends early, pushes one more batch when it goes on.
+        """Known: a worker that was stopped while its leases were revoked, as training ends early,
+        pushes one more batch when it goes on.
 
         Revoked shards are closed after 3 s, whether or not their worker was heard of since.
         """
         kinds = {one.kind for one in self._world.plan.faults}
         return "stop" in kinds and bool(kinds & set(STOPS))
 
-    # -- the master
+    # The master
 
     def shown(self) -> int:
         """Records that the job shows as trained."""
@@ -132,7 +165,11 @@ class Truth:
 
     def before(self, event: happened.Event) -> None:
         """The core is about to hear of it."""
-        if isinstance(event, happened.ProcessEnded) and event.name.role is Role.PS and not self._world.master.state.over:
+        if (
+            isinstance(event, happened.ProcessEnded)
+            and event.name.role is Role.PS
+            and not self._world.master.state.over
+        ):
             self.server_deaths += 1
 
     def after(self, event: happened.Event, commands: Sequence[do.Command]) -> None:
@@ -140,7 +177,9 @@ class Truth:
         world = self._world
         for command in commands:
             match command:
-                case do.GrantLease(_, lease) if lease.shard is not None and lease.task is Task.TRAINING:
+                case do.GrantLease(_, lease) if (
+                    lease.shard is not None and lease.task is Task.TRAINING
+                ):
                     self._epochs[lease.shard.id] = lease.epoch
                 case do.PublishRing():
                     self.generation = command.generation
@@ -159,14 +198,24 @@ class Truth:
         if self._world.plan.on_ring:
             most = self._world.hub.most_records
             if shown > most:
-                self.violated(f"{shown} records are shown as trained, but no weights have more than {most}")
+                self.violated(
+                    f"{shown} records are shown as trained, but no weights have more than {most}"
+                )
             for worker in self._world.workers.values():
-                if worker.entered == self.generation and worker.is_inside(self.generation) and worker.records < shown:
+                if (
+                    worker.entered == self.generation
+                    and worker.is_inside(self.generation)
+                    and worker.records < shown
+                ):
                     self.violated(
-                        f"{shown} records are shown as trained, but {worker.name} has only {worker.records} in its weights"
+                        f"{shown} records are shown as trained, but {worker.name} has only"
+                        f" {worker.records} in its weights"
                     )
         elif not self.server_deaths and shown > self.complete_records:
-            self.violated(f"{shown} records are shown as trained, but all servers have only {self.complete_records}")
+            self.violated(
+                f"{shown} records are shown as trained, but all servers have only"
+                f" {self.complete_records}"
+            )
 
     def _look_for_progress(self, event: happened.Event, commands: Sequence[do.Command]) -> None:
         match event:
@@ -189,15 +238,23 @@ class Truth:
         if self._world.plan.on_ring:
             version, weights = self._world.disk.rings[path]
             if (version, weights.version) != (command.version, command.version):
-                self.violated(f"{path} has version {version}, weights of {weights.version}; its ledger is of {command.version}")
+                self.violated(
+                    f"{path} has version {version}, weights of {weights.version}; its ledger is of"
+                    f" {command.version}"
+                )
             if weights.records != trained:
-                self.violated(f"{path} has {weights.records} records in its weights, and {trained} in its ledger")
+                self.violated(
+                    f"{path} has {weights.records} records in its weights, and {trained} in its"
+                    " ledger"
+                )
         elif not self.server_deaths and not self._pushes_unheard():
             views: dict[int, View] = self._world.disk.servers[path]
             everywhere = set.intersection(*(set(view.log) for view in views.values()))
             records = sum(len(self._pushes[key][1]) for key in everywhere)
             if records != trained:
-                self.violated(f"{path} has {records} records in its weights, and {trained} in its ledger")
+                self.violated(
+                    f"{path} has {records} records in its weights, and {trained} in its ledger"
+                )
 
     def worker_ended(self, name: ProcessName, reason: Reason | None) -> None:
         """A worker comes to its end by itself."""
@@ -205,11 +262,13 @@ class Truth:
             case None | Done() | Draining():
                 return
             case Failed(error):
-                expected = isinstance(error, ElasticDLError) and (bool(self._world.plan.faults) or self._world.master.state.over)
+                expected = isinstance(error, ElasticDLError) and (
+                    bool(self._world.plan.faults) or self._world.master.state.over
+                )
                 if not expected:
                     self.violated(f"{name} failed though nothing went wrong: {error!r}", error)
 
-    # -- the end
+    # The end
 
     def check_end(self) -> None:
         """After FinishJob."""
@@ -225,7 +284,10 @@ class Truth:
         if not expected or total["lost"] or (total["left"] and not early):
             self.violated(f"the receipt is wrong: {total}")
         status = world.master.state.status()
-        if sum(row.records for row in status.processes) + status.records.resumed != status.records.trained + status.records.undone:
+        if (
+            sum(row.records for row in status.processes) + status.records.resumed
+            != status.records.trained + status.records.undone
+        ):
             self.violated(f"what workers did does not come to what was trained: {status.records}")
         if plan.on_ring:
             self._check_ring(total, records, epochs)
@@ -241,13 +303,19 @@ class Truth:
         if total["left"]:
             # The last step may not have been safe when the job was stopped.
             if (counts > 1).any() or counts.sum() < total["trained"]:
-                self.violated(f"{total['trained']} records are told, the weights have {counts.sum()}, of one {counts.max()}")
+                self.violated(
+                    f"{total['trained']} records are told, the weights have {counts.sum()}, of one"
+                    f" {counts.max()}"
+                )
         elif not (counts == 1).all():
             self.violated(
-                f"in the weights {int((counts == 0).sum())} records are missing, {int((counts > 1).sum())} more than once"
+                f"in the weights {int((counts == 0).sum())} records are missing,"
+                f" {int((counts > 1).sum())} more than once"
             )
         if not self.rolled_back and total["repeated"]:
-            self.violated(f"{total['repeated']} records count as repeated, but no weights were lost")
+            self.violated(
+                f"{total['repeated']} records count as repeated, but no weights were lost"
+            )
 
     def _check_servers(self, total: dict[str, int], records: int, epochs: int) -> None:
         complete = np.zeros(records * epochs, np.int64)
@@ -266,7 +334,10 @@ class Truth:
         if (complete > 1).any():
             self.violated(f"{int((complete > 1).sum())} records were trained more than once")
         if not total["left"] and total["repeated"] != torn:
-            self.violated(f"{total['repeated']} records count as repeated, but pushes that only some servers have are of {torn}")
+            self.violated(
+                f"{total['repeated']} records count as repeated, but pushes that only some servers"
+                f" have are of {torn}"
+            )
 
     def _check_replay(self, receipt: dict[str, Any]) -> None:
         world = self._world

@@ -1,6 +1,8 @@
-"""A worker of a simulated job: the real state machines of `elasticdl.worker`, put together as `lifecycle.py` does it.
+"""A worker of a simulated job: the real state machines of `elasticdl.worker`, put together as
+`lifecycle.py` does it.
 
-What is replaced: the model and its step, the ring's operations, the parameter servers' connections, the disk.
+What is replaced: the model and its step, the ring's operations, the parameter servers' connections,
+the disk.
 """
 
 from __future__ import annotations
@@ -96,7 +98,11 @@ class SimulatedWorker:
 
     def is_inside(self, generation: int) -> bool:
         """Whether it is in this generation of the ring just now."""
-        return self.ring is not None and self.ring.generation == generation and not self.running.process.dead
+        return (
+            self.ring is not None
+            and self.ring.generation == generation
+            and not self.running.process.dead
+        )
 
     @property
     def records(self) -> int:
@@ -159,7 +165,9 @@ def _link(world: World, worker: SimulatedWorker, client: Client, shutdown: Shutd
     outbox, gauges = Outbox(), data.Gauges(lambda: world.truth.before_report(worker))
     watch = HangWatch(clock, output=io.StringIO())
     keeper = LeaseKeeper(client, outbox, shutdown)
-    context = WorkerContext(keeper, outbox, gauges, ServerRetry(shutdown, gauges, clock), watch, shutdown)  # type: ignore[arg-type]
+    context = WorkerContext(
+        keeper, outbox, gauges, ServerRetry(shutdown, gauges, clock), watch, shutdown
+    )  # type: ignore[arg-type]
     worker.outbox = outbox
     worker.attached = True
     parameters = world.parameters(running)
@@ -187,7 +195,7 @@ def _link(world: World, worker: SimulatedWorker, client: Client, shutdown: Shutd
     return Link(attached, context, orders, reporter, parameters, forms, revival)
 
 
-# -- on a ring
+# On a ring
 
 
 @final
@@ -215,7 +223,9 @@ class _RingWorker:
 
 @final
 class _Watched:
-    """The real listener of the trainer; the step learns of its item here, and the truth of restored weights."""
+    """The real listener of the trainer; the step learns of its item here, and the truth of restored
+    weights.
+    """
 
     def __init__(self, inner: RingListener, step: Step) -> None:
         self._inner = inner
@@ -260,14 +270,21 @@ def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) 
     ring = worker.ring = Ring(world.hub, worker.running.process)
     exchange = worker.exchange = Exchange(ring, truth.violated)
     step = Step(scheduler, ring, exchange, plan.step_s, truth.violated)
-    sources = data.sources_of(scheduler, plan.training, plan.validation, plan.minibatch_size, plan.feed_s)
-    metrics = data.MetricStep(scheduler, sum(one.records for one in plan.validation), plan.step_s, truth.violated)
+    sources = data.sources_of(
+        scheduler, plan.training, plan.validation, plan.minibatch_size, plan.feed_s
+    )
+    metrics = data.MetricStep(
+        scheduler, sum(one.records for one in plan.validation), plan.step_s, truth.violated
+    )
     callbacks = data.Callbacks()
 
     def check(lease: Lease) -> None:
         truth.at_mark(worker, lease)
 
-    evaluation, summary = EvaluationTask(metrics, context), SummaryTask(metrics, callbacks, context.outbox)
+    evaluation, summary = (
+        EvaluationTask(metrics, context),
+        SummaryTask(metrics, callbacks, context.outbox),
+    )
     export = ExportTask(_Whole(), _NO_PARAMETERS, data.nothing, "export", context.outbox)  # type: ignore[arg-type]
     tasks: Mapping[Task, TaskRunner] = {
         Task.EVALUATION: _Checked(evaluation, check),
@@ -303,7 +320,7 @@ class _Whole:
         raise AssertionError("there are no tables")
 
 
-# -- with parameter servers
+# With parameter servers
 
 
 @final
@@ -341,14 +358,20 @@ class _PsStep:
     def train(self, features: Any, labels: Any, lookups: Any, pulled: Any) -> Any:
         if self._step_s:
             self._scheduler.sleep(self._step_s * (0.5 + self._scheduler.random.random()))
-        return SimpleNamespace(loss=1.0, dense=features, gradients=(), learning_rate=0.1, nonfinite="")
+        return SimpleNamespace(
+            loss=1.0, dense=features, gradients=(), learning_rate=0.1, nonfinite=""
+        )
 
 
 def _with_servers(world: World, worker: SimulatedWorker, client: Client, link: Link) -> _PsWorker:
     """As `lifecycle.work` and `wiring.put_together`."""
     plan, scheduler, context = world.plan, world.scheduler, link.context
-    sources = data.sources_of(scheduler, plan.training, plan.validation, plan.minibatch_size, plan.feed_s)
-    metrics = data.MetricStep(scheduler, sum(one.records for one in plan.validation), plan.step_s, world.truth.violated)
+    sources = data.sources_of(
+        scheduler, plan.training, plan.validation, plan.minibatch_size, plan.feed_s
+    )
+    metrics = data.MetricStep(
+        scheduler, sum(one.records for one in plan.validation), plan.step_s, world.truth.violated
+    )
     callbacks = data.Callbacks()
     step = _PsStep(scheduler, plan.step_s)
     bounds = Bounds(plan.spec.training.max_staleness)

@@ -16,7 +16,9 @@ RING, SERVERS = "ring", "ps"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something happens to a process that `draw` chooses, at `at_s`; with `after_steps`, so long after that many steps were done."""
+    """Something happens to a process that `draw` chooses, at `at_s`; with `after_steps`, so long
+    after that many steps were done.
+    """
 
     kind: str
     at_s: float
@@ -61,7 +63,9 @@ class Plan:
         return self.spec.data.minibatch_size
 
     def __str__(self) -> str:
-        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.flags.items())
+        flags = " ".join(
+            f"--{name.replace('_', '-')} {value}" for name, value in self.flags.items()
+        )
         rows = "+".join(str(one.records) for one in self.training)
         faults = "".join(f"\n  {one}" for one in self.faults)
         return f"{flags}\n  {rows} rows; {self.weather}{faults}"
@@ -81,7 +85,10 @@ def plan_of(seed: int, strategy: str) -> Plan:
     steps = int(_spread(draw, 1, 120 if large else 40))
     rows = max(1, min(5000, int(steps * batch / epochs * draw.uniform(0.7, 1.3))))
     training = tuple(Source(f"t{i}", part) for i, part in enumerate(_split(draw, rows)))
-    validation = tuple(Source(f"v{i}", part) for i, part in enumerate(_split(draw, int(_spread(draw, 1, 200 if large else 40)))))
+    validation = tuple(
+        Source(f"v{i}", part)
+        for i, part in enumerate(_split(draw, int(_spread(draw, 1, 200 if large else 40))))
+    )
     low = draw.choice([1, 2, 3] if large else [1, 1, 2, 3])
     high = low + draw.choice([0, 0, 1, 2])
     least = 1 if large else max(1, rows // 30)
@@ -105,10 +112,15 @@ def plan_of(seed: int, strategy: str) -> Plan:
     if strategy == RING:
         flags["distribution_strategy"] = "AllreduceStrategy"
         if draw.random() < 0.3:
-            flags |= {"global_batch": "scaled", "lr_scaling": draw.choice(["none", "linear", "sqrt"])}
+            flags |= {
+                "global_batch": "scaled",
+                "lr_scaling": draw.choice(["none", "linear", "sqrt"]),
+            }
     else:
         flags |= {"num_ps_pods": draw.choice([1, 2, 3]), "max_staleness": draw.choice([0, 1, 1, 3])}
-    spec = JobSpec.from_flags(Action.TRAIN, {"model_zoo": "z", "model_def": "m", "training_data": "t", **flags})
+    spec = JobSpec.from_flags(
+        Action.TRAIN, {"model_zoo": "z", "model_def": "m", "training_data": "t", **flags}
+    )
     calm = draw.random() < 0.5
     return Plan(
         seed,
@@ -129,7 +141,11 @@ def plan_of(seed: int, strategy: str) -> Plan:
 
 def _split(draw: random.Random, rows: int) -> list[int]:
     """Some sources, none of them empty."""
-    cuts = sorted({draw.randrange(1, rows) for _ in range(draw.choice([0, 0, 1, 3]))}) if rows > 1 else []
+    cuts = (
+        sorted({draw.randrange(1, rows) for _ in range(draw.choice([0, 0, 1, 3]))})
+        if rows > 1
+        else []
+    )
     return [end - begin for begin, end in zip([0, *cuts], [*cuts, rows], strict=True)]
 
 
@@ -161,14 +177,24 @@ _SERVER_EVENTS = ("kill server",)
 
 def _faults(draw: random.Random, strategy: str, steps: int) -> tuple[Fault, ...]:
     servers_die = strategy == SERVERS and draw.random() < 0.3
-    kinds = (*_EVENTS, *(_RING_EVENTS if strategy == RING else _PUSH_EVENTS), *(_SERVER_EVENTS if servers_die else ()))
+    kinds = (
+        *_EVENTS,
+        *(_RING_EVENTS if strategy == RING else _PUSH_EVENTS),
+        *(_SERVER_EVENTS if servers_die else ()),
+    )
     end_s = _spread(draw, 2, 15)
 
     def fault(kind: str, after_steps: int | None = None) -> Fault:
         if after_steps is None and draw.random() < 0.7:
             after_steps = draw.randint(0, steps)
-        at_s = draw.uniform(0.2, end_s) if after_steps is None else draw.choice([0.0, 0.01, 0.2]) * draw.random()
-        return Fault(kind, round(at_s, 4), draw.random(), round(_spread(draw, 1.0, 15), 3), after_steps)
+        at_s = (
+            draw.uniform(0.2, end_s)
+            if after_steps is None
+            else draw.choice([0.0, 0.01, 0.2]) * draw.random()
+        )
+        return Fault(
+            kind, round(at_s, 4), draw.random(), round(_spread(draw, 1.0, 15), 3), after_steps
+        )
 
     found = [fault(draw.choice(kinds)) for _ in range(draw.choice([0, 1, 2, 3, 5, 8]))]
     if strategy == RING and draw.random() < 0.4:

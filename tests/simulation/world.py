@@ -48,7 +48,9 @@ class World:
         self.told: list[tuple[float, str]] = []
         self.steps = 0
         self.push_tears: list[float | None] = []
-        """The next push comes to one server at once, and to the others late; after so many seconds its worker is killed."""
+        """The next push comes to one server at once, and to the others late; after so many seconds
+        its worker is killed.
+        """
         self.finish: do.FinishJob | None = None
         self.cluster = Cluster(self.scheduler, self._main)
         self.master = Master(self)
@@ -94,7 +96,7 @@ class World:
         state = f"{status.phase}, waiting for {status.waiting}, {status.records}, {status.ring}"
         return f"{self.plan}\n{told}\nat {self.scheduler.now_s:.3f} s: {state}\n{stacks}"
 
-    # -- what processes are made of
+    # What processes are made of
 
     def client(self, running: Running) -> Client:
         return Client(running.process, running.name, self.network, self.master)
@@ -105,9 +107,13 @@ class World:
         return servers.Parameters(self, running)
 
     def _main(self, running: Running) -> int:
-        return servers.main(self, running) if running.name.role is Role.PS else workers.main(self, running)  # type: ignore[arg-type]
+        return (
+            servers.main(self, running)
+            if running.name.role is Role.PS
+            else workers.main(self, running)
+        )  # type: ignore[arg-type]
 
-    # -- time
+    # Time
 
     def _ended(self, running: Any) -> None:
         if not running.cancelled() and running.exception() is not None:
@@ -122,7 +128,7 @@ class World:
             raise Violation(f"the job stands still since {self.truth.progress_s:.1f} s")
         self.scheduler.after(_LOOK_S, self._look)
 
-    # -- faults
+    # Faults
 
     def stepped(self) -> None:
         """A step was done, somewhere."""
@@ -141,7 +147,11 @@ class World:
 
     def _strike(self, fault: Fault) -> None:
         role = Role.PS if fault.kind.endswith("server") else Role.WORKER
-        there = sorted(name for name, one in self.cluster.running.items() if name.role is role and not one.process.dead)
+        there = sorted(
+            name
+            for name, one in self.cluster.running.items()
+            if name.role is role and not one.process.dead
+        )
         at_s = self.scheduler.now_s
         match fault.kind:
             case "scale":
@@ -164,7 +174,9 @@ class World:
                 self.master.post(happened.CheckpointRequested(at_s))
                 return
             case "kill in a step" | "kill in a hand-over" | "kill in a meeting":
-                kind = {"step": "step", "hand-over": "piece", "meeting": "gather"}[fault.kind.removeprefix("kill in a ")]
+                kind = {"step": "step", "hand-over": "piece", "meeting": "gather"}[
+                    fault.kind.removeprefix("kill in a ")
+                ]
                 self.hub.tears.append((kind, 0.1 * fault.draw**2, self.kill))
                 return
         if not there:

@@ -1,4 +1,6 @@
-"""Logs of a job on a cluster that only its master has any more: kept when their pods ended, and read from its page."""
+"""Logs of a job on a cluster that only its master has any more: kept when their pods ended, and
+read from its page.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class ArchivedLogs:
 
 
 @contextmanager
-def kept_logs(line: ClusterClient, namespace: str, pod_of: PodOf, token: str) -> Iterator[ArchivedLogs]:
+def kept_logs(
+    line: ClusterClient, namespace: str, pod_of: PodOf, token: str
+) -> Iterator[ArchivedLogs]:
     """Through the API server. Raises ElasticDLError if the master's pod is not reached."""
     from elasticdl.cluster.kubernetes.plans import STATUS_PORT
     from elasticdl.cluster.kubernetes.port_forward import PortForward

@@ -1,4 +1,6 @@
-"""A cluster, for code that blocks: an event loop in a thread of its own, with a connection to the API server."""
+"""A cluster, for code that blocks: an event loop in a thread of its own, with a connection to the
+API server.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], limit_s: float | None = CALL_S) -> T:
-        """The result of `work`; blocks. Raises what it raises, TransientError after `limit_s`, PermanentError if there is no such thread any more."""
+        """The result of `work`; blocks.
+
+        Raises what it raises, TransientError after `limit_s`, PermanentError if there is no such
+        thread any more.
+        """
         if not self._thread.is_alive():
             work.close()
             raise PermanentError(
@@ -43,7 +49,9 @@ class LoopThread:
         try:
             return future.result(limit_s)
         except TimeoutError as error:
-            raise TransientError(f"no answer within {limit_s:g} s" if limit_s is not None else str(error)) from error
+            raise TransientError(
+                f"no answer within {limit_s:g} s" if limit_s is not None else str(error)
+            ) from error
         finally:
             # After a Ctrl-C, too: nothing goes on behind our back.
             future.cancel()
@@ -57,7 +65,10 @@ class LoopThread:
             self.run(_closed(work))
 
     def close(self) -> None:
-        """End what is under way, then the thread. In a process that was forked from ours there is none."""
+        """End what is under way, then the thread.
+
+        In a process that was forked from ours there is none.
+        """
         if self._loop.is_closed() or not self._thread.is_alive():
             return
         with suppress(TransientError):
@@ -91,7 +102,11 @@ async def _end_all() -> None:
 
 def _unreachable(reason: str) -> PermanentError:
     error = PermanentError(
-        reason, hint="name your kubeconfig in the variable KUBECONFIG; for a job on this machine leave out what is of a cluster"
+        reason,
+        hint=(
+            "name your kubeconfig in the variable KUBECONFIG; for a job on this machine leave out"
+            " what is of a cluster"
+        ),
     )
     error.exit_code = ExitCode.CLUSTER_REFUSED
     return error
@@ -99,10 +114,16 @@ def _unreachable(reason: str) -> PermanentError:
 
 @final
 class ClusterClient:
-    """The cluster of the kubeconfig's current context (or the one around this pod), and the namespace that is meant."""
+    """The cluster of the kubeconfig's current context (or the one around this pod), and the
+    namespace that is meant.
+    """
 
     def __init__(self, namespace: str = "", context: str = "") -> None:
-        """Blocks. Raises SpecError, PermanentError if there is no cluster to talk to. `namespace`: default, the context's."""
+        """Blocks.
+
+        Raises SpecError, PermanentError if there is no cluster to talk to. `namespace`: default,
+        the context's.
+        """
         if reason := no_cluster():
             raise _unreachable(reason)
         from elasticdl.cluster.kubernetes.apiserver import connect

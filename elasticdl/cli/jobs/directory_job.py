@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, final
 
 from elasticdl.cli.jobs.file_tail import Tail
-from elasticdl.cli.jobs.job import Diagnosis, JobLocation, Kind, LogEntry, LogWish, Report, blank_status, status_as_read
+from elasticdl.cli.jobs.job import (
+    Diagnosis,
+    JobLocation,
+    Kind,
+    LogEntry,
+    LogWish,
+    Report,
+    blank_status,
+    status_as_read,
+)
 from elasticdl.cli.jobs.outcome import Outcome, part_of, read_object, resume_hint
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 from elasticdl.history.lines import began_at
@@ -50,7 +59,9 @@ class DirectoryJob:
     def __init__(self, directory: JobDirectory) -> None:
         self.directory = directory
         self.name = _name(directory)
-        self.action = str(check_of(directory).get("action") or read_object(directory.spec).get("action") or "")
+        self.action = str(
+            check_of(directory).get("action") or read_object(directory.spec).get("action") or ""
+        )
         self.place = JobLocation(Kind.LOCAL, job_dir=str(directory.path))
 
     def report(self) -> Report:
@@ -61,9 +72,13 @@ class DirectoryJob:
         end = self._end()
         if end is not None:
             outcome, known = end
-            return self._report(_state(outcome.exit_code), status_as_read(outcome.message, known), outcome)
+            return self._report(
+                _state(outcome.exit_code), status_as_read(outcome.message, known), outcome
+            )
         if not self.directory.master.exists():
-            return self._report("waiting", blank_status("its master is starting", waiting=["master-0 is starting"]))
+            return self._report(
+                "waiting", blank_status("its master is starting", waiting=["master-0 is starting"])
+            )
         try:
             with self._master() as master:
                 status = blank_status("") | master.status()
@@ -90,7 +105,8 @@ class DirectoryJob:
             return None if goes_on else self._killed()
         if not directory.spec.exists():
             raise no_such_job(
-                f"there is no job in {directory.path} any more", "the check of its model and data found something wrong"
+                f"there is no job in {directory.path} any more",
+                "the check of its model and data found something wrong",
             )
         if self._is_young() and not directory.status.exists() and not self._has_receipt():
             return None
@@ -104,7 +120,11 @@ class DirectoryJob:
         return "asked to stop; it ends when its workers have drained"
 
     def end(self, reason: str) -> str:
-        """See Job. A master ends everything at the second signal; one that stands still (SIGSTOP) or hangs is killed."""
+        """See Job.
+
+        A master ends everything at the second signal; one that stands still (SIGSTOP) or hangs is
+        killed.
+        """
         pid: int = self._where()["pid"]
         self._signal(pid, signal.SIGCONT)
         with suppress(ElasticDLError):  # only so that it can say who ended it
@@ -116,7 +136,10 @@ class DirectoryJob:
         while runs_master(self.directory, pid):
             if time.monotonic() > end_s:
                 self._signal(pid, signal.SIGKILL)
-                return f"its master did not end within {_ENDS_WITHIN_S:g} s and was killed, and every process of the job with it"
+                return (
+                    f"its master did not end within {_ENDS_WITHIN_S:g} s and was killed, and every"
+                    " process of the job with it"
+                )
             time.sleep(_LOOK_EVERY_S)
         return "ended at once, without a last checkpoint"
 
@@ -129,7 +152,8 @@ class DirectoryJob:
             return
         except PermissionError as error:
             raise PermanentError(
-                f"this user may not end the master of job {self.name} (pid {pid})", hint="whoever started the job may"
+                f"this user may not end the master of job {self.name} (pid {pid})",
+                hint="whoever started the job may",
             ) from error
 
     def scale(self, low: int, high: int) -> None:
@@ -144,15 +168,25 @@ class DirectoryJob:
 
     def logs(self) -> list[LogEntry]:
         """See Job."""
-        return [LogEntry(name, f"{path.stat().st_size:,} bytes") for name, path in self._log_files().items()]
+        return [
+            LogEntry(name, f"{path.stat().st_size:,} bytes")
+            for name, path in self._log_files().items()
+        ]
 
     def read_log(self, wish: LogWish) -> Iterator[str]:
-        """See Job. Names are looked up among what is there, never joined into a path; one log has all incarnations."""
+        """See Job.
+
+        Names are looked up among what is there, never joined into a path; one log has all
+        incarnations.
+        """
         there = self._log_files()
         stem = wish.process.partition(".")[0]
         if stem not in there:
             names = ", ".join(there) or "none yet"
-            raise no_such_job(f"job {self.name} in {self.place} has no log of {wish.process!r}", f"there are {names}")
+            raise no_such_job(
+                f"job {self.name} in {self.place} has no log of {wish.process!r}",
+                f"there are {names}",
+            )
         tail = Tail(there[stem], from_end=True)
         yield from _last(there[stem], wish.lines)
         if wish.follow:
@@ -164,7 +198,8 @@ class DirectoryJob:
         where = self._where()
         if not where.get("page"):
             raise PermanentError(
-                f"job {self.name} in {self.place} has no status page", hint="its log may say why: " + str(self._log)
+                f"job {self.name} in {self.place} has no status page",
+                hint="its log may say why: " + str(self._log),
             )
         yield f"{where['page']}#token={where['token']}"
 
@@ -182,9 +217,15 @@ class DirectoryJob:
         report, record, outcome = self.report(), self._record(), self.outcome()
         about = self._about(record.started_at or self._made_wall_s())
         # A job that has ended lasted until then, whenever somebody looks.
-        now = record.occurrences[-1].at if outcome is not None and record.occurrences else time.time()
+        now = (
+            record.occurrences[-1].at if outcome is not None and record.occurrences else time.time()
+        )
         status = shown_status(about, report.status, now=now, state=report.state)
-        ended = None if outcome is None else {"exit_code": outcome.exit_code, "message": outcome.message, "hint": outcome.hint}
+        ended = (
+            None
+            if outcome is None
+            else {"exit_code": outcome.exit_code, "message": outcome.message, "hint": outcome.hint}
+        )
         with _readable(self.directory):
             logs = ends_in(self.directory.logs, status)
             return snapshot(about, status, record, series_in(self.directory.path), ended, logs)
@@ -201,7 +242,9 @@ class DirectoryJob:
             return (
                 record
                 if outcome is None or self.directory.status.exists()
-                else record_in(self.directory.path, killed=outcome.message, heard_s=heard_of_s(self.directory))
+                else record_in(
+                    self.directory.path, killed=outcome.message, heard_s=heard_of_s(self.directory)
+                )
             )
 
     def _about(self, started_at: float) -> About:
@@ -209,7 +252,9 @@ class DirectoryJob:
 
         spec = read_object(self.directory.spec)
         strategy = str(part_of(spec, "training").get("distribution_strategy", ""))
-        return About(self.name, str(spec.get("action", "")), strategy, started_at, installed_version())
+        return About(
+            self.name, str(spec.get("action", "")), strategy, started_at, installed_version()
+        )
 
     def close(self) -> None:
         """See Job."""
@@ -230,33 +275,68 @@ class DirectoryJob:
         found = sorted(self.directory.logs.glob("*.log"))
         return {path.stem: path for path in found if path.is_file() and not path.is_symlink()}
 
-    def _report(self, state: str, status: Mapping[str, Any], outcome: Outcome | None = None) -> Report:
+    def _report(
+        self, state: str, status: Mapping[str, Any], outcome: Outcome | None = None
+    ) -> Report:
         age_s = max(0.0, time.time() - (began_at(self.directory.events) or self._made_wall_s()))
         if outcome is None:
-            return Report(self.name, self.place, state, age_s, status, status.get("exit_code"), str(status.get("outcome") or ""))
-        return Report(self.name, self.place, state, age_s, status, outcome.exit_code, outcome.message, outcome.hint)
+            return Report(
+                self.name,
+                self.place,
+                state,
+                age_s,
+                status,
+                status.get("exit_code"),
+                str(status.get("outcome") or ""),
+            )
+        return Report(
+            self.name,
+            self.place,
+            state,
+            age_s,
+            status,
+            outcome.exit_code,
+            outcome.message,
+            outcome.hint,
+        )
 
     def _left(self, left: Mapping[str, Any]) -> Outcome:
         status = status_as_read("", left.get("status"))
         spec = read_object(self.directory.spec)
-        code = left["exit_code"] if isinstance(left.get("exit_code"), int) else int(ExitCode.JOB_FAILED)
+        code = (
+            left["exit_code"]
+            if isinstance(left.get("exit_code"), int)
+            else int(ExitCode.JOB_FAILED)
+        )
         return Outcome(
             exit_code=code,
             message=str(left.get("message") or ""),
-            hint=resume_hint(self.directory) if code == ExitCode.INTERRUPTED else str(left.get("hint") or ""),
+            hint=(
+                resume_hint(self.directory)
+                if code == ExitCode.INTERRUPTED
+                else str(left.get("hint") or "")
+            ),
             job_dir=str(self.directory.path),
             receipt=read_object(self.directory.receipt),
             metrics=status["metrics"],
             loss=status["loss"],
-            output=str(part_of(spec, "checkpoint").get("output", "")) if code == ExitCode.DONE else "",
+            output=(
+                str(part_of(spec, "checkpoint").get("output", "")) if code == ExitCode.DONE else ""
+            ),
             action=self.action,
         )
 
     def _killed(self) -> tuple[Outcome, Mapping[str, Any]]:
         directory = self.directory
-        message = f"the master of job {self.name} in {directory.path} was killed, and every process of the job with it"
+        message = (
+            f"the master of job {self.name} in {directory.path} was killed, and every process of"
+            " the job with it"
+        )
         if directory.status.exists():
-            message = f"how job {self.name} ended cannot be read: {directory.status} is damaged, or not for this user"
+            message = (
+                f"how job {self.name} ended cannot be read: {directory.status} is damaged, or not"
+                " for this user"
+            )
         known = last_known(directory, message)
         outcome = Outcome(
             ExitCode.JOB_FAILED,
@@ -275,7 +355,11 @@ class DirectoryJob:
         return "token" not in where or runs_master(self.directory, where.get("pid"))
 
     def _last_word(self) -> Mapping[str, Any]:
-        """What was left in status.json. A master takes its address away a moment before it leaves that: then the directory has just changed."""
+        """What was left in status.json.
+
+        A master takes its address away a moment before it leaves that: then the directory has just
+        changed.
+        """
         end_s = time.monotonic() + (_LAST_WORD_WITHIN_S if self._has_just_changed() else 0.0)
         while not (left := read_object(self.directory.status)) and time.monotonic() < end_s:
             time.sleep(0.05)
@@ -321,7 +405,10 @@ class DirectoryJob:
             )
             starts = self.outcome() is None
             words = "has no master yet" if starts else "has ended"
-            raise no_such_job(f"job {self.name} in {self.place} {words}", "try again in a moment" if starts else hint)
+            raise no_such_job(
+                f"job {self.name} in {self.place} {words}",
+                "try again in a moment" if starts else hint,
+            )
         if "token" not in where:
             claim = read_object(self.directory.path / "kubernetes.json")
             name, namespace = claim.get("job", self.name), claim.get("namespace", "NAMESPACE")
@@ -336,7 +423,11 @@ class DirectoryJob:
 
     @contextmanager
     def _master(self) -> Iterator[MasterClient]:
-        """A connection to the job's master. Raises an error with exit code 4 if the job does not run, TransientError if it does not answer."""
+        """A connection to the job's master.
+
+        Raises an error with exit code 4 if the job does not run, TransientError if it does not
+        answer.
+        """
         from elasticdl.rpc.master_client import MasterClient  # gRPC: not for `--help`
 
         where = self._where()
@@ -345,8 +436,13 @@ class DirectoryJob:
             yield client
         except TransientError as error:
             self._where()  # which raises what is told of one that has ended meanwhile
-            words = f"the master of job {self.name} in {self.place} does not answer: {error.message}"
-            hint = f"it may be busy or stand still; its log is {self._log}; `elasticdl stop {self.name} --now` ends it in any case"
+            words = (
+                f"the master of job {self.name} in {self.place} does not answer: {error.message}"
+            )
+            hint = (
+                f"it may be busy or stand still; its log is {self._log}; `elasticdl stop"
+                f" {self.name} --now` ends it in any case"
+            )
             raise TransientError(words, hint=hint) from error
         finally:
             client.close()
@@ -357,7 +453,9 @@ def _readable(directory: JobDirectory) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise PermanentError(f"cannot read what is in {directory.path}: {error.strerror or error}") from error
+        raise PermanentError(
+            f"cannot read what is in {directory.path}: {error.strerror or error}"
+        ) from error
 
 
 def _with_code(error: ElasticDLError) -> ElasticDLError:
@@ -367,7 +465,11 @@ def _with_code(error: ElasticDLError) -> ElasticDLError:
 
 def _name(directory: JobDirectory) -> str:
     spec = read_object(directory.spec)
-    return str(part_of(spec, "cluster").get("job_name") or check_of(directory).get("job_name") or directory.path.name)
+    return str(
+        part_of(spec, "cluster").get("job_name")
+        or check_of(directory).get("job_name")
+        or directory.path.name
+    )
 
 
 def _state(exit_code: int) -> str:

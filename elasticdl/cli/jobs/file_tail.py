@@ -42,7 +42,10 @@ class Events:
         self._seq = _last_seq(path) if from_end else -1
 
     def read(self) -> list[dict[str, Any]]:
-        """Whole lines only; a damaged one is left out. A file that its writer made shorter is read again, but for what was read."""
+        """Whole lines only; a damaged one is left out.
+
+        A file that its writer made shorter is read again, but for what was read.
+        """
         if (file := _file(self._path)) != self._file:
             if self._file is not None:
                 self._tail, self._rest = Tail(self._path), b""

@@ -35,12 +35,18 @@ class JobLocation:
 @final
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a job is doing. `status` always has every key of the master's `JobStatus`, with nothing in it where nothing is known."""
+    """How a job is doing.
+
+    `status` always has every key of the master's `JobStatus`, with nothing in it where nothing is
+    known.
+    """
 
     job: str
     place: JobLocation
     state: str
-    """waiting, stuck, running, leaving, done, failed or stopped: see `cluster.job_facts.Standing`."""
+    """waiting, stuck, running, leaving, done, failed or stopped: see
+    `cluster.job_facts.Standing`.
+    """
     age_s: float
     status: Mapping[str, Any]
     exit_code: int | None = None
@@ -49,7 +55,12 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON and YAML: one schema, wherever the job is."""
-        head = {"job": self.job, "place": str(self.place.kind), "namespace": self.place.namespace, "job_dir": self.place.job_dir}
+        head = {
+            "job": self.job,
+            "place": str(self.place.kind),
+            "namespace": self.place.namespace,
+            "job_dir": self.place.job_dir,
+        }
         tail = {"exit_code": self.exit_code, "outcome": self.outcome, "hint": self.hint}
         return {**head, "state": self.state, "age_s": round(self.age_s, 1), **self.status, **tail}
 
@@ -57,14 +68,27 @@ class Report:
         """For `list`."""
         whole = self.as_dict()
         records = {"trained": whole["records"]["trained"], "expected": whole["records"]["expected"]}
-        keys = ("job", "place", "namespace", "job_dir", "state", "age_s", "message", "exit_code", "outcome")
+        keys = (
+            "job",
+            "place",
+            "namespace",
+            "job_dir",
+            "state",
+            "age_s",
+            "message",
+            "exit_code",
+            "outcome",
+        )
         return {**{key: whole[key] for key in keys}, "records": records}
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """A log that can be read. `process` as `logs` takes it; `what` for people: its size, or how its pod is doing."""
+    """A log that can be read.
+
+    `process` as `logs` takes it; `what` for people: its size, or how its pod is doing.
+    """
 
     process: str
     what: str
@@ -83,14 +107,19 @@ class LogWish:
 @final
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What happened in a job and why: `story` as `history.why.Story` gives it; `missing`: what nobody can tell any more, in words."""
+    """What happened in a job and why: `story` as `history.why.Story` gives it; `missing`: what
+    nobody can tell any more, in words.
+    """
 
     story: Mapping[str, Any]
     missing: str = ""
 
 
 class Job(Protocol):
-    """A job. Methods block for seconds at most, unless they say otherwise, and raise ElasticDLError."""
+    """A job.
+
+    Methods block for seconds at most, unless they say otherwise, and raise ElasticDLError.
+    """
 
     name: str
     place: JobLocation
@@ -120,13 +149,18 @@ class Job(Protocol):
         """Text as it comes; following, until the process or the job has ended."""
 
     def page(self) -> AbstractContextManager[str]:
-        """The status page's address with the token that opens it, `http://127.0.0.1:4711/#token=…`, good within the context."""
+        """The status page's address with the token that opens it, `http://127.0.0.1:4711/#token=…`,
+        good within the context.
+        """
 
     def story(self) -> Diagnosis:
         """What happened so far, and why, also when it has ended."""
 
     def snapshot(self) -> dict[str, Any]:
-        """All that its page shows, as `history.snapshot` has it. Raises ElasticDLError that says where it is, if that is elsewhere."""
+        """All that its page shows, as `history.snapshot` has it.
+
+        Raises ElasticDLError that says where it is, if that is elsewhere.
+        """
 
     def close(self) -> None:
         """Drop connections. The job does not notice."""
@@ -166,24 +200,38 @@ _OF_A_CHECKPOINT = ("version", "path")
 
 
 def status_as_read(message: str, read: object) -> dict[str, Any]:
-    """A status out of a file, which may be broken or of another version: what is not as it should be is as in `blank_status`."""
+    """A status out of a file, which may be broken or of another version: what is not as it should
+    be is as in `blank_status`.
+    """
     found: dict[str, Any] = _fitting(blank_status(message), read)
     found["processes"] = _rows(found["processes"], _OF_A_PROCESS)
     found["checkpoints"] = _rows(found["checkpoints"], _OF_A_CHECKPOINT)
-    found["metrics"] = {str(name): value for name, value in found["metrics"].items() if isinstance(value, int | float)}
+    found["metrics"] = {
+        str(name): value
+        for name, value in found["metrics"].items()
+        if isinstance(value, int | float)
+    }
     found["loss"] = found["loss"] if isinstance(found["loss"], int | float) else None
     return found
 
 
 def _rows(found: Sequence[object], keys: tuple[str, ...]) -> tuple[Mapping[str, Any], ...]:
-    return tuple(row for row in found if isinstance(row, Mapping) and all(key in row for key in keys))
+    return tuple(
+        row for row in found if isinstance(row, Mapping) and all(key in row for key in keys)
+    )
 
 
 def _fitting(blank: Any, read: Any) -> Any:  # noqa: ANN401 - any JSON value
     match blank:
         case Mapping():
             given = read if isinstance(read, Mapping) else {}
-            return {**given, **{key: _fitting(value, given[key]) if key in given else value for key, value in blank.items()}}
+            return {
+                **given,
+                **{
+                    key: _fitting(value, given[key]) if key in given else value
+                    for key, value in blank.items()
+                },
+            }
         case list() | tuple():
             return read if isinstance(read, list | tuple) else blank
         case str():

@@ -1,4 +1,6 @@
-"""A job's claim on its directory on this machine: refused before anything is made if it cannot be had."""
+"""A job's claim on its directory on this machine: refused before anything is made if it cannot be
+had.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,13 @@ class JobNameTaken(SpecError):
 
 
 @contextmanager
-def placed(spec: JobSpec, check: Callable[[JobSpec], Preflight]) -> Iterator[tuple[JobSpec, JobDirectory]]:
-    """Claim a settled job's directory: see `claimed`, whose errors it raises. A generated name gives way to other jobs."""
+def placed(
+    spec: JobSpec, check: Callable[[JobSpec], Preflight]
+) -> Iterator[tuple[JobSpec, JobDirectory]]:
+    """Claim a settled job's directory: see `claimed`, whose errors it raises.
+
+    A generated name gives way to other jobs.
+    """
     with ExitStack() as stack:
         for left in reversed(range(_MOST_NAMES)):
             try:
@@ -43,12 +50,16 @@ def placed(spec: JobSpec, check: Callable[[JobSpec], Preflight]) -> Iterator[tup
                 if not (spec.generated_name and left):
                     raise
                 name = next_name(spec.cluster.job_name)
-                spec = spec.replace(job_name=name, job_dir=str(Path(spec.cluster.job_dir).with_name(name)))
+                spec = spec.replace(
+                    job_name=name, job_dir=str(Path(spec.cluster.job_dir).with_name(name))
+                )
         yield spec, directory
 
 
 def refuse_if_taken(spec: JobSpec) -> None:
-    """Raises SpecError if the directory cannot become, or with --resume is not, this job's, or if --output may not. Makes nothing."""
+    """Raises SpecError if the directory cannot become, or with --resume is not, this job's, or if
+    --output may not. Makes nothing.
+    """
     directory = JobDirectory(Path(spec.cluster.job_dir))
     try:
         _refuse_if_taken(spec, directory)
@@ -59,34 +70,45 @@ def refuse_if_taken(spec: JobSpec) -> None:
 
 def _refuse_if_taken(spec: JobSpec, directory: JobDirectory) -> None:
     if directory.path.exists() and not directory.path.is_dir():
-        raise SpecError(f"--job-dir {directory.path} is a file", hint="name a directory that is new or empty")
+        raise SpecError(
+            f"--job-dir {directory.path} is a file", hint="name a directory that is new or empty"
+        )
     there = directory.spec.exists()
     if there and not spec.checkpoint.resume:
         raise JobNameTaken(
-            f"{directory.path} holds a job already", hint="go on with it by --resume, or name another --job-dir or --job-name"
+            f"{directory.path} holds a job already",
+            hint="go on with it by --resume, or name another --job-dir or --job-name",
         )
     if spec.checkpoint.resume and not there:
         raise SpecError(f"--resume, but {directory.path} holds no job", hint=WHICH_JOB)
     if spec.checkpoint.resume and not has_checkpoint(directory.checkpoints):
         raise SpecError(
             f"--resume, but there is no checkpoint in {directory.checkpoints}",
-            hint=f"start afresh with another --job-dir, or remove {directory.path}; --checkpoint-steps makes checkpoints",
+            hint=(
+                f"start afresh with another --job-dir, or remove {directory.path};"
+                " --checkpoint-steps makes checkpoints"
+            ),
         )
     init = spec.checkpoint.checkpoint_dir_for_init
     if init and "://" not in init and not has_checkpoint(Path(init)):
         raise SpecError(
             f"--checkpoint-dir-for-init: there is no checkpoint in {init}",
-            hint="name a directory that holds version-<n> directories, such as <job-dir>/checkpoints",
+            hint=(
+                "name a directory that holds version-<n> directories, such as <job-dir>/checkpoints"
+            ),
         )
 
 
 @contextmanager
 def claimed(spec: JobSpec, check: Callable[[], Preflight]) -> Iterator[JobDirectory]:
-    """Make the job's directory and keep it ours for the length of the block; other commands are refused meanwhile.
+    """Make the job's directory and keep it ours for the length of the block; other commands are
+    refused meanwhile.
 
-    `check` looks at model and data, while others can see that it does; it is a job only when that has found nothing wrong.
+    `check` looks at model and data, while others can see that it does; it is a job only when that
+    has found nothing wrong.
 
-    Raises what `check` does, SpecError if somebody else was faster, or if it or the place of --output cannot be written, PermanentError if the
+    Raises what `check` does, SpecError if somebody else was faster, or if it or the place of
+    --output cannot be written, PermanentError if the
     disk is full or fails; nothing half-made stays then.
     """
     refuse_if_taken(spec)
@@ -119,15 +141,27 @@ def claimed(spec: JobSpec, check: Callable[[], Preflight]) -> Iterator[JobDirect
 
 @contextmanager
 def _ours_alone(spec: JobSpec) -> Iterator[None]:
-    """The folder of predictions stays ours while they are made: it is empty, so another command would take it, too. Raises SpecError."""
+    """The folder of predictions stays ours while they are made: it is empty, so another command
+    would take it, too. Raises SpecError.
+    """
     output = spec.checkpoint.output
     path = Path(output)
-    if spec.action != "predict" or not output or "://" in output or path == Path(spec.cluster.job_dir):
+    if (
+        spec.action != "predict"
+        or not output
+        or "://" in output
+        or path == Path(spec.cluster.job_dir)
+    ):
         yield
         return
     made = _make(path, "--output")
     try:
-        lock = _lock(path, SpecError(f"another command writes its predictions to {path}", hint="name another --output"))
+        lock = _lock(
+            path,
+            SpecError(
+                f"another command writes its predictions to {path}", hint="name another --output"
+            ),
+        )
         try:
             refuse_output(spec)
             yield
@@ -145,7 +179,11 @@ def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None
     save_preflight(directory.preflight, preflight)
     told = spec.replace(resume=False).flags(defaults=False)
     # Only for the owner: --envs may hold somebody's keys.
-    write_whole(directory.path / "job.yaml", f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(told)}", mode=0o600)
+    write_whole(
+        directory.path / "job.yaml",
+        f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(told)}",
+        mode=0o600,
+    )
     forget_scale_unless(spec, directory)
     write_whole(directory.spec, spec.model_dump_json(indent=2) + "\n", mode=0o600)
     check_file(directory).unlink(missing_ok=True)
@@ -154,12 +192,15 @@ def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None
 def _unusable(what: str, error: OSError, flag: str = "--job-dir") -> ElasticDLError:
     """The error for a place that cannot be used: bad usage, unless the machine is in trouble."""
     if error.errno in _OF_THE_MACHINE:
-        return PermanentError(f"{what}: {error.strerror}", hint=f"mend that, or name another {flag}")
+        return PermanentError(
+            f"{what}: {error.strerror}", hint=f"mend that, or name another {flag}"
+        )
     return SpecError(f"{what}: {error.strerror or error}", hint=f"name another {flag}")
 
 
 def _try_place(place: str, flag: str) -> None:
-    """Make the place that a flag names and take it away again: in hours, when there is something to write, is too late to ask.
+    """Make the place that a flag names and take it away again: in hours, when there is something to
+    write, is too late to ask.
 
     Raises SpecError, or PermanentError if the disk is full.
     """
@@ -169,7 +210,9 @@ def _try_place(place: str, flag: str) -> None:
     for one in _make(path, flag):
         one.rmdir()
     if path.exists() and not os.access(path, os.W_OK | os.X_OK):
-        raise SpecError(f"{flag} {path} may not be written by this user", hint=f"name another {flag}")
+        raise SpecError(
+            f"{flag} {path} may not be written by this user", hint=f"name another {flag}"
+        )
 
 
 def _make(path: Path, flag: str) -> list[Path]:
@@ -200,11 +243,16 @@ def _unmake(made: list[Path]) -> None:
 
 
 def _run_by_another(path: Path) -> JobNameTaken:
-    return JobNameTaken(f"another command runs the job in {path}", hint=f"look at it with `elasticdl status {path}`")
+    return JobNameTaken(
+        f"another command runs the job in {path}", hint=f"look at it with `elasticdl status {path}`"
+    )
 
 
 def _lock(path: Path, taken: SpecError) -> int:
-    """A file descriptor that keeps other commands out until it is closed, by our end too. Raises `taken`, OSError."""
+    """A file descriptor that keeps other commands out until it is closed, by our end too.
+
+    Raises `taken`, OSError.
+    """
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -212,5 +260,6 @@ def _lock(path: Path, taken: SpecError) -> int:
         os.close(lock)
         raise taken from error
     except OSError:
-        pass  # a file system without locks: two people at once are then told apart by job.json alone
+        # a file system without locks: two people at once are then told apart by job.json alone
+        pass
     return lock

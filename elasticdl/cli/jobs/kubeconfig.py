@@ -1,4 +1,6 @@
-"""What is known of clusters without a look at one: whether any is set up here, and its kube contexts."""
+"""What is known of clusters without a look at one: whether any is set up here, and its kube
+contexts.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def contexts() -> list[str]:
 
 def _files() -> list[Path]:
     given = os.environ.get("KUBECONFIG", "")
-    return [Path(part) for part in given.split(os.pathsep) if part] or [Path.home() / ".kube" / "config"]
+    return [Path(part) for part in given.split(os.pathsep) if part] or [
+        Path.home() / ".kube" / "config"
+    ]
 
 
 def _contexts_of(file: Path) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""The handle of a job on a cluster that was submitted from Python: what `JobHandle` is for one on this machine."""
+"""The handle of a job on a cluster that was submitted from Python: what `JobHandle` is for one on
+this machine.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,25 @@ from elasticdl.errors import ElasticDLError
 
 @final
 class KubernetesJobHandle:
-    """A job on a cluster. Thread-safe. The job needs neither this handle nor this interpreter: it goes on without them."""
+    """A job on a cluster.
+
+    Thread-safe. The job needs neither this handle nor this interpreter: it goes on without them.
+    """
 
     def __init__(self, line: ClusterClient, name: str, *, show: bool) -> None:
-        """Takes `line` over. `show`: progress until the job has ended, in a notebook or on stderr."""
+        """Takes `line` over.
+
+        `show`: progress until the job has ended, in a notebook or on stderr.
+        """
         self.job_name = name
         self.namespace = line.namespace
         self._job = KubernetesJob(line, name)
         self._close = weakref.finalize(self, _close, self._job, line)
         if show:
             view = view_of_script(f"job {name}", show=True)
-            showing = threading.Thread(target=_show, args=(self._job, view), name=f"job {name}", daemon=True)
+            showing = threading.Thread(
+                target=_show, args=(self._job, view), name=f"job {name}", daemon=True
+            )
             showing.start()
 
     def __repr__(self) -> str:
@@ -52,7 +62,10 @@ class KubernetesJobHandle:
             return True  # The cluster goes on trying until somebody stops it.
 
     def status(self) -> dict[str, Any]:
-        """What the master tells; what its pods show where it cannot be asked. Raises ElasticDLError."""
+        """What the master tells; what its pods show where it cannot be asked.
+
+        Raises ElasticDLError.
+        """
         return dict(self._job.report().status)
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
@@ -64,11 +77,17 @@ class KubernetesJobHandle:
         return outcome
 
     def stop(self, reason: str = "stop() was called") -> None:
-        """Have the job end in order. Returns at once; `wait` for the end. Raises ElasticDLError if it cannot be told."""
+        """Have the job end in order.
+
+        Returns at once; `wait` for the end. Raises ElasticDLError if it cannot be told.
+        """
         self._job.stop(reason)
 
     def scale(self, low: int, high: int | None = None) -> None:
-        """Ask for between `low` and `high` workers (default: exactly `low`). Raises SpecError, ElasticDLError."""
+        """Ask for between `low` and `high` workers (default: exactly `low`).
+
+        Raises SpecError, ElasticDLError.
+        """
         self._job.scale(*worker_range(low, high))
 
     def checkpoint(self) -> None:
@@ -76,7 +95,10 @@ class KubernetesJobHandle:
         self._job.checkpoint()
 
     def close(self) -> None:
-        """Drop the connection to the cluster; the handle is of no use then. Happens by itself with the last reference."""
+        """Drop the connection to the cluster; the handle is of no use then.
+
+        Happens by itself with the last reference.
+        """
         self._close()
 
 

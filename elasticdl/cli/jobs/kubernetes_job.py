@@ -1,4 +1,6 @@
-"""A job on a cluster: its master is talked to through the API server, and what the master cannot tell, its pods do."""
+"""A job on a cluster: its master is talked to through the API server, and what the master cannot
+tell, its pods do.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from elasticdl.cli.jobs.directory_job import no_such_job
-from elasticdl.cli.jobs.job import Diagnosis, JobLocation, Kind, LogEntry, LogWish, Report, blank_status
+from elasticdl.cli.jobs.job import (
+    Diagnosis,
+    JobLocation,
+    Kind,
+    LogEntry,
+    LogWish,
+    Report,
+    blank_status,
+)
 from elasticdl.cli.jobs.outcome import Outcome
 from elasticdl.cli.jobs.start_diagnosis import Patience, way_out
 from elasticdl.errors import ElasticDLError, PermanentError, Refused, TransientError, UserError
@@ -25,7 +35,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CALL_S = 8.0
-"""A call through the API server: a new connection to the pod takes a second where the cluster is busy."""
+"""A call through the API server: a new connection to the pod takes a second where the cluster is
+busy.
+"""
 _GREETING_S = 4.0
 _CHECKING = "its master is checking the model and the data"
 """It listens when it has: a master that runs and does not listen is doing that."""
@@ -45,7 +57,9 @@ class _Way:
 class KubernetesJob:
     """A `Job`. Thread-safe. Whoever made `line` closes it, after this."""
 
-    def __init__(self, line: ClusterClient, name: str, *, namespace: str = "", call_s: float = CALL_S) -> None:
+    def __init__(
+        self, line: ClusterClient, name: str, *, namespace: str = "", call_s: float = CALL_S
+    ) -> None:
         """`namespace`: default, the line's. `call_s` bounds the calls to the master."""
         from elasticdl.cluster.kubernetes.jobs import Jobs
 
@@ -66,10 +80,17 @@ class KubernetesJob:
         found = self._line.run(self._jobs.one(self.name, whole=whole))
         if found is None:
             if self._uid:
-                raise no_such_job(f"job {self.name} is gone from {self.place}", "it was deleted, or its time to live is over")
-            raise no_such_job(f"there is no job {self.name} in {self.place}", "see `elasticdl list`")
+                raise no_such_job(
+                    f"job {self.name} is gone from {self.place}",
+                    "it was deleted, or its time to live is over",
+                )
+            raise no_such_job(
+                f"there is no job {self.name} in {self.place}", "see `elasticdl list`"
+            )
         if self._uid and found.uid != self._uid:
-            raise no_such_job(f"job {self.name} in {self.place} was deleted", "another job has its name by now")
+            raise no_such_job(
+                f"job {self.name} in {self.place} was deleted", "another job has its name by now"
+            )
         self._uid = found.uid
         return found
 
@@ -81,11 +102,15 @@ class KubernetesJob:
         message = "its master is starting"
         if facts.ended is None and not facts.waits_for:
             try:
-                return self._report(facts, blank_status("") | self._call(lambda master: master.status()))
+                return self._report(
+                    facts, blank_status("") | self._call(lambda master: master.status())
+                )
             except NobodyListens:
                 message = _CHECKING
             except TransientError as error:
-                message = facts.lost_master(time.time()) or f"its master does not answer: {error.message}"
+                message = (
+                    facts.lost_master(time.time()) or f"its master does not answer: {error.message}"
+                )
             except ElasticDLError as error:
                 message = f"its master cannot be asked: {error.message}"
         return self._without_master(self.facts(whole=True), message)
@@ -98,11 +123,18 @@ class KubernetesJob:
             # What goes wrong with a pod, or with making one, is in events only.
             stuck = facts.job if facts.master is None else facts.prepared
             said = "" if stuck is None else self._line.run(self._jobs.complaint(stuck))
-            message = f"{'waiting' if facts.barred is None else 'cannot start'}: {facts.waits_for}{': ' if said else ''}{said}"
+            message = (
+                f"{'waiting' if facts.barred is None else 'cannot start'}:"
+                f" {facts.waits_for}{': ' if said else ''}{said}"
+            )
         return self._report(facts, _status_of_pods(facts, message, ended), ended)
 
     def outcome(self) -> Outcome | None:
-        """See Job. Raises CannotStart when it is asked again and again, and the job has not been able to start for 40 s."""
+        """See Job.
+
+        Raises CannotStart when it is asked again and again, and the job has not been able to start
+        for 40 s.
+        """
         facts = self.facts()
         if facts.ended is not None:
             return replace(outcome_of_ended(facts.ended), action=_action(facts))
@@ -124,11 +156,17 @@ class KubernetesJob:
         if facts.waits_for:
             self.delete(facts)
             why = f"; it had no master to stop it in order ({facts.waits_for})"
-            return f"job {self.name} is deleted with all that is its own{why}{way_on_of_deleted(facts.job)}"
+            return (
+                f"job {self.name} is deleted with all that is its"
+                f" own{why}{way_on_of_deleted(facts.job)}"
+            )
         try:
             self._call(lambda master: master.stop(reason), _PATIENCE_S)
         except TransientError as error:
-            hint = f"its master may be starting: try again; `elasticdl stop {self.name} --now` ends it without a last checkpoint"
+            hint = (
+                f"its master may be starting: try again; `elasticdl stop {self.name} --now` ends it"
+                " without a last checkpoint"
+            )
             raise TransientError(error.message, hint=hint) from error
         return "asked to stop; it ends when its workers have drained"
 
@@ -162,7 +200,11 @@ class KubernetesJob:
         with suppress(ElasticDLError), self._kept(facts) as found:
             kept = found.sizes()
         names = {entry.process for entry in there}
-        gone = [LogEntry(name, f"kept of pods that are gone: {size:,} bytes") for name, size in kept.items() if name not in names]
+        gone = [
+            LogEntry(name, f"kept of pods that are gone: {size:,} bytes")
+            for name, size in kept.items()
+            if name not in names
+        ]
         return [*there, *gone]
 
     def read_log(self, wish: LogWish) -> Iterator[str]:
@@ -178,7 +220,10 @@ class KubernetesJob:
         yield from self._line.each(reading(self._line.api, pod, wish.lines))
 
     def _kept_log(self, facts: JobFacts, wish: LogWish) -> str:
-        """Of a process whose pod is gone. Raises an error with exit code 4 if there is no such log, or nobody to ask for it."""
+        """Of a process whose pod is gone.
+
+        Raises an error with exit code 4 if there is no such log, or nobody to ask for it.
+        """
         try:
             with self._kept(facts) as found:
                 return found.last(wish.process, wish.lines)
@@ -187,14 +232,21 @@ class KubernetesJob:
             hint = f"there are {names}"
             if not facts.running_master:
                 hint += f"; what was kept of pods that are gone is in {self._job_dir(facts)}/logs"
-            raise no_such_job(f"job {self.name} in {self.place} has no log of {wish.process!r}", hint) from error
+            raise no_such_job(
+                f"job {self.name} in {self.place} has no log of {wish.process!r}", hint
+            ) from error
 
     def _kept(self, facts: JobFacts) -> AbstractContextManager[ArchivedLogs]:
         from elasticdl.cli.jobs.archived_logs import kept_logs
 
         if not facts.running_master:
             raise TransientError(f"job {self.name} has no master that could be asked")
-        return kept_logs(self._line, self.place.namespace, self._master_pod, self._line.run(self._jobs.token(facts)))
+        return kept_logs(
+            self._line,
+            self.place.namespace,
+            self._master_pod,
+            self._line.run(self._jobs.token(facts)),
+        )
 
     def _job_dir(self, facts: JobFacts) -> str:
         from elasticdl.cluster.kubernetes.planning import spec_of
@@ -211,7 +263,10 @@ class KubernetesJob:
 
         token = self._line.run(self._jobs.token(self._running()))
         if not token:
-            raise TransientError(f"the master of job {self.name} is starting: it has not made its token yet", hint="try again")
+            raise TransientError(
+                f"the master of job {self.name} is starting: it has not made its token yet",
+                hint="try again",
+            )
         tunnel = PortForward(self._line.api, self.place.namespace, self._master_pod, STATUS_PORT)
         address = self._line.run(tunnel.open())
         try:
@@ -221,7 +276,10 @@ class KubernetesJob:
                 self._line.run(tunnel.close())
 
     def story(self) -> Diagnosis:
-        """See Job. From the master's memory; when the job has ended, from what its master said last."""
+        """See Job.
+
+        From the master's memory; when the job has ended, from what its master said last.
+        """
         facts = self.facts()
         if facts.running_master and facts.ended is None:
             return Diagnosis(self._seen()["story"])
@@ -229,7 +287,10 @@ class KubernetesJob:
 
         if facts.ended is None:
             hint = f" ({_hint(facts)})" if facts.barred is not None else ""
-            return Diagnosis(Story().as_dict(), f"what its master has in mind, which does not run: {facts.waits_for}{hint}")
+            return Diagnosis(
+                Story().as_dict(),
+                f"what its master has in mind, which does not run: {facts.waits_for}{hint}",
+            )
         said, why_not = "", "it was killed, or it is of an older version"
         try:
             said = "".join(self.read_log(LogWish("master-0", 4 * MOST_LOGGED)))
@@ -238,8 +299,14 @@ class KubernetesJob:
         found = story_of_lines(said.splitlines())
         if found is not None:
             return Diagnosis(found)
-        where = f"events.jsonl in {self._job_dir(facts)}, if that is on a volume: `elasticdl why --job-dir …` where it is mounted"
-        return Diagnosis(Story().as_dict(), f"its master left no story in its log ({why_not}); what was recorded is in {where}")
+        where = (
+            f"events.jsonl in {self._job_dir(facts)}, if that is on a volume: `elasticdl why"
+            " --job-dir …` where it is mounted"
+        )
+        return Diagnosis(
+            Story().as_dict(),
+            f"its master left no story in its log ({why_not}); what was recorded is in {where}",
+        )
 
     def snapshot(self) -> dict[str, Any]:
         """See Job. Only a master that runs has it."""
@@ -266,14 +333,27 @@ class KubernetesJob:
     def _running(self) -> JobFacts:
         facts = self.facts()
         if facts.ended is not None:
-            where = f"; report.html is in its directory, {facts.ended.job_dir}" if facts.ended.job_dir else ""
-            raise no_such_job(f"job {self.name} in {self.place} has ended", f"see `elasticdl status {self.name}`{where}")
+            where = (
+                f"; report.html is in its directory, {facts.ended.job_dir}"
+                if facts.ended.job_dir
+                else ""
+            )
+            raise no_such_job(
+                f"job {self.name} in {self.place} has ended",
+                f"see `elasticdl status {self.name}`{where}",
+            )
         if facts.waits_for:
-            raise TransientError(f"job {self.name} in {self.place} cannot be told: {facts.waits_for}", hint="try again later")
+            raise TransientError(
+                f"job {self.name} in {self.place} cannot be told: {facts.waits_for}",
+                hint="try again later",
+            )
         return facts
 
     def _call(self, what: Callable[[MasterClient], T], patience_s: float = 0.0) -> T:
-        """Ask the master; for up to `patience_s` again while it is starting. Raises ElasticDLError: what bars the way to it."""
+        """Ask the master; for up to `patience_s` again while it is starting.
+
+        Raises ElasticDLError: what bars the way to it.
+        """
         end_s = time.monotonic() + patience_s
         while True:
             try:
@@ -286,7 +366,11 @@ class KubernetesJob:
     def _explained(self, error: TransientError) -> TransientError:
         """With what the cluster knows of a master that does not answer, if it does."""
         lost = self.facts().lost_master(time.time())
-        return TransientError(f"the master of job {self.name} is not reached: {lost}") if lost else error
+        return (
+            TransientError(f"the master of job {self.name} is not reached: {lost}")
+            if lost
+            else error
+        )
 
     def _asked(self, what: Callable[[MasterClient], T]) -> T:
         way = self._connected()
@@ -296,11 +380,15 @@ class KubernetesJob:
             # Seen anew the next time, which tells at once why it is barred.
             self.close()
             problem = way.tunnel.problem or error.message
-            raise TransientError(f"the master of job {self.name} is not reached: {problem}") from error
+            raise TransientError(
+                f"the master of job {self.name} is not reached: {problem}"
+            ) from error
         except Refused as error:
             # Its token is the Secret's: another one means that the Secret was read too early.
             self.close()
-            raise TransientError(f"the master of job {self.name} does not know us: {error.message}") from error
+            raise TransientError(
+                f"the master of job {self.name} does not know us: {error.message}"
+            ) from error
 
     def _connected(self) -> _Way:
         from elasticdl.cluster.kubernetes.plans import MASTER_PORT
@@ -310,8 +398,12 @@ class KubernetesJob:
             if self._way is None:
                 token = self._line.run(self._jobs.token(self.facts()))
                 if not token:
-                    raise TransientError(f"the master of job {self.name} is starting: it has not made its token yet")
-                tunnel = PortForward(self._line.api, self.place.namespace, self._master_pod, MASTER_PORT)
+                    raise TransientError(
+                        f"the master of job {self.name} is starting: it has not made its token yet"
+                    )
+                tunnel = PortForward(
+                    self._line.api, self.place.namespace, self._master_pod, MASTER_PORT
+                )
                 address = self._line.run(tunnel.open(_GREETING_S))
                 self._way = _Way(tunnel, MasterClient(address, token, "cli", away_s=self._call_s))
             return self._way
@@ -320,16 +412,33 @@ class KubernetesJob:
         found = await self._jobs.one(self.name)
         pod = found.running_master if found is not None else ""
         if not pod:
-            raise TransientError(found.waits_for if found is not None and found.waits_for else "its master does not run")
+            raise TransientError(
+                found.waits_for
+                if found is not None and found.waits_for
+                else "its master does not run"
+            )
         return pod
 
-    def _report(self, facts: JobFacts, status: dict[str, Any], ended: Ended | None = None) -> Report:
+    def _report(
+        self, facts: JobFacts, status: dict[str, Any], ended: Ended | None = None
+    ) -> Report:
         age_s = max(0.0, time.time() - facts.created_wall_s)
         state = str(facts.standing)
         if ended is None:
             outcome = str(status.get("outcome") or "")
-            return Report(self.name, self.place, state, age_s, status, status.get("exit_code"), outcome, _hint(facts))
-        return Report(self.name, self.place, state, age_s, status, ended.exit_code, ended.message, ended.hint)
+            return Report(
+                self.name,
+                self.place,
+                state,
+                age_s,
+                status,
+                status.get("exit_code"),
+                outcome,
+                _hint(facts),
+            )
+        return Report(
+            self.name, self.place, state, age_s, status, ended.exit_code, ended.message, ended.hint
+        )
 
 
 def outcome_of_ended(ended: Ended) -> Outcome:
@@ -347,14 +456,19 @@ def outcome_of_ended(ended: Ended) -> Outcome:
 
 
 def way_on_of_deleted(job: Mapping[str, Any]) -> str:
-    """What to type for a job that left no word: its checkpoints, if it made any, are where it kept them."""
+    """What to type for a job that left no word: its checkpoints, if it made any, are where it kept
+    them.
+    """
     from elasticdl.cluster.kubernetes.planning import spec_of
 
     with suppress(UserError):
         spec = spec_of(dict(job))
         if spec.resume_command and spec.checkpoint.checkpoint_steps:
             where = f"{spec.cluster.job_dir}/checkpoints"
-            return f"; its newest checkpoint, if it made one, is in {where}, go on with: {spec.resume_command}"
+            return (
+                f"; its newest checkpoint, if it made one, is in {where}, go on with:"
+                f" {spec.resume_command}"
+            )
     return ""
 
 
@@ -380,7 +494,10 @@ def _status_of_pods(facts: JobFacts, message: str, ended: Ended | None = None) -
     from elasticdl.cli.jobs.pod_rows import rows
     from elasticdl.cluster.kubernetes.planning import spec_of
 
-    known: dict[str, Any] = {"processes": rows(facts), "waiting": [facts.waits_for] if facts.waits_for else []}
+    known: dict[str, Any] = {
+        "processes": rows(facts),
+        "waiting": [facts.waits_for] if facts.waits_for else [],
+    }
     with suppress(UserError):
         spec = spec_of(dict(facts.job))
         workers = spec.cluster.num_workers
@@ -388,7 +505,15 @@ def _status_of_pods(facts: JobFacts, message: str, ended: Ended | None = None) -
         known |= {"action": str(spec.action), "epochs": spec.data.num_epochs, "scale": scale}
     if ended is not None:
         total = dict(ended.receipt)
-        known |= {"metrics": dict(ended.metrics), "loss": ended.loss, "phase": "ended", "receipt": {"epochs": [], "total": total}}
-        counts = {key: total.get(key, 0) for key in ("expected", "trained", "repeated", "bad", "lost", "left")}
+        known |= {
+            "metrics": dict(ended.metrics),
+            "loss": ended.loss,
+            "phase": "ended",
+            "receipt": {"epochs": [], "total": total},
+        }
+        counts = {
+            key: total.get(key, 0)
+            for key in ("expected", "trained", "repeated", "bad", "lost", "left")
+        }
         known["records"] = {**counts, "resumed": 0, "undone": 0, "records_per_s": 0.0}
     return blank_status(message, **known)

@@ -19,29 +19,38 @@ _MOST_NAMES = 20
 
 
 def submit(line: ClusterClient, spec: JobSpec) -> JobSpec:
-    """Submit a settled job; returns it as it was submitted: a generated name that is taken gives way. Blocks for seconds.
+    """Submit a settled job; returns it as it was submitted: a generated name that is taken gives
+    way. Blocks for seconds.
 
-    Raises SpecError if the name is taken, PermanentError (exit code 3) for what the cluster refuses: nothing was made then.
+    Raises SpecError if the name is taken, PermanentError (exit code 3) for what the cluster
+    refuses: nothing was made then.
     """
     from elasticdl.cluster.kubernetes import submitting
 
     for _ in range(_MOST_NAMES):
         try:
-            done = line.run(submitting.submit(line.api, spec, line.namespace, tell), submitting.LIMIT_S + 5)
+            done = line.run(
+                submitting.submit(line.api, spec, line.namespace, tell), submitting.LIMIT_S + 5
+            )
             break
         except submitting.NameTaken:
             if not spec.generated_name:
                 raise
             spec = spec.replace(job_name=next_name(spec.cluster.job_name))
     else:
-        raise SpecError(f"jobs have all names up to {spec.cluster.job_name}", hint="name another --job-name")
+        raise SpecError(
+            f"jobs have all names up to {spec.cluster.job_name}", hint="name another --job-name"
+        )
     for warning in done.warnings:
         tell(f"Warning: {warning}")
     return spec
 
 
 def submit_job(spec: JobSpec, form: Format | None, *, detach: bool) -> int:
-    """Submit a settled job, and wait for its end unless told to detach. Returns the exit code; raises ElasticDLError."""
+    """Submit a settled job, and wait for its end unless told to detach.
+
+    Returns the exit code; raises ElasticDLError.
+    """
     from elasticdl.cli.jobs.cluster_client import ClusterClient
 
     with ClusterClient(spec.kubernetes.namespace, spec.kubernetes.kube_context) as line:
@@ -49,7 +58,10 @@ def submit_job(spec: JobSpec, form: Format | None, *, detach: bool) -> int:
         name = spec.cluster.job_name
         tell(f"job {name} is submitted to namespace {line.namespace}")
         if not spec.kubernetes.keeps(spec.cluster.job_dir):
-            tell(f"what it leaves goes with its master's pod ({spec.cluster.job_dir}): --volume and --job-dir keep it")
+            tell(
+                f"what it leaves goes with its master's pod ({spec.cluster.job_dir}): --volume and"
+                " --job-dir keep it"
+            )
         if not detach:
             return _watched(line, name, spec, form or Format.TABLE)
         _look(line, name)
@@ -57,7 +69,10 @@ def submit_job(spec: JobSpec, form: Format | None, *, detach: bool) -> int:
         if form in (None, Format.TABLE):
             click.echo(name)
         else:
-            click.echo(render({"job": name, "place": "kubernetes", "namespace": line.namespace}, form), nl=False)
+            click.echo(
+                render({"job": name, "place": "kubernetes", "namespace": line.namespace}, form),
+                nl=False,
+            )
         return ExitCode.DONE
 
 
@@ -103,6 +118,13 @@ def _watched(line: ClusterClient, name: str, spec: JobSpec, form: Format) -> int
 def way_back(spec: JobSpec, name: str, namespace: str) -> str:
     """The next commands to type."""
     given = f" --namespace {namespace}" if spec.kubernetes.namespace else ""
-    given += f" --kube-context {spec.kubernetes.kube_context}" if spec.kubernetes.kube_context else ""
-    verbs = {"come back": "wait", "how it is doing": "status", "its page": "dashboard", "end it": "stop"}
+    given += (
+        f" --kube-context {spec.kubernetes.kube_context}" if spec.kubernetes.kube_context else ""
+    )
+    verbs = {
+        "come back": "wait",
+        "how it is doing": "status",
+        "its page": "dashboard",
+        "end it": "stop",
+    }
     return "; ".join(f"{what}: elasticdl {verb} {name}{given}" for what, verb in verbs.items())

@@ -19,7 +19,8 @@ def _nobody(_path: Path) -> None:
 def local_jobs(closed: Callable[[Path], None] = _nobody) -> list[DirectoryJob]:
     """Those in ./jobs, by name; and those to be, whose check goes on.
 
-    `closed` hears of directories that this user may not look into. Raises OSError if that is so of ./jobs.
+    `closed` hears of directories that this user may not look into. Raises OSError if that is so of
+    ./jobs.
     """
     found = []
     for path in _entries():

@@ -15,7 +15,14 @@ from typing import Any, TypeVar, final
 from elasticdl.cli.jobs.file_tail import Events
 from elasticdl.cli.jobs.outcome import Outcome, outcome_of, read_object
 from elasticdl.cli.views.live_view import View
-from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessExited, ProcessName, ProcessSpec, Role
+from elasticdl.cluster.base import (
+    CreateRefused,
+    ExitFacts,
+    ProcessExited,
+    ProcessName,
+    ProcessSpec,
+    Role,
+)
 from elasticdl.cluster.local.cluster import LocalCluster
 from elasticdl.cluster.local.machine import usable_cores
 from elasticdl.errors import ElasticDLError, PermanentError, TransientError
@@ -34,7 +41,9 @@ STOP_GRACE_S = 300.0
 
 @final
 class LocalJob:
-    """Owns the master of one job. All of it happens on the event loop of `run`, but for what says otherwise.
+    """Owns the master of one job.
+
+    All of it happens on the event loop of `run`, but for what says otherwise.
 
     The thread of that loop must live until `run` returns: the master ends with it.
     """
@@ -55,7 +64,10 @@ class LocalJob:
         """Set once the master answers, or once the job has ended without."""
 
     async def run(self) -> Outcome:
-        """Start the master, show what it tells, return when every process has ended. Raises PermanentError."""
+        """Start the master, show what it tells, return when every process has ended.
+
+        Raises PermanentError.
+        """
         directory = self._directory
         self._cluster = LocalCluster(directory.logs, usable_cores())
         events = Events(directory.events, from_end=self._spec.checkpoint.resume)
@@ -82,7 +94,8 @@ class LocalJob:
 
     def stop_from_any_thread(self, why: str) -> None:
         """Have the job end in order, whether its master is up already or not."""
-        self._stop_asked = why  # before the loop is looked at: `run` looks in the other order, so one of the two sees it
+        # before the loop is looked at: `run` looks in the other order, so one of the two sees it
+        self._stop_asked = why
         if self._loop is not None:
             with suppress(RuntimeError):  # it is closed: the job has just ended
                 self._loop.call_soon_threadsafe(self._stop_once, why)
@@ -91,7 +104,9 @@ class LocalJob:
         """Once: the job is stopped in order. Twice: it ends at once. On the loop's thread."""
         self._interrupts += 1
         if self._interrupts == 1:
-            self._view.say(f"{why}: stopping in order, with a last checkpoint; once more ends it at once")
+            self._view.say(
+                f"{why}: stopping in order, with a last checkpoint; once more ends it at once"
+            )
             self._beside(self._stop_in_order(why))
         elif self._interrupts == 2 and self._cluster is not None:
             self._view.say(f"{why}: ending at once")
@@ -178,7 +193,8 @@ class LocalJob:
 async def in_thread(call: Callable[[], T]) -> T:
     """Run something that blocks in a thread of its own.
 
-    Not `asyncio.to_thread`: its pool is gone as soon as a script has ended, while the job that it started goes on.
+    Not `asyncio.to_thread`: its pool is gone as soon as a script has ended, while the job that it
+    started goes on.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()

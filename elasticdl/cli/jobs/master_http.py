@@ -26,16 +26,27 @@ class MasterPage:
         return cls(parts.netloc, parts.fragment.partition("token=")[2])
 
     def get(self, path: str) -> dict[str, Any]:
-        """A JSON object. Raises TransientError if the page is not reached, PermanentError with its words if it refuses."""
+        """A JSON object.
+
+        Raises TransientError if the page is not reached, PermanentError with its words if it
+        refuses.
+        """
         connection = http.client.HTTPConnection(self._address, timeout=_CALL_S)
         try:
             connection.request("GET", path, headers={"Authorization": f"Bearer {self._token}"})
             answer = connection.getresponse()
             found: dict[str, Any] = json.loads(answer.read())
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise TransientError(f"the master's page is not reached: {error or type(error).__name__}") from error
+            raise TransientError(
+                f"the master's page is not reached: {error or type(error).__name__}"
+            ) from error
         finally:
             connection.close()
         if answer.status != http.HTTPStatus.OK:
-            raise PermanentError(str((found.get("error") or {}).get("message") or f"the master's page answered {answer.status}"))
+            raise PermanentError(
+                str(
+                    (found.get("error") or {}).get("message")
+                    or f"the master's page answered {answer.status}"
+                )
+            )
         return found

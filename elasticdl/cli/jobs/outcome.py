@@ -61,10 +61,15 @@ class Outcome:
         }
 
     def error(self) -> ElasticDLError | None:
-        """Return the error that `JobHandle.wait` raises, or None if the job is done or was stopped by a person."""
+        """Return the error that `JobHandle.wait` raises, or None if the job is done or was stopped
+        by a person.
+        """
         if self.exit_code in (ExitCode.DONE, ExitCode.INTERRUPTED):
             return None
-        kinds: dict[int, type[ElasticDLError]] = {ExitCode.USAGE: SpecError, ExitCode.USER_ERROR: UserError}
+        kinds: dict[int, type[ElasticDLError]] = {
+            ExitCode.USAGE: SpecError,
+            ExitCode.USER_ERROR: UserError,
+        }
         error = kinds.get(self.exit_code, PermanentError)(self.message, hint=self.hint)
         with suppress(ValueError):
             error.exit_code = ExitCode(self.exit_code)
@@ -86,11 +91,16 @@ def part_of(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else {}
 
 
-def outcome_of(directory: JobDirectory, spec: JobSpec, facts: ExitFacts, *, interrupted: bool) -> Outcome:
+def outcome_of(
+    directory: JobDirectory, spec: JobSpec, facts: ExitFacts, *, interrupted: bool
+) -> Outcome:
     """What the master left; or, if it left nothing, what is known of its end."""
     left = read_object(directory.status)
-    status: Mapping[str, Any] = left.get("status") or (last_known(directory, "the master was killed") if not left else {})
-    # Its word counts, not what became of its process after that: a second signal may meet it in its last moment.
+    status: Mapping[str, Any] = left.get("status") or (
+        last_known(directory, "the master was killed") if not left else {}
+    )
+    # Its word counts, not what became of its process after that: a second signal may meet it in its
+    # last moment.
     code = int(left["exit_code"]) if "exit_code" in left else facts.exit_code
     message, hint = str(left.get("message", "")), str(left.get("hint", ""))
     if not left:
@@ -136,15 +146,27 @@ def summary(outcome: Outcome) -> list[str]:
     lines = []
     if total:
         done = done_word(outcome.action)
-        named = {key: {"trained": done, "left": f"not {done}"}.get(key, key) for key in total if total[key] or key not in _RARE}
-        counted = f"  (counted {outcome.receipt['counted']})" if outcome.receipt.get("counted") else ""
+        named = {
+            key: {"trained": done, "left": f"not {done}"}.get(key, key)
+            for key in total
+            if total[key] or key not in _RARE
+        }
+        counted = (
+            f"  (counted {outcome.receipt['counted']})" if outcome.receipt.get("counted") else ""
+        )
         bound = {"repeated": "at least "} if outcome.receipt.get("repeated_at_least") else {}
-        lines.append("records  " + "  ".join(f"{word} {bound.get(key, '')}{total[key]}" for key, word in named.items()) + counted)
+        lines.append(
+            "records  "
+            + "  ".join(f"{word} {bound.get(key, '')}{total[key]}" for key, word in named.items())
+            + counted
+        )
     why = str(outcome.receipt.get("why_left") or "").partition("\n")[0]
     if why and why != outcome.message.partition("\n")[0]:
         lines.append(f"left     {amount(total.get('left', 0), 'record')}: {why}")
     if values := named_values(outcome.loss, outcome.metrics):
-        lines.append("metrics  " + "  ".join(f"{name} {value:.6g}" for name, value in values.items()))
+        lines.append(
+            "metrics  " + "  ".join(f"{name} {value:.6g}" for name, value in values.items())
+        )
     if outcome.output:
         lines.append(f"output   {outcome.output}")
     lines.append(f"job      {outcome.job_dir}")

@@ -1,4 +1,6 @@
-"""The processes of a job on a cluster, as its pods show them: rows of the shape that a master tells."""
+"""The processes of a job on a cluster, as its pods show them: rows of the shape that a master
+tells.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from elasticdl.master.core.status import ProcessStatus
 
 
 def rows(facts: JobFacts) -> list[dict[str, Any]]:
-    """A row each, the masters' first. `running` is all that is known of one that runs: whether it is ready, only a master knows."""
+    """A row each, the masters' first.
+
+    `running` is all that is known of one that runs: whether it is ready, only a master knows.
+    """
     return [asdict(_row(facts, name, pod)) for name, pod in facts.processes()]
 
 
@@ -24,11 +29,24 @@ def _row(facts: JobFacts, name: ProcessName, pod: Mapping[str, Any]) -> ProcessS
     seen = observed(pod)
     if not has_ended(pod):
         state = "running" if seen.running else "pending"
-        return ProcessStatus(str(name), str(name.role), state, began_s, began_s, seen.where, message=seen.waiting_for)
+        return ProcessStatus(
+            str(name), str(name.role), state, began_s, began_s, seen.where, message=seen.waiting_for
+        )
     said = read_outcome(pod)
     if said is not None:
         message = said.message.partition("\n")[0]
-        return ProcessStatus(str(name), str(name.role), "ended", began_s, began_s, seen.where, str(Cause.FINISHED), message)
+        return ProcessStatus(
+            str(name),
+            str(name.role),
+            "ended",
+            began_s,
+            began_s,
+            seen.where,
+            str(Cause.FINISHED),
+            message,
+        )
     end = exit_facts(pod, asked=False)
     told = verdict(end, finished=end.exit_code == 0)
-    return ProcessStatus(str(name), str(name.role), "ended", began_s, began_s, seen.where, str(told.cause), told.text)
+    return ProcessStatus(
+        str(name), str(name.role), "ended", began_s, began_s, seen.where, str(told.cause), told.text
+    )

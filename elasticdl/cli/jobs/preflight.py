@@ -16,7 +16,10 @@ PREFLIGHT_S = 600.0
 
 
 def checked(spec: JobSpec, *, quiet: bool = False) -> preflight.Preflight:
-    """What the preflight found; blocks. Raises UserError with the exit code for usage: nothing has been started."""
+    """What the preflight found; blocks.
+
+    Raises UserError with the exit code for usage: nothing has been started.
+    """
 
     def progress(text: str) -> None:
         if not quiet:

@@ -2,7 +2,8 @@
 
 1. `--job-dir PATH` is that job of this machine.
 2. `--namespace` or `--kube-context` means a job on a cluster.
-3. A bare name is the job in ./jobs/NAME (or in the directory NAME, or of that name below ./jobs); if there is none, the one in the namespace of the current
+3. A bare name is the job in ./jobs/NAME (or in the directory NAME, or of that name below ./jobs);
+if there is none, the one in the namespace of the current
    kube context, if there is one.
 """
 
@@ -34,18 +35,27 @@ if TYPE_CHECKING:
     from elasticdl.cli.jobs.cluster_client import ClusterClient
 
 F = TypeVar("F", bound=Callable[..., Any])
-RULE = "A name is looked for in ./jobs, then in the current kube context; --job-dir or --namespace says which."
+RULE = (
+    "A name is looked for in ./jobs, then in the current kube context; --job-dir or --namespace"
+    " says which."
+)
 
 
 def cluster_options(command: F) -> F:
     """--namespace and --kube-context."""
     on = "On the cluster of this kube context."
-    command = click.option("--kube-context", default="", metavar="NAME", shell_complete=context_names, help=on)(command)
+    command = click.option(
+        "--kube-context", default="", metavar="NAME", shell_complete=context_names, help=on
+    )(command)
     within = "On a cluster, in this namespace."
-    return click.option("--namespace", default="", metavar="NAME", shell_complete=namespace_names, help=within)(command)
+    return click.option(
+        "--namespace", default="", metavar="NAME", shell_complete=namespace_names, help=within
+    )(command)
 
 
-def directories(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem[str]]:
+def directories(
+    _context: click.Context, _parameter: click.Parameter, begun: str
+) -> list[CompletionItem[str]]:
     """Completed by the shell itself."""
     from click.shell_completion import CompletionItem
 
@@ -61,17 +71,25 @@ def job_argument(command: F) -> F:
 
     options = cluster_options(with_job)
     help_text = "The job of this directory."
-    options = click.option("--job-dir", default="", metavar="PATH", shell_complete=directories, help=help_text)(options)
+    options = click.option(
+        "--job-dir", default="", metavar="PATH", shell_complete=directories, help=help_text
+    )(options)
     return click.argument("job", required=False, default="", shell_complete=_complete)(options)  # type: ignore[return-value]
 
 
 @contextmanager
 def found(sought: JobQuery) -> Iterator[Job]:
-    """The job. Raises an error with exit code 4 that says where it was looked for, UsageError if nothing names one."""
+    """The job.
+
+    Raises an error with exit code 4 that says where it was looked for, UsageError if nothing names
+    one.
+    """
     if not sought.job and not sought.job_dir:
         raise click.UsageError(f"Name a job, or give its --job-dir. {RULE}")
     if sought.job_dir and (sought.namespace or sought.kube_context):
-        raise click.UsageError("--job-dir is a job of this machine, --namespace and --kube-context one on a cluster.")
+        raise click.UsageError(
+            "--job-dir is a job of this machine, --namespace and --kube-context one on a cluster."
+        )
     on_cluster = bool(sought.namespace or sought.kube_context)
     if not on_cluster:
         places = [Path(sought.job_dir)] if sought.job_dir else [JOBS / sought.job, Path(sought.job)]
@@ -96,19 +114,25 @@ def _holds_a_job(directory: JobDirectory) -> bool:
 
 
 def _named(job: str) -> Iterator[Path]:
-    """The directory below ./jobs that is called otherwise (--job-dir) and holds the job of that name, if there is one.
+    """The directory below ./jobs that is called otherwise (--job-dir) and holds the job of that
+    name, if there is one.
 
     Raises SpecError if there are several: nobody may stop the wrong one.
     """
     made = [found.directory.path for found in local_jobs() if found.name == job]
     if len(made) > 1:
         names = " and ".join(str(JOBS / path.name) for path in made)
-        raise SpecError(f"there are {len(made)} jobs {job}, in {names}", hint=f"say which: --job-dir {JOBS / made[0].name}")
+        raise SpecError(
+            f"there are {len(made)} jobs {job}, in {names}",
+            hint=f"say which: --job-dir {JOBS / made[0].name}",
+        )
     yield from made
 
 
 def _on_cluster(sought: JobQuery, *, certain: bool) -> Iterator[Job]:
-    """`certain`: it is said that it is there, so that a cluster that is not reached is the error."""
+    """`certain`: it is said that it is there, so that a cluster that is not reached is the
+    error.
+    """
     here = f"there is no job in {' or '.join(sought.places)}"
     if not certain and (reason := no_cluster()):
         raise no_such_job(f"{here}; {reason}", _known())
@@ -119,7 +143,12 @@ def _on_cluster(sought: JobQuery, *, certain: bool) -> Iterator[Job]:
         line = ClusterClient(sought.namespace, sought.kube_context)
     except ElasticDLError as error:
         raise no_such_job(
-            f"{here}, and the cluster cannot be asked: {error.message}" if not certain else error.message, error.hint
+            (
+                f"{here}, and the cluster cannot be asked: {error.message}"
+                if not certain
+                else error.message
+            ),
+            error.hint,
         ) from error
     with line:
         job = KubernetesJob(line, sought.job)
@@ -144,16 +173,23 @@ def _see(job: Job, here: str, line: ClusterClient) -> None:
         if error.exit_code is ExitCode.NO_SUCH_JOB:
             raise no_such_job(f"{here}, nor in {where}", _known()) from error
         raise no_such_job(
-            f"{here}; whether there is one in {where} is not known: {error.message}", error.hint or _known()
+            f"{here}; whether there is one in {where} is not known: {error.message}",
+            error.hint or _known(),
         ) from error
 
 
 def _known() -> str:
     names = local_names()[-8:]
-    return f"in ./{JOBS} there are {', '.join(names)}; `elasticdl list` shows all" if names else RULE
+    return (
+        f"in ./{JOBS} there are {', '.join(names)}; `elasticdl list` shows all" if names else RULE
+    )
 
 
 def _complete(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
     if context.params.get("job_dir"):
         return []
-    return job_names(begun, str(context.params.get("namespace") or ""), str(context.params.get("kube_context") or ""))
+    return job_names(
+        begun,
+        str(context.params.get("namespace") or ""),
+        str(context.params.get("kube_context") or ""),
+    )

@@ -1,4 +1,6 @@
-"""Whether a job on a cluster can start at all: Kubernetes tries for ever to get an image that is not there, people need not."""
+"""Whether a job on a cluster can start at all: Kubernetes tries for ever to get an image that is
+not there, people need not.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ class Submitted(Protocol):
 
 
 class CannotStart(PermanentError):
-    """No master of the job ever ran, and its pod cannot start. The job is there, and the cluster goes on trying."""
+    """No master of the job ever ran, and its pod cannot start.
+
+    The job is there, and the cluster goes on trying.
+    """
 
     def __init__(self, message: str, mend: str, clear: str = "") -> None:
         """`mend`: what to do about it; `clear`: and about the job that is there."""
@@ -55,10 +60,14 @@ class Patience:
         self._words = ""
 
     def seen(self, facts: JobFacts, has_run: Callable[[], bool]) -> None:
-        """Raises CannotStart when it has been so for 40 s. `has_run`: the job had a master, which is asked only then."""
+        """Raises CannotStart when it has been so for 40 s.
+
+        `has_run`: the job had a master, which is asked only then.
+        """
         barred, now_s = facts.barred, self._now_s()
         if barred is None:
-            # A node that tries again, or the next pod being made, is no news; that all is well for so long is.
+            # A node that tries again, or the next pod being made, is no news; that all is well for
+            # so long is.
             self._well_since_s = now_s if self._well_since_s is None else self._well_since_s
             if now_s - self._well_since_s > PATIENCE_S:
                 self._since_s, self._words = None, ""
@@ -73,9 +82,12 @@ class Patience:
 
 
 def first_look(job: Submitted) -> None:
-    """Return when the job's master runs or waits for a place, at the latest after 5 s. Blocks; 40 s more while it cannot start.
+    """Return when the job's master runs or waits for a place, at the latest after 5 s.
 
-    Raises CannotStart. That nothing can be learned of it, or not by us, is no news: the job is submitted.
+    Blocks; 40 s more while it cannot start.
+
+    Raises CannotStart. That nothing can be learned of it, or not by us, is no news: the job is
+    submitted.
     """
     end_s = time.monotonic() + LOOK_S
     try:
@@ -103,7 +115,11 @@ def cleared_away(job: Submitted, error: CannotStart) -> CannotStart:
     try:
         job.delete()
     except ElasticDLError as refused:
-        return CannotStart(f"{error.message}\nThe job is still there: {refused.message}", error.mend, way_out(job.name))
+        return CannotStart(
+            f"{error.message}\nThe job is still there: {refused.message}",
+            error.mend,
+            way_out(job.name),
+        )
     return CannotStart(f"{error.message}\nThe job is deleted again.", error.mend)
 
 

@@ -21,7 +21,8 @@ ENDS = ("done", "failed", "stopped")
 def wait(job: Job, view: View, timeout_s: float | None = None) -> Outcome:
     """How it ended. Blocks until it has, showing nothing but what is wrong with looking.
 
-    Raises TransientError with exit code 124 after `timeout_s`, and TransientError when nothing was learned for five minutes.
+    Raises TransientError with exit code 124 after `timeout_s`, and TransientError when nothing was
+    learned for five minutes.
     """
     return follow(job, None, view.say, timeout_s)
 
@@ -39,8 +40,15 @@ def watch(job: Job, view: View, timeout_s: float | None = None) -> Outcome:
     return follow(job, show, view.say, timeout_s)
 
 
-def follow(job: Job, seen: Callable[[Report], None] | None, say: Callable[[str], None], timeout_s: float | None = None) -> Outcome:
-    """The same for anybody: `seen` gets a report each second, the last one when the job has ended; `say` hears of troubles."""
+def follow(
+    job: Job,
+    seen: Callable[[Report], None] | None,
+    say: Callable[[str], None],
+    timeout_s: float | None = None,
+) -> Outcome:
+    """The same for anybody: `seen` gets a report each second, the last one when the job has ended;
+    `say` hears of troubles.
+    """
     begin_s = heard_s = time.monotonic()
     said = False
     while True:
@@ -66,6 +74,9 @@ def follow(job: Job, seen: Callable[[Report], None] | None, say: Callable[[str],
 
 def timed_out(name: str, timeout_s: float) -> TransientError:
     """The error of a wait that was too short."""
-    error = TransientError(f"job {name} has not ended after {timeout_s:g} s", hint="it goes on; wait longer, or stop it")
+    error = TransientError(
+        f"job {name} has not ended after {timeout_s:g} s",
+        hint="it goes on; wait longer, or stop it",
+    )
     error.exit_code = ExitCode.TIMED_OUT
     return error

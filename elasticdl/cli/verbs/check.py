@@ -32,9 +32,12 @@ from elasticdl.job import Action, JobSpec
 )
 @FORMAT_OPTION
 def check(file: Path | None, action: str, form: str, **parameters: Any) -> int:  # noqa: ANN401 - the flags
-    """Load the model module, run one batch through it and count the data. Starts and leaves nothing.
+    """Load the model module, run one batch through it and count the data.
 
-    With --image-name the cluster is asked instead: rights, quota, priority classes, pod security, volumes. The model and the data
+    Starts and leaves nothing.
+
+    With --image-name the cluster is asked instead: rights, quota, priority classes, pod security,
+    volumes. The model and the data
     are then those of the pods, where the job's master looks at them before it starts anything.
     """
     spec = settle(request_of(Action(action), file, parameters))
@@ -52,15 +55,29 @@ def _here(spec: JobSpec, form: Format) -> int:
         found = checked(spec)
     except UserError as error:
         if form != Format.TABLE:
-            click.echo(render(_told([Finding(about, Weight.PROBLEM, error.message)]), form), nl=False)
+            click.echo(
+                render(_told([Finding(about, Weight.PROBLEM, error.message)]), form), nl=False
+            )
         raise
     findings = [
-        Finding(title, Weight.FINE, f"{amount(sum(one.records for one in sources), 'record')} in {amount(len(sources), 'source')}")
-        for title, sources in (("training", found.training), ("validation", found.validation), ("prediction", found.prediction))
+        Finding(
+            title,
+            Weight.FINE,
+            f"{amount(sum(one.records for one in sources), 'record')} in"
+            f" {amount(len(sources), 'source')}",
+        )
+        for title, sources in (
+            ("training", found.training),
+            ("validation", found.validation),
+            ("prediction", found.prediction),
+        )
         if sources
     ]
     if form != Format.TABLE:
-        warnings = [Finding("model and data", Weight.WARNING, text) for text in found.raw.get("warnings") or ()]
+        warnings = [
+            Finding("model and data", Weight.WARNING, text)
+            for text in found.raw.get("warnings") or ()
+        ]
         click.echo(render({**_told([*findings, *warnings]), **found.raw}, form), nl=False)
         return ExitCode.DONE
     for one in findings:

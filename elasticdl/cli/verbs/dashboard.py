@@ -23,11 +23,16 @@ from elasticdl.jobdir.layout import write_whole
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
-@click.option("--no-browser", is_flag=True, help="Print the page's address only, with the token that opens it.")
+@click.option(
+    "--no-browser",
+    is_flag=True,
+    help="Print the page's address only, with the token that opens it.",
+)
 def dashboard(sought: JobQuery, no_browser: bool) -> int:
     """Open a job's status page in the browser.
 
-    The page of a job on a cluster is reached through the API server, as by `kubectl port-forward`, until Ctrl-C or the job's end.
+    The page of a job on a cluster is reached through the API server, as by `kubectl port-forward`,
+    until Ctrl-C or the job's end.
     """
     with found(sought) as job, job.page() as address:
         _see_that_it_answers(job, address)
@@ -67,24 +72,36 @@ def _see_that_it_answers(job: Job, address: str) -> None:
 
 @contextmanager
 def _file_that_leads_to(address: str, job: Job) -> Iterator[Path]:
-    """A page for us alone that goes to the address: the arguments of a browser are seen by every user of this machine, the token with them.
+    """A page for us alone that goes to the address: the arguments of a browser are seen by every
+    user of this machine, the token with them.
 
-    Here it stays beside the master's own file with the token: a browser may take its time, and we are gone then.
+    Here it stays beside the master's own file with the token: a browser may take its time, and we
+    are gone then.
     """
     target = escape(address, quote=True)
-    text = f'<!doctype html><meta http-equiv="refresh" content="0; url={target}"><a href="{target}">the status page</a>\n'
+    text = (
+        f'<!doctype html><meta http-equiv="refresh" content="0; url={target}"><a'
+        f' href="{target}">the status page</a>\n'
+    )
     if job.place.kind is Kind.LOCAL:
         path = Path(job.place.job_dir) / "dashboard.html"
         write_whole(path, text, mode=0o600)
         yield path
         return
-    with tempfile.NamedTemporaryFile("w", prefix="elasticdl-", suffix=".html", encoding="utf-8") as file:
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="elasticdl-", suffix=".html", encoding="utf-8"
+    ) as file:
         file.write(text)
         file.flush()
         yield Path(file.name)
 
 
 def _opened(file: Path) -> bool:
-    """Whether a browser was started. Not one in this terminal: it would show nothing of the page."""
-    seen = sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+    """Whether a browser was started.
+
+    Not one in this terminal: it would show nothing of the page.
+    """
+    seen = sys.platform in ("darwin", "win32") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    )
     return seen and webbrowser.open(file.as_uri())

@@ -30,12 +30,18 @@ _CALL_S = 4.0
 
 @click.command("list", context_settings=SETTINGS)
 @cluster_options
-@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Of the cluster's every namespace.")
+@click.option(
+    "-A", "--all-namespaces", "everywhere", is_flag=True, help="Of the cluster's every namespace."
+)
 @FORMAT_OPTION
 def list_(namespace: str, kube_context: str, everywhere: bool, form: str) -> None:
-    """List the jobs in ./jobs and those of the current kube context; with --namespace, --kube-context or -A only the latter."""
+    """List the jobs in ./jobs and those of the current kube context; with --namespace,
+    --kube-context or -A only the latter.
+    """
     if everywhere and namespace:
-        raise click.UsageError(f"-A is of all namespaces, --namespace of {namespace}: say one of them.")
+        raise click.UsageError(
+            f"-A is of all namespaces, --namespace of {namespace}: say one of them."
+        )
     looked = [] if namespace or kube_context or everywhere else [f"./{JOBS}"]
     only_cluster = bool(namespace or kube_context or everywhere)
     reports = [] if only_cluster else _local()
@@ -52,7 +58,9 @@ def list_(namespace: str, kube_context: str, everywhere: bool, form: str) -> Non
     if not reports:
         tell(f"there are no jobs in {' or '.join(looked)}")
         return
-    for line in progress.table([("JOB", "WHERE", "STATE", "PROGRESS", "AGE", "WHAT"), *map(_row, reports)]):
+    for line in progress.table(
+        [("JOB", "WHERE", "STATE", "PROGRESS", "AGE", "WHAT"), *map(_row, reports)]
+    ):
         click.echo(line)
 
 
@@ -78,7 +86,9 @@ def _local() -> list[Report]:
     return sorted(found, key=lambda report: report.age_s)
 
 
-def _on_cluster(namespace: str, context: str, looked: list[str], *, everywhere: bool) -> list[Report]:
+def _on_cluster(
+    namespace: str, context: str, looked: list[str], *, everywhere: bool
+) -> list[Report]:
     """Adds to `looked` where it was looked."""
     from elasticdl.cli.jobs.cluster_client import ClusterClient
     from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
@@ -87,7 +97,10 @@ def _on_cluster(namespace: str, context: str, looked: list[str], *, everywhere: 
     with ClusterClient(namespace, context) as line:
         looked.append("any namespace" if everywhere else f"namespace {line.namespace}")
         found = line.run(Jobs(line.api, line.namespace).all(everywhere=everywhere))
-        jobs = [KubernetesJob(line, facts.name, namespace=facts.namespace, call_s=_CALL_S) for facts in found]
+        jobs = [
+            KubernetesJob(line, facts.name, namespace=facts.namespace, call_s=_CALL_S)
+            for facts in found
+        ]
         if not jobs:
             return []
         try:

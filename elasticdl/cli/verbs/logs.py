@@ -32,13 +32,26 @@ def _processes(context: click.Context, _parameter: click.Parameter, begun: str) 
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
 @click.argument("process", required=False, default="", shell_complete=_processes)
-@click.option("-n", "--lines", type=Lines(), default=200, metavar="N", help="The last lines only; 0: all. [200]")
-@click.option("-f", "--follow", is_flag=True, help="Go on as it grows, until the process or the job has ended.")
+@click.option(
+    "-n",
+    "--lines",
+    type=Lines(),
+    default=200,
+    metavar="N",
+    help="The last lines only; 0: all. [200]",
+)
+@click.option(
+    "-f",
+    "--follow",
+    is_flag=True,
+    help="Go on as it grows, until the process or the job has ended.",
+)
 @FORMAT_OPTION
 def logs(sought: JobQuery, process: str, lines: int, follow: bool, form: str) -> None:
     """Print the log of PROCESS (worker-0, ps-1, master-0), or list the logs.
 
-    On a cluster each incarnation of a process has a log of its own: `ps-0` is the newest, `ps-0.0` the first, `ps-0.1` the second.
+    On a cluster each incarnation of a process has a log of its own: `ps-0` is the newest, `ps-0.0`
+    the first, `ps-0.1` the second.
     """
     if sought.job_dir and sought.job and not process:
         sought, process = replace(sought, job=""), sought.job  # `logs --job-dir D worker-0`
@@ -53,7 +66,13 @@ def logs(sought: JobQuery, process: str, lines: int, follow: bool, form: str) ->
             raise click.UsageError("Name the process to follow: elasticdl logs JOB worker-0 -f.")
         entries = job.logs()
         if form != Format.TABLE:
-            click.echo(render([{"process": entry.process, "what": entry.what} for entry in entries], Format(form)), nl=False)
+            click.echo(
+                render(
+                    [{"process": entry.process, "what": entry.what} for entry in entries],
+                    Format(form),
+                ),
+                nl=False,
+            )
             return
         for entry in entries:
             click.echo(f"{entry.process:<12} {plain(entry.what)}")

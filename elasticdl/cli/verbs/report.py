@@ -14,11 +14,19 @@ from elasticdl.errors import UserError
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
-@click.option("--output", type=click.Path(), default="", metavar="FILE", help="Where to; `-` is stdout. [report.html of the job]")
+@click.option(
+    "--output",
+    type=click.Path(),
+    default="",
+    metavar="FILE",
+    help="Where to; `-` is stdout. [report.html of the job]",
+)
 def report(sought: JobQuery, output: str) -> None:
-    """Write a job's status page, as it stands, into one file: to keep, to send, to open without a network.
+    """Write a job's status page, as it stands, into one file: to keep, to send, to open without a
+    network.
 
-    A job leaves one in its directory when it ends. The file is written to report.html there for a job of this machine, to
+    A job leaves one in its directory when it ends. The file is written to report.html there for a
+    job of this machine, to
     JOB-report.html in this directory for one on a cluster. Its path goes to stdout.
     """
     from elasticdl.page import render_report
@@ -32,9 +40,16 @@ def report(sought: JobQuery, output: str) -> None:
     try:
         Path(place).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot write {place}: {error.strerror or error}", hint="name another place with --output") from error
+        raise UserError(
+            f"cannot write {place}: {error.strerror or error}",
+            hint="name another place with --output",
+        ) from error
     click.echo(place)
 
 
 def _place(job: Job) -> str:
-    return str(Path(job.place.job_dir) / "report.html") if job.place.job_dir else f"{job.name}-report.html"
+    return (
+        str(Path(job.place.job_dir) / "report.html")
+        if job.place.job_dir
+        else f"{job.name}-report.html"
+    )

@@ -1,4 +1,6 @@
-"""`status`, `wait`, `scale`, `checkpoint` and `stop`: for a job that somebody started, on this machine or on a cluster."""
+"""`status`, `wait`, `scale`, `checkpoint` and `stop`: for a job that somebody started, on this
+machine or on a cluster.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ SETTINGS: dict[str, Any] = {
 }
 _FORMS = [str(one) for one in Format]
 FORMAT_OPTION = click.option(
-    "-o", "--format", "form", type=click.Choice(_FORMS), default=str(Format.TABLE), help="How it is printed. [table]"
+    "-o",
+    "--format",
+    "form",
+    type=click.Choice(_FORMS),
+    default=str(Format.TABLE),
+    help="How it is printed. [table]",
 )
 
 
@@ -35,7 +42,10 @@ FORMAT_OPTION = click.option(
     "-w",
     "--watch",
     is_flag=True,
-    help="Go on until the job has ended, or Ctrl-C; the exit code is then the job's. Into a file or pipe: a line when something has changed.",
+    help=(
+        "Go on until the job has ended, or Ctrl-C; the exit code is then the job's. Into a file or"
+        " pipe: a line when something has changed."
+    ),
 )
 def status(sought: JobQuery, form: str, watch: bool) -> int:
     """Show how a job is doing, or how it ended."""
@@ -53,7 +63,13 @@ def status(sought: JobQuery, form: str, watch: bool) -> int:
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
-@click.option("--timeout", "timeout_s", type=Seconds(), metavar="SECONDS", help="Give up after so long, with exit code 124.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Seconds(),
+    metavar="SECONDS",
+    help="Give up after so long, with exit code 124.",
+)
 @FORMAT_OPTION
 def wait(sought: JobQuery, timeout_s: float | None, form: str) -> int:
     """Wait until a job has ended. The exit code is the job's."""
@@ -75,7 +91,9 @@ def scale(sought: JobQuery, num_workers: str) -> None:
     low, high = typed_range(num_workers)
     with found(sought) as job:
         job.scale(low, high)
-    click.echo(f"asked for {amount(low, 'worker') if low == high else f'{low}:{high} workers'}", err=True)
+    click.echo(
+        f"asked for {amount(low, 'worker') if low == high else f'{low}:{high} workers'}", err=True
+    )
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
@@ -89,8 +107,14 @@ def checkpoint(sought: JobQuery) -> None:
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
-@click.option("--reason", default="`elasticdl stop`", show_default=True, help="Shown in the job's events.")
-@click.option("--now", is_flag=True, help="End it at once, without a last checkpoint; works without its master, too.")
+@click.option(
+    "--reason", default="`elasticdl stop`", show_default=True, help="Shown in the job's events."
+)
+@click.option(
+    "--now",
+    is_flag=True,
+    help="End it at once, without a last checkpoint; works without its master, too.",
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def stop(sought: JobQuery, reason: str, now: bool, yes: bool) -> int:
     """Stop a job in order: workers give their work back and a last checkpoint is taken.
@@ -154,16 +178,25 @@ def lines(report: Report) -> list[str]:
     over = report.state in ENDS
     shown = [plain(progress.head({**status, "message": report.state} if over else status))]
     if report.exit_code is not None:
-        shown.append(f"{'ended' if over else 'ends'} with exit code {report.exit_code}: {plain(report.outcome)}")
+        shown.append(
+            f"{'ended' if over else 'ends'} with exit code {report.exit_code}:"
+            f" {plain(report.outcome)}"
+        )
     receipt = status.get("receipt") or {}
     why = str(receipt.get("why_left") or "").partition("\n")[0]
     if why and not report.outcome.startswith(why):
         shown.append(plain(f"left: {amount(receipt['total'].get('left', 0), 'record')}, {why}"))
     if report.hint:
         shown.append(f"hint: {plain(report.hint)}")
-    rows = [(p["name"], p["state"], p["where"], p["cause"] or "", plain(p["shard"] or p["message"])) for p in status["processes"]]
+    rows = [
+        (p["name"], p["state"], p["where"], p["cause"] or "", plain(p["shard"] or p["message"]))
+        for p in status["processes"]
+    ]
     if rows:
         shown += progress.table([("PROCESS", "STATE", "WHERE", "CAUSE", "WHAT"), *rows])
     shown += [f"waiting: {plain(reason)}" for reason in status.get("waiting") or ()]
-    shown += [f"checkpoint: version {one['version']}, {one['path']}" for one in (status.get("checkpoints") or ())[-1:]]
+    shown += [
+        f"checkpoint: version {one['version']}, {one['path']}"
+        for one in (status.get("checkpoints") or ())[-1:]
+    ]
     return shown

@@ -26,13 +26,26 @@ def _verb(action: Action, doc: str) -> click.Command:
     @click.command(str(action), cls=JobCommand, context_settings=FLAG_SETTINGS, help=doc)
     @job_options(action)
     @FILE_OPTION
-    @click.option("--detach", is_flag=True, help="On a cluster: return when the job is submitted and seen to start.")
+    @click.option(
+        "--detach",
+        is_flag=True,
+        help="On a cluster: return when the job is submitted and seen to start.",
+    )
     @click.option(
         "--dry-run",
         is_flag=True,
-        help="Start nothing; print the job, ready for -f, or the object of a job on a cluster, ready for `kubectl create -f -`.",
+        help=(
+            "Start nothing; print the job, ready for -f, or the object of a job on a cluster, ready"
+            " for `kubectl create -f -`."
+        ),
     )
-    @click.option("-o", "--format", "form", type=click.Choice([str(one) for one in Format]), help="How results are printed.")
+    @click.option(
+        "-o",
+        "--format",
+        "form",
+        type=click.Choice([str(one) for one in Format]),
+        help="How results are printed.",
+    )
     def command(
         file: Path | None,
         detach: bool,
@@ -42,7 +55,10 @@ def _verb(action: Action, doc: str) -> click.Command:
     ) -> int:
         request = request_of(action, file, parameters)
         if dry_run:
-            click.echo(render(_plan(request), Format.JSON if form == Format.JSON else Format.YAML), nl=False)
+            click.echo(
+                render(_plan(request), Format.JSON if form == Format.JSON else Format.YAML),
+                nl=False,
+            )
             return ExitCode.DONE
         spec = settle(request)
         if spec.on_kubernetes:
@@ -58,24 +74,31 @@ def _verb(action: Action, doc: str) -> click.Command:
 
 train = _verb(
     Action.TRAIN,
-    "Train a model on this machine: a master, workers and parameter servers as processes of their own.\n\n"
-    "Ctrl-C stops in order and tells how to go on; a second one ends everything at once.\n\n"
-    "With --image-name the job runs on the Kubernetes cluster of the current context: paths are those in its pods, and "
-    "Ctrl-C leaves it running.",
+    "Train a model on this machine: a master, workers and parameter servers as processes of their"
+    " own.\n\nCtrl-C stops in order and tells how to go on; a second one ends everything at"
+    " once.\n\nWith --image-name the job runs on the Kubernetes cluster of the current context:"
+    " paths are those in its pods, and Ctrl-C leaves it running.",
 )
-_WHERE = "On this machine, or with --image-name on the Kubernetes cluster of the current context; Ctrl-C as with `elasticdl train`."
+_WHERE = (
+    "On this machine, or with --image-name on the Kubernetes cluster of the current context; Ctrl-C"
+    " as with `elasticdl train`."
+)
 evaluate = _verb(
     Action.EVALUATE,
-    "Evaluate the parameters of --checkpoint-dir-for-init on --validation-data. The metrics are printed, and are in the job's "
-    f"directory.\n\n{_WHERE}",
+    "Evaluate the parameters of --checkpoint-dir-for-init on --validation-data. The metrics are"
+    f" printed, and are in the job's directory.\n\n{_WHERE}",
 )
 predict = _verb(
-    Action.PREDICT, f"Write what the parameters of --checkpoint-dir-for-init predict for --prediction-data to --output.\n\n{_WHERE}"
+    Action.PREDICT,
+    "Write what the parameters of --checkpoint-dir-for-init predict for --prediction-data to"
+    f" --output.\n\n{_WHERE}",
 )
 
 
 def _plan(request: Request) -> dict[str, Any]:
-    """The object of a job on a cluster; the flags, all of them and as they are given, of one on this machine."""
+    """The object of a job on a cluster; the flags, all of them and as they are given, of one on
+    this machine.
+    """
     spec = validated(request)
     if not spec.on_kubernetes:
         return spec.flags()
@@ -85,7 +108,10 @@ def _plan(request: Request) -> dict[str, Any]:
 
 
 def run_job(spec: JobSpec, form: Format) -> int:
-    """Check and start a settled job, show it, tell its end. Returns the exit code; raises ElasticDLError before anything was started."""
+    """Check and start a settled job, show it, tell its end.
+
+    Returns the exit code; raises ElasticDLError before anything was started.
+    """
     import asyncio
 
     from elasticdl.cli.jobs.job_claim import placed

@@ -1,4 +1,6 @@
-"""`why`: what happened to a job and its processes, with the cause and the duration of each wait, exit and slow start."""
+"""`why`: what happened to a job and its processes, with the cause and the duration of each wait,
+exit and slow start.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,33 @@ from elasticdl.formatting import amount, duration, spoken
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
-@click.option("-n", "--lines", type=Lines(), default=100, metavar="N", help="The last lines only; 0: all. [100]")
+@click.option(
+    "-n",
+    "--lines",
+    type=Lines(),
+    default=100,
+    metavar="N",
+    help="The last lines only; 0: all. [100]",
+)
 @FORMAT_OPTION
 def why(sought: JobQuery, lines: int, form: str) -> None:
     """Tell what happened to a job, and why it took so long.
 
-    A line for each process that ended otherwise than in order, with its cause and who took over; for each wait and slow start, with
-    its reason and how long it took; and for each phase of the job. For jobs that run and that have ended.
+    A line for each process that ended otherwise than in order, with its cause and who took over;
+    for each wait and slow start, with
+    its reason and how long it took; and for each phase of the job. For jobs that run and that have
+    ended.
     """
     with found(sought) as job:
         report = job.report()
         told = job.story()
         if form != Format.TABLE:
-            head = {"job": job.name, "place": str(job.place.kind), "namespace": job.place.namespace, "job_dir": job.place.job_dir}
+            head = {
+                "job": job.name,
+                "place": str(job.place.kind),
+                "namespace": job.place.namespace,
+                "job_dir": job.place.job_dir,
+            }
             whole = {**head, "state": report.state, "missing": told.missing, **told.story}
             click.echo(render(whole, Format(form)), nl=False)
             return
@@ -48,8 +64,15 @@ def shown(told: Diagnosis, most: int) -> list[str]:
 
     entries = sorted(told.story["entries"], key=lambda entry: entry["at_s"])
     left_out = int(told.story["dropped"]) + (max(0, len(entries) - most) if most else 0)
-    rows = [f"{_clock(entry['at_s']):>9}  {_mark(entry)}{words(entry)}" for entry in (entries[-most:] if most else entries)]
-    head = [f"{'…':>9}  {amount(left_out, 'earlier entry', 'earlier entries')} not shown"] if left_out else []
+    rows = [
+        f"{_clock(entry['at_s']):>9}  {_mark(entry)}{words(entry)}"
+        for entry in (entries[-most:] if most else entries)
+    ]
+    head = (
+        [f"{'…':>9}  {amount(left_out, 'earlier entry', 'earlier entries')} not shown"]
+        if left_out
+        else []
+    )
     return [*head, *rows, *_in_all(told.story["totals"])]
 
 
@@ -58,14 +81,25 @@ def _in_all(totals: Mapping[str, Any]) -> list[str]:
 
     found = []
     if exits := totals["exits"]:
-        found.append("ended: " + ", ".join(f"{count:,} {cause.replace('_', ' ')}" for cause, count in sorted(exits.items())))
+        found.append(
+            "ended: "
+            + ", ".join(
+                f"{count:,} {cause.replace('_', ' ')}" for cause, count in sorted(exits.items())
+            )
+        )
     waited = {AWAITED.get(what, what): seconds for what, seconds in totals["waited_s"].items()}
     if waited:
-        found.append("waited: " + ", ".join(f"{spoken(seconds)} for {what}" for what, seconds in waited.items()))
+        found.append(
+            "waited: "
+            + ", ".join(f"{spoken(seconds)} for {what}" for what, seconds in waited.items())
+        )
     recoveries = totals["recoveries"]
     if recoveries["count"]:
         mean, worst = spoken(recoveries["mean_s"]), spoken(recoveries["worst_s"])
-        found.append(f"made up for {amount(recoveries['count'], 'loss', 'losses')}: {mean} on average, {worst} at most")
+        found.append(
+            f"made up for {amount(recoveries['count'], 'loss', 'losses')}: {mean} on average,"
+            f" {worst} at most"
+        )
     return found
 
 

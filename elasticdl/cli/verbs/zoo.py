@@ -1,4 +1,6 @@
-"""`zoo init`, `zoo build` and `zoo push`: a folder of model modules as an image that a cluster can run."""
+"""`zoo init`, `zoo build` and `zoo push`: a folder of model modules as an image that a cluster can
+run.
+"""
 
 from __future__ import annotations
 
@@ -42,18 +44,28 @@ def zoo() -> None:
 
 @zoo.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--base-image", default=BASE_IMAGE, show_default=True, help="ElasticDL's own image, which it is built upon.")
+@click.option(
+    "--base-image",
+    default=BASE_IMAGE,
+    show_default=True,
+    help="ElasticDL's own image, which it is built upon.",
+)
 def init(folder: Path, base_image: str) -> None:
-    """Write a Dockerfile, a requirements.txt and, where there is none yet, a model module with data into DIR."""
+    """Write a Dockerfile, a requirements.txt and, where there is none yet, a model module with data
+    into DIR.
+    """
     texts = {
-        "Dockerfile": zoo_template.DOCKERFILE.replace("@BASE_IMAGE@", image_builders.usable_name(base_image)).replace(
-            "@FOLDER@", FOLDER
-        ),
+        "Dockerfile": zoo_template.DOCKERFILE.replace(
+            "@BASE_IMAGE@", image_builders.usable_name(base_image)
+        ).replace("@FOLDER@", FOLDER),
         "requirements.txt": zoo_template.REQUIREMENTS,
         ".dockerignore": zoo_template.IGNORED,
     }
     if (folder / "Dockerfile").exists():
-        raise SpecError(f"{folder / 'Dockerfile'} is there already", hint=f"elasticdl zoo build {folder} --image NAME")
+        raise SpecError(
+            f"{folder / 'Dockerfile'} is there already",
+            hint=f"elasticdl zoo build {folder} --image NAME",
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not any(folder.glob("*.py")):
@@ -64,19 +76,37 @@ def init(folder: Path, base_image: str) -> None:
                 click.echo(folder / name)
     except OSError as error:
         raise SpecError(
-            f"cannot write {error.filename or folder}: {error.strerror}", hint="name a folder that you may write to"
+            f"cannot write {error.filename or folder}: {error.strerror}",
+            hint="name a folder that you may write to",
         ) from error
     tell(f"next: elasticdl zoo build {folder} --image REGISTRY/NAME:TAG")
 
 
 @zoo.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--image", required=True, metavar="NAME", help="Name of the new image, such as registry.example.com/team/zoo:1.")
-@click.option("--base-image", default="", metavar="NAME", help="In place of the one that the Dockerfile names.")
+@click.option(
+    "--image",
+    required=True,
+    metavar="NAME",
+    help="Name of the new image, such as registry.example.com/team/zoo:1.",
+)
+@click.option(
+    "--base-image",
+    default="",
+    metavar="NAME",
+    help="In place of the one that the Dockerfile names.",
+)
 @_BUILDER
 @_LIMIT
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[-- FLAGS OF THE BUILDER]")
-def build(folder: Path, image: str, base_image: str, builder: str | None, limit_s: float, extra: tuple[str, ...]) -> None:
+def build(
+    folder: Path,
+    image: str,
+    base_image: str,
+    builder: str | None,
+    limit_s: float,
+    extra: tuple[str, ...],
+) -> None:
     """Build an image of the model zoo in DIR; prints its name."""
     if not (folder / "Dockerfile").is_file():
         raise SpecError(f"there is no Dockerfile in {folder}", hint=f"elasticdl zoo init {folder}")
@@ -84,7 +114,9 @@ def build(folder: Path, image: str, base_image: str, builder: str | None, limit_
     if base_image:
         image_builders.usable_name(base_image)
     wanted = image_builders.Build(str(folder.resolve()), image, base_image, extra)
-    image_builders.carry_out(wanted.command(image_builders.chosen(builder)), f"building {image}", limit_s)
+    image_builders.carry_out(
+        wanted.command(image_builders.chosen(builder)), f"building {image}", limit_s
+    )
     click.echo(image)
     tell(f"next: elasticdl zoo push {image}")
 
@@ -94,7 +126,9 @@ def build(folder: Path, image: str, base_image: str, builder: str | None, limit_
 @_BUILDER
 @_LIMIT
 def push(image: str, builder: str | None, limit_s: float) -> None:
-    """Push IMAGE to the registry that its name begins with; log in there first, with the builder's own `login`."""
+    """Push IMAGE to the registry that its name begins with; log in there first, with the builder's
+    own `login`.
+    """
     image_builders.usable_name(image)
     program = image_builders.owner_of(image, builder)
     image_builders.carry_out([program, "push", image], f"pushing {image}", limit_s)

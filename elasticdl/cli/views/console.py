@@ -10,7 +10,10 @@ from typing import TextIO
 
 def plain(text: str) -> str:
     """Without control characters, which could do anything to a terminal."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}"
+        for char in text
+    )
 
 
 def tell(text: str, stream: TextIO | None = None) -> None:
@@ -23,7 +26,9 @@ def tell(text: str, stream: TextIO | None = None) -> None:
 
 
 def whole_streams() -> None:
-    """Every standard stream is there and takes every text: one that was closed leads to nowhere, and no locale is an error."""
+    """Every standard stream is there and takes every text: one that was closed leads to nowhere,
+    and no locale is an error.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_RDWR)

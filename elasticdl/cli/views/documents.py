@@ -1,4 +1,6 @@
-"""Data as JSON or YAML, for programs: always whole and valid, whatever is in it and wherever it goes."""
+"""Data as JSON or YAML, for programs: always whole and valid, whatever is in it and wherever it
+goes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ class Format(StrEnum):
 
 
 def render(value: object, form: Format) -> str:
-    """JSON or YAML, ending with a newline. What is no number (NaN) is null, half a character the sign for one that is missing."""
+    """JSON or YAML, ending with a newline.
+
+    What is no number (NaN) is null, half a character the sign for one that is missing.
+    """
     if form is Format.YAML:
         from elasticdl.cli.views.yaml_documents import as_yaml
 
@@ -34,7 +39,10 @@ def render(value: object, form: Format) -> str:
 
 def as_json(value: object, indent: int | None = None) -> str:
     """The same as one JSON value; without `indent` on one line."""
-    return json.dumps(_clean(value), indent=indent, ensure_ascii=not _takes_utf8(), allow_nan=False) + "\n"
+    return (
+        json.dumps(_clean(value), indent=indent, ensure_ascii=not _takes_utf8(), allow_nan=False)
+        + "\n"
+    )
 
 
 def _clean(value: object) -> Any:  # noqa: ANN401 - plain data

@@ -20,7 +20,9 @@ EVERY_S = 10.0
 class LineProgress:
     """Takes one report after the other and gives the lines that say what is new."""
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic, wall: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self, now_s: Callable[[], float] = time.monotonic, wall: Callable[[], str] | None = None
+    ) -> None:
         """`wall`: the time of day that a line begins with."""
         self._now_s = now_s
         self._wall = wall or (lambda: time.strftime("%Y-%m-%d %H:%M:%S"))
@@ -35,7 +37,11 @@ class LineProgress:
         found += [progress.event_line(event) for event in progress.ends(self._before, status)]
         # A wait that only grew older is none that is new.
         waits = {_AGES.sub("# s", reason): reason for reason in status.get("waiting") or ()}
-        found += [plain(f"waiting: {reason}") for shape, reason in waits.items() if shape not in self._waits]
+        found += [
+            plain(f"waiting: {reason}")
+            for shape, reason in waits.items()
+            if shape not in self._waits
+        ]
         self._before, self._waits = status, frozenset(waits)
         standing = _standing(report)
         head = plain(progress.head(status))

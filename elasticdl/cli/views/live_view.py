@@ -1,4 +1,7 @@
-"""What is shown while a job runs: a live picture on a terminal, lines elsewhere. All of it goes to stderr."""
+"""What is shown while a job runs: a live picture on a terminal, lines elsewhere.
+
+All of it goes to stderr.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ class View(Protocol):
         """One line that stays."""
 
     def show(self, status: progress.Status | None, events: Sequence[Mapping[str, Any]]) -> None:
-        """The newest status, None while the master cannot be asked, and what was announced since the last call."""
+        """The newest status, None while the master cannot be asked, and what was announced since
+        the last call.
+        """
 
     def close(self) -> None:
         """Leave the screen in order."""
@@ -102,7 +107,10 @@ class LiveView:
 
 
 def picture(status: progress.Status, events: Sequence[str], columns: int = 80) -> Group:
-    """The live picture: progress, measures, processes, waits, last events. `columns`: of the terminal."""
+    """The live picture: progress, measures, processes, waits, last events.
+
+    `columns`: of the terminal.
+    """
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -119,8 +127,16 @@ def picture(status: progress.Status, events: Sequence[str], columns: int = 80) -
     facts = [rate, *progress.version(status), *progress.measures(status)]
     if remaining is not None:
         facts.insert(0, f"ETA {duration(remaining)}")
-    parts: list[Any] = [Text(plain(str(status["message"])), style="bold"), bars, Text(" · ".join(facts)), _process_table(status)]
-    parts += [Text(f"waiting: {plain(reason)}", style="yellow") for reason in (status.get("waiting") or ())[:4]]
+    parts: list[Any] = [
+        Text(plain(str(status["message"])), style="bold"),
+        bars,
+        Text(" · ".join(facts)),
+        _process_table(status),
+    ]
+    parts += [
+        Text(f"waiting: {plain(reason)}", style="yellow")
+        for reason in (status.get("waiting") or ())[:4]
+    ]
     parts += [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in events]
     return Group(*parts)
 
@@ -136,7 +152,12 @@ def _process_table(status: progress.Status) -> Any:  # noqa: ANN401 - rich's own
         rate = f"{number(gauges['records_per_s'])}/s" if gauges.get("records_per_s") else ""
         state = Text(process["state"], style="green" if process["state"] == "ready" else "yellow")
         # Not as plain text: `[…]` in a message is no markup.
-        table.add_row(process["name"], state, rate, Text(plain(process.get("shard") or process.get("message") or "")))
+        table.add_row(
+            process["name"],
+            state,
+            rate,
+            Text(plain(process.get("shard") or process.get("message") or "")),
+        )
     if len(live) > _SHOWN_PROCESSES:
         table.add_row(f"and {len(live) - _SHOWN_PROCESSES} more")
     return table
@@ -154,7 +175,9 @@ def view_for(stream: TextIO | None = None) -> View:
 
 
 def view_of_script(title: str, *, show: bool) -> View:
-    """For a job that Python code started: a picture under the cell of a notebook, lines on stderr elsewhere."""
+    """For a job that Python code started: a picture under the cell of a notebook, lines on stderr
+    elsewhere.
+    """
     if not show:
         return NoView()
     from elasticdl.cli.views.notebook import NotebookView, shower

@@ -1,4 +1,6 @@
-"""A job's live view in a notebook: a piece of HTML that is shown once, and painted over while the job runs."""
+"""A job's live view in a notebook: a piece of HTML that is shown once, and painted over while the
+job runs.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ class Html:
 
 @final
 class NotebookView:
-    """A `View`. Made in the thread of the cell that it is to be shown under; used from any one thread."""
+    """A `View`.
+
+    Made in the thread of the cell that it is to be shown under; used from any one thread.
+    """
 
     def __init__(self, show: Show, title: str, every_s: float = _EVERY_S) -> None:
         self._title = title
@@ -86,11 +91,20 @@ def picture(title: str, status: Status | None, events: Sequence[str] = ()) -> Ht
     words = [title]
     if status is not None:
         parts[0] += f": {_text(status['message'])}"
-        parts += [_bars(status), f"<div>{_text(' · '.join(_facts(status)))}</div>", _processes(status)]
-        parts += [f"<div><i>waiting: {_text(reason)}</i></div>" for reason in (status.get("waiting") or ())[:4]]
+        parts += [
+            _bars(status),
+            f"<div>{_text(' · '.join(_facts(status)))}</div>",
+            _processes(status),
+        ]
+        parts += [
+            f"<div><i>waiting: {_text(reason)}</i></div>"
+            for reason in (status.get("waiting") or ())[:4]
+        ]
         words.append(progress.head(status))
     parts += [f'<div style="opacity:.7">{_text(line)}</div>' for line in events]
-    return Html(f'<div style="font-size:90%;line-height:1.5">{"".join(parts)}</div>', ": ".join(words))
+    return Html(
+        f'<div style="font-size:90%;line-height:1.5">{"".join(parts)}</div>', ": ".join(words)
+    )
 
 
 def _facts(status: Status) -> list[str]:
@@ -110,8 +124,8 @@ def _bars(status: Status) -> str:
 def _bar(title: str, share: Share) -> str:
     label = f"{title}: {share.percent}, {share.done:,} of {amount(share.expected, 'record')}"
     return (
-        f'<div><progress max="1" value="{share.fraction:.4f}" aria-label="{_text(label)}" style="width:16em"></progress> '
-        f"{_text(label)}</div>"
+        f'<div><progress max="1" value="{share.fraction:.4f}" aria-label="{_text(label)}"'
+        f' style="width:16em"></progress> {_text(label)}</div>'
     )
 
 
@@ -124,7 +138,8 @@ def _processes(status: Status) -> str:
     if len(live) > _SHOWN_PROCESSES:
         rows += f'<tr><td colspan="3">and {len(live) - _SHOWN_PROCESSES} more</td></tr>'
     return (
-        f"<table><thead><tr><th>process</th><th>state</th><th>works on</th></tr></thead><tbody>{rows}</tbody></table>"
+        "<table><thead><tr><th>process</th><th>state</th><th>works"
+        f" on</th></tr></thead><tbody>{rows}</tbody></table>"
         if rows
         else ""
     )
@@ -135,7 +150,10 @@ def _text(value: object) -> str:
 
 
 def shower() -> Show | None:
-    """How to show something under the cell that runs now; None outside of a notebook. Imports nothing that is not there already."""
+    """How to show something under the cell that runs now; None outside of a notebook.
+
+    Imports nothing that is not there already.
+    """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None or not hasattr(shell, "kernel"):

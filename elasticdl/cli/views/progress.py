@@ -57,12 +57,17 @@ def age(seconds: float) -> str:
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns side by side; the last one as long as it likes."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    cells = [[*(cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)), row[-1]] for row in rows]
+    cells = [
+        [*(cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)), row[-1]]
+        for row in rows
+    ]
     return ["  ".join(row).rstrip() for row in cells]
 
 
 def named_values(loss: float | None, metrics: Mapping[str, float]) -> dict[str, float]:
-    """`training loss`, and what the last evaluation found: `validation loss`, `validation accuracy`."""
+    """`training loss`, and what the last evaluation found: `validation loss`, `validation
+    accuracy`.
+    """
     return {
         **({"training loss": loss} if loss is not None else {}),
         **{f"validation {name}": value for name, value in metrics.items()},
@@ -74,7 +79,11 @@ def measures(status: Status) -> list[str]:
     values = named_values(status.get("loss"), status.get("metrics") or {})
     found = [f"{name} {value:.4g}" for name, value in values.items()]
     gauges = (status.get("gauges") or {}).items()
-    stale = [one["staleness_mean"] for process, one in gauges if process.startswith("worker-") and "staleness_mean" in one]
+    stale = [
+        one["staleness_mean"]
+        for process, one in gauges
+        if process.startswith("worker-") and "staleness_mean" in one
+    ]
     if stale:
         found.append(f"staleness {sum(stale) / len(stale):.2g}")
     if status.get("updates_lost"):
@@ -84,7 +93,11 @@ def measures(status: Status) -> list[str]:
 
 def version(status: Status) -> list[str]:
     """Of the model; nothing where one that was trained before has not been read yet."""
-    return [f"version {status['version']}"] if status["version"] or status.get("action") not in ("evaluate", "predict") else []
+    return (
+        [f"version {status['version']}"]
+        if status["version"] or status.get("action") not in ("evaluate", "predict")
+        else []
+    )
 
 
 def processes(status: Status) -> list[Mapping[str, Any]]:
@@ -120,7 +133,9 @@ def ends(before: Status | None, now: Status) -> list[Mapping[str, Any]]:
     """What ended between two statuses, as announcements; nothing for the first one."""
     if before is None:
         return []
-    over = {process["name"] for process in before.get("processes") or () if process["state"] == "ended"}
+    over = {
+        process["name"] for process in before.get("processes") or () if process["state"] == "ended"
+    }
     return [
         {
             "text": f"{process['name']}: {process['message'] or 'ended'}",

@@ -17,10 +17,17 @@ _TITLES: dict[int, str] = {ExitCode.INTERRUPTED: "Stopped", ExitCode.DONE: "Warn
 def tell_end(outcome: Outcome, form: Format) -> None:
     """The same for a job on this machine and for one on a cluster."""
     if outcome.exit_code != ExitCode.DONE or outcome.hint:
-        tell(f"{_TITLES.get(outcome.exit_code, 'Error')}: {outcome.message.removeprefix('stopped: ')}")
+        tell(
+            f"{_TITLES.get(outcome.exit_code, 'Error')}:"
+            f" {outcome.message.removeprefix('stopped: ')}"
+        )
         if outcome.hint:
             tell(f"Hint: {outcome.hint}")
-    text = "\n".join(summary(outcome)) + "\n" if form is Format.TABLE else render(outcome.as_dict(), form)
+    text = (
+        "\n".join(summary(outcome)) + "\n"
+        if form is Format.TABLE
+        else render(outcome.as_dict(), form)
+    )
     try:
         click.echo(text, nl=False)
         sys.stdout.flush()

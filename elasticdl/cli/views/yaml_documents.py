@@ -1,4 +1,7 @@
-"""YAML, in and out, read by the rules of 1.2: `1:3` is text and not the number 63. Apart, since to import a reader of YAML takes a while."""
+"""YAML, in and out, read by the rules of 1.2: `1:3` is text and not the number 63.
+
+Apart, since to import a reader of YAML takes a while.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, Hashable):
                 continue  # which is refused below
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is there twice", where.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is there twice", where.start_mark
+                )
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -37,7 +42,9 @@ for _tag, _pattern, _first in (
     ("int", r"[-+]?[0-9]+", "-+0123456789"),
     ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first))
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first)
+    )
 
 
 def read_yaml(path: Path) -> Mapping[str, Any]:
@@ -45,12 +52,19 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     try:
         found = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a SafeLoader
     except OSError as error:
-        raise SpecError(f"cannot read {path}: {error.strerror}", hint="-f takes the path of a YAML file") from error
+        raise SpecError(
+            f"cannot read {path}: {error.strerror}", hint="-f takes the path of a YAML file"
+        ) from error
     except UnicodeDecodeError as error:
-        raise SpecError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start}") from error
+        raise SpecError(
+            f"{path} is not text in UTF-8: {error.reason} at byte {error.start}"
+        ) from error
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise SpecError(f"{path}{line}: {error.problem}", hint="expected YAML such as `num-workers: 1:3`, a key a line") from error
+        raise SpecError(
+            f"{path}{line}: {error.problem}",
+            hint="expected YAML such as `num-workers: 1:3`, a key a line",
+        ) from error
     except yaml.YAMLError as error:
         raise SpecError(f"{path}: {error}") from error
     if found is None:
@@ -64,7 +78,9 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Characters that YAML takes for ends of lines are escaped: in other quotes they would come back as spaces."""
+    """Characters that YAML takes for ends of lines are escaped: in other quotes they would come
+    back as spaces.
+    """
 
 
 def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
@@ -78,4 +94,12 @@ _Dumper.add_representer(str, _text)
 
 def as_yaml(value: object, *, ascii_only: bool = False) -> str:
     """Ends with a newline; keys keep their order."""
-    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=not ascii_only, default_flow_style=False))
+    return str(
+        yaml.dump(
+            value,
+            Dumper=_Dumper,
+            sort_keys=False,
+            allow_unicode=not ascii_only,
+            default_flow_style=False,
+        )
+    )

@@ -1,6 +1,7 @@
 """Why a Kubernetes cluster will not create a pod, in words, and whether it may later. Pure.
 
-The sentences that are taken apart here are those of the API server's admission plugins. One that is not known is shown as it is.
+The sentences that are taken apart here are those of the API server's admission plugins. One that is
+not known is shown as it is.
 """
 
 from __future__ import annotations
@@ -9,16 +10,22 @@ import re
 
 from elasticdl.cluster.base import CreateRefused
 
-_QUOTA = re.compile(r"exceeded quota: (?P<name>[^,]+), requested: (?P<asked>.+), used: (?P<used>.+), limited: (?P<limit>.+)")
+_QUOTA = re.compile(
+    r"exceeded quota: (?P<name>[^,]+), requested: (?P<asked>.+), used: (?P<used>.+), limited:"
+    r" (?P<limit>.+)"
+)
 _MUST_SAY = re.compile(r"failed quota: (?P<name>[^:]+): must specify (?P<what>.+)")
 _NOT_COUNTED = re.compile(r"status unknown for quota: (?P<name>[^,]+)")
 _STARTING = "not yet ready to handle request"
 _POD_SECURITY = re.compile(r'violates PodSecurity "(?P<level>[^"]+)": (?P<why>.+)')
 _RIGHTS = re.compile(
-    r'User "(?P<user>[^"]+)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)" in API group "[^"]*"'
+    r'User "(?P<user>[^"]+)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)" in API group'
+    r' "[^"]*"'
     r'(?: in the namespace "(?P<namespace>[^"]+)")?'
 )
-_WEBHOOK = re.compile(r'admission webhook "(?P<name>[^"]+)" denied the request: (?P<why>.+)', re.DOTALL)
+_WEBHOOK = re.compile(
+    r'admission webhook "(?P<name>[^"]+)" denied the request: (?P<why>.+)', re.DOTALL
+)
 _PRIORITY = re.compile(r"no PriorityClass with name (?P<name>\S+) was found")
 _ACCOUNT = re.compile(r'serviceaccount "(?P<name>[^"]+)" not found')
 _NAMESPACE = re.compile(r'namespaces "(?P<name>[^"]+)" not found')
@@ -35,33 +42,56 @@ def refusal(code: int, message: str) -> CreateRefused:
         # A token that is being renewed is refused for a moment.
         return CreateRefused(f"the cluster does not know us: {message}", retry=True)
     if found := _WEBHOOK.search(message):
-        return CreateRefused(f"the cluster's admission webhook {found['name']} said no: {found['why'].strip()}", retry=False)
+        return CreateRefused(
+            f"the cluster's admission webhook {found['name']} said no: {found['why'].strip()}",
+            retry=False,
+        )
     if code in (400, 422):
         return CreateRefused(f"the cluster does not accept the pod: {message}", retry=False)
-    return CreateRefused(f"the cluster answered {code}: {message}", retry=code == 429 or code >= 500)
+    return CreateRefused(
+        f"the cluster answered {code}: {message}", retry=code == 429 or code >= 500
+    )
 
 
 def _forbidden(message: str) -> CreateRefused:
     if found := _QUOTA.search(message):
         return CreateRefused(_quota(found), retry=True)
     if found := _MUST_SAY.search(message):
-        return CreateRefused(f"quota {found['name']} wants the pod to say its {found['what']}", retry=False)
+        return CreateRefused(
+            f"quota {found['name']} wants the pod to say its {found['what']}", retry=False
+        )
     if found := _NOT_COUNTED.search(message):
         # A new quota forbids everything until its controller has counted, a moment later.
-        return CreateRefused(f"quota {found['name']} is new: what is used of it is not counted yet", retry=True)
+        return CreateRefused(
+            f"quota {found['name']} is new: what is used of it is not counted yet", retry=True
+        )
     if _STARTING in message:
-        return CreateRefused("the API server has just started and does not know yet what it has to heed", retry=True)
+        return CreateRefused(
+            "the API server has just started and does not know yet what it has to heed", retry=True
+        )
     if found := _POD_SECURITY.search(message):
-        return CreateRefused(f"the namespace's pod security ({found['level']}) does not allow it: {found['why']}", retry=False)
+        return CreateRefused(
+            f"the namespace's pod security ({found['level']}) does not allow it: {found['why']}",
+            retry=False,
+        )
     if found := _RIGHTS.search(message):
         return CreateRefused(_missing_right(found), retry=False)
     if found := _WEBHOOK.search(message):
-        return CreateRefused(f"the cluster's admission webhook {found['name']} said no: {found['why'].strip()}", retry=False)
+        return CreateRefused(
+            f"the cluster's admission webhook {found['name']} said no: {found['why'].strip()}",
+            retry=False,
+        )
     if found := _PRIORITY.search(message):
-        return CreateRefused(f"there is no priority class {found['name']}; see `kubectl get priorityclasses`", retry=False)
+        return CreateRefused(
+            f"there is no priority class {found['name']}; see `kubectl get priorityclasses`",
+            retry=False,
+        )
     if found := _ACCOUNT.search(message):
         # A new namespace gets its `default` one by itself, a moment later.
-        return CreateRefused(f"there is no service account {found['name']}; see docker/rbac.yaml", retry=found["name"] == "default")
+        return CreateRefused(
+            f"there is no service account {found['name']}; see docker/rbac.yaml",
+            retry=found["name"] == "default",
+        )
     if "because it is being terminated" in message:
         return CreateRefused("the namespace is being deleted", retry=False)
     return CreateRefused(f"the cluster forbids it: {message}", retry=False)
@@ -71,7 +101,8 @@ def _quota(found: re.Match[str]) -> str:
     """`quota team-a exhausted: cpu 8 of 8 used, 2 more asked for`."""
     asked, used, limit = (_quantities(found[part]) for part in ("asked", "used", "limit"))
     parts = [
-        f"{what} {used.get(what, '?')} of {limit.get(what, '?')} used, {amount} more asked for" for what, amount in asked.items()
+        f"{what} {used.get(what, '?')} of {limit.get(what, '?')} used, {amount} more asked for"
+        for what, amount in asked.items()
     ]
     return f"quota {found['name']} exhausted: {'; '.join(parts)}"
 
@@ -82,6 +113,13 @@ def _quantities(text: str) -> dict[str, str]:
 
 def _missing_right(found: re.Match[str]) -> str:
     account = _SERVICE_ACCOUNT_USER.fullmatch(found["user"])
-    who = f"service account {account['name']} of namespace {account['namespace']}" if account else f"user {found['user']}"
+    who = (
+        f"service account {account['name']} of namespace {account['namespace']}"
+        if account
+        else f"user {found['user']}"
+    )
     where = f" in namespace {found['namespace']}" if found["namespace"] else ""
-    return f"{who} may not {found['verb']} {found['resource']}{where}; docker/rbac.yaml has the rights that a job needs"
+    return (
+        f"{who} may not {found['verb']} {found['resource']}{where}; docker/rbac.yaml has the rights"
+        " that a job needs"
+    )

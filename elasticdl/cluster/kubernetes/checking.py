@@ -1,4 +1,7 @@
-"""What can be known to stand in a job's way on a cluster before it is submitted. Asks only; makes nothing."""
+"""What can be known to stand in a job's way on a cluster before it is submitted.
+
+Asks only; makes nothing.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ LOOKING_AFTER = (
 
 
 async def look(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
-    """Everything, in the order in which it is best told. `spec` has a name and a directory. Raises ApiAway, ApiRefused."""
+    """Everything, in the order in which it is best told.
+
+    `spec` has a name and a directory. Raises ApiAway, ApiRefused.
+    """
     parts = await asyncio.gather(
         _name(api, spec, namespace),
         _own_rights(api, namespace),
@@ -50,25 +56,44 @@ async def look(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
 def image(name: str) -> Finding:
     """Whether its name can be one. Whether it is there, only a node can tell."""
     if not IMAGE.fullmatch(name):
-        return Finding("image", Weight.PROBLEM, f"{name!r} is no name of an image; expected REGISTRY/NAME:TAG in small letters")
+        return Finding(
+            "image",
+            Weight.PROBLEM,
+            f"{name!r} is no name of an image; expected REGISTRY/NAME:TAG in small letters",
+        )
     pinned = (
-        "" if "@" in name or ":" in name.rpartition("/")[2] else "; it has no tag: what `latest` is may change while the job runs"
+        ""
+        if "@" in name or ":" in name.rpartition("/")[2]
+        else "; it has no tag: what `latest` is may change while the job runs"
     )
     weight = Weight.WARNING if pinned else Weight.FINE
-    return Finding("image", weight, f"{name} is a name; whether it can be pulled is seen on a node{pinned}")
+    return Finding(
+        "image", weight, f"{name} is a name; whether it can be pulled is seen on a node{pinned}"
+    )
 
 
 async def _name(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
     name = spec.cluster.job_name
-    if await _object(api, f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}") not in (None, _HIDDEN):
-        return [Finding("name", Weight.PROBLEM, f"there is a job {name} already in namespace {namespace}")]
+    if await _object(api, f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}") not in (
+        None,
+        _HIDDEN,
+    ):
+        return [
+            Finding(
+                "name", Weight.PROBLEM, f"there is a job {name} already in namespace {namespace}"
+            )
+        ]
     return [Finding("name", Weight.FINE, f"{name} in namespace {namespace}")]
 
 
 async def _own_rights(api: ApiServer, namespace: str) -> Findings:
     lacking = await rights.missing(api, namespace, SUBMITTING + LOOKING_AFTER)
     found = [
-        Finding("rights", Weight.PROBLEM if right in SUBMITTING else Weight.WARNING, f"you may not {right} ({right.why})")
+        Finding(
+            "rights",
+            Weight.PROBLEM if right in SUBMITTING else Weight.WARNING,
+            f"you may not {right} ({right.why})",
+        )
         for right in lacking
     ]
     return found or [Finding("rights", Weight.FINE, "you may submit jobs and look after them")]
@@ -79,13 +104,27 @@ async def _account(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
     where = f"service account {account}"
     if await _object(api, f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}") is None:
         grant = f"kubectl -n {namespace} apply -f docker/rbac.yaml makes one"
-        return [Finding("account", Weight.PROBLEM, f"there is no {where} in namespace {namespace}; {grant}")]
+        return [
+            Finding(
+                "account", Weight.PROBLEM, f"there is no {where} in namespace {namespace}; {grant}"
+            )
+        ]
     lacking = await rights.missing_of(api, namespace, account)
     if lacking is None:
-        return [Finding("account", Weight.WARNING, f"you may not ask what {where} may do; docker/rbac.yaml has what it needs")]
+        return [
+            Finding(
+                "account",
+                Weight.WARNING,
+                f"you may not ask what {where} may do; docker/rbac.yaml has what it needs",
+            )
+        ]
     words = "; ".join(f"{right} ({right.why})" for right in lacking)
     if lacking:
-        return [Finding("account", Weight.PROBLEM, f"{where} may not {words}; docker/rbac.yaml grants it")]
+        return [
+            Finding(
+                "account", Weight.PROBLEM, f"{where} may not {words}; docker/rbac.yaml grants it"
+            )
+        ]
     return [Finding("account", Weight.FINE, f"{where} may do all that the master does")]
 
 
@@ -99,35 +138,82 @@ async def _pods(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
             await api.create(path, made, dry_run=True)
         except ApiRefused as refused:
             if "cannot create resource" in refused.message:
-                return [Finding("pods", Weight.WARNING, "you may not create pods, not even to try: the job's master will tell")]
+                return [
+                    Finding(
+                        "pods",
+                        Weight.WARNING,
+                        "you may not create pods, not even to try: the job's master will tell",
+                    )
+                ]
             if refused.status.reason != "AlreadyExists":
                 said = refusal(refused.status.code, refused.message)
                 weight = Weight.WARNING if said.retry else Weight.PROBLEM
-                found.append(Finding("pods", weight, f"the cluster would not take {title}: {said.reason}"))
+                found.append(
+                    Finding("pods", weight, f"the cluster would not take {title}: {said.reason}")
+                )
     if not found:
         try:
-            await api.create(f"/apis/batch/v1/namespaces/{namespace}/jobs", job_object(spec, namespace), dry_run=True)
+            await api.create(
+                f"/apis/batch/v1/namespaces/{namespace}/jobs",
+                job_object(spec, namespace),
+                dry_run=True,
+            )
         except ApiRefused as refused:
-            if refused.status.reason != "AlreadyExists" and "cannot create resource" not in refused.message:
+            if (
+                refused.status.reason != "AlreadyExists"
+                and "cannot create resource" not in refused.message
+            ):
                 said = refusal(refused.status.code, refused.message)
-                found.append(Finding("pods", Weight.PROBLEM, f"the cluster would not take the job: {said.reason}"))
-    return found or [Finding("pods", Weight.FINE, "the cluster would take a pod of each role (pod security, webhooks, limits)")]
+                found.append(
+                    Finding(
+                        "pods", Weight.PROBLEM, f"the cluster would not take the job: {said.reason}"
+                    )
+                )
+    return found or [
+        Finding(
+            "pods",
+            Weight.FINE,
+            "the cluster would take a pod of each role (pod security, webhooks, limits)",
+        )
+    ]
 
 
 async def _quotas(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
     try:
         answer = await api.get(f"/api/v1/namespaces/{namespace}/resourcequotas")
     except ApiRefused:
-        return [Finding("quota", Weight.WARNING, f"you may not read the quotas of namespace {namespace}")]
+        return [
+            Finding(
+                "quota", Weight.WARNING, f"you may not read the quotas of namespace {namespace}"
+            )
+        ]
     low, high = spec.cluster.num_workers.low, spec.cluster.num_workers.high
-    found = [finding for quota in answer.get("items") or () for finding in judged(quota, needs(spec, low), needs(spec, high))]
-    return found or [Finding("quota", Weight.FINE, "there is room for all processes" if answer.get("items") else "there is none")]
+    found = [
+        finding
+        for quota in answer.get("items") or ()
+        for finding in judged(quota, needs(spec, low), needs(spec, high))
+    ]
+    return found or [
+        Finding(
+            "quota",
+            Weight.FINE,
+            "there is room for all processes" if answer.get("items") else "there is none",
+        )
+    ]
 
 
 def needs(spec: JobSpec, workers: int) -> dict[str, Decimal]:
     """What a job with so many workers takes of each thing that a quota can bound."""
-    total: dict[str, Decimal] = {"count/jobs.batch": Decimal(1), "services": Decimal(2), "secrets": Decimal(1)}
-    for role, count in ((Role.MASTER, 1), (Role.WORKER, workers), (Role.PS, spec.cluster.num_ps_pods)):
+    total: dict[str, Decimal] = {
+        "count/jobs.batch": Decimal(1),
+        "services": Decimal(2),
+        "secrets": Decimal(1),
+    }
+    for role, count in (
+        (Role.MASTER, 1),
+        (Role.WORKER, workers),
+        (Role.PS, spec.cluster.num_ps_pods),
+    ):
         resources = pod_plan(spec, role).resources
         amounts: dict[str, Decimal] = {"pods": Decimal(1), "count/pods": Decimal(1)}
         for key, text in {**resources.limits, **resources.requests}.items():
@@ -138,8 +224,12 @@ def needs(spec: JobSpec, workers: int) -> dict[str, Decimal]:
     return total
 
 
-def judged(quota: Mapping[str, Any], least: Mapping[str, Decimal], most: Mapping[str, Decimal]) -> Findings:
-    """What a ResourceQuota says to a job that takes `least` to begin and `most` with all its workers."""
+def judged(
+    quota: Mapping[str, Any], least: Mapping[str, Decimal], most: Mapping[str, Decimal]
+) -> Findings:
+    """What a ResourceQuota says to a job that takes `least` to begin and `most` with all its
+    workers.
+    """
     wanted = quota.get("spec") or {}
     if wanted.get("scopes") or wanted.get("scopeSelector"):
         return []  # bounds some pods only: the dry runs tell
@@ -149,24 +239,36 @@ def judged(quota: Mapping[str, Any], least: Mapping[str, Decimal], most: Mapping
     found: Findings = []
     for key in sorted(set(hard) & set(most)):
         limit, taken = quantity(hard[key]), quantity(used.get(key, "0"))
-        counted = f"{used[key]} of {hard[key]} used" if key in used else f"{hard[key]} in all, not counted yet"
+        counted = (
+            f"{used[key]} of {hard[key]} used"
+            if key in used
+            else f"{hard[key]} in all, not counted yet"
+        )
         state = f"quota {name}: {key} {counted}"
         if least[key] > limit:
             found.append(
                 Finding(
-                    "quota", Weight.PROBLEM, f"{state}; the job needs {_amount(key, least[key])} to begin, which is never there"
+                    "quota",
+                    Weight.PROBLEM,
+                    f"{state}; the job needs {_amount(key, least[key])} to begin, which is never"
+                    " there",
                 )
             )
         elif taken + least[key] > limit:
             found.append(
-                Finding("quota", Weight.WARNING, f"{state}; the job needs {_amount(key, least[key])} to begin: it would wait")
+                Finding(
+                    "quota",
+                    Weight.WARNING,
+                    f"{state}; the job needs {_amount(key, least[key])} to begin: it would wait",
+                )
             )
         elif taken + most[key] > limit:
             found.append(
                 Finding(
                     "quota",
                     Weight.WARNING,
-                    f"{state}; all of the job takes {_amount(key, most[key])}: it would run with fewer workers",
+                    f"{state}; all of the job takes {_amount(key, most[key])}: it would run with"
+                    " fewer workers",
                 )
             )
     return found
@@ -184,14 +286,24 @@ async def _priorities(api: ApiServer, spec: JobSpec) -> Findings:
     for name in names:
         if await _object(api, f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}") is None:
             found.append(
-                Finding("priority", Weight.PROBLEM, f"there is no priority class {name}; see `kubectl get priorityclasses`")
+                Finding(
+                    "priority",
+                    Weight.PROBLEM,
+                    f"there is no priority class {name}; see `kubectl get priorityclasses`",
+                )
             )
-    return found or [Finding("priority", Weight.FINE, f"priority classes: {', '.join(names) or 'none is asked for'}")]
+    return found or [
+        Finding(
+            "priority", Weight.FINE, f"priority classes: {', '.join(names) or 'none is asked for'}"
+        )
+    ]
 
 
 async def _claims(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
     found: Findings = []
-    for name in dict.fromkeys(mount.claim_name for mount in spec.kubernetes.volume if mount.claim_name):
+    for name in dict.fromkeys(
+        mount.claim_name for mount in spec.kubernetes.volume if mount.claim_name
+    ):
         claim = await _object(api, f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
         found.append(_claim(name, claim, namespace))
     return found or [Finding("volumes", Weight.FINE, "no volume claim is asked for")]
@@ -200,22 +312,37 @@ async def _claims(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
 def _claim(name: str, claim: Json | None, namespace: str) -> Finding:
     if claim is None:
         return Finding(
-            "volumes", Weight.PROBLEM, f"there is no volume claim {name} in namespace {namespace}; see `kubectl get pvc`"
+            "volumes",
+            Weight.PROBLEM,
+            f"there is no volume claim {name} in namespace {namespace}; see `kubectl get pvc`",
         )
     if claim is _HIDDEN:
         return Finding("volumes", Weight.WARNING, f"you may not look at volume claim {name}")
     phase = str((claim.get("status") or {}).get("phase") or "Pending")
     if phase == "Lost":
         return Finding("volumes", Weight.PROBLEM, f"volume claim {name} has lost its volume")
-    if set((claim.get("spec") or {}).get("accessModes") or ()) <= {"ReadWriteOnce", "ReadWriteOncePod"}:
-        return Finding("volumes", Weight.WARNING, f"volume claim {name} is for one node only: all processes would have to be there")
+    if set((claim.get("spec") or {}).get("accessModes") or ()) <= {
+        "ReadWriteOnce",
+        "ReadWriteOncePod",
+    }:
+        return Finding(
+            "volumes",
+            Weight.WARNING,
+            f"volume claim {name} is for one node only: all processes would have to be there",
+        )
     waits = "; it is not bound yet" if phase == "Pending" else ""
-    return Finding("volumes", Weight.WARNING if waits else Weight.FINE, f"volume claim {name} is there{waits}")
+    return Finding(
+        "volumes", Weight.WARNING if waits else Weight.FINE, f"volume claim {name} is there{waits}"
+    )
 
 
 async def _pull_secrets(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
     return [
-        Finding("image", Weight.PROBLEM, f"there is no secret {name} in namespace {namespace}, which --image-pull-secrets names")
+        Finding(
+            "image",
+            Weight.PROBLEM,
+            f"there is no secret {name} in namespace {namespace}, which --image-pull-secrets names",
+        )
         for name in spec.kubernetes.image_pull_secrets
         if await _object(api, f"/api/v1/namespaces/{namespace}/secrets/{name}") is None
     ]

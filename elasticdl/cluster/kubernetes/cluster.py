@@ -1,6 +1,7 @@
 """Processes as pods of a Kubernetes cluster, owned by the job's `batch/v1` Job.
 
-Pods outlive whoever made them: a master that replaces another one observes the pods that are there. A create that failed
+Pods outlive whoever made them: a master that replaces another one observes the pods that are there.
+A create that failed
 half-way is repeated and takes over its own pod; what belongs to somebody else is never touched.
 """
 
@@ -15,7 +16,16 @@ from pathlib import Path
 from typing import TypeAlias, final
 
 from elasticdl.clock import Clock, SystemClock
-from elasticdl.cluster.base import CreateRefused, ExitFacts, LogFile, LogPart, NoSuchLog, ProcessExited, ProcessName, ProcessSpec
+from elasticdl.cluster.base import (
+    CreateRefused,
+    ExitFacts,
+    LogFile,
+    LogPart,
+    NoSuchLog,
+    ProcessExited,
+    ProcessName,
+    ProcessSpec,
+)
 from elasticdl.cluster.event_bus import EventBus, ProcessEvent
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.creating import Creator
@@ -36,14 +46,20 @@ CLOSE_GRACE_S = 3.0
 CLOSE_LIMIT_S = 120.0
 DELETE_LIMIT_S = 120.0
 KEEP_ENDED = 50
-"""Pods of ended processes that are left for `kubectl logs` and `describe`; what they said last is on the board."""
+"""Pods of ended processes that are left for `kubectl logs` and `describe`; what they said last is
+on the board.
+"""
 _TEND_S = 1.0
 _KEEPING_LIMIT_S = 2.0
 """All pods have gone then: what their logs had is on its way."""
 _LOG_LIMIT_S = 5.0
 _CUT_MESSAGE_BYTES = 2000
 """A termination message as long as this has lost its beginning: the whole tail is in the log."""
-_COLLECTIONS = {"Service": "api/v1", "Secret": "api/v1", "NetworkPolicy": "apis/networking.k8s.io/v1"}
+_COLLECTIONS = {
+    "Service": "api/v1",
+    "Secret": "api/v1",
+    "NetworkPolicy": "apis/networking.k8s.io/v1",
+}
 _PLURALS = {"Service": "services", "Secret": "secrets", "NetworkPolicy": "networkpolicies"}
 
 
@@ -59,10 +75,17 @@ class Habits:
 
 @final
 class KubernetesCluster:
-    """Starts, stops and watches the pods of one job. Use it from one event loop; whoever made `api` closes it."""
+    """Starts, stops and watches the pods of one job.
 
-    def __init__(self, api: ApiServer, owner: Owner, plan_of: PlanOf, habits: Habits | None = None) -> None:
-        """`plan_of` tells what the pod of a process asks for; it is called again for each process."""
+    Use it from one event loop; whoever made `api` closes it.
+    """
+
+    def __init__(
+        self, api: ApiServer, owner: Owner, plan_of: PlanOf, habits: Habits | None = None
+    ) -> None:
+        """`plan_of` tells what the pod of a process asks for; it is called again for each
+        process.
+        """
         habits = habits or Habits()
         self._api, self._owner, self._plan_of = api, owner, plan_of
         self._path = f"/api/v1/namespaces/{owner.namespace}/pods"
@@ -70,7 +93,9 @@ class KubernetesCluster:
         self._tracker = PodTracker(self._bus, habits.clock)
         self._creator = Creator(api, owner.uid, habits.clock)
         sink = Sink(self._changed, self._gone, self._listed)
-        self._reflector = Reflector(api, self._path, f"{JOB_UID_LABEL}={owner.uid}", sink, habits.clock, habits.timing)
+        self._reflector = Reflector(
+            api, self._path, f"{JOB_UID_LABEL}={owner.uid}", sink, habits.clock, habits.timing
+        )
         self._kept = None if habits.logs is None else LogArchive(api, self._path, habits.logs)
         self._log_directory = habits.logs
         self._windows = LogWindows(api)
@@ -95,16 +120,25 @@ class KubernetesCluster:
         return isinstance(self._bus.newest(name), ProcessExited)
 
     async def create(self, spec: ProcessSpec) -> None:
-        """Make a pod. A name that was started before is left as it is, ended or not. Raises CreateRefused."""
+        """Make a pod.
+
+        A name that was started before is left as it is, ended or not. Raises CreateRefused.
+        """
         if self._closed:
             raise CreateRefused("the cluster is closed", retry=False)
         if spec.name in self._bus:
             return
         self._watch()
-        self._reflector.add(await self._creator.create(self._path, pod_manifest(self._owner, self._plan_of(spec.name), spec)))
+        self._reflector.add(
+            await self._creator.create(
+                self._path, pod_manifest(self._owner, self._plan_of(spec.name), spec)
+            )
+        )
 
     async def furnish(self, objects: Iterable[Json]) -> None:
-        """Make what else the job needs (Services, the Secret, a NetworkPolicy); own ones may be there. Raises CreateRefused."""
+        """Make what else the job needs (Services, the Secret, a NetworkPolicy); own ones may be
+        there. Raises CreateRefused.
+        """
         for made in objects:
             await self._creator.create(self.path_of(made).rpartition("/")[0], made)
 
@@ -114,9 +148,12 @@ class KubernetesCluster:
         return f"/{_COLLECTIONS[kind]}/namespaces/{self._owner.namespace}/{_PLURALS[kind]}/{made['metadata']['name']}"
 
     async def delete(self, name: ProcessName, *, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL after `grace_s` (whole seconds, at least 1). The earliest end that was asked for counts.
+        """SIGTERM, and SIGKILL after `grace_s` (whole seconds, at least 1).
 
-        Where a shorter grace is asked for later, the end is told in time, but the process may live on for the first grace: nodes
+        The earliest end that was asked for counts.
+
+        Where a shorter grace is asked for later, the end is told in time, but the process may live
+        on for the first grace: nodes
         do not shorten it. Whoever works with its state must have fenced it.
         """
         if self.has_ended(name):
@@ -124,12 +161,17 @@ class KubernetesCluster:
         self._watch()
         self._tracker.ask(name, grace_s)
         life = self._tracker.life(name)
-        await self._delete(pod_name(self._owner.job, name), "" if life is None else uid(life.pod), _whole_seconds(grace_s))
+        await self._delete(
+            pod_name(self._owner.job, name),
+            "" if life is None else uid(life.pod),
+            _whole_seconds(grace_s),
+        )
 
     async def observe(self) -> AsyncGenerator[ProcessEvent]:
         """Every live process, then every ended one, then whatever happens, until closed.
 
-        Nothing comes before the first list of pods: as long as the API server is away, `view_age_s` grows and the log says why.
+        Nothing comes before the first list of pods: as long as the API server is away, `view_age_s`
+        grows and the log says why.
         """
         if not self._closed:
             self._watch()
@@ -144,12 +186,22 @@ class KubernetesCluster:
         living = set(self._tracker.names())
         there = [LogFile(str(name), live=name in living) for name in self._pods()]
         found = {one.process for one in there}
-        kept = {} if self._log_directory is None else await asyncio.to_thread(log_sizes, self._log_directory)
+        kept = (
+            {}
+            if self._log_directory is None
+            else await asyncio.to_thread(log_sizes, self._log_directory)
+        )
         own = str(MASTER)
-        return [*there, *(LogFile(name, size, name == own) for name, size in kept.items() if name not in found)]
+        return [
+            *there,
+            *(LogFile(name, size, name == own) for name, size in kept.items() if name not in found),
+        ]
 
     async def read_log(self, process: str, start: int, limit_bytes: int) -> LogPart:
-        """See Cluster. Of a process whose pod is gone, what was kept of its log: all its incarnations in one."""
+        """See Cluster.
+
+        Of a process whose pod is gone, what was kept of its log: all its incarnations in one.
+        """
         pod = {str(name): pod for name, pod in self._pods().items()}.get(process)
         try:
             if pod is not None:
@@ -165,18 +217,28 @@ class KubernetesCluster:
         return {life.name: life.pod for life in (*self._ended.values(), *self._tracker.lives())}
 
     async def close(self) -> None:
-        """End every process that is left; returns when all have ended, or after two minutes: then they end with their Job."""
+        """End every process that is left; returns when all have ended, or after two minutes: then
+        they end with their Job.
+        """
         self._closed = True
         try:
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 await self._end_all()
         except TimeoutError:
             left = ", ".join(map(str, self._tracker.names())) or "what it may have"
-            _LOG.error("the cluster did not end %s within %g s; it goes with job %s", left, CLOSE_LIMIT_S, self._owner.job)
+            _LOG.error(
+                "the cluster did not end %s within %g s; it goes with job %s",
+                left,
+                CLOSE_LIMIT_S,
+                self._owner.job,
+            )
         await self._rest()
 
     async def leave(self) -> None:
-        """Stop watching and leave every process as it is: another master takes over. The cluster cannot be used afterwards."""
+        """Stop watching and leave every process as it is: another master takes over.
+
+        The cluster cannot be used afterwards.
+        """
         self._closed = True
         await self._rest()
 
@@ -195,7 +257,9 @@ class KubernetesCluster:
         self._watch()
         # A pod that is not in the first list is one that we made ourselves: it is in the book.
         await self._whole.wait()
-        await asyncio.gather(*(self.delete(name, grace_s=CLOSE_GRACE_S) for name in self._tracker.names()))
+        await asyncio.gather(
+            *(self.delete(name, grace_s=CLOSE_GRACE_S) for name in self._tracker.names())
+        )
         while self._tracker.names() or self._beside:
             await asyncio.sleep(0.05)
         if self._kept is not None:
@@ -203,7 +267,10 @@ class KubernetesCluster:
 
     def _watch(self) -> None:
         if not self._standing:
-            self._standing = [asyncio.ensure_future(self._reflector.run()), asyncio.ensure_future(self._tend())]
+            self._standing = [
+                asyncio.ensure_future(self._reflector.run()),
+                asyncio.ensure_future(self._tend()),
+            ]
             for task in self._standing:
                 task.add_done_callback(self._finished)
 
@@ -237,7 +304,10 @@ class KubernetesCluster:
 
     async def _log_tail(self, life: Life) -> str:
         """'' if it cannot be read now: the node may be gone, or the right to read logs missing."""
-        path, query = f"{self._path}/{life.pod['metadata']['name']}/log", {"tailLines": str(TAIL_LINES)}
+        path, query = (
+            f"{self._path}/{life.pod['metadata']['name']}/log",
+            {"tailLines": str(TAIL_LINES)},
+        )
         try:
             async with asyncio.timeout(_LOG_LIMIT_S):
                 return (await self._api.text(path, query))[-TAIL_BYTES:]
@@ -258,14 +328,19 @@ class KubernetesCluster:
             for life in self._tracker.overstaying():
                 self._spawn(self._delete_life(life, 0))
             for life in self._tracker.lost():
-                lost = ExitFacts(reason=NODE_LOST, conditions=life.facts().conditions, asked=life.asked)
+                lost = ExitFacts(
+                    reason=NODE_LOST, conditions=life.facts().conditions, asked=life.asked
+                )
                 self._bus.post(ProcessExited(life.name, lost))
 
     async def _delete_life(self, life: Life, grace_s: int) -> None:
         await self._delete(str(life.pod["metadata"]["name"]), uid(life.pod), grace_s)
 
     async def _delete(self, name: str, identity: str, grace_s: int) -> None:
-        """Ask until the server has heard it. A grace of 0 takes the pod off the books while its process may run on."""
+        """Ask until the server has heard it.
+
+        A grace of 0 takes the pod off the books while its process may run on.
+        """
         options: Json = {"gracePeriodSeconds": grace_s}
         if identity:
             options["preconditions"] = {"uid": identity}
@@ -273,7 +348,9 @@ class KubernetesCluster:
             async with asyncio.timeout(DELETE_LIMIT_S):
                 await self._ask_until_heard(f"{self._path}/{name}", options)
         except TimeoutError:
-            _LOG.error("the API server could not be asked to delete %s for %g s", name, DELETE_LIMIT_S)
+            _LOG.error(
+                "the API server could not be asked to delete %s for %g s", name, DELETE_LIMIT_S
+            )
         except ApiRefused as refused:
             # Not there, or another pod has its name by now.
             if refused.status.code not in (404, 409):

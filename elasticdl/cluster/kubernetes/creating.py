@@ -1,4 +1,6 @@
-"""Makes objects on an API server, idempotently: a request that was lost half-way is repeated and finds its own object."""
+"""Makes objects on an API server, idempotently: a request that was lost half-way is repeated and
+finds its own object.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.2, 5.0
 
 @final
 class Creator:
-    """Use it from one event loop. Creates may run in parallel; when the server asks for a pause, all of them pause."""
+    """Use it from one event loop.
+
+    Creates may run in parallel; when the server asks for a pause, all of them pause.
+    """
 
     def __init__(self, api: ApiServer, job_uid: str, clock: Clock) -> None:
         self._api = api
@@ -32,7 +37,10 @@ class Creator:
         self._held_until_s = 0.0
 
     async def create(self, path: str, body: Json) -> Json:
-        """The object, made now or found to be ours. `path` is that of its collection. Raises CreateRefused."""
+        """The object, made now or found to be ours.
+
+        `path` is that of its collection. Raises CreateRefused.
+        """
         kind, name = str(body["kind"]), str(body["metadata"]["name"])
         end_s = self._clock.now_s() + LIMIT_S
         pause_s = _FIRST_PAUSE_S
@@ -45,7 +53,9 @@ class Creator:
                 if refused.status.code != 409:
                     raise refusal(refused.status.code, refused.message) from refused
                 said = refused.message
-                if refused.status.reason == "AlreadyExists" and (found := await self._ours(path, body)):
+                if refused.status.reason == "AlreadyExists" and (
+                    found := await self._ours(path, body)
+                ):
                     return found
             except ApiAway as away:
                 said = away.message
@@ -54,27 +64,43 @@ class Creator:
                 pause_s = max(pause_s, away.retry_after_s)
             pause_s = min(pause_s, _LAST_PAUSE_S) * random.uniform(0.8, 1.2)
             if self._clock.now_s() + pause_s > end_s:
-                raise CreateRefused(f"no {kind.lower()} {name} after {LIMIT_S:g} s: {said}", retry=True)
+                raise CreateRefused(
+                    f"no {kind.lower()} {name} after {LIMIT_S:g} s: {said}", retry=True
+                )
             _LOG.info("creating %s again in %.1f s: %s", name, pause_s, said)
             await asyncio.sleep(pause_s)
             pause_s *= 2
 
     async def _held(self, end_s: float) -> None:
-        """Wait as long as the server asked everybody to. Raises CreateRefused where that is too long for this one."""
+        """Wait as long as the server asked everybody to.
+
+        Raises CreateRefused where that is too long for this one.
+        """
         while (left_s := self._held_until_s - self._clock.now_s()) > 0:
             if self._clock.now_s() + left_s > end_s:
-                raise CreateRefused(f"the API server asks for a pause of {left_s:.0f} s: too many requests", retry=True)
+                raise CreateRefused(
+                    f"the API server asks for a pause of {left_s:.0f} s: too many requests",
+                    retry=True,
+                )
             # Not all at once when the pause is over.
             await asyncio.sleep(left_s * random.uniform(1.0, 1.2))
 
     def _left_behind(self, found: Json, body: Json) -> bool:
-        """Of a Job that had our Job's name before it: there is none any more, so what it owned is being cleared away."""
+        """Of a Job that had our Job's name before it: there is none any more, so what it owned is
+        being cleared away.
+        """
         ours = {owner["name"] for owner in body["metadata"].get("ownerReferences") or ()}
         theirs = found["metadata"].get("ownerReferences") or ()
-        return any(owner["kind"] == "Job" and owner["name"] in ours and owner["uid"] != self._job_uid for owner in theirs)
+        return any(
+            owner["kind"] == "Job" and owner["name"] in ours and owner["uid"] != self._job_uid
+            for owner in theirs
+        )
 
     async def _ours(self, path: str, body: Json) -> Json | None:
-        """The object that has the name; None if it has gone meanwhile, or cannot be read now. Raises CreateRefused if not ours."""
+        """The object that has the name; None if it has gone meanwhile, or cannot be read now.
+
+        Raises CreateRefused if not ours.
+        """
         kind, name = str(body["kind"]), str(body["metadata"]["name"])
         try:
             found = await self._api.get(f"{path}/{name}")
@@ -87,5 +113,7 @@ class Creator:
         if (found["metadata"].get("labels") or {}).get(JOB_UID_LABEL) != self._job_uid:
             if self._left_behind(found, body):
                 return None
-            raise CreateRefused(f"there is a {kind.lower()} {name} already, and it is not of this job", retry=False)
+            raise CreateRefused(
+                f"there is a {kind.lower()} {name} already, and it is not of this job", retry=False
+            )
         return found

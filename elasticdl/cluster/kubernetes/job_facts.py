@@ -1,4 +1,6 @@
-"""A job on a cluster, as its Job and its pods describe it: where it stands, how it ended, which processes there are. Pure."""
+"""A job on a cluster, as its Job and its pods describe it: where it stands, how it ended, which
+processes there are. Pure.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class JobStage(StrEnum):
     WAITING = "waiting"
     """Its master does not run yet, or not any more: `JobFacts.waits_for` says why."""
     STUCK = "stuck"
-    """Its master's pod cannot start, which mostly does not mend itself: `JobFacts.barred` says why."""
+    """Its master's pod cannot start, which mostly does not mend itself: `JobFacts.barred` says
+    why.
+    """
     RUNNING = "running"
     LEAVING = "leaving"
     """It is being deleted."""
@@ -50,7 +54,10 @@ class JobStage(StrEnum):
 @final
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """`masters` are the pods of its master, the newest last; `pods` all the others. What has ended may be gone by now."""
+    """`masters` are the pods of its master, the newest last; `pods` all the others.
+
+    What has ended may be gone by now.
+    """
 
     job: Object
     masters: tuple[Object, ...] = ()
@@ -85,7 +92,11 @@ class JobFacts:
     def running_master(self) -> str:
         """The pod to talk to; '' while there is none."""
         pod = self.master
-        return str(pod["metadata"]["name"]) if pod is not None and not has_ended(pod) and observed(pod).running else ""
+        return (
+            str(pod["metadata"]["name"])
+            if pod is not None and not has_ended(pod) and observed(pod).running
+            else ""
+        )
 
     @property
     def standing(self) -> JobStage:
@@ -100,7 +111,9 @@ class JobFacts:
         return JobStage.RUNNING if self.running_master else JobStage.WAITING
 
     def lost_master(self, now_wall_s: float) -> str:
-        """That its node is not there, in words: it is silent, or the pod was to go long ago and does not. '' if it is not so."""
+        """That its node is not there, in words: it is silent, or the pod was to go long ago and
+        does not. '' if it is not so.
+        """
         pod = self.master
         if pod is None or has_ended(pod):
             return ""
@@ -108,13 +121,16 @@ class JobFacts:
         if not since and (not due_s or now_wall_s < due_s + _OVERDUE_S):
             return ""
         node, name = (pod.get("spec") or {}).get("nodeName", ""), pod["metadata"]["name"]
-        # By force alone a Job's pod does not go: the Job holds it until it has been told of its end.
+        # By force alone a Job's pod does not go: the Job holds it until it has been told of its
+        # end.
         force = (
-            f'kubectl delete pod {name} --force --wait=false; kubectl patch pod {name} -p \'{{"metadata":{{"finalizers":null}}}}\''
+            f"kubectl delete pod {name} --force --wait=false; kubectl patch pod {name} -p"
+            ' \'{"metadata":{"finalizers":null}}\''
         )
         return (
-            f"node {node} of its master does not answer{f' since {since}' if since else ''}; there are never two masters, so the job goes on"
-            f" when the node is back, is deleted (kubectl delete node {node}), or its pod is given up ({force})"
+            f"node {node} of its master does not answer{f' since {since}' if since else ''}; there"
+            " are never two masters, so the job goes on when the node is back, is deleted (kubectl"
+            f" delete node {node}), or its pod is given up ({force})"
         )
 
     @property
@@ -134,10 +150,20 @@ class JobFacts:
 
     @property
     def prepared(self) -> Object | None:
-        """The master's pod while its node is preparing it. What goes wrong with that (a volume, a network) is in events only."""
+        """The master's pod while its node is preparing it.
+
+        What goes wrong with that (a volume, a network) is in events only.
+        """
         pod = self.master
-        waits = pod is not None and not has_ended(pod) and not observed(pod).running and self.barred is None
-        return pod if pod is not None and waits and (pod.get("spec") or {}).get("nodeName") else None
+        waits = (
+            pod is not None
+            and not has_ended(pod)
+            and not observed(pod).running
+            and self.barred is None
+        )
+        return (
+            pod if pod is not None and waits and (pod.get("spec") or {}).get("nodeName") else None
+        )
 
     @property
     def waits_for(self) -> str:
@@ -154,18 +180,26 @@ class JobFacts:
         if pod is None:
             return _creation_problem(self.job) or "the cluster has not made its master's pod yet"
         if self.has_verdict:
-            return f"its master has ended (exit code {told_code(pod)}), of which the cluster is just taking note"
+            return (
+                f"its master has ended (exit code {told_code(pod)}), of which the cluster is just"
+                " taking note"
+            )
         if has_ended(pod):
             return f"its master ended ({_how(pod)}) and is being started again"
         return f"its master: {trouble(pod).text}"
 
     @property
     def has_verdict(self) -> bool:
-        """Its master has ended for good. That the job has, too, a controller finds a moment later."""
+        """Its master has ended for good.
+
+        That the job has, too, a controller finds a moment later.
+        """
         code = None if self.master is None else told_code(self.master)
         if self.master is None or code is None:
             return False
-        return code == ExitCode.DONE or (code in FINAL_EXIT_CODES and not exit_facts(self.master, asked=False).conditions)
+        return code == ExitCode.DONE or (
+            code in FINAL_EXIT_CODES and not exit_facts(self.master, asked=False).conditions
+        )
 
     @property
     def ended(self) -> Ended | None:
@@ -173,7 +207,10 @@ class JobFacts:
         condition = _final_condition(self.job)
         if condition is None:
             return None
-        said = next((found for pod in reversed(self.masters) if (found := read_outcome(pod)) is not None), None)
+        said = next(
+            (found for pod in reversed(self.masters) if (found := read_outcome(pod)) is not None),
+            None,
+        )
         return said or self._without_word(condition)
 
     def _without_word(self, condition: Object) -> Ended:
@@ -185,19 +222,41 @@ class JobFacts:
         code = facts.exit_code if facts else None
         if code is None and (found := _EXIT_CODE.search(message)):
             code = int(found[1])
-        last = f"; it said last:\n{facts.log_tail.strip()}" if facts and facts.log_tail.strip() else ""
-        how = f"its master ended ({_how(pod)}) and left no word" if pod is not None and facts else "its master left no word"
-        return Ended(code if code in _VERDICTS else ExitCode.JOB_FAILED, f"{how}: {message}{last}" if message else f"{how}{last}")
+        last = (
+            f"; it said last:\n{facts.log_tail.strip()}" if facts and facts.log_tail.strip() else ""
+        )
+        how = (
+            f"its master ended ({_how(pod)}) and left no word"
+            if pod is not None and facts
+            else "its master left no word"
+        )
+        return Ended(
+            code if code in _VERDICTS else ExitCode.JOB_FAILED,
+            f"{how}: {message}{last}" if message else f"{how}{last}",
+        )
 
     def processes(self) -> tuple[tuple[ProcessName, Object], ...]:
-        """Every process with its pod, masters first. A master that was replaced counts as an earlier incarnation."""
-        found = [(ProcessName(Role.MASTER, 0, number), pod) for number, pod in enumerate(self.masters)]
+        """Every process with its pod, masters first.
+
+        A master that was replaced counts as an earlier incarnation.
+        """
+        found = [
+            (ProcessName(Role.MASTER, 0, number), pod) for number, pod in enumerate(self.masters)
+        ]
         found += [(process_name(pod), pod) for pod in self.pods]
-        return tuple(sorted(found, key=lambda one: (list(Role).index(one[0].role), one[0].index, one[0].incarnation)))
+        return tuple(
+            sorted(
+                found,
+                key=lambda one: (list(Role).index(one[0].role), one[0].index, one[0].incarnation),
+            )
+        )
 
 
 HINTS = {
-    IMAGE_FAILED: "see that the image has that name and that the cluster may pull it (--image-name, --image-pull-secrets)",
+    IMAGE_FAILED: (
+        "see that the image has that name and that the cluster may pull it (--image-name,"
+        " --image-pull-secrets)"
+    ),
     START_FAILED: "build the image on this project's (`elasticdl zoo build`), or see what it lacks",
 }
 """What to do where a pod cannot start, by the kind of its trouble."""
@@ -209,15 +268,24 @@ _VERDICTS = frozenset(int(code) for code in ExitCode)
 def standing_of(exit_code: int) -> JobStage:
     """Of a job that has ended."""
     known = {ExitCode.DONE: JobStage.DONE, ExitCode.INTERRUPTED: JobStage.STOPPED}
-    return known.get(ExitCode(exit_code), JobStage.FAILED) if exit_code in _VERDICTS else JobStage.FAILED
+    return (
+        known.get(ExitCode(exit_code), JobStage.FAILED)
+        if exit_code in _VERDICTS
+        else JobStage.FAILED
+    )
 
 
 def job_facts(job: Object, pods: Iterable[Object] = ()) -> JobFacts:
     """`pods` may be those of other jobs too, and pods that are none of ours."""
     own = [pod for pod in pods if _belongs(pod, uid(job))]
-    ordered = sorted(own, key=lambda pod: (wall_s(pod["metadata"].get("creationTimestamp")), pod["metadata"]["name"]))
+    ordered = sorted(
+        own,
+        key=lambda pod: (wall_s(pod["metadata"].get("creationTimestamp")), pod["metadata"]["name"]),
+    )
     masters = tuple(pod for pod in ordered if process_name(pod).role is Role.MASTER)
-    return JobFacts(job, masters, tuple(pod for pod in ordered if process_name(pod).role is not Role.MASTER))
+    return JobFacts(
+        job, masters, tuple(pod for pod in ordered if process_name(pod).role is not Role.MASTER)
+    )
 
 
 def wall_s(timestamp: str | None) -> float:

@@ -1,4 +1,6 @@
-"""Jobs on a cluster, for whoever looks after them: found, read, followed and deleted with that person's own rights."""
+"""Jobs on a cluster, for whoever looks after them: found, read, followed and deleted with that
+person's own rights.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +23,40 @@ _PAGE = "500"
 
 @final
 class Jobs:
-    """Those of one namespace. Every method raises PermanentError (exit code 3) when we may not, ApiAway."""
+    """Those of one namespace.
+
+    Every method raises PermanentError (exit code 3) when we may not, ApiAway.
+    """
 
     def __init__(self, api: ApiServer, namespace: str) -> None:
         self._api, self._namespace = api, namespace
 
     async def all(self, *, everywhere: bool = False) -> tuple[JobFacts, ...]:
-        """Every job, the newest first, without its workers' pods. `everywhere`: of all namespaces."""
+        """Every job, the newest first, without its workers' pods.
+
+        `everywhere`: of all namespaces.
+        """
         within = "" if everywhere else f"/namespaces/{self._namespace}"
-        jobs = await self._list(f"/apis/batch/v1{within}/jobs", {"labelSelector": _ALL}, "list jobs")
-        masters = await self._list(f"/api/v1{within}/pods", {"labelSelector": f"{_ALL},{ROLE_LABEL}=master"}, "list pods")
+        jobs = await self._list(
+            f"/apis/batch/v1{within}/jobs", {"labelSelector": _ALL}, "list jobs"
+        )
+        masters = await self._list(
+            f"/api/v1{within}/pods", {"labelSelector": f"{_ALL},{ROLE_LABEL}=master"}, "list pods"
+        )
         found = [job_facts(job, masters) for job in jobs]
         return tuple(sorted(found, key=lambda facts: -facts.created_wall_s))
 
     async def namespaces(self) -> list[str]:
         """The names of the cluster's namespaces, for those who may list them."""
-        return [str(one["metadata"]["name"]) for one in await self._list("/api/v1/namespaces", {}, "list namespaces")]
+        return [
+            str(one["metadata"]["name"])
+            for one in await self._list("/api/v1/namespaces", {}, "list namespaces")
+        ]
 
     async def one(self, name: str, *, whole: bool = False) -> JobFacts | None:
-        """A job with its masters' pods, or with all that it has; None if there is none of that name that is ours."""
+        """A job with its masters' pods, or with all that it has; None if there is none of that name
+        that is ours.
+        """
         if not is_valid(name):
             return None  # no job has such a name, and in an address it would lead elsewhere
         path = f"/apis/batch/v1/namespaces/{self._namespace}/jobs/{name}"
@@ -53,7 +70,12 @@ class Jobs:
             return None
         wanted = {**selector(name), **({} if whole else {ROLE_LABEL: "master"})}
         own = ",".join(f"{key}={value}" for key, value in wanted.items())
-        return job_facts(job, await self._list(f"/api/v1/namespaces/{self._namespace}/pods", {"labelSelector": own}, "list pods"))
+        return job_facts(
+            job,
+            await self._list(
+                f"/api/v1/namespaces/{self._namespace}/pods", {"labelSelector": own}, "list pods"
+            ),
+        )
 
     async def token(self, facts: JobFacts) -> str:
         """The job's token; '' while its master has not made it yet."""
@@ -68,20 +90,30 @@ class Jobs:
         return _text(secret, "ELASTICDL_TOKEN") if facts.uid in owners else ""
 
     async def complaint(self, about: Mapping[str, Any]) -> str:
-        """What the cluster said last that goes wrong with a pod or a Job; '' if nothing does, or we may not know."""
+        """What the cluster said last that goes wrong with a pod or a Job; '' if nothing does, or we
+        may not know.
+        """
         query = {"fieldSelector": f"involvedObject.uid={uid(about)},type=Warning", "limit": _PAGE}
         try:
-            found = (await self._api.get(f"/api/v1/namespaces/{self._namespace}/events", query)).get("items") or []
+            found = (
+                await self._api.get(f"/api/v1/namespaces/{self._namespace}/events", query)
+            ).get("items") or []
         except ApiRefused:
             return ""
-        newest: Json = max(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), default={})
+        newest: Json = max(
+            found,
+            key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""),
+            default={},
+        )
         return str(newest.get("message") or "").strip()
 
     async def delete(self, facts: JobFacts) -> None:
         """Delete the Job, and with it everything that is the job's. It may be gone already."""
         path = f"/apis/batch/v1/namespaces/{self._namespace}/jobs/{facts.name}"
         try:
-            await self._api.delete(path, {"propagationPolicy": "Background", "preconditions": {"uid": facts.uid}})
+            await self._api.delete(
+                path, {"propagationPolicy": "Background", "preconditions": {"uid": facts.uid}}
+            )
         except ApiRefused as refused:
             if refused.status.code not in (404, 409):
                 raise self._not_allowed(refused, "delete jobs") from refused
@@ -102,11 +134,15 @@ class Jobs:
 
     def _not_allowed(self, refused: ApiRefused, what: str) -> PermanentError:
         if refused.status.code == 401:
-            return refused_by_cluster("the cluster does not know you", "see `kubectl auth whoami` and `kubectl config view`")
+            return refused_by_cluster(
+                "the cluster does not know you",
+                "see `kubectl auth whoami` and `kubectl config view`",
+            )
         if refused.status.code == 403:
             return refused_by_cluster(
                 f"you may not {what} in namespace {self._namespace}",
-                f"whoever runs the cluster can grant it; see `kubectl auth can-i --list -n {self._namespace}`",
+                "whoever runs the cluster can grant it; see `kubectl auth can-i --list -n"
+                f" {self._namespace}`",
             )
         return refused_by_cluster(f"the cluster will not {what}: {refused.message}", "")
 

@@ -36,7 +36,9 @@ def selector(job: str) -> dict[str, str]:
 
 def master_selector(job: str) -> str:
     """Finds the pods of a job's master: several where it was replaced, the newest counts."""
-    return ",".join(f"{key}={value}" for key, value in {**selector(job), ROLE_LABEL: str(Role.MASTER)}.items())
+    return ",".join(
+        f"{key}={value}" for key, value in {**selector(job), ROLE_LABEL: str(Role.MASTER)}.items()
+    )
 
 
 def labels(job: str, name: ProcessName) -> dict[str, str]:
@@ -53,4 +55,6 @@ def labels(job: str, name: ProcessName) -> dict[str, str]:
 
 def parse_labels(found: Mapping[str, str]) -> ProcessName:
     """The inverse of `labels`. Raises ValueError or KeyError for a pod that is not ours."""
-    return ProcessName(Role(found[ROLE_LABEL]), int(found[INDEX_LABEL]), int(found[INCARNATION_LABEL]))
+    return ProcessName(
+        Role(found[ROLE_LABEL]), int(found[INDEX_LABEL]), int(found[INCARNATION_LABEL])
+    )

@@ -1,14 +1,31 @@
 """The Kubernetes objects of a job, as plain dictionaries. Pure: nothing here talks to a cluster.
 
-One object is submitted, the Job; its uid owns everything else, so that a replaced master finds its processes and nothing
+One object is submitted, the Job; its uid owns everything else, so that a replaced master finds its
+processes and nothing
 outlives the job.
 """
 
 from __future__ import annotations
 
 from elasticdl.cluster.base import ProcessSpec, Role
-from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, MASTER, ROLE_LABEL, labels, pod_name, secret_name, selector
-from elasticdl.cluster.kubernetes.plans import MASTER_PORT, RENDEZVOUS_PORT, STATUS_PORT, JobPlan, Json, Owner, PodPlan
+from elasticdl.cluster.kubernetes.labels import (
+    JOB_UID_LABEL,
+    MASTER,
+    ROLE_LABEL,
+    labels,
+    pod_name,
+    secret_name,
+    selector,
+)
+from elasticdl.cluster.kubernetes.plans import (
+    MASTER_PORT,
+    RENDEZVOUS_PORT,
+    STATUS_PORT,
+    JobPlan,
+    Json,
+    Owner,
+    PodPlan,
+)
 from elasticdl.cluster.kubernetes.pod_spec import CONTAINER, from_field, mount, pod_spec
 
 TOKEN_KEY, UID_KEY = "ELASTICDL_TOKEN", "ELASTICDL_JOB_UID"
@@ -30,7 +47,10 @@ def pod(owner: Owner, plan: PodPlan, spec: ProcessSpec) -> Json:
 
 
 def job(plan: JobPlan, spec: ProcessSpec) -> Json:
-    """The Job: all that is submitted. Its master makes the rest. `spec` is the master's, its command and environment."""
+    """The Job: all that is submitted.
+
+    Its master makes the rest. `spec` is the master's, its command and environment.
+    """
     master = pod_spec(plan.name, plan.master, spec)
     master["containers"][0]["env"] += [
         from_field("ELASTICDL_NAMESPACE", "metadata.namespace"),
@@ -44,7 +64,8 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
         {"name": "grpc", "containerPort": MASTER_PORT},
         {"name": "page", "containerPort": STATUS_PORT},
     ]
-    # Absent at the first start: the master makes it, and a master that replaces it finds it here without a right to read Secrets.
+    # Absent at the first start: the master makes it, and a master that replaces it finds it here
+    # without a right to read Secrets.
     mount(
         master,
         "token",
@@ -69,7 +90,10 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
             # Never two masters: the next one starts when the last one has ended.
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": _failure_rules(plan)},
-            "template": {"metadata": {"labels": labels(plan.name, MASTER), "annotations": _annotations()}, "spec": master},
+            "template": {
+                "metadata": {"labels": labels(plan.name, MASTER), "annotations": _annotations()},
+                "spec": master,
+            },
         },
     }
 
@@ -82,7 +106,8 @@ def token_secret(owner: Owner, token: str) -> Json:
         "metadata": _of_job(owner, secret_name(owner.job)),
         "immutable": True,
         "type": "Opaque",
-        # The uid tells it from one that a job of the same name left, and that has not been cleared away yet.
+        # The uid tells it from one that a job of the same name left, and that has not been cleared
+        # away yet.
         "stringData": {TOKEN_KEY: token, UID_KEY: owner.uid},
     }
 
@@ -96,20 +121,34 @@ def master_names(owner: Owner) -> tuple[str, ...]:
     """The master's host as it is called from within its namespace, and from further away."""
     name = f"{owner.job}-master"
     return tuple(
-        name + more for more in ("", f".{owner.namespace}", f".{owner.namespace}.svc", f".{owner.namespace}.svc.cluster.local")
+        name + more
+        for more in (
+            "",
+            f".{owner.namespace}",
+            f".{owner.namespace}.svc",
+            f".{owner.namespace}.svc.cluster.local",
+        )
     )
 
 
 def services(owner: Owner) -> tuple[Json, Json]:
     """The master at one address for life, and a name of its own for every process (`host_name`)."""
-    master = _service(owner, f"{owner.job}-master", {**selector(owner.job), ROLE_LABEL: str(Role.MASTER)})
+    master = _service(
+        owner, f"{owner.job}-master", {**selector(owner.job), ROLE_LABEL: str(Role.MASTER)}
+    )
     master["spec"]["ports"] = [
-        {"name": "grpc", "port": MASTER_PORT, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"},
+        {
+            "name": "grpc",
+            "port": MASTER_PORT,
+            "targetPort": "grpc",
+            "appProtocol": "kubernetes.io/h2c",
+        },
         # Where members of a ring find one another.
         {"name": "rendezvous", "port": RENDEZVOUS_PORT},
         {"name": "page", "port": STATUS_PORT, "targetPort": "page", "appProtocol": "http"},
     ]
-    # A name leads to a process only while it runs: an incarnation that is on its way out is not found any more.
+    # A name leads to a process only while it runs: an incarnation that is on its way out is not
+    # found any more.
     names = _service(owner, owner.job, selector(owner.job))
     names["spec"]["clusterIP"] = "None"
     return master, names
@@ -122,7 +161,11 @@ def network_policy(owner: Owner) -> Json:
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": _of_job(owner, owner.job),
-        "spec": {"podSelector": {"matchLabels": selector(owner.job)}, "policyTypes": ["Ingress"], "ingress": [{"from": [peers]}]},
+        "spec": {
+            "podSelector": {"matchLabels": selector(owner.job)},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [peers]}],
+        },
     }
 
 
@@ -141,7 +184,8 @@ def _owned(owner: Owner, name: str) -> Json:
         "kind": "Job",
         "name": owner.job,
         "uid": owner.uid,
-        # As controller, the Job's own controller would take workers for masters. To block the owner's deletion needs rights on Jobs.
+        # As controller, the Job's own controller would take workers for masters. To block the
+        # owner's deletion needs rights on Jobs.
         "controller": False,
         "blockOwnerDeletion": False,
     }
@@ -149,25 +193,40 @@ def _owned(owner: Owner, name: str) -> Json:
 
 
 def _of_job(owner: Owner, name: str) -> Json:
-    whole = {**selector(owner.job), "app.kubernetes.io/managed-by": "elasticdl", JOB_UID_LABEL: owner.uid}
+    whole = {
+        **selector(owner.job),
+        "app.kubernetes.io/managed-by": "elasticdl",
+        JOB_UID_LABEL: owner.uid,
+    }
     return {**_owned(owner, name), "labels": whole}
 
 
 def _annotations() -> dict[str, str]:
-    # A pod without a controller would keep its node from being scaled down. Ours may go at any time.
+    # A pod without a controller would keep its node from being scaled down. Ours may go at any
+    # time.
     return {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
 
 
 def _failure_rules(plan: JobPlan) -> list[Json]:
-    """A master that the cluster took away costs nothing; its own verdict is final; anything else is a crash."""
+    """A master that the cluster took away costs nothing; its own verdict is final; anything else is
+    a crash.
+    """
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {
             "action": "Ignore",
-            "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [plan.left_exit_code]},
+            "onExitCodes": {
+                "containerName": CONTAINER,
+                "operator": "In",
+                "values": [plan.left_exit_code],
+            },
         },
         {
             "action": "FailJob",
-            "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": sorted(plan.final_exit_codes)},
+            "onExitCodes": {
+                "containerName": CONTAINER,
+                "operator": "In",
+                "values": sorted(plan.final_exit_codes),
+            },
         },
     ]

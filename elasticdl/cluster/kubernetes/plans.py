@@ -1,6 +1,7 @@
 """What a job asks of Kubernetes, as plain values: `manifests.py` makes objects of them.
 
-Quantities, selectors, tolerations and volume sources are Kubernetes' own words and travel unchanged.
+Quantities, selectors, tolerations and volume sources are Kubernetes' own words and travel
+unchanged.
 """
 
 from __future__ import annotations
@@ -30,14 +31,19 @@ class Image:
 @final
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a process asks for (`requests`) and may not go beyond (`limits`): `{"cpu": "500m", "memory": "2Gi"}`."""
+    """What a process asks for (`requests`) and may not go beyond (`limits`): `{"cpu": "500m",
+    "memory": "2Gi"}`.
+    """
 
     requests: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def cores(self) -> float | None:
-        """Cores that the process may count on; None if nothing is said of them. Raises ValueError for a quantity that is none."""
+        """Cores that the process may count on; None if nothing is said of them.
+
+        Raises ValueError for a quantity that is none.
+        """
         text = self.limits.get("cpu") or self.requests.get("cpu")
         return None if text is None else _cores(text)
 
@@ -46,14 +52,19 @@ def _cores(quantity: str) -> float:
     parts = re.fullmatch(r"(\d+\.?\d*)([num]?)", quantity)
     cores = float(parts[1]) * _CPU_SUFFIXES[parts[2]] if parts else 0.0
     if cores <= 0:
-        raise ValueError(f"{quantity!r} is no quantity of cores: expected for example 2, 0.5 or 500m")
+        raise ValueError(
+            f"{quantity!r} is no quantity of cores: expected for example 2, 0.5 or 500m"
+        )
     return cores
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a pod may be put. `affinity`, where given, replaces ours (workers near their servers, servers apart)."""
+    """Where a pod may be put.
+
+    `affinity`, where given, replaces ours (workers near their servers, servers apart).
+    """
 
     priority_class: str = ""
     node_selector: Mapping[str, str] = field(default_factory=dict)
@@ -64,7 +75,9 @@ class Placement:
 @final
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A volume source in Kubernetes' own words (`{"persistentVolumeClaim": {"claimName": "data"}}`), and where it is mounted."""
+    """A volume source in Kubernetes' own words (`{"persistentVolumeClaim": {"claimName":
+    "data"}}`), and where it is mounted.
+    """
 
     name: str
     source: Mapping[str, Any]
@@ -91,7 +104,8 @@ class Identity:
 class PodPlan:
     """All that the pods of one role have in common.
 
-    `grace_s` is the time a pod has to drain when somebody else ends it: preemption, eviction, `kubectl delete`.
+    `grace_s` is the time a pod has to drain when somebody else ends it: preemption, eviction,
+    `kubectl delete`.
     """
 
     image: Image
@@ -121,8 +135,10 @@ FINAL_EXIT_CODES = (1, 2, 3, 4, 5, 124, 130)
 class JobPlan:
     """The Job with its master's pod.
 
-    `relaunches` bounds how often a master that fails (not: that is preempted or evicted) is started again; the exit codes
-    in `final_exit_codes` are its verdict and are never retried; `left_exit_code` says that it left in order, to be started
+    `relaunches` bounds how often a master that fails (not: that is preempted or evicted) is started
+    again; the exit codes
+    in `final_exit_codes` are its verdict and are never retried; `left_exit_code` says that it left
+    in order, to be started
     again at no cost. An empty namespace is left to whoever creates the Job.
     """
 

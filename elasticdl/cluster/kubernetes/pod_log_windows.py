@@ -1,7 +1,10 @@
-"""Logs of pods by byte offset, which API servers do not know: they tell a log from its beginning, or its last lines.
+"""Logs of pods by byte offset, which API servers do not know: they tell a log from its beginning,
+or its last lines.
 
-A log that somebody looks at is followed from its beginning on, and its newest part is kept here for as long as it is looked at, so that
-looking on costs nothing. What is before that part is read anew, up to where it is wanted. Nodes keep some 10 MiB of a log.
+A log that somebody looks at is followed from its beginning on, and its newest part is kept here for
+as long as it is looked at, so that
+looking on costs nothing. What is before that part is read anew, up to where it is wanted. Nodes
+keep some 10 MiB of a log.
 """
 
 from __future__ import annotations
@@ -50,8 +53,14 @@ class LogWindows:
         if begin >= window.begin:
             return LogPart(begin, window.part(begin, limit_bytes), window.size_bytes)
         if begin + limit_bytes > LONGEST_LOG_BYTES:
-            raise NoSuchLog(f"only the newest part of this log can be seen: from byte {window.begin} on")
-        return LogPart(begin, await self._read_anew(pod, begin, min(limit_bytes, window.size_bytes - begin)), window.size_bytes)
+            raise NoSuchLog(
+                f"only the newest part of this log can be seen: from byte {window.begin} on"
+            )
+        return LogPart(
+            begin,
+            await self._read_anew(pod, begin, min(limit_bytes, window.size_bytes - begin)),
+            window.size_bytes,
+        )
 
     async def close(self) -> None:
         """Look at nothing any more."""
@@ -77,7 +86,10 @@ class LogWindows:
         query = {"container": CONTAINER, "limitBytes": str(begin + size_bytes)}
         skip, found = begin, bytearray()
         try:
-            async with asyncio.timeout(_READ_S), aclosing(self._api.chunks(log_address(pod), query, _READ_S)) as chunks:
+            async with (
+                asyncio.timeout(_READ_S),
+                aclosing(self._api.chunks(log_address(pod), query, _READ_S)) as chunks,
+            ):
                 async for chunk in chunks:
                     found += chunk[skip:]
                     skip = max(0, skip - len(chunk))
@@ -98,7 +110,9 @@ class _Window:
         self.seen_s = self._clock()
         self._heard_s = self.seen_s + _FIRST_S
         self.problem: Exception | None = None
-        self.task = asyncio.get_running_loop().create_task(self._follow(), name="a log that is looked at")
+        self.task = asyncio.get_running_loop().create_task(
+            self._follow(), name="a log that is looked at"
+        )
 
     @property
     def begin(self) -> int:
@@ -122,13 +136,16 @@ class _Window:
             quiet_s = self._clock() - self._heard_s
             if quiet_s >= _QUIET_S:
                 return
-            # Before the first bytes, no longer either: what is looked at for the first time is mostly there at once.
+            # Before the first bytes, no longer either: what is looked at for the first time is
+            # mostly there at once.
             await asyncio.wait({self.task}, timeout=min(_QUIET_S, _QUIET_S - quiet_s))
 
     async def _follow(self) -> None:
         query = {"container": CONTAINER, "follow": "true"}
         try:
-            async with aclosing(self._api.chunks(log_address(self._pod), query, _UNSEEN_S)) as chunks:
+            async with aclosing(
+                self._api.chunks(log_address(self._pod), query, _UNSEEN_S)
+            ) as chunks:
                 async for chunk in chunks:
                     self._take(chunk)
                     if self._clock() - self.seen_s > _UNSEEN_S:
@@ -153,5 +170,12 @@ def in_words(error: Exception, pod: Mapping[str, Any]) -> Exception:
     """What a request for a log came to."""
     name = pod["metadata"]["name"]
     if isinstance(error, ApiRefused) and error.status.code in (400, 404):
-        return NoSuchLog(f"pod {name} has no log {'yet' if error.status.code == 400 else 'any more'}: {error.message}")
-    return ApiAway(f"the log of pod {name} did not come in time") if isinstance(error, TimeoutError) else error
+        return NoSuchLog(
+            f"pod {name} has no log {'yet' if error.status.code == 400 else 'any more'}:"
+            f" {error.message}"
+        )
+    return (
+        ApiAway(f"the log of pod {name} did not come in time")
+        if isinstance(error, TimeoutError)
+        else error
+    )

@@ -1,4 +1,7 @@
-"""Logs of pods: which there are, their last lines, and what comes after. A connection that breaks costs no line and repeats none."""
+"""Logs of pods: which there are, their last lines, and what comes after.
+
+A connection that breaks costs no line and repeats none.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,18 @@ def entries(facts: JobFacts) -> list[tuple[str, str]]:
 
 
 def chosen(facts: JobFacts, process: str) -> Mapping[str, Any] | None:
-    """The pod that is meant: `ps-0` is the newest of its incarnations, `ps-0.1` and `ps-0.0` are those. None: there is none."""
+    """The pod that is meant: `ps-0` is the newest of its incarnations, `ps-0.1` and `ps-0.0` are
+    those. None: there is none.
+    """
     try:
         wanted = ProcessName.parse(process)
     except ValueError:
         return None
-    there = {name: pod for name, pod in facts.processes() if (name.role, name.index) == (wanted.role, wanted.index)}
+    there = {
+        name: pod
+        for name, pod in facts.processes()
+        if (name.role, name.index) == (wanted.role, wanted.index)
+    }
     if "." in process or not there:
         return there.get(wanted)
     return there[max(there)]
@@ -49,12 +58,17 @@ async def last(api: ApiServer, pod: Mapping[str, Any], lines: int) -> AsyncGener
         yield decode(b"", final=True)
     except ApiRefused as refused:
         if _not_yet(refused):
-            raise TransientError(f"{pod['metadata']['name']} has printed nothing yet: {trouble(pod).text}") from refused
+            raise TransientError(
+                f"{pod['metadata']['name']} has printed nothing yet: {trouble(pod).text}"
+            ) from refused
         raise _in_words(refused, pod) from refused
 
 
 async def followed(api: ApiServer, pod: Mapping[str, Any], lines: int) -> AsyncGenerator[str]:
-    """The last lines, then all that comes until the pod has ended. Waits for one that does not run yet. Raises ElasticDLError."""
+    """The last lines, then all that comes until the pod has ended.
+
+    Waits for one that does not run yet. Raises ElasticDLError.
+    """
     place = _Place(lines)
     heard_s = time.monotonic()
     while True:
@@ -75,17 +89,23 @@ async def followed(api: ApiServer, pod: Mapping[str, Any], lines: int) -> AsyncG
             heard_s = time.monotonic()
         except ApiAway as away:
             now_s = time.monotonic()
-            # Nothing printed for a minute is no fault: the connection is made anew, in case that it is dead.
+            # Nothing printed for a minute is no fault: the connection is made anew, in case that it
+            # is dead.
             heard_s = now_s if now_s - began_s >= _SILENCE_S else heard_s
             if now_s - heard_s > AWAY_S:
-                raise TransientError(f"the log cannot be followed any more: {away.message}") from away
+                raise TransientError(
+                    f"the log cannot be followed any more: {away.message}"
+                ) from away
         place.again()
         await asyncio.sleep(_AGAIN_S)
 
 
 @final
 class _Place:
-    """How far a log was read. Every line comes with the time at which the node got it, which is cut off again."""
+    """How far a log was read.
+
+    Every line comes with the time at which the node got it, which is cut off again.
+    """
 
     def __init__(self, lines: int) -> None:
         self._lines = lines
@@ -94,8 +114,13 @@ class _Place:
         self._half = b""
 
     def query(self) -> dict[str, str]:
-        """Where to begin. The server knows whole seconds only: what was seen comes again and is left out here."""
-        begin = {"sinceTime": f"{self._newest[:19].decode()}Z"} if self._newest else _query(self._lines)
+        """Where to begin.
+
+        The server knows whole seconds only: what was seen comes again and is left out here.
+        """
+        begin = (
+            {"sinceTime": f"{self._newest[:19].decode()}Z"} if self._newest else _query(self._lines)
+        )
         return {**begin, "follow": "true", "timestamps": "true"}
 
     def again(self) -> None:
@@ -105,7 +130,9 @@ class _Place:
     def fresh(self, chunk: bytes) -> str:
         """The whole lines that were not seen yet."""
         *whole, self._half = (self._half + chunk).split(b"\n")
-        return b"".join(text + b"\n" for line in whole if (text := self._take(line)) is not None).decode("utf-8", "replace")
+        return b"".join(
+            text + b"\n" for line in whole if (text := self._take(line)) is not None
+        ).decode("utf-8", "replace")
 
     def rest(self) -> str:
         """A last line without its end."""
@@ -133,7 +160,9 @@ def _words(pod: Mapping[str, Any]) -> str:
     seen = observed(pod)
     if has_ended(pod):
         facts = exit_facts(pod, asked=False)
-        how = f"signal {facts.signal}" if facts.signal is not None else f"exit code {facts.exit_code}"
+        how = (
+            f"signal {facts.signal}" if facts.signal is not None else f"exit code {facts.exit_code}"
+        )
         why = ", ".join([*([facts.reason] if facts.reason else []), *facts.conditions])
         return f"ended with {how}" + (f" ({why})" if why else "")
     return f"runs on {seen.where}" if seen.running else seen.waiting_for
@@ -157,7 +186,9 @@ def _in_words(refused: ApiRefused, pod: Mapping[str, Any]) -> ElasticDLError:
         403: f"you may not read logs in namespace {namespace} (get pods/log)",
         404: f"pod {name} is gone, and its log with it",
     }
-    error = PermanentError(words.get(refused.status.code, f"the log of pod {name} cannot be read: {refused.message}"))
+    error = PermanentError(
+        words.get(refused.status.code, f"the log of pod {name} cannot be read: {refused.message}")
+    )
     if refused.status.code == 403:
         error.exit_code = ExitCode.CLUSTER_REFUSED
     return error

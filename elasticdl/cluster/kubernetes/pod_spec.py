@@ -14,7 +14,10 @@ from elasticdl.cluster.kubernetes.plans import Json, Placement, PodPlan
 
 CONTAINER = "process"
 _NODE_GONE_AFTER_S = 30
-"""A node that does not answer keeps its pods for 5 min by default. The job has gone on long before that."""
+"""A node that does not answer keeps its pods for 5 min by default.
+
+The job has gone on long before that.
+"""
 
 
 def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
@@ -29,11 +32,14 @@ def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
         "automountServiceAccountToken": role is Role.MASTER,
         # Hundreds of pods in a namespace: no variables for each Service of it.
         "enableServiceLinks": False,
-        # The process is not PID 1 then, so that signals mean what they mean elsewhere and its orphans are reaped.
+        # The process is not PID 1 then, so that signals mean what they mean elsewhere and its
+        # orphans are reaped.
         "shareProcessNamespace": True,
         "securityContext": _pod_security(plan),
         "tolerations": [*map(dict, placement.tolerations), *_patience(placement)],
-        "affinity": dict(placement.affinity) if placement.affinity is not None else _affinity(job, role),
+        "affinity": (
+            dict(placement.affinity) if placement.affinity is not None else _affinity(job, role)
+        ),
         "volumes": [],
     }
     optional = {
@@ -54,13 +60,17 @@ def _mount_volumes(body: Json, plan: PodPlan) -> None:
     body["volumes"] += sources.values()
     for volume in plan.volumes:
         place = {"name": volume.name, "mountPath": volume.mount_path, "readOnly": volume.read_only}
-        body["containers"][0]["volumeMounts"].append(place | ({"subPath": volume.sub_path} if volume.sub_path else {}))
+        body["containers"][0]["volumeMounts"].append(
+            place | ({"subPath": volume.sub_path} if volume.sub_path else {})
+        )
 
 
 def mount(body: Json, name: str, source: Json, path: str, *, read_only: bool) -> None:
     """Add a volume of our own to a pod's `spec`, and to its container."""
     body["volumes"].append({"name": name, **source})
-    body["containers"][0]["volumeMounts"].append({"name": name, "mountPath": path, "readOnly": read_only})
+    body["containers"][0]["volumeMounts"].append(
+        {"name": name, "mountPath": path, "readOnly": read_only}
+    )
 
 
 def from_field(name: str, path: str) -> Json:
@@ -70,7 +80,10 @@ def from_field(name: str, path: str) -> Json:
 
 def _container(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
     grown = {} if spec.memory_bytes is None else {"memory": str(spec.memory_bytes)}
-    resources = {"requests": {**plan.resources.requests, **grown}, "limits": {**plan.resources.limits, **grown}}
+    resources = {
+        "requests": {**plan.resources.requests, **grown},
+        "limits": {**plan.resources.limits, **grown},
+    }
     return {
         "name": CONTAINER,
         "image": plan.image.name,
@@ -83,7 +96,8 @@ def _container(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # What a failed process said last is then part of the pod's status: no right to read logs is needed for it.
+        # What a failed process said last is then part of the pod's status: no right to read logs is
+        # needed for it.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [],
     }
@@ -108,7 +122,15 @@ def _environment(job: str, plan: PodPlan, spec: ProcessSpec) -> list[Json]:
         for key in sorted(spec.secrets)
     ]  # fmt: skip
     own = from_field("ELASTICDL_POD_ADDRESS", "status.podIP")
-    return [own, *secret, *({"name": key, "value": _verbatim(value)} for key, value in plain.items() if key not in spec.secrets)]
+    return [
+        own,
+        *secret,
+        *(
+            {"name": key, "value": _verbatim(value)}
+            for key, value in plain.items()
+            if key not in spec.secrets
+        ),
+    ]
 
 
 def _verbatim(text: str) -> str:
@@ -129,23 +151,39 @@ def _patience(placement: Placement) -> list[Json]:
     """How long a pod stays with a node that is gone, unless the user says it."""
     said = {toleration.get("key") for toleration in placement.tolerations}
     return [
-        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_GONE_AFTER_S}
+        {
+            "key": key,
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": _NODE_GONE_AFTER_S,
+        }
         for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
         if key not in said
     ]
 
 
 def _affinity(job: str, role: Role) -> Json:
-    """Workers near their servers; servers apart, so that one node takes one of them with it. Wishes, not conditions."""
+    """Workers near their servers; servers apart, so that one node takes one of them with it.
+
+    Wishes, not conditions.
+    """
     servers: dict[str, Any] = {
         "topologyKey": "kubernetes.io/hostname",
         "labelSelector": {"matchLabels": {**selector(job), ROLE_LABEL: str(Role.PS)}},
     }
     match role:
         case Role.WORKER:
-            return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [_wish(50, servers)]}}
+            return {
+                "podAffinity": {
+                    "preferredDuringSchedulingIgnoredDuringExecution": [_wish(50, servers)]
+                }
+            }
         case Role.PS:
-            return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [_wish(100, servers)]}}
+            return {
+                "podAntiAffinity": {
+                    "preferredDuringSchedulingIgnoredDuringExecution": [_wish(100, servers)]
+                }
+            }
         case Role.MASTER:
             return {}
 

@@ -1,6 +1,9 @@
-"""What the description of a pod means: does its process run, what does it wait for, how did it end. Pure.
+"""What the description of a pod means: does its process run, what does it wait for, how did it end.
 
-Only the platform's facts are gathered here; `master/core/processes/failures.py` makes one cause of them.
+Pure.
+
+Only the platform's facts are gathered here; `master/core/processes/failures.py` makes one cause of
+them.
 """
 
 from __future__ import annotations
@@ -18,9 +21,21 @@ Pod: TypeAlias = Mapping[str, Any]
 IMAGE_FAILED = "ImagePullFailed"
 START_FAILED = "StartError"
 DELETED = "Deleted"
-"""Our own words, where the platform has none, or many: `master/core/processes/failures.py` knows them."""
-_IMAGE_REASONS = frozenset(("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"))
-_CONTAINER_REASONS = frozenset(("CreateContainerConfigError", "CreateContainerError", "RunContainerError"))
+"""Our own words, where the platform has none, or many: `master/core/processes/failures.py` knows
+them.
+"""
+_IMAGE_REASONS = frozenset(
+    (
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+    )
+)
+_CONTAINER_REASONS = frozenset(
+    ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+)
 _NOT_STARTED = frozenset((START_FAILED, "ContainerCannotRun"))
 _SAYS_NOTHING = frozenset(("Completed", "Error"))
 _ENDED = frozenset(("Succeeded", "Failed"))
@@ -28,7 +43,10 @@ _ENDED = frozenset(("Succeeded", "Failed"))
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a container does not start. `lasting`: the reason of its end, if this may last for ever and is to be given up once."""
+    """Why a container does not start.
+
+    `lasting`: the reason of its end, if this may last for ever and is to be given up once.
+    """
 
     text: str
     lasting: str = ""
@@ -62,7 +80,9 @@ def observed(pod: Pod) -> ProcessObserved:
     """A live pod, for people and for the core."""
     running = "running" in _state(pod)
     waiting_for = "" if running else trouble(pod).text
-    return ProcessObserved(process_name(pod), running, str((pod.get("spec") or {}).get("nodeName") or ""), waiting_for)
+    return ProcessObserved(
+        process_name(pod), running, str((pod.get("spec") or {}).get("nodeName") or ""), waiting_for
+    )
 
 
 def trouble(pod: Pod) -> Trouble:
@@ -75,16 +95,24 @@ def trouble(pod: Pod) -> Trouble:
     if reason in _CONTAINER_REASONS:
         return Trouble(f"its container cannot be set up: {message or reason}", START_FAILED)
     if reason in ("", "ContainerCreating", "PodInitializing"):
-        return Trouble(no_room(pod) or _unplaced(pod) or f"node {pod['spec']['nodeName']} is preparing it")
+        return Trouble(
+            no_room(pod) or _unplaced(pod) or f"node {pod['spec']['nodeName']} is preparing it"
+        )
     return Trouble(f"{reason}: {message}" if message else reason)
 
 
 def never_started(pod: Pod) -> Trouble | None:
-    """Why the process of a pod that has ended never was: its program could not be started. None if it ran."""
+    """Why the process of a pod that has ended never was: its program could not be started.
+
+    None if it ran.
+    """
     ended = _terminated(pod) or {}
     if ended.get("reason") not in _NOT_STARTED:
         return None
-    return Trouble(f"its container could not be started: {ended.get('message') or ended['reason']}", START_FAILED)
+    return Trouble(
+        f"its container could not be started: {ended.get('message') or ended['reason']}",
+        START_FAILED,
+    )
 
 
 def no_room(pod: Pod) -> str:
@@ -104,16 +132,23 @@ def _unplaced(pod: Pod) -> str:
 def silent_since(pod: Pod) -> str:
     """When its node was given up for now, as Kubernetes writes times; '' where that is not so.
 
-    A node tells both conditions together. Only the controller that hears nothing of a node takes back the one, without a reason.
+    A node tells both conditions together. Only the controller that hears nothing of a node takes
+    back the one, without a reason.
     """
     told = {one.get("type"): one for one in _status(pod).get("conditions") or ()}
     ready, containers = told.get("Ready", {}), told.get("ContainersReady", {})
-    silent = ready.get("status") == "False" and not ready.get("reason") and containers.get("status") == "True"
+    silent = (
+        ready.get("status") == "False"
+        and not ready.get("reason")
+        and containers.get("status") == "True"
+    )
     return str(ready.get("lastTransitionTime") or "some time") if silent else ""
 
 
 def told_code(pod: Pod) -> int | None:
-    """The code of a container that has ended, as the Job's rules go by it: 130 is one of ours, and not only a signal."""
+    """The code of a container that has ended, as the Job's rules go by it: 130 is one of ours, and
+    not only a signal.
+    """
     code = (_terminated(pod) or {}).get("exitCode")
     return None if code is None else int(code)
 
@@ -142,7 +177,8 @@ def _code(ended: Mapping[str, Any]) -> tuple[int | None, int | None]:
     if ended.get("signal"):
         return None, int(ended["signal"])
     code = ended.get("exitCode")
-    # A container that could not be started, or whose end nobody saw, has a code that no process gave.
+    # A container that could not be started, or whose end nobody saw, has a code that no process
+    # gave.
     if code is None or ended.get("reason") == "ContainerStatusUnknown":
         return None, None
     if code > 128 and code - 128 in {int(known) for known in signal.Signals}:

@@ -1,7 +1,10 @@
-"""A port of a pod as a port of this machine, through the API server: what `kubectl port-forward` does, without kubectl.
+"""A port of a pod as a port of this machine, through the API server: what `kubectl port-forward`
+does, without kubectl.
 
-Every connection is a WebSocket of its own (`v4.channel.k8s.io`: each message begins with its channel, 0 for data and 1 for
-what went wrong; the first message on each only repeats the port). Whoever connects makes a new connection when one breaks,
+Every connection is a WebSocket of its own (`v4.channel.k8s.io`: each message begins with its
+channel, 0 for data and 1 for
+what went wrong; the first message on each only repeats the port). Whoever connects makes a new
+connection when one breaks,
 as gRPC does by itself; `problem` says why the last one did.
 """
 
@@ -32,25 +35,35 @@ class NobodyListens(TransientError):
 
 @final
 class PortForward:
-    """Listens on loopback until closed. Use it from the event loop of its ApiServer; connections may come from anywhere.
+    """Listens on loopback until closed.
 
-    Nothing in it waits for ever: the API server must be reached within ten seconds and answer pings; a connection ends with
+    Use it from the event loop of its ApiServer; connections may come from anywhere.
+
+    Nothing in it waits for ever: the API server must be reached within ten seconds and answer
+    pings; a connection ends with
     either of its sides.
     """
 
     def __init__(self, api: ApiServer, namespace: str, pod_of: PodOf, port: int) -> None:
-        """`pod_of` names the pod to reach; it is asked for each connection, so that a pod that was replaced is followed."""
+        """`pod_of` names the pod to reach; it is asked for each connection, so that a pod that was
+        replaced is followed.
+        """
         self._api, self._pod_of, self._port = api, pod_of, port
         self._namespace = namespace
         self._server: asyncio.Server | None = None
         self._carrying: set[asyncio.Task[None]] = set()
         self.problem = ""
-        """Why the last connection was not made or broke, in words; '' when it was made, and ended in order if it ended."""
+        """Why the last connection was not made or broke, in words; '' when it was made, and ended
+        in order if it ended.
+        """
 
     async def open(self, greeting_s: float = 0.0) -> str:
-        """See that the pod is reached, and begin to listen; the address, `127.0.0.1:4711`. Raises ElasticDLError, OSError.
+        """See that the pod is reached, and begin to listen; the address, `127.0.0.1:4711`.
 
-        `greeting_s` above 0: the pod has to say something within that time without being asked, as a gRPC server does.
+        Raises ElasticDLError, OSError.
+
+        `greeting_s` above 0: the pod has to say something within that time without being asked, as
+        a gRPC server does.
         """
         pod = await self._pod_of()
         try:
@@ -105,15 +118,21 @@ class PortForward:
         match refused.status.code:
             case 401 | 403:
                 error = PermanentError(
-                    f"you may not connect to pods in namespace {self._namespace} (get and create pods/portforward)",
-                    hint="whoever runs the cluster can grant it; `kubectl port-forward` needs the same rights",
+                    f"you may not connect to pods in namespace {self._namespace} (get and create"
+                    " pods/portforward)",
+                    hint=(
+                        "whoever runs the cluster can grant it; `kubectl port-forward` needs the"
+                        " same rights"
+                    ),
                 )
                 error.exit_code = ExitCode.CLUSTER_REFUSED
                 return error
             case 404:
                 return TransientError(f"pod {pod} is gone")
             case code:
-                return TransientError(f"the API server will not connect us to pod {pod}: HTTP {code}")
+                return TransientError(
+                    f"the API server will not connect us to pod {pod}: HTTP {code}"
+                )
 
     async def _greeted(self, socket: Socket, pod: str, limit_s: float) -> None:
         try:
@@ -122,7 +141,9 @@ class PortForward:
                     if channel == _DATA:
                         return
                     said = content.decode("utf-8", errors="replace")
-                    raise (NobodyListens if _REFUSED in said else TransientError)(self._in_words(said, pod))
+                    raise (NobodyListens if _REFUSED in said else TransientError)(
+                        self._in_words(said, pod)
+                    )
         except TimeoutError as error:
             raise TransientError(f"pod {pod} says nothing at port {self._port}") from error
         raise TransientError(f"the connection to pod {pod} broke")
@@ -133,16 +154,25 @@ class PortForward:
         return f"the connection to pod {pod} broke: {said}" if said else ""
 
 
-async def _joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, socket: Socket) -> str:
-    """Carry bytes both ways until one side ends; what the other end said went wrong, '' if nothing did."""
-    outward, inward = asyncio.ensure_future(_send(reader, socket)), asyncio.ensure_future(_receive(socket, writer))
+async def _joined(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, socket: Socket
+) -> str:
+    """Carry bytes both ways until one side ends; what the other end said went wrong, '' if nothing
+    did.
+    """
+    outward, inward = (
+        asyncio.ensure_future(_send(reader, socket)),
+        asyncio.ensure_future(_receive(socket, writer)),
+    )
     try:
         await asyncio.wait((outward, inward), return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in (outward, inward):
             task.cancel()
         said = await asyncio.gather(outward, inward, return_exceptions=True)
-    return next((str(one) for one in said if one and not isinstance(one, asyncio.CancelledError)), "")
+    return next(
+        (str(one) for one in said if one and not isinstance(one, asyncio.CancelledError)), ""
+    )
 
 
 async def _send(reader: asyncio.StreamReader, socket: Socket) -> str:
@@ -160,7 +190,9 @@ async def _receive(socket: Socket, writer: asyncio.StreamWriter) -> str:
         elif channel == _ERROR:
             said += content
     broke = socket.exception()
-    return said.decode("utf-8", errors="replace") or ("" if broke is None else f"{broke or type(broke).__name__}")
+    return said.decode("utf-8", errors="replace") or (
+        "" if broke is None else f"{broke or type(broke).__name__}"
+    )
 
 
 async def _messages(socket: Socket) -> AsyncGenerator[tuple[int, bytes]]:

@@ -1,6 +1,7 @@
 """Which rung of the priority ladder a worker stands on: the lowest that is free.
 
-Where the first worker of every job has the highest priority, the second a lower one, and so on, the stock scheduler shares a cluster
+Where the first worker of every job has the highest priority, the second a lower one, and so on, the
+stock scheduler shares a cluster
 fairly among jobs: a newcomer's first worker takes the place of the richest job's last one.
 """
 
@@ -32,6 +33,9 @@ class PriorityLadder:
         if name not in self._of:
             standing = self._standing[name.role]
             rungs = range(1, HIGHEST)
-            self._of[name] = next((rung for rung in rungs if rung not in standing or self._has_ended(standing[rung])), HIGHEST)
+            self._of[name] = next(
+                (rung for rung in rungs if rung not in standing or self._has_ended(standing[rung])),
+                HIGHEST,
+            )
             standing[self._of[name]] = name
         return self._of[name]

@@ -1,7 +1,9 @@
 """A copy of a list that an API server keeps: list, then watch, for as long as it is wanted.
 
-The copy is keyed by uid: an object that was made anew under an old name is another one. Whatever goes wrong (a watch too
-old to go on with, in both its forms; a server that is away, silent or talks nonsense) ends in another list, so nothing is
+The copy is keyed by uid: an object that was made anew under an old name is another one. Whatever
+goes wrong (a watch too
+old to go on with, in both its forms; a server that is away, silent or talks nonsense) ends in
+another list, so nothing is
 missed for good. Costs next to nothing while the server is away.
 """
 
@@ -26,7 +28,8 @@ _GONE = 410
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """`silence_s`: an API server sends a bookmark a minute, so one that says nothing for longer is not there.
+    """`silence_s`: an API server sends a bookmark a minute, so one that says nothing for longer is
+    not there.
 
     `relist_s`: a full list at least so often, whatever the watch says.
     """
@@ -39,7 +42,10 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """Who hears of it. `changed` gets each object anew, `gone` the last that was known of one that is not there any more.
+    """Who hears of it.
+
+    `changed` gets each object anew, `gone` the last that was known of one that is not there any
+    more.
 
     `listed` is called when the copy is whole.
     """
@@ -58,7 +64,13 @@ class Reflector:
     """Use it from one event loop: `run` is a task there, and calls the sink there."""
 
     def __init__(
-        self, api: ApiServer, path: str, label_selector: str, sink: Sink, clock: Clock, timing: Timing | None = None
+        self,
+        api: ApiServer,
+        path: str,
+        label_selector: str,
+        sink: Sink,
+        clock: Clock,
+        timing: Timing | None = None,
     ) -> None:
         self._api = api
         self._path = path
@@ -78,7 +90,9 @@ class Reflector:
         return self._clock.now_s() - self._heard_s
 
     def add(self, item: Json) -> None:
-        """Take in an object that the caller has just made, so that its end is noticed whatever the watch misses."""
+        """Take in an object that the caller has just made, so that its end is noticed whatever the
+        watch misses.
+        """
         if _uid(item) not in self._known:
             self._added.add(_uid(item))
             self._take(item)
@@ -97,8 +111,12 @@ class Reflector:
 
     async def _pause(self, why: str, at_least_s: float) -> None:
         timing = self._timing
-        self._back_off_s = min(timing.last_back_off_s, max(timing.first_back_off_s, self._back_off_s * 2))
-        pause_s = min(timing.last_back_off_s, max(at_least_s, self._back_off_s)) * random.uniform(0.8, 1.2)
+        self._back_off_s = min(
+            timing.last_back_off_s, max(timing.first_back_off_s, self._back_off_s * 2)
+        )
+        pause_s = min(timing.last_back_off_s, max(at_least_s, self._back_off_s)) * random.uniform(
+            0.8, 1.2
+        )
         _LOG.warning("%s: %s; again in %.1f s", self._path, why, pause_s)
         await asyncio.sleep(pause_s)
 
@@ -136,7 +154,9 @@ class Reflector:
         }
         began_s, heard = self._clock.now_s(), False
         try:
-            async with aclosing(self._api.lines(self._path, query, self._timing.silence_s)) as lines:
+            async with aclosing(
+                self._api.lines(self._path, query, self._timing.silence_s)
+            ) as lines:
                 async for line in lines:
                     heard = True
                     version = self._change(line) or version
@@ -167,12 +187,17 @@ class Reflector:
     def _take(self, item: Json) -> None:
         before = self._known.get(_uid(item))
         self._known[_uid(item)] = item
-        if before is None or before["metadata"].get("resourceVersion") != item["metadata"].get("resourceVersion"):
+        if before is None or before["metadata"].get("resourceVersion") != item["metadata"].get(
+            "resourceVersion"
+        ):
             self._sink.changed(item)
 
 
 def _event(line: bytes) -> tuple[str, Json, str]:
-    """Kind, object and version of a watch's line. Raises ApiAway, and _StartOver where the watch has become too old."""
+    """Kind, object and version of a watch's line.
+
+    Raises ApiAway, and _StartOver where the watch has become too old.
+    """
     try:
         event = json.loads(line)
         kind, item = str(event["type"]), event["object"]
@@ -191,7 +216,11 @@ def _uid(item: Mapping[str, Any]) -> str:
 
 def _error(item: Mapping[str, Any]) -> Exception:
     """What the second form of an error means: a Status within a stream that had begun well."""
-    status = Status(int(item.get("code") or 0), str(item.get("reason") or ""), str(item.get("message") or "no reason given"))
+    status = Status(
+        int(item.get("code") or 0),
+        str(item.get("reason") or ""),
+        str(item.get("message") or "no reason given"),
+    )
     if status.code == _GONE or status.reason == "Expired":
         return _StartOver(status.message)
     return ApiAway(f"its watch broke: {status.message}", status=status)

@@ -1,4 +1,6 @@
-"""What a job's master needs to be allowed, and asking the cluster whether it is. docker/rbac.yaml grants exactly this."""
+"""What a job's master needs to be allowed, and asking the cluster whether it is. docker/rbac.yaml
+grants exactly this.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ NEEDED: Rights = (
     Right("get", "services", "to recognise its own ones when it was replaced"),
     Right("create", "secrets", "to keep the job's token"),
     Right("create", "networkpolicies", "to let nobody else in", "networking.k8s.io"),
-    Right("get", "networkpolicies", "to recognise its own one when it was replaced", "networking.k8s.io"),
+    Right(
+        "get",
+        "networkpolicies",
+        "to recognise its own one when it was replaced",
+        "networking.k8s.io",
+    ),
 )
 
 
@@ -51,10 +58,17 @@ async def missing(api: ApiServer, namespace: str, needed: Rights = NEEDED) -> Ri
     return tuple(right for right, allowed in zip(needed, answers, strict=True) if not allowed)
 
 
-async def missing_of(api: ApiServer, namespace: str, account: str, needed: Rights = NEEDED) -> Rights | None:
-    """Those that a service account does not have; None if we may not ask that. Raises ApiRefused, ApiAway."""
+async def missing_of(
+    api: ApiServer, namespace: str, account: str, needed: Rights = NEEDED
+) -> Rights | None:
+    """Those that a service account does not have; None if we may not ask that.
+
+    Raises ApiRefused, ApiAway.
+    """
     try:
-        answers = await asyncio.gather(*(_allowed(api, namespace, right, account) for right in needed))
+        answers = await asyncio.gather(
+            *(_allowed(api, namespace, right, account) for right in needed)
+        )
     except ApiRefused as refused:
         if refused.status.code == 403:
             return None
@@ -63,7 +77,8 @@ async def missing_of(api: ApiServer, namespace: str, account: str, needed: Right
 
 
 async def lasting(ask: Callable[[], Awaitable[Rights | None]], patience_s: float) -> Rights | None:
-    """What is lacking, and still is after `patience_s`: an API server hears of a role that was just made a moment later.
+    """What is lacking, and still is after `patience_s`: an API server hears of a role that was just
+    made a moment later.
 
     `ask` is one of the above. Raises what it raises.
     """
@@ -79,21 +94,37 @@ def in_words(lacking: Rights, namespace: str) -> str:
     if not lacking:
         return ""
     parts = "; ".join(f"{right} ({right.why})" for right in lacking)
-    return f"not allowed in namespace {namespace}: {parts}. docker/rbac.yaml grants what a job needs"
+    return (
+        f"not allowed in namespace {namespace}: {parts}. docker/rbac.yaml grants what a job needs"
+    )
 
 
 async def _allowed(api: ApiServer, namespace: str, right: Right, account: str = "") -> bool:
     resource, _, part = right.resource.partition("/")
-    attributes = {"namespace": namespace, "verb": right.verb, "group": right.group, "resource": resource, "subresource": part}
+    attributes = {
+        "namespace": namespace,
+        "verb": right.verb,
+        "group": right.group,
+        "resource": resource,
+        "subresource": part,
+    }
     review: Json = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": attributes},
     }
     if account:
-        groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
+        groups = [
+            "system:serviceaccounts",
+            f"system:serviceaccounts:{namespace}",
+            "system:authenticated",
+        ]
         who = {"user": f"system:serviceaccount:{namespace}:{account}", "groups": groups}
-        review = {**review, "kind": "LocalSubjectAccessReview", "metadata": {"namespace": namespace}}
+        review = {
+            **review,
+            "kind": "LocalSubjectAccessReview",
+            "metadata": {"namespace": namespace},
+        }
         review["spec"] = {"resourceAttributes": attributes, **who}
     found = await api.create(_REVIEWS_OF_OTHERS.format(namespace) if account else _REVIEWS, review)
     return bool((found.get("status") or {}).get("allowed"))

@@ -1,4 +1,6 @@
-"""Submits a job: asks first whether it could run, then makes the one object, once, however often the request was lost."""
+"""Submits a job: asks first whether it could run, then makes the one object, once, however often
+the request was lost.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,13 @@ class Submitted:
     warnings: tuple[str, ...] = ()
 
 
-async def submit(api: ApiServer, spec: JobSpec, namespace: str, say: Callable[[str], None] = _LOG.info) -> Submitted:
+async def submit(
+    api: ApiServer, spec: JobSpec, namespace: str, say: Callable[[str], None] = _LOG.info
+) -> Submitted:
     """Make the Job. `spec` has a name and a directory; `say` is told of a wait.
 
-    Raises SpecError if the name is taken, PermanentError (exit code 3) if the cluster would refuse the job or one of its
+    Raises SpecError if the name is taken, PermanentError (exit code 3) if the cluster would refuse
+    the job or one of its
     pods, ApiAway if it was not reached for a minute. Nothing is made then.
     """
     return await _Submission(api, spec, namespace, say).run()
@@ -53,7 +58,9 @@ async def submit(api: ApiServer, spec: JobSpec, namespace: str, say: Callable[[s
 
 @final
 class _Submission:
-    def __init__(self, api: ApiServer, spec: JobSpec, namespace: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, api: ApiServer, spec: JobSpec, namespace: str, say: Callable[[str], None]
+    ) -> None:
         self._api, self._spec, self._namespace, self._say = api, spec, namespace, say
         self._waited = False
 
@@ -64,17 +71,26 @@ class _Submission:
             async with asyncio.timeout(LIMIT_S) as limit:
                 return await self._steps(made, limit)
         except TimeoutError as error:
-            raise ApiAway(f"the API server did not answer all that was asked within {LIMIT_S:g} s") from error
+            raise ApiAway(
+                f"the API server did not answer all that was asked within {LIMIT_S:g} s"
+            ) from error
 
     async def _steps(self, made: Json, limit: asyncio.Timeout) -> Submitted:
         api, namespace = self._api, self._namespace
         if await self._heard(lambda: rights.missing(api, namespace, _SUBMITTING), limit):
-            raise refused(f"you may not create jobs in namespace {namespace}", "whoever runs the cluster can grant it")
-        # Whether the name is free and the namespace is there, before anything that those would only obscure.
+            raise refused(
+                f"you may not create jobs in namespace {namespace}",
+                "whoever runs the cluster can grant it",
+            )
+        # Whether the name is free and the namespace is there, before anything that those would only
+        # obscure.
         await self._heard(lambda: _create(api, namespace, made, dry_run=True), limit)
         account = self._spec.kubernetes.service_account or "default"
         lacking = await self._heard(
-            lambda: rights.lasting(lambda: rights.missing_of(api, namespace, account), RIGHTS_PATIENCE_S), limit
+            lambda: rights.lasting(
+                lambda: rights.missing_of(api, namespace, account), RIGHTS_PATIENCE_S
+            ),
+            limit,
         )
         if lacking:
             raise _powerless(lacking, account, namespace)
@@ -99,12 +115,15 @@ class _Submission:
 async def rehearsal(api: ApiServer, spec: JobSpec, namespace: str) -> tuple[str, ...]:
     """Ask for a pod of each role without making it; what would have to be waited for, in words.
 
-    Raises PermanentError (exit code 3) for one that the cluster would never take, ApiAway. Whoever may not create pods cannot
+    Raises PermanentError (exit code 3) for one that the cluster would never take, ApiAway. Whoever
+    may not create pods cannot
     ask: the job's master tells it then.
     """
     path = f"/api/v1/namespaces/{namespace}/pods"
     warnings = []
-    for role, made in zip(("the master", "a worker", "a parameter server"), pod_objects(spec, namespace), strict=True):
+    for role, made in zip(
+        ("the master", "a worker", "a parameter server"), pod_objects(spec, namespace), strict=True
+    ):
         try:
             await api.create(path, made, dry_run=True)
         except ApiRefused as found:
@@ -112,15 +131,20 @@ async def rehearsal(api: ApiServer, spec: JobSpec, namespace: str) -> tuple[str,
                 continue
             said = refusal(found.status.code, found.message)
             if not said.retry:
-                raise refused(f"the cluster would not take {role}'s pod: {said.reason}", "") from found
+                raise refused(
+                    f"the cluster would not take {role}'s pod: {said.reason}", ""
+                ) from found
             warnings.append(f"{role} would have to wait: {said.reason}")
     return tuple(warnings)
 
 
 def _powerless(lacking: rights.Rights, account: str, namespace: str) -> PermanentError:
-    parts = "; ".join(f"{right} ({right.why})" if len(lacking) <= _FEW else str(right) for right in lacking)
+    parts = "; ".join(
+        f"{right} ({right.why})" if len(lacking) <= _FEW else str(right) for right in lacking
+    )
     return refused(
-        f"the job's master would run as service account {account} of namespace {namespace}, which may not {parts}",
+        f"the job's master would run as service account {account} of namespace {namespace}, which"
+        f" may not {parts}",
         f"kubectl -n {namespace} apply -f docker/rbac.yaml, or name another --service-account",
     )
 
@@ -137,7 +161,10 @@ async def _create(api: ApiServer, namespace: str, made: Json, *, dry_run: bool =
             return there
         raise NameTaken(
             f"there is a job {name} already in namespace {namespace}",
-            hint=f"name another --job-name, or clear that one away: kubectl -n {namespace} delete job {name}",
+            hint=(
+                f"name another --job-name, or clear that one away: kubectl -n {namespace} delete"
+                f" job {name}"
+            ),
         ) from found
 
 

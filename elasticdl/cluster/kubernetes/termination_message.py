@@ -1,6 +1,8 @@
-"""How a job ended, as its master leaves it in its pod's termination message: the one thing that outlives a pod. Pure.
+"""How a job ended, as its master leaves it in its pod's termination message: the one thing that
+outlives a pod. Pure.
 
-A node keeps 4096 bytes of it. What does not fit is left out, the least important first, never cut into nonsense.
+A node keeps 4096 bytes of it. What does not fit is left out, the least important first, never cut
+into nonsense.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ _ELLIPSIS = " …"
 @final
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of a job. `receipt` is the total in records, `metrics` those of the last evaluation."""
+    """The end of a job.
+
+    `receipt` is the total in records, `metrics` those of the last evaluation.
+    """
 
     exit_code: int
     message: str

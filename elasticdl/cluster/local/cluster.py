@@ -1,6 +1,8 @@
-"""Processes of this machine: each in a session and process group of its own, its output in a file of its own.
+"""Processes of this machine: each in a session and process group of its own, its output in a file
+of its own.
 
-No orphans: the leash and the guard end every process when ours ends, and what a process left in its group is killed
+No orphans: the leash and the guard end every process when ours ends, and what a process left in its
+group is killed
 as soon as it has ended itself. Linux only (pidfd).
 """
 
@@ -37,7 +39,14 @@ from elasticdl.cluster.logs.local_files import log_path, log_sizes, open_log, re
 CLOSE_GRACE_S = 3.0
 WORKER_BYTES = 600 << 20
 """Python and TensorFlow have 400 MB before there is a model."""
-_TRY_AGAIN_LATER = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)
+_TRY_AGAIN_LATER = (
+    errno.EAGAIN,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOSPC,
+    errno.EDQUOT,
+)
 
 
 @dataclass(slots=True)
@@ -57,10 +66,16 @@ class _Child:
 class LocalCluster:
     """Starts, stops and watches processes of this machine.
 
-    Use it from one event loop. The thread of that loop must live as long as the processes: they end with it.
+    Use it from one event loop. The thread of that loop must live as long as the processes: they end
+    with it.
     """
 
-    def __init__(self, log_directory: Path, cores: float, free_bytes: Callable[[], int | None] = free_memory_bytes) -> None:
+    def __init__(
+        self,
+        log_directory: Path,
+        cores: float,
+        free_bytes: Callable[[], int | None] = free_memory_bytes,
+    ) -> None:
         """`cores`: what this machine may give to a job; no process gets more threads than that."""
         self._log_directory = log_directory
         self._cores = cores
@@ -73,7 +88,10 @@ class LocalCluster:
         self._closed = False
 
     async def create(self, spec: ProcessSpec) -> None:
-        """Start a process. A name that was started before is left as it is, ended or not. Raises CreateRefused."""
+        """Start a process.
+
+        A name that was started before is left as it is, ended or not. Raises CreateRefused.
+        """
         if self._closed:
             raise CreateRefused("the local cluster is closed", retry=False)
         if spec.name in self._bus:
@@ -82,7 +100,10 @@ class LocalCluster:
         try:
             child = self._start(spec)
         except OSError as error:
-            reason = f"cannot start {spec.name}: {error.strerror or error}: {error.filename or spec.command[0]}"
+            reason = (
+                f"cannot start {spec.name}: {error.strerror or error}:"
+                f" {error.filename or spec.command[0]}"
+            )
             raise CreateRefused(reason, retry=error.errno in _TRY_AGAIN_LATER) from error
         self._children[spec.name] = child
         self._all_ended.clear()
@@ -90,7 +111,10 @@ class LocalCluster:
         self._bus.post(ProcessObserved(spec.name, running=True, where=f"pid {child.process.pid}"))
 
     async def delete(self, name: ProcessName, *, grace_s: float) -> None:
-        """SIGTERM to the process, SIGKILL to its group after `grace_s`. The earliest end that was asked for counts."""
+        """SIGTERM to the process, SIGKILL to its group after `grace_s`.
+
+        The earliest end that was asked for counts.
+        """
         child = self._children.get(name)
         if child is None:
             return
@@ -104,7 +128,9 @@ class LocalCluster:
             if child.kill_timer is not None:
                 child.kill_timer.cancel()
             child.kill_at_s = kill_at_s
-            child.kill_timer = loop.call_later(grace_s, _kill_group, child.process.pid) if grace_s > 0 else None
+            child.kill_timer = (
+                loop.call_later(grace_s, _kill_group, child.process.pid) if grace_s > 0 else None
+            )
         if grace_s <= 0:
             _kill_group(child.process.pid)
 
@@ -121,31 +147,44 @@ class LocalCluster:
         """One a process; those of its incarnations follow one another in it."""
         found = await asyncio.to_thread(log_sizes, self._log_directory)
         living = {f"{name.role}-{name.index}" for name in self._children} | {f"{Role.MASTER}-0"}
-        return [LogFile(process, size_bytes, process in living) for process, size_bytes in found.items()]
+        return [
+            LogFile(process, size_bytes, process in living) for process, size_bytes in found.items()
+        ]
 
     async def read_log(self, process: str, start: int, limit_bytes: int) -> LogPart:
         """See Cluster. `ps-0.1` has its log in that of `ps-0`."""
         return await asyncio.to_thread(read_log, self._log_directory, process, start, limit_bytes)
 
     async def close(self) -> None:
-        """SIGTERM to every process, SIGKILL to what is left after 3 s; returns when all have ended."""
+        """SIGTERM to every process, SIGKILL to what is left after 3 s; returns when all have
+        ended.
+        """
         self._closed = True
         for name in list(self._children):
             await self.delete(name, grace_s=CLOSE_GRACE_S)
-        # SIGKILL cannot be refused: only a process stuck in the kernel outlives this, and then it is said.
+        # SIGKILL cannot be refused: only a process stuck in the kernel outlives this, and then it
+        # is said.
         async with asyncio.timeout(CLOSE_GRACE_S + 30):
             await self._all_ended.wait()
         self._guard.close()
         self._bus.close()
 
     def _check_memory(self, name: ProcessName) -> None:
-        """One worker may always try. Raises CreateRefused for another that would have the kernel end somebody."""
-        if name.role is not Role.WORKER or not any(other.role is Role.WORKER for other in self._children):
+        """One worker may always try.
+
+        Raises CreateRefused for another that would have the kernel end somebody.
+        """
+        if name.role is not Role.WORKER or not any(
+            other.role is Role.WORKER for other in self._children
+        ):
             return
         free_bytes = self._free_bytes()
         if free_bytes is not None and free_bytes < WORKER_BYTES:
             free, wanted = free_bytes >> 20, WORKER_BYTES >> 20
-            raise CreateRefused(f"this machine has {free} MiB of memory left, and a worker wants {wanted} MiB", retry=True)
+            raise CreateRefused(
+                f"this machine has {free} MiB of memory left, and a worker wants {wanted} MiB",
+                retry=True,
+            )
 
     def _start(self, spec: ProcessSpec) -> _Child:
         log = log_path(self._log_directory, spec.name)

@@ -12,7 +12,9 @@ _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
 
 
 def usable_cores(cgroup: Path = _CGROUP) -> float:
-    """Cores that this process may use: its affinity, and the quota of its cgroup (v2) if there is one."""
+    """Cores that this process may use: its affinity, and the quota of its cgroup (v2) if there is
+    one.
+    """
     cores = float(len(os.sched_getaffinity(0)))
     with suppress(OSError, ValueError, ZeroDivisionError):
         quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
@@ -21,10 +23,14 @@ def usable_cores(cgroup: Path = _CGROUP) -> float:
 
 
 def free_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
-    """Memory that more processes could have: of the machine, and of its cgroup (v2) if that has a limit. None: nobody knows."""
+    """Memory that more processes could have: of the machine, and of its cgroup (v2) if that has a
+    limit. None: nobody knows.
+    """
     found = []
     with suppress(OSError, ValueError, IndexError):
-        found.append(1024 * int(meminfo.read_text(encoding="ascii").partition("MemAvailable:")[2].split()[0]))
+        found.append(
+            1024 * int(meminfo.read_text(encoding="ascii").partition("MemAvailable:")[2].split()[0])
+        )
     with suppress(OSError, ValueError):
         limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
         used = int((cgroup / "memory.current").read_text(encoding="ascii"))
@@ -34,5 +40,8 @@ def free_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int |
 
 def _reclaimable(cgroup: Path) -> int:
     """What the files' cache holds is given away when somebody wants it."""
-    lines = (line.partition(" ") for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines())
+    lines = (
+        line.partition(" ")
+        for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines()
+    )
     return sum(int(value) for name, _, value in lines if name in _RECLAIMABLE)

@@ -1,9 +1,12 @@
 """A small process that outlives its owner by a moment and kills what the owner left behind.
 
-It holds the reading end of a pipe. The owner writes `+GROUP` when it started a process group and `-GROUP` when that
-has ended. The pipe closes when the owner ends, by SIGKILL too, and the groups that are still listed are killed.
+It holds the reading end of a pipe. The owner writes `+GROUP` when it started a process group and
+`-GROUP` when that
+has ended. The pipe closes when the owner ends, by SIGKILL too, and the groups that are still listed
+are killed.
 
-Run as a script with `python -I -S guard.py`, so it imports nothing but the standard library and is there in 10 ms.
+Run as a script with `python -I -S guard.py`, so it imports nothing but the standard library and is
+there in 10 ms.
 """
 
 from __future__ import annotations
@@ -31,7 +34,10 @@ class OrphanReaper:
         self._tell(f"+{group}\n")
 
     def remove(self, group: int) -> None:
-        """The group has ended. Call it before the leader is reaped: later its number may belong to someone else."""
+        """The group has ended.
+
+        Call it before the leader is reaped: later its number may belong to someone else.
+        """
         self._groups.discard(group)
         self._tell(f"-{group}\n")
 
@@ -53,7 +59,12 @@ class OrphanReaper:
                 self.close()
         # In a session of its own: Ctrl-C and the end of the terminal are not for it.
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__], stdin=subprocess.PIPE, bufsize=0, start_new_session=True, cwd="/", env={}
+            [sys.executable, "-I", "-S", __file__],
+            stdin=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            cwd="/",
+            env={},
         )
         for group in sorted(self._groups):
             _pipe(self._process).write(f"+{group}\n".encode())

@@ -1,7 +1,9 @@
 """A process that ends when the one that started it ends, however that happened.
 
-Called first thing in the `main` of each role. It is one of two lines: the leash also covers the moment between the
-start of a process and its being known to the guard (`guard.py`), the guard also covers grandchildren and programs
+Called first thing in the `main` of each role. It is one of two lines: the leash also covers the
+moment between the
+start of a process and its being known to the guard (`guard.py`), the guard also covers
+grandchildren and programs
 that are not ours.
 """
 
@@ -18,8 +20,10 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent(expected_parent_pid: int | None = None) -> None:
     """Have the kernel kill this process when its parent ends, and end now if it is gone already.
 
-    Without an argument the parent's id comes from ELASTICDL_PARENT_PID; if that is not set (in a pod), or off Linux,
-    nothing happens. The kernel counts the *thread* that started us as the parent: it has to live as long as we may.
+    Without an argument the parent's id comes from ELASTICDL_PARENT_PID; if that is not set (in a
+    pod), or off Linux,
+    nothing happens. The kernel counts the *thread* that started us as the parent: it has to live as
+    long as we may.
 
     Raises OSError if the kernel refuses.
     """

@@ -21,16 +21,23 @@ def log_path(directory: Path, name: ProcessName) -> Path:
 
 
 def open_log(path: Path, name: ProcessName) -> FileIO:
-    """Open for appending, unbuffered, after a header line for this incarnation, if the disk takes it. The caller closes it."""
+    """Open for appending, unbuffered, after a header line for this incarnation, if the disk takes
+    it. The caller closes it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     log = FileIO(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a")
     with suppress(OSError):
-        log.write(f"=== {name} started {datetime.now(UTC).isoformat(timespec='milliseconds')} ===\n".encode())
+        log.write(
+            f"=== {name} started {datetime.now(UTC).isoformat(timespec='milliseconds')} ===\n".encode()
+        )
     return log
 
 
 def log_files(directory: Path) -> dict[str, Path]:
-    """Every log by the name of its process, without incarnation. Links are left out. Raises OSError."""
+    """Every log by the name of its process, without incarnation.
+
+    Links are left out. Raises OSError.
+    """
     if not directory.is_dir():
         return {}
     found = sorted(directory.glob("*.log"))
@@ -42,11 +49,16 @@ def log_sizes(directory: Path) -> dict[str, int]:
     try:
         return {process: path.stat().st_size for process, path in log_files(directory).items()}
     except OSError as error:
-        raise PermanentError(f"the logs in {directory} cannot be listed: {error.strerror or error}") from error
+        raise PermanentError(
+            f"the logs in {directory} cannot be listed: {error.strerror or error}"
+        ) from error
 
 
 def read_log(directory: Path, process: str, start: int, limit_bytes: int) -> LogPart:
-    """See `Cluster.read_log`; `ps-0.1` has its log in that of `ps-0`. Raises NoSuchLog, PermanentError."""
+    """See `Cluster.read_log`; `ps-0.1` has its log in that of `ps-0`.
+
+    Raises NoSuchLog, PermanentError.
+    """
     stem, _, incarnation = process.partition(".")
     try:
         there = log_files(directory)
@@ -54,7 +66,9 @@ def read_log(directory: Path, process: str, start: int, limit_bytes: int) -> Log
             raise NoSuchLog(f"there is no log of {process!r}")
         return _read_part(there[stem], start, limit_bytes)
     except OSError as error:
-        raise PermanentError(f"the log of {stem} cannot be read: {error.strerror or error}") from error
+        raise PermanentError(
+            f"the log of {stem} cannot be read: {error.strerror or error}"
+        ) from error
 
 
 def _read_part(path: Path, start: int, limit_bytes: int) -> LogPart:
@@ -65,7 +79,10 @@ def _read_part(path: Path, start: int, limit_bytes: int) -> LogPart:
 
 
 def read_tail(path: Path, begin: int = 0) -> str:
-    """The last lines after byte `begin`: at most 60 lines and 16 KiB, however large the file is. '' if unreadable."""
+    """The last lines after byte `begin`: at most 60 lines and 16 KiB, however large the file is.
+
+    '' if unreadable.
+    """
     try:
         with path.open("rb") as log:
             size = os.fstat(log.fileno()).st_size

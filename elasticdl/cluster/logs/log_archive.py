@@ -1,6 +1,8 @@
-"""The last part of the log of every pod that ends, in a file: a log that stays with the node goes with its pod.
+"""The last part of the log of every pod that ends, in a file: a log that stays with the node goes
+with its pod.
 
-One file a process, its incarnations one after the other, as the logs of local processes are. Nothing waits for it, and what cannot
+One file a process, its incarnations one after the other, as the logs of local processes are.
+Nothing waits for it, and what cannot
 be read or written is left out.
 """
 
@@ -36,7 +38,10 @@ _LEAVE_LIMIT_S = 120.0
 
 @final
 class LogArchive:
-    """Use it from one event loop. `path` is that of the namespace's pods, `directory` need not be there yet."""
+    """Use it from one event loop.
+
+    `path` is that of the namespace's pods, `directory` need not be there yet.
+    """
 
     def __init__(self, api: ApiServer, path: str, directory: Path) -> None:
         self._api, self._path, self._directory = api, path, directory
@@ -47,7 +52,9 @@ class LogArchive:
         """Of all files; None: not counted yet."""
 
     def changed(self, pod: Pod) -> None:
-        """Take a pod's change in: the log of one that has begun to leave is followed to its end, as it may be gone a moment later."""
+        """Take a pod's change in: the log of one that has begun to leave is followed to its end, as
+        it may be gone a moment later.
+        """
         leaving = "deletionTimestamp" in pod["metadata"] and observed(pod).running
         if uid(pod) in self._begun or not (leaving or has_ended(pod)):
             return
@@ -87,12 +94,18 @@ class LogArchive:
     async def _last_part(self, pod: Pod, *, follow: bool) -> bytes:
         """What was read until time is up. Raises ApiRefused, ApiAway only where that is nothing."""
         limit_s = _LEAVE_LIMIT_S if follow else _READ_LIMIT_S
-        query = {"container": CONTAINER, "tailLines": str(_LINES), **({"follow": "true"} if follow else {})}
+        query = {
+            "container": CONTAINER,
+            "tailLines": str(_LINES),
+            **({"follow": "true"} if follow else {}),
+        }
         found = b""
         try:
             async with (
                 asyncio.timeout(limit_s),
-                aclosing(self._api.chunks(f"{self._path}/{pod['metadata']['name']}/log", query, limit_s)) as chunks,
+                aclosing(
+                    self._api.chunks(f"{self._path}/{pod['metadata']['name']}/log", query, limit_s)
+                ) as chunks,
             ):
                 async for chunk in chunks:
                     found = (found + chunk)[-KEPT_BYTES:]
@@ -107,7 +120,9 @@ class LogArchive:
         title = f"=== {name}, the last {len(text):,} bytes of its log, kept {now} ===\n".encode()
         self._directory.mkdir(parents=True, exist_ok=True)
         file = os.open(
-            log_path(self._directory, name), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            log_path(self._directory, name),
+            os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
+            0o600,
         )
         try:
             written = os.write(file, title + text + (b"" if text.endswith(b"\n") else b"\n"))
@@ -119,8 +134,14 @@ class LogArchive:
             self._bytes = self._make_room(log_path(self._directory, name))
 
     def _make_room(self, newest: Path) -> int:
-        """Remove the oldest files until half of the room is free; bytes that are left. Raises OSError."""
-        found = sorted(((path.stat(), path) for path in self._directory.glob("*.log")), key=lambda one: one[0].st_mtime_ns)
+        """Remove the oldest files until half of the room is free; bytes that are left.
+
+        Raises OSError.
+        """
+        found = sorted(
+            ((path.stat(), path) for path in self._directory.glob("*.log")),
+            key=lambda one: one[0].st_mtime_ns,
+        )
         total = sum(facts.st_size for facts, _ in found)
         if total <= ALL_BYTES:
             return total

@@ -1,4 +1,6 @@
-"""The ends of a job's logs, for a report that goes where the logs do not: those of processes that failed first, bounded in all."""
+"""The ends of a job's logs, for a report that goes where the logs do not: those of processes that
+failed first, bounded in all.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def ends_in(directory: Path, status: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 async def ends_of(cluster: Cluster, status: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The same of a job that runs, wherever its logs are; as many as can be read in a few seconds."""
+    """The same of a job that runs, wherever its logs are; as many as can be read in a few
+    seconds.
+    """
     ends, until_s = _Ends(), time.monotonic() + _READ_S
     try:
         names = [one.process for one in await cluster.logs()]
@@ -75,7 +79,9 @@ async def ends_of(cluster: Cluster, status: Mapping[str, Any]) -> list[dict[str,
 
 
 def _in_order(names: Iterable[str], status: Mapping[str, Any]) -> list[str]:
-    """Those of processes that ended unasked, the last one first; then the master's; then by name, as numbers count."""
+    """Those of processes that ended unasked, the last one first; then the master's; then by name,
+    as numbers count.
+    """
     failed = {name: place for place, name in enumerate(_failed(status))}
 
     def place(name: str) -> tuple[int, int, str, int, str]:
@@ -91,7 +97,11 @@ def _in_order(names: Iterable[str], status: Mapping[str, Any]) -> list[str]:
 
 def _failed(status: Mapping[str, Any]) -> Iterator[str]:
     """Names with and without incarnation: local logs have one file for all of them."""
-    rows = [one for one in status.get("processes") or () if one["state"] == "ended" and one["cause"] not in _QUIET]
+    rows = [
+        one
+        for one in status.get("processes") or ()
+        if one["state"] == "ended" and one["cause"] not in _QUIET
+    ]
     for row in sorted(rows, key=lambda one: -float(one["since_s"])):
         yield str(row["name"])
         yield str(row["name"]).partition(".")[0]
@@ -104,4 +114,9 @@ def _entry(process: str, part: LogPart) -> dict[str, Any]:
         data = data.partition(b"\n")[2] or data
     text = data.decode("utf-8", errors="replace")
     before = part.size_bytes - len(data)
-    return {"process": process, "text": f"… {size(before)} before this are not in the report …\n{text}" if before > 0 else text}
+    return {
+        "process": process,
+        "text": (
+            f"… {size(before)} before this are not in the report …\n{text}" if before > 0 else text
+        ),
+    }

@@ -1,4 +1,6 @@
-"""Events as plain JSON values and back, by the types of their fields: exact, and nothing is ever run."""
+"""Events as plain JSON values and back, by the types of their fields: exact, and nothing is ever
+run.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,25 @@ _SCALARS = (bool, int, float, str)
 
 
 def event_plain(event: events.Event) -> dict[str, Any]:
-    """An event as what `json.dumps` takes. Floats keep their value; nan and inf become Python's `NaN` and `Infinity`."""
+    """An event as what `json.dumps` takes.
+
+    Floats keep their value; nan and inf become Python's `NaN` and `Infinity`.
+    """
     plain: dict[str, Any] = _plain(event)
     return {"event": type(event).__name__, **plain}
 
 
 def event_of(plain: Mapping[str, Any]) -> events.Event:
-    """The inverse. Raises ValueError for an unknown event, a missing or unknown field, a value of a wrong type."""
+    """The inverse.
+
+    Raises ValueError for an unknown event, a missing or unknown field, a value of a wrong type.
+    """
     kinds = _kinds()
     kind: Any = kinds.get(plain.get("event", ""))
     if kind is None:
-        raise ValueError(f"no event of this version: {plain.get('event')!r}; expected one of {sorted(kinds)}")
+        raise ValueError(
+            f"no event of this version: {plain.get('event')!r}; expected one of {sorted(kinds)}"
+        )
     event = _decoder(kind)({name: value for name, value in plain.items() if name != "event"})
     assert isinstance(event, events.Event)
     return event
@@ -36,8 +46,13 @@ def event_of(plain: Mapping[str, Any]) -> events.Event:
 
 @cache
 def _kinds() -> dict[str, type[events.Event]]:
-    # Not `Event.__subclasses__()`: a dataclass with slots is a second class, the first of which may still be around.
-    found = (kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, events.Event))
+    # Not `Event.__subclasses__()`: a dataclass with slots is a second class, the first of which may
+    # still be around.
+    found = (
+        kind
+        for kind in vars(events).values()
+        if isinstance(kind, type) and issubclass(kind, events.Event)
+    )
     return {kind.__name__: kind for kind in found if kind is not events.Event}
 
 
@@ -120,7 +135,9 @@ def _dataclass(kind: type[Any]) -> Decode:
 
     def decode(value: Any) -> Any:  # noqa: ANN401
         if not isinstance(value, dict) or not value.keys() <= decoders.keys():
-            raise ValueError(f"expected the fields {sorted(decoders)} of {kind.__name__}, got {value!r}")
+            raise ValueError(
+                f"expected the fields {sorted(decoders)} of {kind.__name__}, got {value!r}"
+            )
         try:
             return kind(**{name: decoders[name](item) for name, item in value.items()})
         except TypeError as error:

@@ -10,7 +10,10 @@ from elasticdl.master.core.commands import Announce, Command
 
 
 class ImpossibleTransition(Exception):
-    """The state machine contradicts itself: a bug of ours, never the fault of a sender. Tells the last events."""
+    """The state machine contradicts itself: a bug of ours, never the fault of a sender.
+
+    Tells the last events.
+    """
 
 
 @final
@@ -36,7 +39,11 @@ class CommandBuffer:
     ) -> None:
         """Tell people one line."""
         name = str(process) if process else ""
-        self.give(Announce(kind, text, process=name, cause=cause, level=level, details=dict(details or {})))
+        self.give(
+            Announce(
+                kind, text, process=name, cause=cause, level=level, details=dict(details or {})
+            )
+        )
 
     @property
     def given(self) -> Sequence[Command]:

@@ -1,4 +1,6 @@
-"""What is to be done, in the imperative: the only output of `JobState.handle`, carried out by the driver."""
+"""What is to be done, in the imperative: the only output of `JobState.handle`, carried out by the
+driver.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class Command:
 class StartProcess(Command):
     """Start a worker or parameter server, after `delay_s` of back-off.
 
-    `memory_bytes`: one before it ran out of memory, this one is to have so much; None: what its role has by the job's spec.
+    `memory_bytes`: one before it ran out of memory, this one is to have so much; None: what its
+    role has by the job's spec.
     """
 
     name: ProcessName
@@ -53,7 +56,9 @@ class GrantLease(Command):
 
 @dataclass(frozen=True, slots=True)
 class GrantItem(Command):
-    """Answer a LeaseRequested of a ring's member; every member gets the same for the same number."""
+    """Answer a LeaseRequested of a ring's member; every member gets the same for the same
+    number.
+    """
 
     worker: ProcessName
     item: WorkItem
@@ -61,7 +66,9 @@ class GrantItem(Command):
 
 @dataclass(frozen=True, slots=True)
 class NoLeaseNow(Command):
-    """Answer a LeaseRequested: nothing at the moment (`reason` in words); the driver asks again when work appears."""
+    """Answer a LeaseRequested: nothing at the moment (`reason` in words); the driver asks again
+    when work appears.
+    """
 
     worker: ProcessName
     reason: str
@@ -69,7 +76,9 @@ class NoLeaseNow(Command):
 
 @dataclass(frozen=True, slots=True)
 class WorkFinished(Command):
-    """Answer a LeaseRequested: there will be no more; the worker ends by itself with exit code 0."""
+    """Answer a LeaseRequested: there will be no more; the worker ends by itself with exit code
+    0.
+    """
 
     worker: ProcessName
 
@@ -84,31 +93,40 @@ class RevokeLeases(Command):
 
 @dataclass(frozen=True, slots=True)
 class FenceWorker(Command):
-    """Make every server refuse the worker's pushes, and learn what it had pushed: answered by WorkerFenced."""
+    """Make every server refuse the worker's pushes, and learn what it had pushed: answered by
+    WorkerFenced.
+    """
 
     worker: ProcessName
 
 
 @dataclass(frozen=True, slots=True)
 class AskState(Command):
-    """Have a process tell its whole state anew, with the stacks of its threads: answered by StateTold."""
+    """Have a process tell its whole state anew, with the stacks of its threads: answered by
+    StateTold.
+    """
 
     process: ProcessName
 
 
 @dataclass(frozen=True, slots=True)
 class PublishServers(Command):
-    """Tell every worker the bulk addresses of the servers, in index order ('' where one is away)."""
+    """Tell every worker the bulk addresses of the servers, in index order ('' where one is
+    away).
+    """
 
     addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PublishRing(Command):
-    """Tell the members of a new generation, by rank, and those of the one before: all enter it, or know that they are out.
+    """Tell the members of a new generation, by rank, and those of the one before: all enter it, or
+    know that they are out.
 
-    They take the weights of the member with the most steps among the ranks `holders`. With none, rank 0 restores
-    `restore_from`, '' being what the job began with. Items of the ring below `first_number` are void.
+    They take the weights of the member with the most steps among the ranks `holders`. With none,
+    rank 0 restores
+    `restore_from`, '' being what the job began with. Items of the ring below `first_number` are
+    void.
     """
 
     generation: int
@@ -120,7 +138,9 @@ class PublishRing(Command):
 
 @dataclass(frozen=True, slots=True)
 class WithdrawRing(Command):
-    """End the rendezvous of a generation: those who wait in it learn at once that it will not be complete."""
+    """End the rendezvous of a generation: those who wait in it learn at once that it will not be
+    complete.
+    """
 
     generation: int
 
@@ -134,7 +154,9 @@ class LookAgain(Command):
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot(Command):
-    """Cut one consistent frozen view over all servers: answered by SnapshotCut or SnapshotFailed."""
+    """Cut one consistent frozen view over all servers: answered by SnapshotCut or
+    SnapshotFailed.
+    """
 
     snapshot: SnapshotId
     purpose: Purpose
@@ -142,7 +164,10 @@ class TakeSnapshot(Command):
 
 @dataclass(frozen=True, slots=True)
 class SaveSnapshot(Command):
-    """Write a cut view as a checkpoint: answered by SnapshotSaved or SnapshotFailed. `ledger` is JSON."""
+    """Write a cut view as a checkpoint: answered by SnapshotSaved or SnapshotFailed.
+
+    `ledger` is JSON.
+    """
 
     snapshot: SnapshotId
     version: int
@@ -158,7 +183,10 @@ class DropSnapshot(Command):
 
 @dataclass(frozen=True, slots=True)
 class Announce(Command):
-    """One line for people, into events.jsonl, the live view and the log. `cause` is one of failures.Cause or ''."""
+    """One line for people, into events.jsonl, the live view and the log.
+
+    `cause` is one of failures.Cause or ''.
+    """
 
     kind: str
     text: str
@@ -188,7 +216,10 @@ class KeepScale(Command):
 
 @dataclass(frozen=True, slots=True)
 class FinishJob(Command):
-    """The job is over and every process has ended: write the receipt and leave. Always the last command."""
+    """The job is over and every process has ended: write the receipt and leave.
+
+    Always the last command.
+    """
 
     exit_code: ExitCode
     message: str

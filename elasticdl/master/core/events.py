@@ -1,6 +1,8 @@
-"""What happened, in the past tense: the only input of `JobState.handle`, and what the journal holds.
+"""What happened, in the past tense: the only input of `JobState.handle`, and what the journal
+holds.
 
-Every event carries `at_s`: monotonic seconds since the job began (it goes on growing after a restart of the master).
+Every event carries `at_s`: monotonic seconds since the job began (it goes on growing after a
+restart of the master).
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class JobStarted(Event):
-    """The data was counted and the job may begin. `ledger` resumes an earlier one (JSON), '' starts afresh.
+    """The data was counted and the job may begin.
+
+    `ledger` resumes an earlier one (JSON), '' starts afresh.
 
     `passed_over` says why newer checkpoints than the one that the job begins with were not used.
     """
@@ -41,7 +45,8 @@ class JobStarted(Event):
 class Tick(Event):
     """Time passed; sent about once a second. Journaled only if it led to a command.
 
-    `stalled_s`: how much of that time the master itself did not run (0 but after it was stopped or starved).
+    `stalled_s`: how much of that time the master itself did not run (0 but after it was stopped or
+    starved).
     """
 
     stalled_s: float = 0.0
@@ -78,7 +83,8 @@ class CreateFailed(Event):
 class ProcessAttached(Event):
     """A process came up and presented itself.
 
-    A parameter server gives the addresses of its two planes and the version it restored (None: it has no state yet). `starting`: a worker
+    A parameter server gives the addresses of its two planes and the version it restored (None: it
+    has no state yet). `starting`: a worker
     that tells with `StartWentOn` when it is ready for work.
     """
 
@@ -91,7 +97,9 @@ class ProcessAttached(Event):
 
 @dataclass(frozen=True, slots=True)
 class StartWentOn(Event):
-    """A worker has come to another part of its start (`formatting.START_PARTS`); '': it is ready for work."""
+    """A worker has come to another part of its start (`formatting.START_PARTS`); '': it is ready
+    for work.
+    """
 
     worker: ProcessName
     part: str
@@ -107,9 +115,12 @@ class ProcessSilent(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequested(Event):
-    """A worker has room for one more lease. Answered by GrantLease, GrantItem, NoLeaseNow or WorkFinished.
+    """A worker has room for one more lease.
 
-    `ring_number`: it wants that item of the ring (0: any lease for itself). `at_mark`: it stands still with the ring before
+    Answered by GrantLease, GrantItem, NoLeaseNow or WorkFinished.
+
+    `ring_number`: it wants that item of the ring (0: any lease for itself). `at_mark`: it stands
+    still with the ring before
     that item, so a lease for itself will do, too.
     """
 
@@ -120,10 +131,13 @@ class LeaseRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class ProgressReported(Event):
-    """The first `applied.offset` records of a leased shard are done; in PS mode every server has acknowledged them.
+    """The first `applied.offset` records of a leased shard are done; in PS mode every server has
+    acknowledged them.
 
-    `bad_records` counts those of this attempt so far that could not be read, `loss` is the mean of the last steps,
-    `done` ends the lease. `metrics` are the merged-state contributions of an evaluation lease, given with `done` only:
+    `bad_records` counts those of this attempt so far that could not be read, `loss` is the mean of
+    the last steps,
+    `done` ends the lease. `metrics` are the merged-state contributions of an evaluation lease,
+    given with `done` only:
     metric name -> tuple of flat state arrays.
     """
 
@@ -142,8 +156,10 @@ class ProgressReported(Event):
 class RingTold(Event):
     """A worker said where it stands with the ring; told with every report of one that is warm.
 
-    `ready`: warm, in no generation. `entered`, `broken`: the newest generation that it is in, and that it fell out of.
-    `leaving`: it drains. `problem`: why a generation broke. `version`, `number`, `offset`: steps in its weights, the item that it
+    `ready`: warm, in no generation. `entered`, `broken`: the newest generation that it is in, and
+    that it fell out of.
+    `leaving`: it drains. `problem`: why a generation broke. `version`, `number`, `offset`: steps in
+    its weights, the item that it
     is at, and how far it is in that; -1: at its beginning.
     """
 
@@ -160,7 +176,9 @@ class RingTold(Event):
 
 @dataclass(frozen=True, slots=True)
 class ActivityTold(Event):
-    """A worker has been at one thing (`feed`, a step, a read) for `age_s`; '' if it is at nothing that takes long any more."""
+    """A worker has been at one thing (`feed`, a step, a read) for `age_s`; '' if it is at nothing
+    that takes long any more.
+    """
 
     worker: ProcessName
     what: str
@@ -169,7 +187,8 @@ class ActivityTold(Event):
 
 @dataclass(frozen=True, slots=True)
 class StateTold(Event):
-    """The answer to AskState: the leases that a worker has and how far it is in each, and where the threads of a process are.
+    """The answer to AskState: the leases that a worker has and how far it is in each, and where the
+    threads of a process are.
 
     `doing` says in words what it is at.
     """
@@ -182,14 +201,19 @@ class StateTold(Event):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost(Event):
-    """The open call of a process ended without our doing: the process may be dead, which the cluster tells later."""
+    """The open call of a process ended without our doing: the process may be dead, which the
+    cluster tells later.
+    """
 
     name: ProcessName
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryReported(Event):
-    """A worker turned merged metric states into values. `stop_training`: a callback asked for the end."""
+    """A worker turned merged metric states into values.
+
+    `stop_training`: a callback asked for the end.
+    """
 
     worker: ProcessName
     round: int
@@ -219,7 +243,9 @@ class LeaseReturned(Event):
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed(Event):
-    """User code raised in a lease (`shard` None: outside of any). `error` is the traceback cut to the user's frames.
+    """User code raised in a lease (`shard` None: outside of any).
+
+    `error` is the traceback cut to the user's frames.
     The worker ends by itself after that.
 
     `fatal` errors (non-finite loss K times over, broken model) end the job at once.
@@ -243,9 +269,11 @@ class StopAsked(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerFenced(Event):
-    """Every server refuses the worker's pushes from now on; `applied` has one entry a server, in index order.
+    """Every server refuses the worker's pushes from now on; `applied` has one entry a server, in
+    index order.
 
-    An entry is None where that server knows of no push of this worker, or is away: one that comes back knows no later push either.
+    An entry is None where that server knows of no push of this worker, or is away: one that comes
+    back knows no later push either.
     """
 
     worker: ProcessName
@@ -254,7 +282,10 @@ class WorkerFenced(Event):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotCut(Event):
-    """All servers hold one consistent frozen view. `applied`: each worker's last push within the cut."""
+    """All servers hold one consistent frozen view.
+
+    `applied`: each worker's last push within the cut.
+    """
 
     snapshot: SnapshotId
     version: int
@@ -288,7 +319,9 @@ class VersionAdvanced(Event):
 
 @dataclass(frozen=True, slots=True)
 class MessagesDropped(Event):
-    """Messages were left aside before they came to the core: by the master's own side, or by a process, which tells of it."""
+    """Messages were left aside before they came to the core: by the master's own side, or by a
+    process, which tells of it.
+    """
 
     name: ProcessName
     cause: DropCause
@@ -317,6 +350,8 @@ class ReplaceRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class StopRequested(Event):
-    """A person wants the job to end: workers drain, a checkpoint is taken, nothing is lost that a resume needs."""
+    """A person wants the job to end: workers drain, a checkpoint is taken, nothing is lost that a
+    resume needs.
+    """
 
     reason: str

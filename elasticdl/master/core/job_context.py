@@ -27,12 +27,17 @@ _LOSS_EVERY_S = 1.0
 _FALLING_S = 10.0
 """So long after a server came back reports of both the old and the new versions may come."""
 MORE_MEMORY = (
-    "allow for more with --worker-resource-limit, --ps-resource-limit and --oom-memory-limit, or use a smaller --minibatch-size"
+    "allow for more with --worker-resource-limit, --ps-resource-limit and --oom-memory-limit, or"
+    " use a smaller --minibatch-size"
 )
 
 
 class Phase(StrEnum):
-    """Where the job is. It goes down this list, with some left out; only a ring whose weights were lost goes back to WORKING."""
+    """Where the job is.
+
+    It goes down this list, with some left out; only a ring whose weights were lost goes back to
+    WORKING.
+    """
 
     STARTING = "starting"
     WORKING = "working"
@@ -68,9 +73,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the place where the job runs bears. `starting`: workers that come up at the same time; None: any number.
+    """What the place where the job runs bears.
 
-    On one machine each worker that comes up wants a core for seconds: too many at once starve those that work, and the master.
+    `starting`: workers that come up at the same time; None: any number.
+
+    On one machine each worker that comes up wants a core for seconds: too many at once starve those
+    that work, and the master.
     """
 
     starting: int | None = None
@@ -78,7 +86,10 @@ class Limits:
 
 @dataclass(slots=True)
 class JobContext:
-    """Facts of the job that more than one part reads. `now_s` is the time of the event in hand: kept for status only."""
+    """Facts of the job that more than one part reads.
+
+    `now_s` is the time of the event in hand: kept for status only.
+    """
 
     spec: JobSpec
     orders: CommandBuffer = field(default_factory=CommandBuffer)
@@ -95,7 +106,10 @@ class JobContext:
     outcome: Outcome | None = None
     version: int = 0
     acknowledged_version: int = 0
-    """The newest that a worker was told: each server was there. `version` comes with heartbeats only, thus later."""
+    """The newest that a worker was told: each server was there.
+
+    `version` comes with heartbeats only, thus later.
+    """
     updates_lost: int = 0
     server_back_s: float = float("-inf")
     """When a server last came back from a checkpoint."""
@@ -114,11 +128,19 @@ class JobContext:
     dropped: Counter[DropCause] = field(default_factory=Counter)
     """Messages that changed nothing."""
 
-    def drop(self, cause: DropCause, sender: ProcessName | None, what: object, count: int = 1) -> None:
-        """Count messages that change nothing. A cause that no correct process gives is said once."""
+    def drop(
+        self, cause: DropCause, sender: ProcessName | None, what: object, count: int = 1
+    ) -> None:
+        """Count messages that change nothing.
+
+        A cause that no correct process gives is said once.
+        """
         if cause in WRONG and not self.dropped[cause]:
             who = sender or "a process"
-            text = f"{who} told what it cannot know ({cause}), a defect of ElasticDL; it is not counted: {what}"
+            text = (
+                f"{who} told what it cannot know ({cause}), a defect of ElasticDL; it is not"
+                f" counted: {what}"
+            )
             details = {"dropped": str(cause)}
             self.orders.announce("job", text, process=sender, level="error", details=details)
         self.dropped[cause] += count
@@ -144,21 +166,30 @@ class JobContext:
         for index in self.processes.away(self.servers):
             process = self.processes.server(index)
             why = f": {process.message}" if process and process.message else ""
-            parts.append(f"{process.name} is {process.life}{why}" if process else f"ps-{index} is away")
+            parts.append(
+                f"{process.name} is {process.life}{why}" if process else f"ps-{index} is away"
+            )
         return "; ".join(parts)
 
     def late(self) -> str:
-        """How the job is on its way to its end, in words that go on after "the job": nothing new is begun. '' if it is not."""
+        """How the job is on its way to its end, in words that go on after "the job": nothing new is
+        begun. '' if it is not.
+        """
         if self.phase in _LATE:
             return _LATE[self.phase]
         return "is being stopped" if self.outcome is not None else ""
 
     def version_may_fall(self) -> bool:
-        """Whether a lower version is news: else it is a heartbeat that was sent before workers told of a newer one."""
+        """Whether a lower version is news: else it is a heartbeat that was sent before workers told
+        of a newer one.
+        """
         return self.now_s - self.server_back_s < _FALLING_S
 
     def saw_loss(self, version: int, values: Mapping[str, float]) -> None:
-        """A step of training had that `loss`, among other values. One a second is recorded, and the one that a phase ends with."""
+        """A step of training had that `loss`, among other values.
+
+        One a second is recorded, and the one that a phase ends with.
+        """
         self.loss, self.untold = values["loss"], (version, values)
         if self.now_s - self.loss_told_s >= _LOSS_EVERY_S:
             self._tell_loss()
@@ -167,17 +198,26 @@ class JobContext:
         if self.untold is not None and self.work is not None:
             version, values = self.untold
             self.untold, self.loss_told_s = None, self.now_s
-            self.orders.give(RecordMetrics("training", version, self.work.totals().trained, dict(values)))
+            self.orders.give(
+                RecordMetrics("training", version, self.work.totals().trained, dict(values))
+            )
 
     def enter(self, phase: Phase, text: str) -> None:
         """Go to another phase, and say so."""
-        details = meaning(EventKind.PHASE, phase=str(phase), before=str(self.phase), before_s=self._phase_s())
+        details = meaning(
+            EventKind.PHASE, phase=str(phase), before=str(self.phase), before_s=self._phase_s()
+        )
         self._tell_loss()
         self.phase, self.phase_since_s = phase, self.now_s
         self.orders.announce("job", text, details=details)
 
-    def fail(self, message: str, *, hint: str = "", exit_code: ExitCode = ExitCode.JOB_FAILED) -> None:
-        """The job cannot be done. The first reason stands; one that is being stopped goes on stopping."""
+    def fail(
+        self, message: str, *, hint: str = "", exit_code: ExitCode = ExitCode.JOB_FAILED
+    ) -> None:
+        """The job cannot be done.
+
+        The first reason stands; one that is being stopped goes on stopping.
+        """
         if self.phase in (Phase.ENDING, Phase.ENDED):
             return
         if self.outcome is not None:
@@ -185,29 +225,44 @@ class JobContext:
             return
         self.outcome = Outcome(exit_code, message, hint)
         self._tell_loss()
-        details = meaning(EventKind.PHASE, phase="ending", before=str(self.phase), before_s=self._phase_s())
+        details = meaning(
+            EventKind.PHASE, phase="ending", before=str(self.phase), before_s=self._phase_s()
+        )
         self.orders.announce("job", f"the job fails: {message}", level="error", details=details)
         self.phase, self.phase_since_s = Phase.ENDING, self.now_s
 
     def _phase_s(self) -> float:
-        """How long the phase has lasted; of the first one nothing is known here: a master that goes on does not begin at 0."""
+        """How long the phase has lasted; of the first one nothing is known here: a master that goes
+        on does not begin at 0.
+        """
         return 0.0 if self.phase is Phase.STARTING else self.now_s - self.phase_since_s
 
     def give_up(self, task: Task, piece: Piece) -> None:
         """A shard was parked: within the user's limit the job goes on without it."""
         shard = piece.shard
-        text = f"{task} shard {shard.id} ({shard.source} records {shard.begin} to {shard.end}) failed {amount(len(piece.failures), 'time')}"
+        text = (
+            f"{task} shard {shard.id} ({shard.source} records {shard.begin} to {shard.end}) failed"
+            f" {amount(len(piece.failures), 'time')}"
+        )
         reasons = "\n".join(f"attempt {n}: {reason}" for n, reason in enumerate(piece.failures, 1))
         self.given_up.append(f"{text}:\n{reasons}")
         details = {"shard": int(shard.id), "failures": len(piece.failures)}
-        self.orders.announce("shard", f"{text} and is given up:\n{reasons}", level="error", details=details)
+        self.orders.announce(
+            "shard", f"{text} and is given up:\n{reasons}", level="error", details=details
+        )
         limit = self.spec.training.max_failed_shards
         if len(self.given_up) <= limit:
             return
-        told, hint = f"{text} (--max-failed-shards {limit}):\n{reasons}", "mend what the reasons name, or allow for it"
+        told, hint = (
+            f"{text} (--max-failed-shards {limit}):\n{reasons}",
+            "mend what the reasons name, or allow for it",
+        )
         if all(MEMORY_WORDS in reason for reason in piece.failures):
             last = piece.failures[-1].replace(": ", " ", 1)
-            self.fail(f"{last}, {amount(len(piece.failures), 'time')} on shard {shard.id}; {told}", hint=MORE_MEMORY)
+            self.fail(
+                f"{last}, {amount(len(piece.failures), 'time')} on shard {shard.id}; {told}",
+                hint=MORE_MEMORY,
+            )
         else:
             self.fail(told, hint=f"{hint} with --max-failed-shards")
 
@@ -218,6 +273,7 @@ class JobContext:
         if count.bad > limit:
             first = self.bad_examples[0] if self.bad_examples else "no example was told"
             self.fail(
-                f"{amount(count.bad, 'record')} could not be read (--max-bad-records {limit}); the first: {first}",
+                f"{amount(count.bad, 'record')} could not be read (--max-bad-records {limit}); the"
+                f" first: {first}",
                 hint="mend the data, or allow for it with --max-bad-records",
             )

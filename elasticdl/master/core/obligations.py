@@ -1,6 +1,9 @@
-"""What the job waits for now, who owes it, since when, and the numbers that do not meet. Reads only.
+"""What the job waits for now, who owes it, since when, and the numbers that do not meet.
 
-Every phase in which work is done owes at least one thing, so that a job that stands still can always say what it waits for.
+Reads only.
+
+Every phase in which work is done owes at least one thing, so that a job that stands still can
+always say what it waits for.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ _MOST_NAMED = 4
 class Obligation:
     """One thing that is waited for.
 
-    `what` completes "waiting for …". `debtors` owe it, the most likely culprit first. `numbers`: what was reached and what is
+    `what` completes "waiting for …". `debtors` owe it, the most likely culprit first. `numbers`:
+    what was reached and what is
     missing. `limited`: another part of the master ends this wait after a time of its own.
     """
 
@@ -48,7 +52,9 @@ class Obligation:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RingPosition:
-    """Where a member of the ring says that it is: steps in its weights, then the item that it is at, and the offset in it."""
+    """Where a member of the ring says that it is: steps in its weights, then the item that it is
+    at, and the offset in it.
+    """
 
     version: int
     number: int
@@ -79,17 +85,26 @@ def listed(names: Iterable[ProcessName]) -> str:
 
 @final
 class Obligations:
-    """Asked when nothing has moved for a while, and by whoever looks at the job: it may cost a walk over all workers."""
+    """Asked when nothing has moved for a while, and by whoever looks at the job: it may cost a walk
+    over all workers.
+    """
 
     def __init__(self, books: Books) -> None:
         self._books = books
         self._context = books.context
 
     def now(self) -> list[Obligation]:
-        """What is owed, the most important first. Empty where nothing is: before the work, and when the job ends."""
+        """What is owed, the most important first.
+
+        Empty where nothing is: before the work, and when the job ends.
+        """
         match self._context.phase:
             case Phase.STARTING:
-                return [Obligation("the records to be counted", (), self._context.phase_since_s, limited=True)]
+                return [
+                    Obligation(
+                        "the records to be counted", (), self._context.phase_since_s, limited=True
+                    )
+                ]
             case Phase.ENDING | Phase.ENDED:
                 return []
             case _:
@@ -99,7 +114,9 @@ class Obligations:
         context = self._context
         if away := context.servers_away():
             names = [
-                server.name for index in context.processes.away(context.servers) if (server := context.processes.server(index))
+                server.name
+                for index in context.processes.away(context.servers)
+                if (server := context.processes.server(index))
             ]
             yield Obligation(f"the parameter servers: {away}", tuple(names), self._since(names))
             return
@@ -114,10 +131,12 @@ class Obligations:
         if context.phase is Phase.DRAINING and not context.on_ring:
             leaving = [process.name for process in context.processes.workers()]
             if leaving:
-                yield Obligation("workers to leave", tuple(leaving), context.phase_since_s, limited=True)
+                yield Obligation(
+                    "workers to leave", tuple(leaving), context.phase_since_s, limited=True
+                )
         yield from self._nobody()
 
-    # -- leases -------------------------------------------------------------------------------------------------------
+    # leases
 
     def _leases(self, ledger: Ledger | None) -> Iterator[Obligation]:
         if ledger is None:
@@ -139,14 +158,24 @@ class Obligations:
             of = listed(dict.fromkeys(held.worker for held in settling))
             what = f"the parameter servers to say which updates of {of} they have"
             owed = amount(len(settling), "shard")
-            yield Obligation(what, servers, min(held.since_s for held in settling), f"{owed} cannot be given to others before")
+            yield Obligation(
+                what,
+                servers,
+                min(held.since_s for held in settling),
+                f"{owed} cannot be given to others before",
+            )
         if closing:
             since_s = min(held.since_s for held in closing)
-            yield Obligation(f"{amount(len(closing), 'revoked shard')} to come back", (), since_s, limited=True)
+            yield Obligation(
+                f"{amount(len(closing), 'revoked shard')} to come back", (), since_s, limited=True
+            )
         free = ledger.available or (ledger.plan.shards if ledger.epochs_left else 0)
         idle = self._idle() if free and self._takes(ledger) else []
         if idle:
-            what = f"a worker to ask for one of {amount(free, 'shard')} of {ledger.task} that nobody has"
+            what = (
+                f"a worker to ask for one of {amount(free, 'shard')} of {ledger.task} that"
+                " nobody has"
+            )
             yield Obligation(what, tuple(idle), self._since(idle), _booked(ledger))
 
     def _takes(self, ledger: Ledger) -> bool:
@@ -162,7 +191,11 @@ class Obligations:
 
     def _idle(self) -> list[ProcessName]:
         workers = self._context.processes.live_workers()
-        return [process.name for process in workers if process.up and not self._books.leasing.leases_of(process.name)]
+        return [
+            process.name
+            for process in workers
+            if process.up and not self._books.leasing.leases_of(process.name)
+        ]
 
     def _nobody(self) -> Iterator[Obligation]:
         """Nobody is there who could do the work."""
@@ -173,7 +206,7 @@ class Obligations:
             names = [process.name for process in workers]
             yield Obligation("a worker that is ready for work", tuple(names), self._since(names))
 
-    # -- evaluation, checkpoints, export ------------------------------------------------------------------------------
+    # evaluation, checkpoints, export
 
     def _round(self, current: Round) -> Iterator[Obligation]:
         evaluation = self._books.evaluation
@@ -195,16 +228,31 @@ class Obligations:
         who = self._savers()
         if checkpointing.saving is not None:
             saving = checkpointing.saving
-            yield Obligation(f"the checkpoint of version {saving.version} to be written", who, saving.since_s, limited=True)
+            yield Obligation(
+                f"the checkpoint of version {saving.version} to be written",
+                who,
+                saving.since_s,
+                limited=True,
+            )
         elif checkpointing.under_way and cutting is not None:
-            what = "the copy of the weights for a checkpoint" if self._context.on_ring else "the frozen view for a checkpoint"
+            what = (
+                "the copy of the weights for a checkpoint"
+                if self._context.on_ring
+                else "the frozen view for a checkpoint"
+            )
             yield Obligation(what, who, cutting.since_s)
         elif self._context.phase is Phase.CHECKPOINTING:
             problem = checkpointing.last_problem
             numbers = f"the last try failed: {problem}" if problem else ""
             # Failed tries are repeated after a pause that grows, five times.
             limited = bool(problem) and not self._context.on_ring
-            yield Obligation("the last checkpoint to begin", who, self._context.phase_since_s, numbers, limited=limited)
+            yield Obligation(
+                "the last checkpoint to begin",
+                who,
+                self._context.phase_since_s,
+                numbers,
+                limited=limited,
+            )
 
     def _export(self) -> Iterator[Obligation]:
         export = self._context.export
@@ -214,7 +262,7 @@ class Obligations:
         numbers = "" if export.holder else "nobody has taken it"
         yield Obligation("the model to be exported", held, self._context.phase_since_s, numbers)
 
-    # -- the ring -----------------------------------------------------------------------------------------------------
+    # the ring
 
     def _ring(self) -> Iterator[Obligation]:
         ring, work, context = self._books.ring, self._books.ring_work, self._context
@@ -224,14 +272,26 @@ class Obligations:
             yield Obligation(f"a ring that trains: {reason}", absent, self._since(absent), numbers)
             return
         members = self._slowest_first()
-        since_s = max((one.busy_since_s for one in map(context.worker, members) if one), default=context.phase_since_s)
+        since_s = max(
+            (one.busy_since_s for one in map(context.worker, members) if one),
+            default=context.phase_since_s,
+        )
         if work.halting:
-            yield Obligation(f"the ring to stop where it is ({work.halting})", members, since_s, self._ring_numbers(), limited=True)
+            yield Obligation(
+                f"the ring to stop where it is ({work.halting})",
+                members,
+                since_s,
+                self._ring_numbers(),
+                limited=True,
+            )
             return
         item = next((item for item in work.items if item.steps_left), None)
         if item is not None and item.held is not None:
             begin = max(item.begin, item.held.offset)
-            what = f"records {begin:,} to {item.end:,} of shard {item.held.piece.shard.id} (item {item.number}) to be booked"
+            what = (
+                f"records {begin:,} to {item.end:,} of shard {item.held.piece.shard.id} (item"
+                f" {item.number}) to be booked"
+            )
             yield Obligation(what, members, since_s, self._ring_numbers())
         elif self._members_ask():
             what = f"the members of the ring to ask for item {work.next_number}"
@@ -257,18 +317,29 @@ class Obligations:
         return "; ".join(told[: 1 + _MOST_NAMED])
 
     def _slowest_first(self) -> tuple[ProcessName, ...]:
-        """Members, whoever is behind the others first; all at the same step: in the order of their ranks, rank 0 reports."""
+        """Members, whoever is behind the others first; all at the same step: in the order of their
+        ranks, rank 0 reports.
+        """
         members, at = self._books.ring.members, self._books.positions
-        return tuple(sorted(members, key=lambda name: (at[name].version, at[name].number) if name in at else (0, 0)))
+        return tuple(
+            sorted(
+                members,
+                key=lambda name: (at[name].version, at[name].number) if name in at else (0, 0),
+            )
+        )
 
-    # -- words and names ----------------------------------------------------------------------------------------------
+    # words and names
 
     def _unexplained(self) -> Obligation:
-        """The books know of nothing that is owed, and yet the job has not ended: whoever is up may know more."""
+        """The books know of nothing that is owed, and yet the job has not ended: whoever is up may
+        know more.
+        """
         context = self._context
         up = [process.name for process in context.processes.live_workers() if process.up]
         what = f"something that is not in the books: the job is {context.phase}"
-        return Obligation(what, tuple(up), context.phase_since_s, _booked(context.work) if context.work else "")
+        return Obligation(
+            what, tuple(up), context.phase_since_s, _booked(context.work) if context.work else ""
+        )
 
     def _servers(self) -> tuple[ProcessName, ...]:
         found = (self._context.processes.server(index) for index in range(self._context.servers))
@@ -278,15 +349,23 @@ class Obligations:
         return self._books.ring.members[:1] if self._context.on_ring else self._servers()
 
     def booked_all(self) -> bool:
-        """Whether the books have all that is in the weights of a ring: a checkpoint of these is exact only then."""
+        """Whether the books have all that is in the weights of a ring: a checkpoint of these is
+        exact only then.
+        """
         members, at = self._books.ring.members, self._books.positions
-        return all(name in at and at[name].version == self._context.acknowledged_version for name in members)
+        return all(
+            name in at and at[name].version == self._context.acknowledged_version
+            for name in members
+        )
 
     def _since(self, names: Iterable[ProcessName]) -> float:
         """Since when the first of these is in its present state."""
         known: Mapping[ProcessName, object] = self._context.processes.going
         going = self._context.processes.going
-        return min((going[name].since_s for name in names if name in known), default=self._context.phase_since_s)
+        return min(
+            (going[name].since_s for name in names if name in known),
+            default=self._context.phase_since_s,
+        )
 
 
 def _booked(ledger: Ledger) -> str:

@@ -1,4 +1,6 @@
-"""What comes after what: train → evaluate → checkpoint → export → end; or drain → checkpoint → end, when stopped."""
+"""What comes after what: train → evaluate → checkpoint → export → end; or drain → checkpoint → end,
+when stopped.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,12 @@ class Phases:
     """Moves the job from phase to phase."""
 
     def __init__(
-        self, context: JobContext, scaling: Scaling, leasing: Leasing, evaluation: Evaluation, checkpointing: Checkpointing
+        self,
+        context: JobContext,
+        scaling: Scaling,
+        leasing: Leasing,
+        evaluation: Evaluation,
+        checkpointing: Checkpointing,
     ) -> None:
         self._context = context
         self._scaling = scaling
@@ -64,7 +71,9 @@ class Phases:
         if work.resumed:
             total = amount(records * epochs, "record")
             self._context.enter(
-                Phase.WORKING, f"{what} goes on in epoch {work.epoch + 1}, {work.resumed:,} of {total} are done: {text}"
+                Phase.WORKING,
+                f"{what} goes on in epoch {work.epoch + 1}, {work.resumed:,} of {total} are done:"
+                f" {text}",
             )
         else:
             self._context.enter(Phase.WORKING, f"{what} begins: {text}")
@@ -72,7 +81,10 @@ class Phases:
     def work_again(self, why: str) -> None:
         """Work that was done is not any more: its results are gone."""
         context = self._context
-        if context.phase in (Phase.EVALUATING, Phase.CHECKPOINTING, Phase.EXPORTING) and context.outcome is None:
+        if (
+            context.phase in (Phase.EVALUATING, Phase.CHECKPOINTING, Phase.EXPORTING)
+            and context.outcome is None
+        ):
             self._evaluation.final_done = self._exported = False
             context.export = None
             context.enter(Phase.WORKING, why)
@@ -87,18 +99,27 @@ class Phases:
         if phase in (Phase.ENDING, Phase.ENDED):
             return
         hurry = self._context.outcome is not None
-        self._stopped_for = self._stopped_for or event.reason  # the first reason stands: signals may follow
+        self._stopped_for = (
+            self._stopped_for or event.reason
+        )  # the first reason stands: signals may follow
         why = f"the job is stopped: {self._stopped_for}"
-        if self._context.outcome is None:  # else it is being stopped already: any other outcome comes with the end
-            self._context.outcome = Outcome(ExitCode.INTERRUPTED, f"stopped: {self._stopped_for}", "")
+        if (
+            self._context.outcome is None
+        ):  # else it is being stopped already: any other outcome comes with the end
+            self._context.outcome = Outcome(
+                ExitCode.INTERRUPTED, f"stopped: {self._stopped_for}", ""
+            )
         self._wind_down(why, hurry=hurry)
 
     def _wind_down(self, why: str, *, hurry: bool) -> None:
-        """Workers give their work back, or the ring stops where it is; then comes the last checkpoint."""
+        """Workers give their work back, or the ring stops where it is; then comes the last
+        checkpoint.
+        """
         phase = self._context.phase
         self._evaluation.abandon()
         if self._context.on_ring and not hurry and self._context.work is not None:
-            # The weights live in the workers: they stop where they are and stay for the last checkpoint.
+            # The weights live in the workers: they stop where they are and stay for the last
+            # checkpoint.
             self._leasing.halt_ring(why)
             self._context.enter(Phase.DRAINING, f"{why}; the ring stops at the step that it is at")
             return
@@ -109,16 +130,29 @@ class Phases:
             if process.live or (hurry and process.life is Life.STOPPING):
                 self._scaling.stop(process, grace_s, why)
         if hurry and (phase is Phase.CHECKPOINTING or self._context.on_ring):
-            # The weights of a ring go with its workers: no ring of those who end a moment later is of use.
-            self._context.enter(Phase.ENDING, "stopped twice: the job ends without a last checkpoint")
+            # The weights of a ring go with its workers: no ring of those who end a moment later is
+            # of use.
+            self._context.enter(
+                Phase.ENDING, "stopped twice: the job ends without a last checkpoint"
+            )
 
     def stalled(self, why: str, exact: bool) -> None:
-        """Nothing helps against the job's standing still: it ends. While it trains, a last checkpoint is taken, but only if that is
-        `exact`: one that has more updates than the books would have a resumed job train these records again.
+        """Nothing helps against the job's standing still: it ends.
+
+        While it trains, a last checkpoint is taken, but only if that is
+        `exact`: one that has more updates than the books would have a resumed job train these
+        records again.
         """
         context = self._context
-        hint = "where its processes were is in events.jsonl; a job with checkpoints goes on from the newest with --resume"
-        if context.phase not in (Phase.WORKING, Phase.EVALUATING) or context.outcome is not None or not exact:
+        hint = (
+            "where its processes were is in events.jsonl; a job with checkpoints goes on from the"
+            " newest with --resume"
+        )
+        if (
+            context.phase not in (Phase.WORKING, Phase.EVALUATING)
+            or context.outcome is not None
+            or not exact
+        ):
             context.fail(why, hint=hint, exit_code=ExitCode.STALLED)
             return
         context.outcome = Outcome(ExitCode.STALLED, why, hint)
@@ -155,7 +189,9 @@ class Phases:
             return
         lost = sum(count.lost - count.parked for count in work.counts)
         if lost:
-            context.fail(f"{amount(lost, 'record')} neither trained nor given up: the ledger does not add up")
+            context.fail(
+                f"{amount(lost, 'record')} neither trained nor given up: the ledger does not add up"
+            )
         elif context.spec.action is Action.PREDICT:
             self._done()
         elif context.validation:
@@ -175,9 +211,14 @@ class Phases:
     def _after_draining(self) -> None:
         work = self._context.work
         if self._context.on_ring:
-            if not self.ring_idle() and self._context.now_s - self._context.phase_since_s < _HALT_LIMIT_S:
+            if (
+                not self.ring_idle()
+                and self._context.now_s - self._context.phase_since_s < _HALT_LIMIT_S
+            ):
                 return
-        elif any(True for _ in self._context.processes.workers()) or (work is not None and work.held):
+        elif any(True for _ in self._context.processes.workers()) or (
+            work is not None and work.held
+        ):
             return
         spec = self._context.spec
         if spec.action is Action.TRAIN and self._checkpointing.begun and spec.keeps_checkpoints:
@@ -189,16 +230,29 @@ class Phases:
 
     def _after_checkpoint(self) -> None:
         context, checkpointing = self._context, self._checkpointing
-        # Servers that are away hold the last checkpoint up only for a while, if the job was stopped.
+        # Servers that are away hold the last checkpoint up only for a while, if the job was
+        # stopped.
         away = context.servers_away() or context.on_ring
-        hopeless = bool(away) and context.now_s - context.phase_since_s > _NO_SERVERS_LIMIT_S and context.outcome is not None
+        hopeless = (
+            bool(away)
+            and context.now_s - context.phase_since_s > _NO_SERVERS_LIMIT_S
+            and context.outcome is not None
+        )
         if not checkpointing.final_over and not hopeless:
             return
         if not checkpointing.final_saved:
-            problem = checkpointing.last_problem or context.servers_away() or "the members of the ring are gone or do not answer"
-            context.orders.announce("checkpoint", f"there is no last checkpoint: {problem}", level="error")
+            problem = (
+                checkpointing.last_problem
+                or context.servers_away()
+                or "the members of the ring are gone or do not answer"
+            )
+            context.orders.announce(
+                "checkpoint", f"there is no last checkpoint: {problem}", level="error"
+            )
             if context.outcome is not None:
-                message = f"{context.outcome.message}; the last checkpoint could not be taken: {problem}"
+                message = (
+                    f"{context.outcome.message}; the last checkpoint could not be taken: {problem}"
+                )
                 context.outcome = replace(context.outcome, message=message)
         if context.outcome is not None:
             self._end("")
@@ -213,13 +267,17 @@ class Phases:
             self._done()
 
     def _done(self) -> None:
-        """All that the user asked for is there; what a dead server took with it is said, since the receipt is of records only."""
+        """All that the user asked for is there; what a dead server took with it is said, since the
+        receipt is of records only.
+        """
         if not (updates := self._context.updates_lost):
             return self._end("done")
         self._context.outcome = self._context.outcome or Outcome(
             ExitCode.DONE,
-            f"done, but {amount(updates, 'update')} of weights went with parameter servers that died",
-            "--checkpoint-steps bounds how many can go: a server comes back with its part of the newest checkpoint",
+            f"done, but {amount(updates, 'update')} of weights went with parameter servers that"
+            " died",
+            "--checkpoint-steps bounds how many can go: a server comes back with its part of the"
+            " newest checkpoint",
         )
         return self._end("")
 
@@ -227,7 +285,7 @@ class Phases:
         self._context.outcome = self._context.outcome or Outcome(ExitCode.DONE, message)
         self._context.enter(Phase.ENDING, f"the job is over: {self._context.outcome.message}")
 
-    # -- the end ------------------------------------------------------------------------------------------------------
+    # the end
 
     def _ending_step(self) -> None:
         context = self._context
@@ -246,7 +304,9 @@ class Phases:
         if self._servers_stopped and (not context.processes.going or waited_s > _END_LIMIT_S):
             assert context.outcome is not None
             context.phase, context.phase_since_s = Phase.ENDED, context.now_s
-            context.orders.give(FinishJob(context.outcome.exit_code, context.outcome.message, context.outcome.hint))
+            context.orders.give(
+                FinishJob(context.outcome.exit_code, context.outcome.message, context.outcome.hint)
+            )
 
     def _dismiss_workers(self) -> None:
         outcome = self._context.outcome

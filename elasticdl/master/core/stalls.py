@@ -1,15 +1,21 @@
-"""Sees when nothing in the job moves any more, says what it waits for and from whom, and acts: no job stands still in silence.
+"""Sees when nothing in the job moves any more, says what it waits for and from whom, and acts: no
+job stands still in silence.
 
-A *movement* is anything that brings the job into another state: records booked, a lease taken, a process that changes. *Progress* is
-a movement that cannot be undone without loss: more records booked than ever, a round, a checkpoint, a phase. A stall begins when
-nothing moved for the bound and nobody accounts for it; it is over with the next progress. Its steps, each done once:
+A *movement* is anything that brings the job into another state: records booked, a lease taken, a
+process that changes. *Progress* is
+a movement that cannot be undone without loss: more records booked than ever, a round, a checkpoint,
+a phase. A stall begins when
+nothing moved for the bound and nobody accounts for it; it is over with the next progress. Its
+steps, each done once:
 
-1. say what is waited for, and ask the debtors for their state and their stacks; leases that the two sides see differently are voided
+1. say what is waited for, and ask the debtors for their state and their stacks; leases that the two
+sides see differently are voided
 2. on a ring: form it anew
 3. replace the debtor that most likely is to blame
 4. end the job with exit code STALLED; a last checkpoint is taken where that is possible
 
-User code that takes long is no stall: workers tell what they are doing. It has a bound of its own, ten times as long.
+User code that takes long is no stall: workers tell what they are doing. It has a bound of its own,
+ten times as long.
 """
 
 from __future__ import annotations
@@ -23,7 +29,14 @@ from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.job import Action
 from elasticdl.master.core import events
-from elasticdl.master.core.commands import AskState, Command, GrantItem, GrantLease, StartProcess, StopProcess
+from elasticdl.master.core.commands import (
+    AskState,
+    Command,
+    GrantItem,
+    GrantLease,
+    StartProcess,
+    StopProcess,
+)
 from elasticdl.master.core.data.ledger import HeldShard, Ledger, Stage
 from elasticdl.master.core.job_context import Phase
 from elasticdl.master.core.obligations import Books, Obligation, Obligations, RingPosition, listed
@@ -38,7 +51,9 @@ SHOWN_S = 30.0
 _TIMES_LONGEST = 5.0
 _BUSY_TIMES = 10.0
 _WITHOUT_PROGRESS_TIMES = 10.0
-"""A job that moves and makes no progress, such as a ring that is formed again and again, gets so many bounds."""
+"""A job that moves and makes no progress, such as a ring that is formed again and again, gets so
+many bounds.
+"""
 _LOOK_S = 5.0
 _MOST_BUSY_ENDS = 3
 _MOST_TOLD = 3
@@ -92,12 +107,16 @@ class _Activity:
 
 @dataclass(slots=True)
 class _Clock:
-    """When the job last moved and last made progress, and how long it was quiet at most in this phase without a reason."""
+    """When the job last moved and last made progress, and how long it was quiet at most in this
+    phase without a reason.
+    """
 
     moved_s: float = 0.0
     progress_s: float = 0.0
     able_s: float = 0.0
-    """When somebody last came up, or came out of code that took long: nobody is to blame for the time before."""
+    """When somebody last came up, or came out of code that took long: nobody is to blame for the
+    time before.
+    """
     longest_s: float = 0.0
     phase: Phase = Phase.STARTING
     mark: Mark = ()
@@ -107,7 +126,10 @@ class _Clock:
 
 @final
 class Stalls:
-    """Told of every event after it was handled. What it remembers follows from events alone, so that a replay finds the same."""
+    """Told of every event after it was handled.
+
+    What it remembers follows from events alone, so that a replay finds the same.
+    """
 
     def __init__(self, books: Books, actions: Actions) -> None:
         self._books = books
@@ -134,7 +156,7 @@ class Stalls:
         self._shown: set[ProcessName] = set()
         """Whose long activity was looked into."""
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # what happens
 
     def saw(self, event: events.Event, commands: Sequence[Command]) -> None:
         """An event was handled."""
@@ -201,7 +223,11 @@ class Stalls:
     def _moved(self) -> None:
         clock, now_s = self._clock, self._context.now_s
         quiet_s = now_s - clock.moved_s
-        if quiet_s * _TIMES_LONGEST > self._least_s and self._stall is None and not self._someone_accounts():
+        if (
+            quiet_s * _TIMES_LONGEST > self._least_s
+            and self._stall is None
+            and not self._someone_accounts()
+        ):
             clock.longest_s = max(clock.longest_s, quiet_s)
         clock.moved_s = now_s
         clock.mark = self._mark()
@@ -220,12 +246,22 @@ class Stalls:
         rounds = evaluation.results[-1].round + 1 if evaluation.results else 0
         evaluated = 0
         if current is not None:
-            evaluated = current.ledger.booked + sum(held.offset for held in current.ledger.held.values())
+            evaluated = current.ledger.booked + sum(
+                held.offset for held in current.ledger.held.values()
+            )
         phase = list(Phase).index(context.phase)
-        return (phase, 0), (self._booked(), 0), (rounds, evaluated), (saved[-1].version if saved else -1, 0)
+        return (
+            (phase, 0),
+            (self._booked(), 0),
+            (rounds, evaluated),
+            (saved[-1].version if saved else -1, 0),
+        )
 
     def _booked(self) -> int:
-        """Records of all epochs that are trained or could not be read. Asked at each report, and there may be thousands of epochs."""
+        """Records of all epochs that are trained or could not be read.
+
+        Asked at each report, and there may be thousands of epochs.
+        """
         work = self._context.work
         if work is None:
             return 0
@@ -235,11 +271,17 @@ class Stalls:
         return self._before + work.booked
 
     def _someone_accounts(self) -> bool:
-        """Somebody is known to be busy, or to come up: how long that takes says nothing of how long the job may be quiet."""
+        """Somebody is known to be busy, or to come up: how long that takes says nothing of how long
+        the job may be quiet.
+        """
         workers = self._context.processes.live_workers()
-        return bool(self._activities) or not all(worker.up for worker in workers) or bool(self._context.servers_away())
+        return (
+            bool(self._activities)
+            or not all(worker.up for worker in workers)
+            or bool(self._context.servers_away())
+        )
 
-    # -- what workers are doing ---------------------------------------------------------------------------------------
+    # what workers are doing
 
     def _told_activity(self, event: events.ActivityTold) -> None:
         before = self._activities.pop(event.worker, None)
@@ -256,7 +298,9 @@ class Stalls:
 
     def _busy_limit_s(self, process: Process, activity: _Activity) -> float:
         longest_s = self._longest_s.get(activity.what, 0.0)
-        return max(_BUSY_TIMES * max(self._least_s, longest_s), self._actions.errand_limit_s(process))
+        return max(
+            _BUSY_TIMES * max(self._least_s, longest_s), self._actions.errand_limit_s(process)
+        )
 
     def long_activities(self) -> list[str]:
         """Which workers have been in their user's code for long, in words."""
@@ -268,7 +312,9 @@ class Stalls:
         ]
 
     def _look_at_busy(self) -> None:
-        """Where code that takes long is, told once; a worker that is in it for far too long is replaced."""
+        """Where code that takes long is, told once; a worker that is in it for far too long is
+        replaced.
+        """
         now_s = self._context.now_s
         for name, activity in list(self._activities.items()):
             process, age_s = self._context.worker(name), now_s - activity.since_s
@@ -280,7 +326,10 @@ class Stalls:
             limit_s = self._busy_limit_s(process, activity)
             if self._acts and age_s > limit_s:
                 del self._activities[name]
-                self._replace_busy(process, f"in {activity.what} for {age_s:.0f} s, where {limit_s:.0f} s are allowed")
+                self._replace_busy(
+                    process,
+                    f"in {activity.what} for {age_s:.0f} s, where {limit_s:.0f} s are allowed",
+                )
 
     def _replace_busy(self, process: Process, why: str) -> None:
         """The first ones are replaced; if their successors come to no end either, the job ends."""
@@ -288,11 +337,14 @@ class Stalls:
         if self._busy_ends < _MOST_BUSY_ENDS:
             self._actions.replace(process, f"it has been {why}")
             return
-        text = f"{process.name} has been {why}; it is the {self._busy_ends}rd worker in a row that comes to no end"
+        text = (
+            f"{process.name} has been {why}; it is the {self._busy_ends}rd worker in a row that"
+            " comes to no end"
+        )
         self._announce(f"the job stands still: {text}", meaning(EventKind.FAILED))
         self._actions.end(text, not self._context.on_ring or self._obligations.booked_all())
 
-    # -- time ---------------------------------------------------------------------------------------------------------
+    # time
 
     @property
     def quiet_s(self) -> float:
@@ -331,13 +383,16 @@ class Stalls:
         if self._stall is None:
             self._begin(owed)
             return
-        # Others may owe something now: how long a step has to show an effect depends on whom it is about.
+        # Others may owe something now: how long a step has to show an effect depends on whom it is
+        # about.
         self._stall.owed = owed
         if self._context.now_s >= self._due_s():
             self._next(self._stall)
 
     def _due_s(self) -> float:
-        """When the next step is due if nothing moves until then, or if there is no progress for far longer."""
+        """When the next step is due if nothing moves until then, or if there is no progress for far
+        longer.
+        """
         clock, stall = self._clock, self._stall
         if stall is None:
             bound_s = self.bound_s
@@ -353,17 +408,22 @@ class Stalls:
         if stall.rung is not Rung.ASKED:
             return self._least_s
         servers = any(name.role is Role.PS for name in stall.owed[0].debtors)
-        # A server that is replaced costs updates: a cut that fails is tried again by itself before that.
+        # A server that is replaced costs updates: a cut that fails is tried again by itself before
+        # that.
         return 2.0 * self._least_s if servers else 0.5 * self._least_s
 
     def _accounted_for(self, owed: Obligation) -> bool:
-        """Another part of the master ends that wait, or one of the debtors is busy, on its way here, or on its way out."""
+        """Another part of the master ends that wait, or one of the debtors is busy, on its way
+        here, or on its way out.
+        """
         if owed.limited:
             return True
-        found = [process for name in owed.debtors if (process := self._context.processes.going.get(name))]
+        found = [
+            process for name in owed.debtors if (process := self._context.processes.going.get(name))
+        ]
         return any(not process.up or self.busy(process) for process in found)
 
-    # -- the steps ----------------------------------------------------------------------------------------------------
+    # the steps
 
     def _begin(self, owed: list[Obligation]) -> None:
         clock, now_s = self._clock, self._context.now_s
@@ -386,7 +446,10 @@ class Stalls:
 
     def _told(self, owed: list[Obligation]) -> str:
         more = f"; and {len(owed) - _MOST_TOLD} more" if len(owed) > _MOST_TOLD else ""
-        return "; ".join(one.text(self._context.now_s) for one in owed[:_MOST_TOLD])[:_DIAGNOSIS_CHARS] + more
+        return (
+            "; ".join(one.text(self._context.now_s) for one in owed[:_MOST_TOLD])[:_DIAGNOSIS_CHARS]
+            + more
+        )
 
     def _next(self, stall: _Stall) -> None:
         """The next step of those that there are for this job."""
@@ -400,7 +463,9 @@ class Stalls:
                 return
             case Rung.ASKED if self._context.on_ring and self._books.ring.present is not None:
                 stall.rung = Rung.FORMED
-                self._announce("the job still stands still: the ring is formed anew", meaning(EventKind.FAILED))
+                self._announce(
+                    "the job still stands still: the ring is formed anew", meaning(EventKind.FAILED)
+                )
                 self._actions.form_anew("nothing moved")
             case Rung.ASKED | Rung.FORMED:
                 self._replace(stall)
@@ -410,11 +475,14 @@ class Stalls:
                 return
 
     def _paced(self, owed: Obligation) -> bool:
-        """The debtors hold leases: each is replaced anyway once it has been without progress for longer than such leases take."""
+        """The debtors hold leases: each is replaced anyway once it has been without progress for
+        longer than such leases take.
+        """
         found = [process for name in owed.debtors if (process := self._context.worker(name))]
         limits = [(process, self._actions.pace_limit_s(process)) for process in found]
         return bool(found) and all(
-            limit_s is not None and self._context.now_s - process.busy_since_s <= limit_s for process, limit_s in limits
+            limit_s is not None and self._context.now_s - process.busy_since_s <= limit_s
+            for process, limit_s in limits
         )
 
     def _ask_debtors(self, stall: _Stall) -> None:
@@ -430,7 +498,11 @@ class Stalls:
             self._context.orders.give(AskState(name))
 
     def _replace(self, stall: _Stall) -> None:
-        found = [process for name in stall.owed[0].debtors if (process := self._context.processes.going.get(name)) and process.live]
+        found = [
+            process
+            for name in stall.owed[0].debtors
+            if (process := self._context.processes.going.get(name)) and process.live
+        ]
         if not found:
             self._end(stall)
             return
@@ -438,13 +510,18 @@ class Stalls:
         spare = (process for process in found if not self._actions.why_not_replace(process.name))
         process = next(spare, found[0])
         why = f"the job stands still, and waits for it: {stall.owed[0].text(self._context.now_s)}"
-        self._announce(f"the job still stands still: {process.name} is replaced", meaning(EventKind.FAILED))
+        self._announce(
+            f"the job still stands still: {process.name} is replaced", meaning(EventKind.FAILED)
+        )
         self._actions.replace(process, why)
 
     def _end(self, stall: _Stall) -> None:
         stall.rung = Rung.ENDED
         now_s = self._context.now_s
-        text = f"the job stood still for {now_s - stall.since_s:.0f} s: waiting for {self._told(stall.owed)}"
+        text = (
+            f"the job stood still for {now_s - stall.since_s:.0f} s: waiting for"
+            f" {self._told(stall.owed)}"
+        )
         self._actions.end(text, not self._context.on_ring or self._obligations.booked_all())
 
     def _over(self) -> None:
@@ -452,20 +529,29 @@ class Stalls:
         stall, self._stall = self._stall, None
         if stall is not None and stall.rung is not Rung.ENDED:
             waited_s = self._context.now_s - stall.since_s
-            details = meaning(EventKind.ENDED, since_s=stall.since_s, waited_s=waited_s, reason=stall.owed[0].what)
-            self._announce(f"the job goes on, after it stood still for {waited_s:.0f} s", details, level="info")
+            details = meaning(
+                EventKind.ENDED, since_s=stall.since_s, waited_s=waited_s, reason=stall.owed[0].what
+            )
+            self._announce(
+                f"the job goes on, after it stood still for {waited_s:.0f} s", details, level="info"
+            )
 
     def end(self) -> None:
         """The job ends: nothing is waited for any more."""
         self._stall = None
 
-    def _announce(self, text: str, details: dict[str, float | int | str], *, level: str = "warning") -> None:
+    def _announce(
+        self, text: str, details: dict[str, float | int | str], *, level: str = "warning"
+    ) -> None:
         self._context.orders.announce("stall", text, level=level, details=details)
 
-    # -- the debtors' answers -----------------------------------------------------------------------------------------
+    # the debtors' answers
 
     def _told_state(self, event: events.StateTold) -> None:
-        """Its stacks are shown. Leases that it and the master see differently are voided, so that they are given out again."""
+        """Its stacks are shown.
+
+        Leases that it and the master see differently are voided, so that they are given out again.
+        """
         asked_s = self._asked.pop(event.process, None)
         process = self._context.processes.going.get(event.process)
         if asked_s is None or process is None or not process.heard:
@@ -474,35 +560,53 @@ class Stalls:
             text = f"{event.process} is {event.doing or 'at these places'}:\n{event.stacks}"
             details: dict[str, float | int | str] = {"asked_s": round(asked_s, 3)}
             level = "warning" if self._stall is not None else "info"
-            self._context.orders.announce("stall", text, process=event.process, level=level, details=details)
+            self._context.orders.announce(
+                "stall", text, process=event.process, level=level, details=details
+            )
         if self._stall is not None and event.process.role is Role.WORKER and self._acts:
             self._reconcile(process, {(one.shard, one.attempt) for one in event.held}, asked_s)
 
     def _reconcile(self, process: Process, told: set[tuple[ShardId, int]], asked_s: float) -> None:
         name, work, current = process.name, self._context.work, self._books.evaluation.round
-        ledgers = [ledger for ledger in (work, current.ledger if current else None) if ledger is not None]
-        known = [(ledger, held) for ledger in ledgers for held in ledger.held_by(name) if held.stage is Stage.LEASED]
-        missing = [(ledger, held) for ledger, held in known if _key(held) not in told and held.since_s < asked_s]
+        ledgers = [
+            ledger for ledger in (work, current.ledger if current else None) if ledger is not None
+        ]
+        known = [
+            (ledger, held)
+            for ledger in ledgers
+            for held in ledger.held_by(name)
+            if held.stage is Stage.LEASED
+        ]
+        missing = [
+            (ledger, held)
+            for ledger, held in known
+            if _key(held) not in told and held.since_s < asked_s
+        ]
         # On a ring a member that reports names the ring's shard, which is no lease of its own.
         extra = told - {_key(held) for _, held in known} if not self._context.on_ring else set()
         if missing:
             shards = ", ".join(str(held.piece.shard.id) for _, held in missing)
-            self._announce(f"{name} does not have shard {shards}, which it was leased: given out again", meaning(EventKind.FAILED))
+            self._announce(
+                f"{name} does not have shard {shards}, which it was leased: given out again",
+                meaning(EventKind.FAILED),
+            )
         if extra:
             shards = ", ".join(str(shard) for shard, _ in sorted(extra))
             self._announce(
-                f"{name} works on shard {shards}, which it does not hold: its leases are voided", meaning(EventKind.FAILED)
+                f"{name} works on shard {shards}, which it does not hold: its leases are voided",
+                meaning(EventKind.FAILED),
             )
             self._books.leasing.revoke(name, "the master does not know of all of these leases")
         for ledger, held in missing:
             if ledger is work and self._context.spec.action is Action.TRAIN:
-                # It may have trained some of it: only the servers know, and they tell when its successor is started.
+                # It may have trained some of it: only the servers know, and they tell when its
+                # successor is started.
                 self._actions.replace(process, "it does not know of a shard that it was leased")
                 return
             if held.stage is Stage.LEASED:
                 ledger.give_back(held)
 
-    # -- for people ---------------------------------------------------------------------------------------------------
+    # for people
 
     def waits(self) -> list[str]:
         """What is waited for, in words: a stall, or what may become one; and long activities."""
@@ -511,11 +615,21 @@ class Stalls:
             return long
         if self._stall is not None:
             found = self._told(self._stall.owed)
-            return [f"the job stands still for {self._context.now_s - self._stall.since_s:.0f} s: waiting for {found}", *long]
+            return [
+                (
+                    f"the job stands still for {self._context.now_s - self._stall.since_s:.0f} s:"
+                    f" waiting for {found}"
+                ),
+                *long,
+            ]
         if self.quiet_s < self._least_s / 2:
             return long
         owed = [one for one in self._obligations.now() if not self._accounted_for(one)]
-        return [f"nothing has moved for {self.quiet_s:.0f} s: waiting for {self._told(owed)}", *long] if owed else long
+        return (
+            [f"nothing has moved for {self.quiet_s:.0f} s: waiting for {self._told(owed)}", *long]
+            if owed
+            else long
+        )
 
     def status(self) -> StallStatus | None:
         """None while the job does not stand still."""

@@ -1,5 +1,8 @@
-"""The job's state machine: `handle(event) -> commands`. Single-threaded and pure, so that a journal of events is enough
-to bring a job back. Events of senders that are late, unknown or given up are answered, or dropped and counted; they never raise.
+"""The job's state machine: `handle(event) -> commands`.
+
+Single-threaded and pure, so that a journal of events is enough
+to bring a job back. Events of senders that are late, unknown or given up are answered, or dropped
+and counted; they never raise.
 """
 
 from __future__ import annotations
@@ -63,10 +66,16 @@ class JobState:
         self._pending = PendingProcesses(self._context, self._scaling)
         self._reconciliation = LeaseReconciliation(self._context)
         self._leasing = Leasing(self._context, self._evaluation, self._reconciliation)
-        self._lifecycle = ProcessLifecycle(self._context, self._leasing, self._scaling, self._evaluation, self._checkpointing)
-        self._ring_work = RingWork(self._context, self._evaluation, self._checkpointing, self._snapshots)
+        self._lifecycle = ProcessLifecycle(
+            self._context, self._leasing, self._scaling, self._evaluation, self._checkpointing
+        )
+        self._ring_work = RingWork(
+            self._context, self._evaluation, self._checkpointing, self._snapshots
+        )
         self._ring = RingMembership(self._context, self._scaling, self._leasing, self._ring_work)
-        self._phases = Phases(self._context, self._scaling, self._leasing, self._evaluation, self._checkpointing)
+        self._phases = Phases(
+            self._context, self._scaling, self._leasing, self._evaluation, self._checkpointing
+        )
         self._join_ring()
         self._waits = Waits(self._context, self._leasing, self._evaluation)
         self._stalls = self._watch_stalls()
@@ -74,7 +83,14 @@ class JobState:
         self._story: deque[events.Event] = deque(maxlen=_STORY)
 
     def _watch_stalls(self) -> Stalls:
-        parts = (self._leasing, self._evaluation, self._checkpointing, self._snapshots, self._ring_work, self._ring)
+        parts = (
+            self._leasing,
+            self._evaluation,
+            self._checkpointing,
+            self._snapshots,
+            self._ring_work,
+            self._ring,
+        )
         actions = Actions(
             self._ring.form_anew,
             lambda process, why: self._lifecycle.give_up(process, Verdict(Cause.STALLED, why)),
@@ -101,7 +117,7 @@ class JobState:
         self._leasing.ring_names = lambda: self._ring_work.names
         self._phases.ring_idle = lambda: self._ring_work.idle
 
-    # -- for readers --------------------------------------------------------------------------------------------------
+    # for readers
 
     @property
     def over(self) -> bool:
@@ -110,7 +126,9 @@ class JobState:
 
     def status(self) -> JobStatus:
         """The job as it is now."""
-        parts = status_builder.Parts(self._scaling, self._pending, self._leasing, self._evaluation, self._checkpointing)
+        parts = status_builder.Parts(
+            self._scaling, self._pending, self._leasing, self._evaluation, self._checkpointing
+        )
         found = status_builder.status(self._context, parts)
         ring = self._ring.status() if self._context.on_ring else None
         waiting, stall = (*self._stalls.waits(), *found.waiting), self._stalls.status()
@@ -118,7 +136,9 @@ class JobState:
 
     def receipt(self) -> dict[str, Any]:
         """Records by epoch and in total: expected, trained, repeated, bad, lost."""
-        return status_builder.receipt(self._context, status_builder.main_ledger(self._context, self._evaluation))
+        return status_builder.receipt(
+            self._context, status_builder.main_ledger(self._context, self._evaluation)
+        )
 
     def may_attach(self, name: ProcessName) -> bool:
         """Whether a process of that name is expected, or there already and not given up."""
@@ -140,11 +160,18 @@ class JobState:
     def shards(self, wish: ShardWish) -> ShardPage:
         """Some of the shards, for people."""
         current = self._evaluation.round
-        ledgers = [ledger for ledger in (self._context.work, current.ledger if current else None) if ledger is not None]
+        ledgers = [
+            ledger
+            for ledger in (self._context.work, current.ledger if current else None)
+            if ledger is not None
+        ]
         return shard_page(ledgers, wish, self._context.now_s)
 
     def ledger_json(self) -> str:
-        """The training ledger with what was reported so far, as `JobStarted.ledger` takes it. '' if there is none."""
+        """The training ledger with what was reported so far, as `JobStarted.ledger` takes it.
+
+        '' if there is none.
+        """
         return self._ledger_at({})
 
     def _ledger_at(self, applied: Mapping[str, Applied]) -> str:
@@ -161,12 +188,13 @@ class JobState:
             updates_lost=self._context.updates_lost,
         )
 
-    # -- events -------------------------------------------------------------------------------------------------------
+    # events
 
     def handle(self, event: events.Event) -> list[Command]:
         """Take in one event; the commands are to be carried out in order.
 
-        Raises ImpossibleTransition, which tells the last events, if the state contradicts itself: a bug.
+        Raises ImpossibleTransition, which tells the last events, if the state contradicts itself: a
+        bug.
         """
         self._context.now_s = event.at_s
         self._story.append(event)
@@ -175,7 +203,9 @@ class JobState:
             self._decide()
             self._stalls.saw(event, self._context.orders.given)
         except ImpossibleTransition as error:
-            raise ImpossibleTransition(f"{error}\nthe last events:\n" + "\n".join(map(repr, self._story))) from error
+            raise ImpossibleTransition(
+                f"{error}\nthe last events:\n" + "\n".join(map(repr, self._story))
+            ) from error
         return self._context.orders.take()
 
     def _dispatch(self, event: events.Event) -> None:
@@ -266,7 +296,10 @@ class JobState:
 
     def _tick(self, event: events.Tick) -> None:
         if event.stalled_s > _STALL_S:
-            text = f"the master itself did not run for {event.stalled_s:.0f} s; nobody's silence of that time counts"
+            text = (
+                f"the master itself did not run for {event.stalled_s:.0f} s; nobody's silence of"
+                " that time counts"
+            )
             self._context.orders.announce("job", text, level="warning")
             self._lifecycle.forgive(event.stalled_s)
             self._stalls.forgive()
@@ -279,7 +312,9 @@ class JobState:
         self._stalls.tick()
         cutting = self._snapshots.cutting if not self._context.on_ring else None
         if cutting is not None and self._context.now_s - cutting.since_s > _CUT_LIMIT_S:
-            self._snapshot_failed(cutting.id, f"no answer from the servers within {_CUT_LIMIT_S:.0f} s")
+            self._snapshot_failed(
+                cutting.id, f"no answer from the servers within {_CUT_LIMIT_S:.0f} s"
+            )
 
     def _end_waits(self) -> None:
         """All waits end with the job: its last processes may end before the next look."""
@@ -287,13 +322,15 @@ class JobState:
         self._waits.end()
         self._stalls.end()
 
-    # -- data ---------------------------------------------------------------------------------------------------------
+    # data
 
     def _start(self, event: events.JobStarted) -> None:
         if self._context.phase is not Phase.STARTING:
             return
         for reason in event.passed_over:
-            self._context.orders.announce("checkpoint", f"a newer checkpoint is passed over: {reason}", level="warning")
+            self._context.orders.announce(
+                "checkpoint", f"a newer checkpoint is passed over: {reason}", level="warning"
+            )
         self._context.validation = event.validation
         self._context.version = event.version
         self._checkpointing.start(event.version)
@@ -319,23 +356,35 @@ class JobState:
                 return Ledger(self._plan(event.prediction), ids, task=Task.PREDICTION)
             case Action.TRAIN if event.ledger:
                 resumed = resume(event.ledger, event.training, data.num_epochs, ids)
-                self._context.processes.next_worker = max(self._context.processes.next_worker, resumed.workers_used)
+                self._context.processes.next_worker = max(
+                    self._context.processes.next_worker, resumed.workers_used
+                )
                 self._evaluation.rounds = resumed.rounds_used
                 self._context.updates_lost = resumed.updates_lost
                 return resumed.ledger
             case Action.TRAIN:
-                return Ledger(self._plan(event.training, data.num_epochs, data.shuffle), ids, task=Task.TRAINING)
+                return Ledger(
+                    self._plan(event.training, data.num_epochs, data.shuffle),
+                    ids,
+                    task=Task.TRAINING,
+                )
 
-    def _plan(self, sources: tuple[Source, ...], epochs: int = 1, shuffle: Shuffle = Shuffle.NONE) -> Plan:
+    def _plan(
+        self, sources: tuple[Source, ...], epochs: int = 1, shuffle: Shuffle = Shuffle.NONE
+    ) -> Plan:
         data, workers = self._context.spec.data, self._context.spec.cluster.num_workers.high
         size = shard_records(data, sum(source.records for source in sources), workers)
         return Plan(sources, size, epochs, shuffle, data.seed)
 
-    # -- the ring -----------------------------------------------------------------------------------------------------
+    # the ring
 
     def _requested(self, event: events.LeaseRequested) -> None:
         process = self._context.worker(event.worker)
-        ready = process is not None and process.life is Life.READY and self._context.phase not in (Phase.ENDING, Phase.ENDED)
+        ready = (
+            process is not None
+            and process.life is Life.READY
+            and self._context.phase not in (Phase.ENDING, Phase.ENDED)
+        )
         if not self._context.on_ring or not ready:
             self._leasing.requested(event)
         elif event.worker not in self._ring.members:
@@ -343,7 +392,9 @@ class JobState:
             if present is not None:
                 self._context.orders.give(GrantItem(event.worker, present))
                 return
-            self._context.orders.give(NoLeaseNow(event.worker, f"not in the ring: {self._ring.reason}"))
+            self._context.orders.give(
+                NoLeaseNow(event.worker, f"not in the ring: {self._ring.reason}")
+            )
         elif not (event.at_mark and self._ring_work.standing and self._leasing.apart(event)):
             item = self._ring_work.item(event.ring_number)
             if item is not None:
@@ -353,11 +404,15 @@ class JobState:
                 self._context.orders.give(NoLeaseNow(event.worker, f"the ring waits: {reason}"))
 
     def _restore(self, ledger: str) -> int:
-        """The ledger of a checkpoint ('' for none) in the place of the present one; returns the records trained in vain."""
+        """The ledger of a checkpoint ('' for none) in the place of the present one; returns the
+        records trained in vain.
+        """
         context, before = self._context, self._context.work
         assert before is not None
         if ledger:
-            again = resume(ledger, before.plan.sources, context.spec.data.num_epochs, context.ids).ledger
+            again = resume(
+                ledger, before.plan.sources, context.spec.data.num_epochs, context.ids
+            ).ledger
         else:
             again = Ledger(before.plan, context.ids, task=Task.TRAINING)
         vain = again.replaces(before, RING)
@@ -367,16 +422,29 @@ class JobState:
         return vain
 
     def _given_initial_values(self, worker: ProcessName) -> None:
-        """No worker was left that could revive a server that came back empty. When all is trained, it is trained again.
+        """No worker was left that could revive a server that came back empty.
 
-        While records are left, training goes on with what there is: that costs updates, which are counted, but no records.
+        When all is trained, it is trained again.
+
+        While records are left, training goes on with what there is: that costs updates, which are
+        counted, but no records.
         """
         context = self._context
-        late = context.phase in (Phase.EVALUATING, Phase.CHECKPOINTING, Phase.EXPORTING) and context.outcome is None
-        if not late or context.on_ring or context.work is None or context.spec.action is not Action.TRAIN:
+        late = (
+            context.phase in (Phase.EVALUATING, Phase.CHECKPOINTING, Phase.EXPORTING)
+            and context.outcome is None
+        )
+        if (
+            not late
+            or context.on_ring
+            or context.work is None
+            or context.spec.action is not Action.TRAIN
+        ):
             return
         servers = (context.processes.server(index) for index in range(context.servers))
-        if not any(server and server.name.incarnation and not server.restored_version for server in servers):
+        if not any(
+            server and server.name.incarnation and not server.restored_version for server in servers
+        ):
             return  # A late report: these were the values that the job began with.
         for process in tuple(context.processes.workers()):
             self._leasing.revoke(process.name, "all is trained again")
@@ -388,25 +456,33 @@ class JobState:
         self._checkpointing.rolled_back(0)
         self._evaluation.version_changed()
         text = (
-            "the trained weights went with a parameter server and with every worker that had them, and there is no checkpoint"
-            f" (--checkpoint-steps): {amount(repeated, 'record')} to be trained again"
+            "the trained weights went with a parameter server and with every worker that had them,"
+            f" and there is no checkpoint (--checkpoint-steps): {amount(repeated, 'record')} to be"
+            " trained again"
         )
         details = {"repeated": repeated, "version": 0}
         context.orders.announce("server", text, process=worker, level="warning", details=details)
 
-    # -- snapshots ----------------------------------------------------------------------------------------------------
+    # snapshots
 
     def _at_version(self, version: int) -> None:
-        # A server that has just come up is counted with version 0 until its first report: it cannot be below its start.
-        # What a server that leaves told before its workers' last reports says nothing of how the job ended.
+        # A server that has just come up is counted with version 0 until its first report: it cannot
+        # be below its start. What a server that leaves told before its workers' last reports says
+        # nothing of how the job ended.
         over = self._context.phase in (Phase.ENDING, Phase.ENDED)
-        self._context.version = max(version, self._context.version if over else self._lifecycle.least_version())
+        self._context.version = max(
+            version, self._context.version if over else self._lifecycle.least_version()
+        )
         self._checkpointing.version_changed()
         self._evaluation.version_changed()
 
     def _at_acknowledged(self) -> None:
-        # Workers hear of versions sooner than heartbeats tell them: what is due by steps comes when it is due.
-        if self._context.acknowledged_version > self._context.version and not self._context.servers_away():
+        # Workers hear of versions sooner than heartbeats tell them: what is due by steps comes when
+        # it is due.
+        if (
+            self._context.acknowledged_version > self._context.version
+            and not self._context.servers_away()
+        ):
             self._at_version(self._context.acknowledged_version)
 
     def _cut(self, event: events.SnapshotCut) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ShardCounts:
-    """Shards of one task by state: of all epochs of training or prediction, of the current round of evaluation."""
+    """Shards of one task by state: of all epochs of training or prediction, of the current round of
+    evaluation.
+    """
 
     todo: int = 0
     leased: int = 0
@@ -19,7 +21,10 @@ class ShardCounts:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """One process. `state` is a word of `processes.Life`, `cause` one of `failures.Cause` once it has ended."""
+    """One process.
+
+    `state` is a word of `processes.Life`, `cause` one of `failures.Cause` once it has ended.
+    """
 
     name: str
     role: str
@@ -32,14 +37,20 @@ class ProcessStatus:
     shard: str = ""
     """What it works on, in words."""
     records: int = 0
-    """Of the receipt: those that this worker did and that are settled. On a ring its even share of each step."""
+    """Of the receipt: those that this worker did and that are settled.
+
+    On a ring its even share of each step.
+    """
     evaluated: int = 0
     """Validation records, beside a training: of shards that it finished. They are in no receipt."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundStatus:
-    """A round of evaluation. `values` is empty while it is under way; `state` says how far it is."""
+    """A round of evaluation.
+
+    `values` is empty while it is under way; `state` says how far it is.
+    """
 
     round: int
     version: int
@@ -60,7 +71,11 @@ class CheckpointStatus:
 
 @dataclass(frozen=True, slots=True)
 class RingStatus:
-    """The ring. `formed` is the newest generation that all of its members entered; `reason` says why it is as it is."""
+    """The ring.
+
+    `formed` is the newest generation that all of its members entered; `reason` says why it is as it
+    is.
+    """
 
     generation: int
     formed: int
@@ -70,7 +85,9 @@ class RingStatus:
 
 @dataclass(frozen=True, slots=True)
 class StallStatus:
-    """A job that stands still: since when nothing moved, what it waits for, from whom and since when, and what was done about it."""
+    """A job that stands still: since when nothing moved, what it waits for, from whom and since
+    when, and what was done about it.
+    """
 
     since_s: float
     bound_s: float
@@ -83,9 +100,12 @@ class StallStatus:
 
 @dataclass(frozen=True, slots=True)
 class RecordCounts:
-    """Records of all epochs of the job: expected = trained + bad + lost + left. What workers did comes to trained - resumed + undone.
+    """Records of all epochs of the job: expected = trained + bad + lost + left.
 
-    `resumed`: trained before this master took the job on. `undone`: trained since, and lost with all that had the weights of a ring; they
+    What workers did comes to trained - resumed + undone.
+
+    `resumed`: trained before this master took the job on. `undone`: trained since, and lost with
+    all that had the weights of a ring; they
     count among those repeated. `records_per_s` is filled in by whoever watches over time.
     """
 
@@ -102,7 +122,9 @@ class RecordCounts:
 
 @dataclass(frozen=True, slots=True)
 class ScaleStatus:
-    """plan: range that the user wants; requested: workers ordered and not ended; observed: workers that are ready."""
+    """plan: range that the user wants; requested: workers ordered and not ended; observed: workers
+    that are ready.
+    """
 
     low: int
     high: int
@@ -150,5 +172,8 @@ class JobStatus:
     """Messages that changed nothing, by cause: see `elasticdl.dropped`."""
 
     def to_json(self) -> str:
-        """All of it. Not-a-number and infinite losses are written as Python does (`NaN`, `Infinity`)."""
+        """All of it.
+
+        Not-a-number and infinite losses are written as Python does (`NaN`, `Infinity`).
+        """
         return json.dumps(asdict(self))

@@ -32,12 +32,18 @@ _SHOWN_EPOCHS = 200
 _COUNTED = ("expected", "trained", "repeated", "bad", "lost", "left")
 
 
-def receipt(context: JobContext, ledger: Ledger | None, newest: int | None = None) -> dict[str, Any]:
-    """What became of every record: expected = trained + bad + lost + left, in each epoch and in total; `repeated` beside.
+def receipt(
+    context: JobContext, ledger: Ledger | None, newest: int | None = None
+) -> dict[str, Any]:
+    """What became of every record: expected = trained + bad + lost + left, in each epoch and in
+    total; `repeated` beside.
 
-    `epochs` are those that were begun, the `newest` of them only if that is given; `total` is of all that were planned, with those that
-    are `not_begun`. `repeated_at_least`, if there: what a run before had trained is repeated, maybe more of it than is known.
-    `why_left`: of a job that ended, or whose training ended early; '' as long as what is left is to come.
+    `epochs` are those that were begun, the `newest` of them only if that is given; `total` is of
+    all that were planned, with those that
+    are `not_begun`. `repeated_at_least`, if there: what a run before had trained is repeated, maybe
+    more of it than is known.
+    `why_left`: of a job that ended, or whose training ended early; '' as long as what is left is to
+    come.
     """
     counts = ledger.counts if ledger else []
     rows = [{"epoch": epoch, **_row(count)} for epoch, count in enumerate(counts)]
@@ -96,11 +102,16 @@ def status(context: JobContext, parts: Parts) -> JobStatus:
         records=_records(main, told["total"]),
         shards=_shards(context, evaluation),
         scale=_scale(context, parts.scaling),
-        processes=tuple(_process(context, evaluation, process, main) for process in context.processes.shown.values()),
+        processes=tuple(
+            _process(context, evaluation, process, main)
+            for process in context.processes.shown.values()
+        ),
         loss=context.loss,
         metrics=dict(context.metrics),
         rounds=_rounds(evaluation),
-        checkpoints=tuple(CheckpointStatus(s.version, s.path, s.bytes, s.at_s) for s in checkpointing.saved),
+        checkpoints=tuple(
+            CheckpointStatus(s.version, s.path, s.bytes, s.at_s) for s in checkpointing.saved
+        ),
         updates_lost=context.updates_lost,
         waiting=tuple(_waiting(context, parts)),
         parked=tuple(context.given_up),
@@ -109,12 +120,17 @@ def status(context: JobContext, parts: Parts) -> JobStatus:
         outcome=outcome.message if outcome else "",
         exit_code=int(outcome.exit_code) if outcome else None,
         dropped={str(cause): count for cause, count in sorted(context.dropped.items())},
-        ends={str(role): {str(cause): count for cause, count in ends.items()} for role, ends in context.processes.ends.items()},
+        ends={
+            str(role): {str(cause): count for cause, count in ends.items()}
+            for role, ends in context.processes.ends.items()
+        },
     )
 
 
 def main_ledger(context: JobContext, evaluation: Evaluation) -> Ledger | None:
-    """The ledger that the receipt is of: training or prediction, or the round of `elasticdl evaluate`."""
+    """The ledger that the receipt is of: training or prediction, or the round of `elasticdl
+    evaluate`.
+    """
     if context.spec.action is not Action.EVALUATE:
         return context.work
     return evaluation.round.ledger if evaluation.round else evaluation.last_ledger
@@ -144,7 +160,11 @@ def _message(context: JobContext, evaluation: Evaluation) -> str:
 
 
 def _records(ledger: Ledger | None, total: Mapping[str, int]) -> RecordCounts:
-    return RecordCounts(**total, resumed=ledger.resumed, undone=ledger.undone) if ledger else RecordCounts()
+    return (
+        RecordCounts(**total, resumed=ledger.resumed, undone=ledger.undone)
+        if ledger
+        else RecordCounts()
+    )
 
 
 def _shards(context: JobContext, evaluation: Evaluation) -> dict[str, ShardCounts]:
@@ -167,10 +187,14 @@ def _shards(context: JobContext, evaluation: Evaluation) -> dict[str, ShardCount
 
 def _scale(context: JobContext, scaling: Scaling) -> ScaleStatus:
     workers = context.processes.live_workers()
-    return ScaleStatus(scaling.low, scaling.high, len(workers), sum(process.up for process in workers))
+    return ScaleStatus(
+        scaling.low, scaling.high, len(workers), sum(process.up for process in workers)
+    )
 
 
-def _process(context: JobContext, evaluation: Evaluation, process: Process, main: Ledger | None) -> ProcessStatus:
+def _process(
+    context: JobContext, evaluation: Evaluation, process: Process, main: Ledger | None
+) -> ProcessStatus:
     at_work = process.life is not Life.READY or process.up
     return ProcessStatus(
         str(process.name),
@@ -202,16 +226,23 @@ def _doing(context: JobContext, evaluation: Evaluation, name: ProcessName) -> st
 
 
 def _done(held: HeldShard) -> str:
-    """Workers tell where they are every two seconds, and when they are through: nothing is known of a shard that takes less."""
+    """Workers tell where they are every two seconds, and when they are through: nothing is known of
+    a shard that takes less.
+    """
     records = held.piece.shard.records
     return f"{held.offset:,} of {records:,}" if held.offset else amount(records, "record")
 
 
 def _rounds(evaluation: Evaluation) -> tuple[RoundStatus, ...]:
-    done = [RoundStatus(r.round, r.version, r.epoch, "done", dict(r.values)) for r in evaluation.results[-_SHOWN_ROUNDS:]]
+    done = [
+        RoundStatus(r.round, r.version, r.epoch, "done", dict(r.values))
+        for r in evaluation.results[-_SHOWN_ROUNDS:]
+    ]
     current = evaluation.round
     if current is not None:
-        done.append(RoundStatus(current.number, current.version, current.epoch, str(current.stage), {}))
+        done.append(
+            RoundStatus(current.number, current.version, current.epoch, str(current.stage), {})
+        )
     return tuple(done)
 
 
@@ -220,19 +251,30 @@ def _waiting(context: JobContext, parts: Parts) -> list[str]:
     reasons = parts.placement.waits()
     for process in context.processes.going.values():
         if process.life is not Life.READY:
-            reasons.append(f"{process.name} is {process.life}" + (f": {process.message}" if process.message else ""))
+            reasons.append(
+                f"{process.name} is {process.life}"
+                + (f": {process.message}" if process.message else "")
+            )
         elif process.part:
-            reasons.append(f"{process.name} is {Life.STARTING}: {START_PARTS.get(process.part, process.part)}")
+            reasons.append(
+                f"{process.name} is {Life.STARTING}: {START_PARTS.get(process.part, process.part)}"
+            )
     if context.phase in (Phase.ENDING, Phase.ENDED):
         return reasons
     for process in context.processes.live_workers() if not context.on_ring else ():
         if process.up and not leasing.leases_of(process.name):
             away = context.servers_away()
-            reasons.append(f"{process.name} has no work: {f'waiting for {away}' if away else leasing.idle_reason()}")
+            reasons.append(
+                f"{process.name} has no work:"
+                f" {f'waiting for {away}' if away else leasing.idle_reason()}"
+            )
     if context.work is not None:
         settling = sum(held.stage is Stage.SETTLING for held in context.work.held.values())
         if settling:
-            reasons.append(f"being settled with the parameter servers: {amount(settling, 'shard')} of lost workers")
+            reasons.append(
+                f"being settled with the parameter servers: {amount(settling, 'shard')} of lost"
+                " workers"
+            )
     if parts.checkpointing.under_way:
         reasons.append("a checkpoint is being taken")
     return reasons

@@ -1,4 +1,6 @@
-"""What the job as a whole waits for while its processes have their places: servers, work, a ring. Told when it is over, with its
+"""What the job as a whole waits for while its processes have their places: servers, work, a ring.
+
+Told when it is over, with its
 duration, and meanwhile once it has lasted. Reads only; keeps only what people were told.
 """
 
@@ -39,7 +41,10 @@ class Awaited(StrEnum):
 
 @dataclass(slots=True)
 class Reasons:
-    """How long a wait had which reason, of at most eight. Those that differ in their numbers only are one."""
+    """How long a wait had which reason, of at most eight.
+
+    Those that differ in their numbers only are one.
+    """
 
     _found: dict[str, tuple[str, float]] = field(default_factory=dict)
 
@@ -91,8 +96,15 @@ class Waits:
             wait.seen_s = now_s
             if not wait.told and now_s - wait.since_s >= _LASTS_S:
                 wait.told = True
-                details = meaning(EventKind.BEGUN, wait=str(what), since_s=wait.since_s, reason=reason)
-                self._context.orders.announce("wait", f"waiting for {_WORDS[what]}: {reason}", level="warning", details=details)
+                details = meaning(
+                    EventKind.BEGUN, wait=str(what), since_s=wait.since_s, reason=reason
+                )
+                self._context.orders.announce(
+                    "wait",
+                    f"waiting for {_WORDS[what]}: {reason}",
+                    level="warning",
+                    details=details,
+                )
         for what, wait in tuple(self._open.items()):
             if what not in found and now_s - wait.seen_s >= _QUIET_S:
                 del self._open[what]
@@ -110,7 +122,9 @@ class Waits:
             return
         reason = wait.reasons.words()
         text = f"waited {waited_s:.0f} s for {_WORDS[what]}: {reason}"
-        details = meaning(EventKind.ENDED, wait=str(what), since_s=wait.since_s, waited_s=waited_s, reason=reason)
+        details = meaning(
+            EventKind.ENDED, wait=str(what), since_s=wait.since_s, waited_s=waited_s, reason=reason
+        )
         self._context.orders.announce("wait", text, details=details)
 
     def _now(self, ring: str) -> Mapping[Awaited, str]:
@@ -127,14 +141,30 @@ class Waits:
         return {Awaited.WORK: idle} if idle else {}
 
     def _idle(self) -> str:
-        """Why some worker that is ready has nothing to do; '' if none is, or if it need only ask for work."""
+        """Why some worker that is ready has nothing to do; '' if none is, or if it need only ask
+        for work.
+        """
         current, work = self._evaluation.round, self._context.work
-        if self._context.phase is Phase.WORKING and work is not None and (work.available or not work.held):
+        if (
+            self._context.phase is Phase.WORKING
+            and work is not None
+            and (work.available or not work.held)
+        ):
             return ""
         ledgers = (work, current.ledger if current else None)
-        busy = {held.worker for one in ledgers if one for held in one.held.values() if held.stage is not Stage.CLOSING}
+        busy = {
+            held.worker
+            for one in ledgers
+            if one
+            for held in one.held.values()
+            if held.stage is not Stage.CLOSING
+        }
         busy |= {current.summary.holder} if current and current.summary.holder else set()
-        busy |= {self._context.export.holder} if self._context.export and self._context.export.holder else set()
+        busy |= (
+            {self._context.export.holder}
+            if self._context.export and self._context.export.holder
+            else set()
+        )
         workers = self._context.processes.live_workers()
         idle = sum(worker.up and worker.name not in busy for worker in workers)
         return self._leasing.idle_reason() if idle else ""

@@ -31,9 +31,11 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JobStart:
-    """Where a job begins: `restore_from` is a checkpoint's directory, '' for none; `ledger` is '' for a fresh one.
+    """Where a job begins: `restore_from` is a checkpoint's directory, '' for none; `ledger` is ''
+    for a fresh one.
 
-    `passed_over`: why newer checkpoints were not used. `again`: records that the run before is known to have trained beyond it.
+    `passed_over`: why newer checkpoints were not used. `again`: records that the run before is
+    known to have trained beyond it.
     """
 
     restore_from: str = ""
@@ -52,7 +54,10 @@ class Saver(Protocol):
 
 @final
 class CheckpointArchive:
-    """A job's checkpoint directory. `restore_from` is what servers that come up are told to restore."""
+    """A job's checkpoint directory.
+
+    `restore_from` is what servers that come up are told to restore.
+    """
 
     def __init__(self, spec: JobSpec, checkpoints: Path) -> None:
         self._spec = spec.checkpoint
@@ -63,9 +68,11 @@ class CheckpointArchive:
         self.restore_from = ""
 
     def beginning(self) -> JobStart:
-        """By the flags: go on from the job's own newest checkpoint, or take the parameters of another, or start afresh.
+        """By the flags: go on from the job's own newest checkpoint, or take the parameters of
+        another, or start afresh.
 
-        Reads every byte of the checkpoint. Raises UserError if there is none where one was named, Corrupted if none is whole.
+        Reads every byte of the checkpoint. Raises UserError if there is none where one was named,
+        Corrupted if none is whole.
         """
         if self._spec.resume:
             return self._resumed()
@@ -75,28 +82,39 @@ class CheckpointArchive:
             _LOG.info("beginning with the parameters of %s", found.directory)
             # Servers tell their version themselves; a ring has none that would.
             still = self._strategy is Strategy.ALLREDUCE and self._action is not Action.TRAIN
-            return JobStart(str(found.directory), version=found.manifest.version if still else 0, passed_over=found.rejected)
+            return JobStart(
+                str(found.directory),
+                version=found.manifest.version if still else 0,
+                passed_over=found.rejected,
+            )
         return JobStart()
 
     async def save(self, command: SaveSnapshot, snapshots: Saver) -> tuple[str, int]:
-        """Have every server write its part, add the manifest, remove what is too old. The earlier ones stay on failure.
+        """Have every server write its part, add the manifest, remove what is too old.
+
+        The earlier ones stay on failure.
 
         Raises ElasticDLError.
         """
         try:
             making = await asyncio.to_thread(store.begin, self._checkpoints)
         except OSError as error:
-            raise TransientError(f"cannot write to {self._checkpoints}: {error.strerror or error}") from error
+            raise TransientError(
+                f"cannot write to {self._checkpoints}: {error.strerror or error}"
+            ) from error
         manifest = await self._parts(command, snapshots, making)
         try:
-            # If the job ends meanwhile the thread goes on, and what it makes complete is not to be taken away under it.
+            # If the job ends meanwhile the thread goes on, and what it makes complete is not to be
+            # taken away under it.
             directory = await asyncio.to_thread(store.complete, making, manifest)
         except OSError as error:
             await asyncio.to_thread(store.abandon, making)
             raise TransientError(f"cannot write to {making}: {error.strerror or error}") from error
         self.restore_from = str(directory)
         try:
-            await asyncio.to_thread(store.prune, self._checkpoints, self._spec.keep_checkpoint_max, command.version)
+            await asyncio.to_thread(
+                store.prune, self._checkpoints, self._spec.keep_checkpoint_max, command.version
+            )
         except OSError as error:
             _LOG.warning("old checkpoints stay in %s: %s", self._checkpoints, error)
         return str(directory), manifest.bytes
@@ -120,21 +138,31 @@ class CheckpointArchive:
         if found is None:
             raise UserError(
                 f"--resume, but there is no checkpoint in {self._checkpoints}",
-                hint="start afresh without --resume, and with --checkpoint-steps to have checkpoints",
+                hint=(
+                    "start afresh without --resume, and with --checkpoint-steps to have checkpoints"
+                ),
             )
         if not found.manifest.ledger:
-            raise UserError(f"{found.directory} has no data ledger to resume", hint="use --checkpoint-dir-for-init instead")
+            raise UserError(
+                f"{found.directory} has no data ledger to resume",
+                hint="use --checkpoint-dir-for-init instead",
+            )
         self._refuse_of_other_strategy(found)
         _LOG.info("going on from %s", found.directory)
-        ledger, again = gone_on(found.manifest.ledger, run_before(JobDirectory(self._checkpoints.parent)))
+        ledger, again = gone_on(
+            found.manifest.ledger, run_before(JobDirectory(self._checkpoints.parent))
+        )
         return JobStart(str(found.directory), ledger, found.manifest.version, found.rejected, again)
 
     def _refuse_of_other_strategy(self, found: store.Found) -> None:
-        """Raise UserError: servers hold rows by id, a ring whole variables; neither reads the other's files."""
+        """Raise UserError: servers hold rows by id, a ring whole variables; neither reads the
+        other's files.
+        """
         made_by = maker_of(found.manifest)
         if made_by is not self._strategy:
             raise UserError(
-                f"{found.directory} was made with --distribution-strategy {made_by}, this job has {self._strategy}",
+                f"{found.directory} was made with --distribution-strategy {made_by}, this job has"
+                f" {self._strategy}",
                 hint="begin with a checkpoint of the same strategy",
             )
 
@@ -143,17 +171,25 @@ def manifest_of(command: SaveSnapshot, saved: Sequence[ServerSaved]) -> Manifest
     """What the servers wrote, as one checkpoint. Raises PermanentError if they do not agree."""
     parameters = {part.parameters for part in saved}
     if len(parameters) != 1:
-        raise PermanentError(f"the {len(saved)} servers hold parameters of {len(parameters)} different models")
+        raise PermanentError(
+            f"the {len(saved)} servers hold parameters of {len(parameters)} different models"
+        )
     spec = parameters.pop()
     try:
         return Manifest(
             version=command.version,
             servers=len(saved) if spec else 0,
             parameters=ParametersSpec.model_validate_json(spec) if spec else None,
-            files=tuple(PartFile(name=one.name, bytes=one.bytes, checksum=one.checksum) for part in saved for one in part.files),
+            files=tuple(
+                PartFile(name=one.name, bytes=one.bytes, checksum=one.checksum)
+                for part in saved
+                for one in part.files
+            ),
             rows=sum(part.rows for part in saved),
             ledger=command.ledger,
             wall_s=time.time(),
         )
     except ValidationError as error:
-        raise Corrupted(f"the servers described their parts in a way that makes no manifest: {error}") from error
+        raise Corrupted(
+            f"the servers described their parts in a way that makes no manifest: {error}"
+        ) from error

@@ -1,4 +1,7 @@
-"""Carries out what the core orders. What takes time runs beside the loop, and its outcome comes back as an event."""
+"""Carries out what the core orders.
+
+What takes time runs beside the loop, and its outcome comes back as an event.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,12 @@ from elasticdl.rpc.conversation import Drain, Finish, Finished, Order, Revoke, T
 from elasticdl.shard import SnapshotId
 
 _LOG = logging.getLogger(__name__)
-_LEVELS = {"detail": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_LEVELS = {
+    "detail": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
 NEVER_STARTED = ExitFacts(reason="NeverStarted", asked=True)
 """Of a process that was stopped while its start was put off."""
 
@@ -31,7 +39,10 @@ class Archive(Protocol):
     """Checkpoints on disk."""
 
     async def save(self, command: do.SaveSnapshot, snapshots: Saver) -> tuple[str, int]:
-        """Write a cut view as a complete checkpoint; its directory and size in bytes. Raises ElasticDLError."""
+        """Write a cut view as a complete checkpoint; its directory and size in bytes.
+
+        Raises ElasticDLError.
+        """
 
     def keep_scale(self, low: int, high: int) -> None:
         """What a resumed job begins with. A disk that refuses it costs that only."""
@@ -121,7 +132,10 @@ class Executor:
                     # It is busy coming up, or going: it need not ask first.
                     self._order(command.worker, Finish())
             case do.RevokeLeases():
-                self._order(command.worker, Revoke(command.reason, self._desk.leases.revoked(command.worker)))
+                self._order(
+                    command.worker,
+                    Revoke(command.reason, self._desk.leases.revoked(command.worker)),
+                )
             case do.AskState():
                 self._order(command.process, TellState())
             case _:
@@ -136,14 +150,18 @@ class Executor:
             case do.DropSnapshot(snapshot) if self._desk.ring is not None:
                 self._desk.ring.drop(snapshot)
             case do.DropSnapshot():
-                self._queue.spawn(f"drop of view {command.snapshot}", self._means.snapshots.drop(command.snapshot))
+                self._queue.spawn(
+                    f"drop of view {command.snapshot}", self._means.snapshots.drop(command.snapshot)
+                )
 
     async def _start(self, command: do.StartProcess) -> None:
         name = command.name
         try:
             started = await self._means.launcher.start(name, command.delay_s, command.memory_bytes)
         except CreateRefused as refused:
-            self._queue.post(happened.CreateFailed(self._queue.at_s(), name, refused.reason, refused.retry))
+            self._queue.post(
+                happened.CreateFailed(self._queue.at_s(), name, refused.reason, refused.retry)
+            )
             return
         if not started:
             self._queue.post(happened.ProcessEnded(self._queue.at_s(), name, NEVER_STARTED))
@@ -152,7 +170,9 @@ class Executor:
         _LOG.debug("stopping %s within %g s: %s", command.name, command.grace_s, command.reason)
         if command.name.role is Role.WORKER and command.grace_s > 0:
             self._order(command.name, Drain(command.reason))
-        self._queue.spawn(f"stop of {command.name}", self._means.launcher.stop(command.name, command.grace_s))
+        self._queue.spawn(
+            f"stop of {command.name}", self._means.launcher.stop(command.name, command.grace_s)
+        )
 
     async def _look_again(self, after_s: float) -> None:
         await asyncio.sleep(after_s)
@@ -166,7 +186,11 @@ class Executor:
     async def _cut(self, snapshot: SnapshotId) -> None:
         try:
             async with self._means.snapshots.cut(snapshot) as cut:
-                await self._queue.post(happened.SnapshotCut(self._queue.at_s(), snapshot, cut.version, dict(cut.applied)))
+                await self._queue.post(
+                    happened.SnapshotCut(
+                        self._queue.at_s(), snapshot, cut.version, dict(cut.applied)
+                    )
+                )
         except ElasticDLError as error:
             # What some servers froze is dropped beside: the job does not wait for that.
             self._snapshot(do.DropSnapshot(snapshot))
@@ -174,11 +198,17 @@ class Executor:
 
     async def _save(self, command: do.SaveSnapshot) -> None:
         try:
-            path, size_bytes = await self._means.archive.save(command, self._desk.ring or self._means.snapshots)
+            path, size_bytes = await self._means.archive.save(
+                command, self._desk.ring or self._means.snapshots
+            )
         except ElasticDLError as error:
-            self._queue.post(happened.SnapshotFailed(self._queue.at_s(), command.snapshot, error.message))
+            self._queue.post(
+                happened.SnapshotFailed(self._queue.at_s(), command.snapshot, error.message)
+            )
         else:
-            saved = happened.SnapshotSaved(self._queue.at_s(), command.snapshot, command.version, path, size_bytes)
+            saved = happened.SnapshotSaved(
+                self._queue.at_s(), command.snapshot, command.version, path, size_bytes
+            )
             self._queue.post(saved)
 
     def _order(self, worker: ProcessName, order: Order) -> None:

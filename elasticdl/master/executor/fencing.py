@@ -25,18 +25,27 @@ class Fences:
         self._fenced: dict[str, None] = {}
 
     async def fence(self, worker: str) -> tuple[Applied | None, ...]:
-        """What each server of the job last had of `worker`, in index order; None of one that is away, which is fenced as it comes up.
+        """What each server of the job last had of `worker`, in index order; None of one that is
+        away, which is fenced as it comes up.
 
-        Asks until a server answers or is gone: the cluster's word, or 10 s of silence, ends the wait for a dead one.
+        Asks until a server answers or is gone: the cluster's word, or 10 s of silence, ends the
+        wait for a dead one.
         """
         self._fenced[worker] = None
         servers = self._registry.attached()
         answers = await asyncio.gather(*(self._ask(server, worker) for server in servers))
-        known = {server.name.index: answer.applied for server, answer in zip(servers, answers, strict=True) if answer is not None}
+        known = {
+            server.name.index: answer.applied
+            for server, answer in zip(servers, answers, strict=True)
+            if answer is not None
+        }
         return tuple(known.get(index) for index in range(self._registry.number))
 
     async def catch_up(self, server: Server) -> None:
-        """Tell a server that came up of everybody who is fenced. Returns when it knows, or is gone."""
+        """Tell a server that came up of everybody who is fenced.
+
+        Returns when it knows, or is gone.
+        """
         await asyncio.gather(*(self._ask(server, worker) for worker in tuple(self._fenced)))
 
     async def _ask(self, server: Server, worker: str) -> Fenced | None:
@@ -46,6 +55,8 @@ class Fences:
             try:
                 return await server.control.fence(worker, timeout_s=_ATTEMPT_S)
             except ElasticDLError as error:
-                _LOG.warning("fence of %s at %s, attempt %d: %s", worker, server.name, attempt, error)
+                _LOG.warning(
+                    "fence of %s at %s, attempt %d: %s", worker, server.name, attempt, error
+                )
             await server.gone_within(delay_s(attempt))
         return None

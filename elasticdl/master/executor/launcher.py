@@ -1,4 +1,6 @@
-"""Starts and stops processes through the cluster: back-off before a start, and a stop that overtakes it."""
+"""Starts and stops processes through the cluster: back-off before a start, and a stop that
+overtakes it.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,15 @@ class Launcher:
         self._delayed: dict[ProcessName, asyncio.Event] = {}
         self._creating: dict[ProcessName, asyncio.Event] = {}
 
-    async def start(self, name: ProcessName, delay_s: float, memory_bytes: int | None = None) -> bool:
-        """Start a process after `delay_s`. False if it was stopped before that. Raises CreateRefused.
+    async def start(
+        self, name: ProcessName, delay_s: float, memory_bytes: int | None = None
+    ) -> bool:
+        """Start a process after `delay_s`.
 
-        `memory_bytes`: what it is to have, where that is not what its role has. One that is on its way is not started twice.
+        False if it was stopped before that. Raises CreateRefused.
+
+        `memory_bytes`: what it is to have, where that is not what its role has. One that is on its
+        way is not started twice.
         """
         if name in self._delayed or name in self._creating:
             return True
@@ -34,7 +41,9 @@ class Launcher:
         created = self._creating[name] = asyncio.Event()
         try:
             spec = self._launch(name)
-            await self._cluster.create(spec if memory_bytes is None else replace(spec, memory_bytes=memory_bytes))
+            await self._cluster.create(
+                spec if memory_bytes is None else replace(spec, memory_bytes=memory_bytes)
+            )
         finally:
             del self._creating[name]
             created.set()

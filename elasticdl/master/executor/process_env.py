@@ -15,7 +15,9 @@ COMMANDS = {
 }
 
 _FAST_ENDS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "PYTHONMALLOC": "malloc"}
-"""Memory in large pages. The kernel frees the memory of a killed process before it closes its connections, by which the ring
+"""Memory in large pages.
+
+The kernel frees the memory of a killed process before it closes its connections, by which the ring
 learns of its end: 60 ms for a process with TensorFlow, of which a third is left with large pages.
 """
 
@@ -23,7 +25,9 @@ learns of its end: 60 ms for a process with TensorFlow, of which a third is left
 @final
 @dataclass(frozen=True, slots=True)
 class ProcessEnv:
-    """Makes process specs. `address` is the master's, `cores` what the machine gives to the job; None: each its own.
+    """Makes process specs.
+
+    `address` is the master's, `cores` what the machine gives to the job; None: each its own.
 
     `bind_host`: where servers listen; '': on this machine only.
     """
@@ -54,12 +58,21 @@ class ProcessEnv:
         )
 
     def _on_ring(self, role: Role) -> bool:
-        on_ring = self.spec.training.distribution_strategy is Strategy.ALLREDUCE and self.spec.action is Action.TRAIN
+        on_ring = (
+            self.spec.training.distribution_strategy is Strategy.ALLREDUCE
+            and self.spec.action is Action.TRAIN
+        )
         return on_ring and role is Role.WORKER
 
     def _share(self, role: Role) -> float:
-        """A fair part of the cores among processes of the same role: the two take turns, workers waiting for servers."""
+        """A fair part of the cores among processes of the same role: the two take turns, workers
+        waiting for servers.
+        """
         if self.cores is None:
             return 1.0
-        number = self.spec.cluster.num_workers.high if role is Role.WORKER else self.spec.cluster.num_ps_pods
+        number = (
+            self.spec.cluster.num_workers.high
+            if role is Role.WORKER
+            else self.spec.cluster.num_ps_pods
+        )
         return max(1.0, self.cores / number)

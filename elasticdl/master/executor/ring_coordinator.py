@@ -1,4 +1,6 @@
-"""The master's hands on the ring: generations go out with a rendezvous of their own, copies of weights become files."""
+"""The master's hands on the ring: generations go out with a rendezvous of their own, copies of
+weights become files.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,13 @@ class MeetingPlace(Protocol):
 class RingCoordinator:
     """Use it from one event loop."""
 
-    def __init__(self, orders: OrderStreams, begin_from: str, rendezvous: MeetingPlace | None = None) -> None:
-        """`begin_from`: the checkpoint that the job began with, '' for none. `rendezvous`: by default one over HTTP."""
+    def __init__(
+        self, orders: OrderStreams, begin_from: str, rendezvous: MeetingPlace | None = None
+    ) -> None:
+        """`begin_from`: the checkpoint that the job began with, '' for none.
+
+        `rendezvous`: by default one over HTTP.
+        """
         self._orders = orders
         self._begin_from = begin_from
         self._rendezvous = rendezvous if rendezvous is not None else Rendezvous()
@@ -58,7 +65,9 @@ class RingCoordinator:
         await self._rendezvous.close()
 
     def publish(self, command: PublishRing) -> None:
-        """Tell a generation to its members, and to those of the one before that are not in it; that one is over."""
+        """Tell a generation to its members, and to those of the one before that are not in it; that
+        one is over.
+        """
         self.withdraw()
         self._scope = new_scope(command.generation) if len(command.members) > 1 else ""
         if self._scope:
@@ -90,7 +99,9 @@ class RingCoordinator:
         """Have the copy written below `directory`. Raises TransientError if that did not work."""
         holder = self._copies.get(snapshot)
         if holder is None:
-            raise TransientError(f"nobody has a copy of the weights for checkpoint {snapshot} any more")
+            raise TransientError(
+                f"nobody has a copy of the weights for checkpoint {snapshot} any more"
+            )
         done: asyncio.Future[RingSaved] = asyncio.get_running_loop().create_future()
         self._saving[snapshot] = done
         self._orders.put(holder, RingSave(snapshot, directory))
@@ -98,7 +109,9 @@ class RingCoordinator:
             async with asyncio.timeout(_SAVE_S):
                 saved = await done
         except TimeoutError as error:
-            raise TransientError(f"{holder} did not write its copy of the weights within {_SAVE_S:.0f} s") from error
+            raise TransientError(
+                f"{holder} did not write its copy of the weights within {_SAVE_S:.0f} s"
+            ) from error
         finally:
             del self._saving[snapshot]
         if saved.problem:
@@ -124,4 +137,6 @@ class RingCoordinator:
         """A worker is gone, and its copies with it."""
         for snapshot in [snapshot for snapshot, holder in self._copies.items() if holder == name]:
             del self._copies[snapshot]
-            self.saved(RingSaved(snapshot, problem="it is gone, and the copy of the weights with it"))
+            self.saved(
+                RingSaved(snapshot, problem="it is gone, and the copy of the weights with it")
+            )

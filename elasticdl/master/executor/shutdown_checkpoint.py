@@ -18,19 +18,32 @@ LIMIT_S = 40.0
 _LOOK_EVERY_S = 0.1
 
 
-async def checkpoint_in_time(core: JobState, queue: EventQueue, running: asyncio.Future[Any], possible: Callable[[], bool]) -> None:
-    """Ask for a checkpoint and wait for it, as long as it is `possible` and there is time; and for a job that is about to end."""
+async def checkpoint_in_time(
+    core: JobState, queue: EventQueue, running: asyncio.Future[Any], possible: Callable[[], bool]
+) -> None:
+    """Ask for a checkpoint and wait for it, as long as it is `possible` and there is time; and for
+    a job that is about to end.
+    """
     asked_at_s = queue.at_s()
     before = core.status()
     # Before the first step there is nothing to keep, and nothing to wait for.
-    wanted = possible() and before.phase in (Phase.WORKING, Phase.EVALUATING) and bool(before.version or before.records.trained)
+    wanted = (
+        possible()
+        and before.phase in (Phase.WORKING, Phase.EVALUATING)
+        and bool(before.version or before.records.trained)
+    )
     if wanted:
         queue.post(CheckpointRequested(asked_at_s))
     while not running.done() and queue.at_s() - asked_at_s < LIMIT_S:
         status = core.status()
         taken = bool(status.checkpoints) and status.checkpoints[-1].at_s >= asked_at_s
-        about_to_end = status.exit_code is not None or status.phase in (Phase.CHECKPOINTING, Phase.EXPORTING)
+        about_to_end = status.exit_code is not None or status.phase in (
+            Phase.CHECKPOINTING,
+            Phase.EXPORTING,
+        )
         if not about_to_end and (taken or not wanted or not possible()):
-            _LOG.info("leaving %s", "after a last checkpoint" if taken else "without a last checkpoint")
+            _LOG.info(
+                "leaving %s", "after a last checkpoint" if taken else "without a last checkpoint"
+            )
             return
         await asyncio.sleep(_LOOK_EVERY_S)

@@ -1,4 +1,7 @@
-"""One cut over all servers: gate, agree, freeze, open. Whatever happens in between, every gate is opened again."""
+"""One cut over all servers: gate, agree, freeze, open.
+
+Whatever happens in between, every gate is opened again.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,9 @@ def highest(gates: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 
 def agreed(cuts: Sequence[ServerCut]) -> Cut:
-    """The view as a whole. A worker that died in a push has it on some servers only: that one does not count.
+    """The view as a whole.
+
+    A worker that died in a push has it on some servers only: that one does not count.
 
     A worker that some server never saw has nothing in the cut.
     """
@@ -65,7 +70,10 @@ class Snapshots:
 
     @asynccontextmanager
     async def cut(self, snapshot: SnapshotId) -> AsyncIterator[Cut]:
-        """Freeze a view; the gates open when the context ends. Raises ElasticDLError if a server cannot do its part."""
+        """Freeze a view; the gates open when the context ends.
+
+        Raises ElasticDLError if a server cannot do its part.
+        """
         async with self._cutting:
             servers = self._registry.everyone()
             now_s = asyncio.get_running_loop().time
@@ -73,26 +81,50 @@ class Snapshots:
             try:
                 gates = await _all([server.control.gate(timeout_s=_GATE_S) for server in servers])
                 until = highest(gates)
-                cut = agreed(await _all([server.control.cut(snapshot, until, timeout_s=_CUT_S) for server in servers]))
+                cut = agreed(
+                    await _all(
+                        [
+                            server.control.cut(snapshot, until, timeout_s=_CUT_S)
+                            for server in servers
+                        ]
+                    )
+                )
                 if now_s() - closed_s >= _SURE_S:
-                    # This process stood still meanwhile. Reports of later pushes may have been handled before the cut is.
-                    raise TransientError(f"the cut took {now_s() - closed_s:.0f} s: the gates may have opened by themselves")
+                    # This process stood still meanwhile. Reports of later pushes may have been
+                    # handled before the cut is.
+                    raise TransientError(
+                        f"the cut took {now_s() - closed_s:.0f} s: the gates may have opened by"
+                        " themselves"
+                    )
                 yield cut
             finally:
                 await self._open(servers)
 
     async def save(self, snapshot: SnapshotId, directory: str) -> tuple[ServerSaved, ...]:
-        """Have every server write its part of a view below `directory`; in index order. Raises ElasticDLError."""
+        """Have every server write its part of a view below `directory`; in index order.
+
+        Raises ElasticDLError.
+        """
         servers = self._registry.everyone()
-        return tuple(await _all([server.control.save(snapshot, directory, timeout_s=_SAVE_S) for server in servers]))
+        return tuple(
+            await _all(
+                [server.control.save(snapshot, directory, timeout_s=_SAVE_S) for server in servers]
+            )
+        )
 
     async def drop(self, snapshot: SnapshotId) -> None:
-        """Release a view wherever it is: each server is asked until it answers, is gone, or was asked often enough."""
-        await asyncio.gather(*(self._drop_at(server, snapshot) for server in self._registry.attached()))
+        """Release a view wherever it is: each server is asked until it answers, is gone, or was
+        asked often enough.
+        """
+        await asyncio.gather(
+            *(self._drop_at(server, snapshot) for server in self._registry.attached())
+        )
 
     @staticmethod
     async def _drop_at(server: Server, snapshot: SnapshotId) -> None:
-        """A view that stays costs memory, and one of the few places that a server has for views, until the server ends."""
+        """A view that stays costs memory, and one of the few places that a server has for views,
+        until the server ends.
+        """
         for attempt in range(1, _DROP_TRIES + 1):
             try:
                 await server.control.drop(snapshot, timeout_s=_DROP_S)
@@ -101,20 +133,33 @@ class Snapshots:
                 last = error
             if await server.gone_within(delay_s(attempt)):
                 return
-        _LOG.error("view %d stays on %s, which was asked %d times to drop it: %s", snapshot, server.name, _DROP_TRIES, last)
+        _LOG.error(
+            "view %d stays on %s, which was asked %d times to drop it: %s",
+            snapshot,
+            server.name,
+            _DROP_TRIES,
+            last,
+        )
 
     @staticmethod
     async def _open(servers: Sequence[Server]) -> None:
-        opened = await asyncio.gather(*(server.control.ungate(timeout_s=_UNGATE_S) for server in servers), return_exceptions=True)
+        opened = await asyncio.gather(
+            *(server.control.ungate(timeout_s=_UNGATE_S) for server in servers),
+            return_exceptions=True,
+        )
         for server, error in zip(servers, opened, strict=True):
             if isinstance(error, ElasticDLError):
-                _LOG.warning("the gate of %s opens by itself within %g s: %s", server.name, _GATE_S, error)
+                _LOG.warning(
+                    "the gate of %s opens by itself within %g s: %s", server.name, _GATE_S, error
+                )
             elif error is not None:
                 raise error
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, or the first error, raised when every call has ended: none goes on behind our back."""
+    """All results, or the first error, raised when every call has ended: none goes on behind our
+    back.
+    """
     results = await asyncio.gather(*calls, return_exceptions=True)
     found: list[T] = []
     for result in results:

@@ -1,7 +1,9 @@
 """Long polls for leases: who waits, what was answered, and that no lease is lost between the two.
 
-A worker numbers the answers it wants. A repeat of the last number gets the same answer again: the first one was lost on its
-way. A lease that comes when nobody waits for it any more goes back; one without a shard is kept for its worker. Leases and
+A worker numbers the answers it wants. A repeat of the last number gets the same answer again: the
+first one was lost on its
+way. A lease that comes when nobody waits for it any more goes back; one without a shard is kept for
+its worker. Leases and
 revocations reach a worker by two ways, in any order: both carry its revocation.
 """
 
@@ -29,7 +31,10 @@ class _Poll:
 
 @dataclass(slots=True)
 class _Given:
-    """The last answer to a worker, in case it is lost. `taker`: whose call brought it, None when asked for again."""
+    """The last answer to a worker, in case it is lost.
+
+    `taker`: whose call brought it, None when asked for again.
+    """
 
     sequence: int
     answer: LeaseAnswer
@@ -43,7 +48,9 @@ class LeasePolls:
     `ask` has the core asked on behalf of a worker, `give_back` returns a lease that nobody took.
     """
 
-    def __init__(self, ask: Callable[[ProcessName], None], give_back: Callable[[ProcessName, Lease], None]) -> None:
+    def __init__(
+        self, ask: Callable[[ProcessName], None], give_back: Callable[[ProcessName, Lease], None]
+    ) -> None:
         self._ask = ask
         self._give_back = give_back
         self._polls: dict[ProcessName, _Poll] = {}
@@ -76,7 +83,10 @@ class LeasePolls:
                 del self._polls[worker]
 
     def answer(self, worker: ProcessName, answer: LeaseAnswer) -> bool:
-        """The core's answer to one question on behalf of `worker`, or unasked. False if nobody waits for any."""
+        """The core's answer to one question on behalf of `worker`, or unasked.
+
+        False if nobody waits for any.
+        """
         self._asked.discard(worker)
         if isinstance(answer, Lease):
             answer = replace(answer, revocation=self._eras.get(worker, 0))
@@ -132,7 +142,9 @@ class LeasePolls:
             old.answer.set_result(Wait(reason))
 
     def _abandon(self, worker: ProcessName, poll: _Poll) -> None:
-        """The call ended without its reply: an answer that came in the same moment, and was not asked for again, goes back."""
+        """The call ended without its reply: an answer that came in the same moment, and was not
+        asked for again, goes back.
+        """
         given = self._given.get(worker)
         if given is not None and given.taker is poll:
             del self._given[worker]

@@ -13,7 +13,10 @@ from elasticdl.rpc.conversation import Order, RingGeneration, Servers
 
 @final
 class OrderStreams:
-    """Orders by process. One stream per process: a newer one ends the older. Use it from one event loop."""
+    """Orders by process.
+
+    One stream per process: a newer one ends the older. Use it from one event loop.
+    """
 
     def __init__(self, servers: int) -> None:
         """`servers`: how many the job has; all are away until `publish`."""
@@ -43,7 +46,9 @@ class OrderStreams:
             wake.set()
 
     def form(self, name: ProcessName, form: RingGeneration) -> None:
-        """Tell one process the newest generation of the ring; again with each stream that it opens."""
+        """Tell one process the newest generation of the ring; again with each stream that it
+        opens.
+        """
         if name in self._wake:
             self.put(name, form)
         self._forms[name] = form
@@ -60,10 +65,13 @@ class OrderStreams:
             if self._wake.get(name) is wake:
                 self.broke(name)
 
-    async def _orders(self, name: ProcessName, wake: asyncio.Event, waiting: deque[Order]) -> AsyncIterator[Order]:
+    async def _orders(
+        self, name: ProcessName, wake: asyncio.Event, waiting: deque[Order]
+    ) -> AsyncIterator[Order]:
         yield self._servers
         if name in self._forms:
-            # What waits may have an older one, or the same: a worker takes each once, and none that is older.
+            # What waits may have an older one, or the same: a worker takes each once, and none that
+            # is older.
             yield self._forms[name]
         while self._wake.get(name) is wake:
             wake.clear()

@@ -1,6 +1,7 @@
 """What the job's processes say to the master, in plain values: the servicer is its gRPC side.
 
-Speaks for the core where no decision is needed: who is who, what was said before, which answer belongs to whom.
+Speaks for the core where no decision is needed: who is who, what was said before, which answer
+belongs to whom.
 """
 
 from __future__ import annotations
@@ -44,9 +45,17 @@ class ProcessGateway:
     """Use it from one event loop. Methods that name a process count as having heard of it."""
 
     def __init__(
-        self, queue: EventQueue, registry: PsRegistry, fences: Fences, task: Task, expected: Callable[[ProcessName], bool]
+        self,
+        queue: EventQueue,
+        registry: PsRegistry,
+        fences: Fences,
+        task: Task,
+        expected: Callable[[ProcessName], bool],
     ) -> None:
-        """`task`: whose records make the throughput. `expected`: whether a process of a name may attach."""
+        """`task`: whose records make the throughput.
+
+        `expected`: whether a process of a name may attach.
+        """
         self._queue = queue
         self._expected = expected
         self._registry = registry
@@ -65,12 +74,15 @@ class ProcessGateway:
         """What each process has been at for long, and since when."""
         self.orders.broke = self._hung_up
 
-    # -- what processes say -------------------------------------------------------------------------------------------
+    # what processes say
 
     async def attach(self, event: ProcessAttached, instance: str) -> None:
-        """A process presents itself; returns when the job knows. Once more from the same process is fine.
+        """A process presents itself; returns when the job knows.
 
-        A server does so twice: without addresses, to learn what it has to restore, and with them when it can serve.
+        Once more from the same process is fine.
+
+        A server does so twice: without addresses, to learn what it has to restore, and with them
+        when it can serve.
         Raises Refused for a second process of a name, and for one that nobody ordered.
         """
         name = event.name
@@ -95,7 +107,13 @@ class ProcessGateway:
             await self._queue.post(event)
 
     async def poll(
-        self, worker: ProcessName, sequence: int, wait_s: float, *, ring_number: int = 0, at_mark: bool = False
+        self,
+        worker: ProcessName,
+        sequence: int,
+        wait_s: float,
+        *,
+        ring_number: int = 0,
+        at_mark: bool = False,
     ) -> LeaseAnswer:
         """Wait up to `wait_s` for a lease, or for an item of the ring."""
         self.sessions.heard(worker)
@@ -135,10 +153,13 @@ class ProcessGateway:
         self.sessions.heard(name)
         return self.orders.stream(name)
 
-    # -- what the driver knows ----------------------------------------------------------------------------------------
+    # what the driver knows
 
     def leave(self, name: ProcessName, why: str) -> None:
-        """A process ended or was given up: it is refused from now on. `why` completes "worker-3 …"."""
+        """A process ended or was given up: it is refused from now on.
+
+        `why` completes "worker-3 …".
+        """
         self.sessions.leave(name, why)
         self.leases.leave(name)
         self.orders.leave(name)
@@ -167,8 +188,12 @@ class ProcessGateway:
             gauges.setdefault(str(worker), {})["records_per_s"] = round(rate, 1)
         return {"gauges": gauges, "records_per_s": round(self.throughput.total(at_s), 1)}
 
-    async def _introduce(self, server: Server, event: ProcessAttached, told: asyncio.Future[None]) -> None:
-        """Nobody hears of a server before it refuses everybody who is fenced: fences are not in its checkpoint."""
+    async def _introduce(
+        self, server: Server, event: ProcessAttached, told: asyncio.Future[None]
+    ) -> None:
+        """Nobody hears of a server before it refuses everybody who is fenced: fences are not in its
+        checkpoint.
+        """
         try:
             await self._fences.catch_up(server)
             await self._queue.post(event)
@@ -176,8 +201,12 @@ class ProcessGateway:
             told.set_result(None)
 
     def _server_reported(self) -> None:
-        """The job's version is that of the least advanced server; while one is away nothing is known of it."""
-        versions = [one.version for name, one in self.sessions if name.role is Role.PS and one.announced]
+        """The job's version is that of the least advanced server; while one is away nothing is
+        known of it.
+        """
+        versions = [
+            one.version for name, one in self.sessions if name.role is Role.PS and one.announced
+        ]
         if len(versions) == self._registry.number and min(versions) != self._version:
             self._version = min(versions)
             self._queue.post(VersionAdvanced(self._queue.at_s(), self._version))
@@ -197,12 +226,19 @@ class ProcessGateway:
             self.leases.work_appeared()
 
     def _busy_reported(self, name: ProcessName, activity: Activity | None, at_s: float) -> None:
-        """The core hears of a long activity when it is told for the first time, and when it is over."""
-        before, now = self._busy.get(name), (activity.what, at_s - activity.age_s) if activity else None
+        """The core hears of a long activity when it is told for the first time, and when it is
+        over.
+        """
+        before, now = (
+            self._busy.get(name),
+            (activity.what, at_s - activity.age_s) if activity else None,
+        )
         if now is None and before is not None:
             del self._busy[name]
             self._queue.post(ActivityTold(at_s, name, ""))
-        elif now is not None and (before is None or now[0] != before[0] or abs(now[1] - before[1]) > _SAME_S):
+        elif now is not None and (
+            before is None or now[0] != before[0] or abs(now[1] - before[1]) > _SAME_S
+        ):
             self._busy[name] = now
             self._queue.post(ActivityTold(at_s, name, now[0], at_s - now[1]))
 
@@ -219,7 +255,10 @@ class ProcessGateway:
         return self._queue.post(MessagesDropped(self._queue.at_s(), name, cause, count))
 
     def _hung_up(self, name: ProcessName) -> None:
-        """The order stream of a process broke. Killed processes are heard of in this way before any other."""
+        """The order stream of a process broke.
+
+        Killed processes are heard of in this way before any other.
+        """
         if self.ring is not None and name in self.sessions:
             self._queue.post(ConnectionLost(self._queue.at_s(), name))
 

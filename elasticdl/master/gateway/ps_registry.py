@@ -62,7 +62,10 @@ class PsRegistry:
         return tuple(self._servers[index] for index in sorted(self._servers))
 
     def everyone(self) -> tuple[Server, ...]:
-        """All servers of the job in index order. Raises TransientError that names those that are away."""
+        """All servers of the job in index order.
+
+        Raises TransientError that names those that are away.
+        """
         away = [f"ps-{index}" for index in range(self.number) if index not in self._servers]
         if away:
             raise TransientError(f"{', '.join(away)} {'is' if len(away) == 1 else 'are'} away")

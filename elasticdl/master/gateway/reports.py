@@ -22,8 +22,10 @@ from elasticdl.rpc.conversation import Progress, Report, State
 
 
 def events_of(worker: ProcessName, report: Report, at_s: float) -> Iterator[Event]:
-    """Copies of weights before progress that is beyond them; then progress: what was done counts, whatever went wrong
-    afterwards. Where a worker stands with the ring comes last: what it was handed over there is told before.
+    """Copies of weights before progress that is beyond them; then progress: what was done counts,
+    whatever went wrong
+    afterwards. Where a worker stands with the ring comes last: what it was handed over there is
+    told before.
     """
     for part in report.starting:
         yield StartWentOn(at_s, worker, part)
@@ -34,9 +36,13 @@ def events_of(worker: ProcessName, report: Report, at_s: float) -> Iterator[Even
         if progress.returned:
             yield LeaseReturned(at_s, worker, progress.applied)
     for summary in report.summaries:
-        yield SummaryReported(at_s, worker, summary.round, dict(summary.values), summary.stop_training)
+        yield SummaryReported(
+            at_s, worker, summary.round, dict(summary.values), summary.stop_training
+        )
     for failure in report.failures:
-        yield TaskFailed(at_s, worker, failure.task, failure.shard, failure.attempt, failure.error, failure.fatal)
+        yield TaskFailed(
+            at_s, worker, failure.task, failure.shard, failure.attempt, failure.error, failure.fatal
+        )
     if report.exported:
         yield ExportFinished(at_s, worker, report.exported)
     if report.stop_asked:
@@ -44,7 +50,9 @@ def events_of(worker: ProcessName, report: Report, at_s: float) -> Iterator[Even
     if report.ring is not None:
         word = report.ring
         place = (word.version, word.number, word.offset)
-        yield RingTold(at_s, worker, word.ready, word.entered, word.broken, word.leaving, word.problem, *place)
+        yield RingTold(
+            at_s, worker, word.ready, word.entered, word.broken, word.leaving, word.problem, *place
+        )
     if report.state is not None:
         yield state_told(worker, report.state, at_s)
 

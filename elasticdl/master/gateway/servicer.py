@@ -1,4 +1,7 @@
-"""The gRPC side of the master: who may call, messages to values, values to messages. Decides nothing."""
+"""The gRPC side of the master: who may call, messages to values, values to messages.
+
+Decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,12 @@ import grpc.aio
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import Refused
-from elasticdl.master.core.events import CheckpointRequested, ProcessAttached, ScaleRequested, StopRequested
+from elasticdl.master.core.events import (
+    CheckpointRequested,
+    ProcessAttached,
+    ScaleRequested,
+    StopRequested,
+)
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -29,7 +37,10 @@ _OF_PROCESSES = frozenset({"RequestLease", "Report", "Orders"})
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What every process is told when it attaches. `restore_from` changes with each checkpoint; `sources` are for workers."""
+    """What every process is told when it attaches.
+
+    `restore_from` changes with each checkpoint; `sources` are for workers.
+    """
 
     term: int
     job: str
@@ -73,7 +84,12 @@ class MasterService(MasterServicer):
     """One instance a master."""
 
     def __init__(
-        self, queue: EventQueue, desk: ProcessGateway, welcome: Welcome, status: Callable[[], str], wishes: Wishes
+        self,
+        queue: EventQueue,
+        desk: ProcessGateway,
+        welcome: Welcome,
+        status: Callable[[], str],
+        wishes: Wishes,
     ) -> None:
         """`status` gives the job's status as JSON; `wishes` knows what can still be asked for."""
         self._queue = queue
@@ -83,11 +99,17 @@ class MasterService(MasterServicer):
         self._wishes = wishes
 
     def refusal(self, caller: Caller, method: str) -> str:
-        """Why a caller who has the token is refused, '' if it is not. People may call what is theirs under any name."""
+        """Why a caller who has the token is refused, '' if it is not.
+
+        People may call what is theirs under any name.
+        """
         if method not in _OF_PROCESSES:
             return ""
         if caller.term != self._welcome.term:
-            return f"{caller.name} speaks to the master of term {caller.term}, this is term {self._welcome.term}"
+            return (
+                f"{caller.name} speaks to the master of term {caller.term}, this is term"
+                f" {self._welcome.term}"
+            )
         try:
             name = ProcessName.parse(caller.name)
         except ValueError:
@@ -116,11 +138,18 @@ class MasterService(MasterServicer):
     async def RequestLease(self, request: pb.LeaseRequest, context: AsyncContext) -> pb.LeaseReply:
         name = _name(context)
         if name.role is not Role.WORKER or not request.wait_s >= 0:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{name} asks for a lease within {request.wait_s} s")
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{name} asks for a lease within {request.wait_s} s",
+            )
         wait_s, number = min(request.wait_s, _LONGEST_POLL_S), request.ring_number
         if number < 0:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{name} asks for item {number} of the ring")
-        answer = await self._desk.poll(name, request.sequence, wait_s, ring_number=number, at_mark=request.at_mark)
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"{name} asks for item {number} of the ring"
+            )
+        answer = await self._desk.poll(
+            name, request.sequence, wait_s, ring_number=number, at_mark=request.at_mark
+        )
         return messages.lease_answer_to_wire(answer)
 
     async def Report(self, request: pb.ReportRequest, context: AsyncContext) -> pb.ReportReply:
@@ -134,7 +163,9 @@ class MasterService(MasterServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refused.message)
         return pb.ReportReply()
 
-    async def Orders(self, request: pb.OrdersRequest, context: AsyncContext) -> AsyncIterator[pb.Order]:
+    async def Orders(
+        self, request: pb.OrdersRequest, context: AsyncContext
+    ) -> AsyncIterator[pb.Order]:
         async for order in self._desk.stream(_name(context)):
             yield messages.order_to_wire(order)
 
@@ -142,13 +173,17 @@ class MasterService(MasterServicer):
         return pb.StatusReply(status=self._status())
 
     async def Stop(self, request: pb.StopRequest, context: AsyncContext) -> pb.Done:
-        await self._queue.post(StopRequested(self._queue.at_s(), request.reason or "no reason was given"))
+        await self._queue.post(
+            StopRequested(self._queue.at_s(), request.reason or "no reason was given")
+        )
         return pb.Done()
 
     async def Scale(self, request: pb.ScaleRequest, context: AsyncContext) -> pb.Done:
         low, high = request.min_workers, request.max_workers
         if not 1 <= low <= high:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"workers {low}:{high}: expected 1 <= MIN <= MAX")
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"workers {low}:{high}: expected 1 <= MIN <= MAX"
+            )
         if why_not := self._wishes.why_not_scale():
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"the job is not scaled: {why_not}")
         await self._queue.post(ScaleRequested(self._queue.at_s(), low, high))
@@ -162,7 +197,9 @@ class MasterService(MasterServicer):
 
     def _sources(self) -> Iterator[pb.Source]:
         for source in self._welcome.sources:
-            yield pb.Source(name=source.name, records=source.records, fingerprint=source.fingerprint)
+            yield pb.Source(
+                name=source.name, records=source.records, fingerprint=source.fingerprint
+            )
 
     def _attached(self, sender: str, request: pb.AttachRequest) -> ProcessAttached:
         name = ProcessName.parse(sender)
@@ -170,9 +207,13 @@ class MasterService(MasterServicer):
             raise ValueError(f"{sender} attaches to a master")
         control, bulk = messages.bounded((request.control_address, request.bulk_address))
         if bool(control) != bool(bulk):
-            raise ValueError(f"{sender} attaches with half of its addresses: control {control!r}, bulk {bulk!r}")
+            raise ValueError(
+                f"{sender} attaches with half of its addresses: control {control!r}, bulk {bulk!r}"
+            )
         version = request.restored_version if request.has_state else None
-        return ProcessAttached(self._queue.at_s(), name, control, bulk, version, starting=request.starting)
+        return ProcessAttached(
+            self._queue.at_s(), name, control, bulk, version, starting=request.starting
+        )
 
 
 async def _invalid(context: AsyncContext, error: _NonsenseError) -> NoReturn:
@@ -189,7 +230,10 @@ class MasterServer:
         add_MasterServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; the port, chosen by the system if `port` is 0. Raises RuntimeError if it is taken."""
+        """Listen; the port, chosen by the system if `port` is 0.
+
+        Raises RuntimeError if it is taken.
+        """
         bound = self._server.add_insecure_port(f"{host}:{port}")
         await self._server.start()
         return int(bound)

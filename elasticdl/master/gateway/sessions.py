@@ -1,4 +1,6 @@
-"""Which processes are attached, which of two that claim one name is the right one, and who has fallen silent."""
+"""Which processes are attached, which of two that claim one name is the right one, and who has
+fallen silent.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,10 @@ from elasticdl.dropped import DropCause, told_by
 
 _LONGEST_STEP_S = 2.0
 _STARVED_STEP_S = 0.5
-"""A master that was stopped, or that gets too little of its machine, must not hold that against everybody else: what it did not hear
-then may well have been said. Of so late a step only this much counts."""
+"""A master that was stopped, or that gets too little of its machine, must not hold that against
+everybody else: what it did not hear
+then may well have been said. Of so late a step only this much counts.
+"""
 
 
 @dataclass(slots=True)
@@ -44,7 +48,10 @@ class Session:
 
 @final
 class Sessions:
-    """Attached processes by name. A name that left never comes back: its next incarnation has another."""
+    """Attached processes by name.
+
+    A name that left never comes back: its next incarnation has another.
+    """
 
     def __init__(self) -> None:
         self._present: dict[ProcessName, Session] = {}
@@ -63,14 +70,21 @@ class Sessions:
         present = self._present.get(name)
         if present is None:
             return f"{name} is not attached"
-        return "" if present.instance == instance else f"{name} is attached already, as another process"
+        return (
+            ""
+            if present.instance == instance
+            else f"{name} is attached already, as another process"
+        )
 
     def claim(self, name: ProcessName, instance: str) -> Session:
         """Attach a process, or find it attached; check `refusal` of a present name first."""
         return self._present.setdefault(name, Session(instance))
 
     def leave(self, name: ProcessName, why: str) -> bool:
-        """The process is refused from now on; `why` completes "worker-3 …". False if it had left before."""
+        """The process is refused from now on; `why` completes "worker-3 …".
+
+        False if it had left before.
+        """
         if name in self._left:
             return False
         self._left[name] = why

@@ -1,4 +1,6 @@
-"""A master in a pod of its job: told by variables of its Job, ended by the cluster whenever that likes, and then started again."""
+"""A master in a pod of its job: told by variables of its Job, ended by the cluster whenever that
+likes, and then started again.
+"""
 
 from __future__ import annotations
 
@@ -60,13 +62,21 @@ class MasterPodEnv:
         try:
             return cls(
                 JobSpec.model_validate_json(os.environ[SPEC_VARIABLE]),
-                Owner(*(os.environ[f"ELASTICDL_{key}"] for key in ("NAMESPACE", "JOB_NAME", "JOB_UID"))),
+                Owner(
+                    *(
+                        os.environ[f"ELASTICDL_{key}"]
+                        for key in ("NAMESPACE", "JOB_NAME", "JOB_UID")
+                    )
+                ),
                 os.environ["ELASTICDL_POD_NAME"],
                 Path(os.environ["ELASTICDL_TOKEN_FILE"]).parent,
                 Path(os.environ["ELASTICDL_OUTCOME_FILE"]),
             )
         except (KeyError, ValueError) as garbled:
-            error = PermanentError(f"the environment of the master lacks or garbles {garbled}", hint="`elasticdl train` sets it")
+            error = PermanentError(
+                f"the environment of the master lacks or garbles {garbled}",
+                hint="`elasticdl train` sets it",
+            )
             error.exit_code = ExitCode.USAGE
             raise error from garbled
 
@@ -85,24 +95,44 @@ class KubernetesPlatform:
 
     def open(self) -> MasterEnvironment:
         furnished = asyncio.run(self._furnish())
-        directory, warnings = open_directory(self._told.spec, self._told.owner, replaces=furnished.replaces)
+        directory, warnings = open_directory(
+            self._told.spec, self._told.owner, replaces=furnished.replaces
+        )
         _keep_own_log(directory, self._told.pod_name)
         self._token = furnished.token
         host = "[::]" if _v6() else _ANY
         owner = self._told.owner
         page = PageAddress(host.strip("[]"), STATUS_PORT, master_names(owner), owner.namespace)
-        return MasterEnvironment(directory, furnished.token, host, MASTER_PORT, furnished.term, RENDEZVOUS_PORT, warnings, page)
+        return MasterEnvironment(
+            directory,
+            furnished.token,
+            host,
+            MASTER_PORT,
+            furnished.term,
+            RENDEZVOUS_PORT,
+            warnings,
+            page,
+        )
 
     def process_env(self, spec: JobSpec, environment: MasterEnvironment, port: int) -> ProcessEnv:
         address = master_address(self._told.owner.job)
-        return ProcessEnv(spec, str(environment.directory.path), address, environment.token, None, "::" if _v6() else _ANY)
+        return ProcessEnv(
+            spec,
+            str(environment.directory.path),
+            address,
+            environment.token,
+            None,
+            "::" if _v6() else _ANY,
+        )
 
     @asynccontextmanager
     async def cluster(self, farewell: Farewell) -> AsyncIterator[Cluster]:
         api = await connect()
         spec = self._told.spec
         habits = Habits(logs=JobDirectory(Path(spec.cluster.job_dir)).logs)
-        cluster = KubernetesCluster(api, self._told.owner, lambda name: pod_plan(spec, name.role, rungs.of(name)), habits)
+        cluster = KubernetesCluster(
+            api, self._told.owner, lambda name: pod_plan(spec, name.role, rungs.of(name)), habits
+        )
         rungs = PriorityLadder(cluster.has_ended)
         keeping = asyncio.ensure_future(self._furnishing(api).keep(self._token))
         try:
@@ -127,14 +157,23 @@ class KubernetesPlatform:
             await api.close()
 
     def _furnishing(self, api: ApiServer) -> KubernetesResources:
-        return KubernetesResources(api, self._told.owner, self._told.pod_name, self._told.token_folder)
+        return KubernetesResources(
+            api, self._told.owner, self._told.pod_name, self._told.token_folder
+        )
 
 
 def _keep_own_log(directory: JobDirectory, pod_name: str) -> None:
-    """What this master logs from now on is in the job's directory, too: its pod goes, and the log of it on the node with it."""
+    """What this master logs from now on is in the job's directory, too: its pod goes, and the log
+    of it on the node with it.
+    """
     try:
         directory.logs.mkdir(parents=True, exist_ok=True)
-        kept = RotatingFileHandler(log_path(directory.logs, MASTER), maxBytes=OWN_LOG_BYTES, backupCount=1, encoding="utf-8")
+        kept = RotatingFileHandler(
+            log_path(directory.logs, MASTER),
+            maxBytes=OWN_LOG_BYTES,
+            backupCount=1,
+            encoding="utf-8",
+        )
     except OSError as error:
         _LOG.warning("the master's log is not kept in %s: %s", directory.logs, error)
         return
@@ -147,10 +186,14 @@ def _v6() -> bool:
     return ":" in os.environ.get("ELASTICDL_POD_ADDRESS", "")
 
 
-def open_directory(spec: JobSpec, owner: Owner, *, replaces: bool) -> tuple[JobDirectory, tuple[str, ...]]:
-    """Make the job's directory, or take it over from the master before; and what people should know of that.
+def open_directory(
+    spec: JobSpec, owner: Owner, *, replaces: bool
+) -> tuple[JobDirectory, tuple[str, ...]]:
+    """Make the job's directory, or take it over from the master before; and what people should know
+    of that.
 
-    Raises SpecError for a directory that holds another job or cannot be written, and for an --output that is in use.
+    Raises SpecError for a directory that holds another job or cannot be written, and for an
+    --output that is in use.
     """
     directory = JobDirectory(Path(spec.cluster.job_dir))
     claim = directory.path / "kubernetes.json"
@@ -158,7 +201,10 @@ def open_directory(spec: JobSpec, owner: Owner, *, replaces: bool) -> tuple[JobD
         directory.path.mkdir(parents=True, exist_ok=True)
         ours = _uid(claim) == owner.uid
         if directory.spec.exists() and not ours and not spec.checkpoint.resume:
-            raise SpecError(f"{directory.path} holds a job already", hint="go on with it by --resume, or name another --job-dir")
+            raise SpecError(
+                f"{directory.path} holds a job already",
+                hint="go on with it by --resume, or name another --job-dir",
+            )
         if not replaces:
             refuse_output(spec)
         if not ours:
@@ -168,12 +214,16 @@ def open_directory(spec: JobSpec, owner: Owner, *, replaces: bool) -> tuple[JobD
         write_json(claim, {"namespace": owner.namespace, "job": owner.job, "uid": owner.uid})
         spec, scaled = as_scaled(spec, directory, anew=spec.workers_anew and not ours)
         forget_scale_unless(spec, directory)
-        resumed, warnings = (_gone_on(spec, directory), _loss(spec, directory)) if replaces else (spec, ())
+        resumed, warnings = (
+            (_gone_on(spec, directory), _loss(spec, directory)) if replaces else (spec, ())
+        )
         warnings = (*warnings, *([scaled] if scaled else ()))
         told = spec.replace(resume=False).flags(defaults=False)
         text = f"# elasticdl {spec.action} -f job.yaml\n{yaml.safe_dump(told, sort_keys=False)}"
         write_whole(directory.path / "job.yaml", text, mode=0o600)
-        write_whole(directory.spec, as_trained(resumed).model_dump_json(indent=2) + "\n", mode=0o600)
+        write_whole(
+            directory.spec, as_trained(resumed).model_dump_json(indent=2) + "\n", mode=0o600
+        )
     except OSError as error:
         raise _unusable(directory.path, error) from error
     return directory, warnings
@@ -196,13 +246,24 @@ def _gone_on(spec: JobSpec, directory: JobDirectory) -> JobSpec:
 def _loss(spec: JobSpec, directory: JobDirectory) -> tuple[str, ...]:
     if spec.action is Action.TRAIN and has_checkpoint(directory.checkpoints):
         return ("the master was started again: the job goes on from its newest checkpoint",)
-    why = f"there is no checkpoint in {directory.checkpoints}" if spec.action is Action.TRAIN else "nothing was kept"
-    hint = "" if spec.kubernetes.keeps(spec.cluster.job_dir) else "; --volume, --job-dir and --checkpoint-steps keep the work"
+    why = (
+        f"there is no checkpoint in {directory.checkpoints}"
+        if spec.action is Action.TRAIN
+        else "nothing was kept"
+    )
+    hint = (
+        ""
+        if spec.kubernetes.keeps(spec.cluster.job_dir)
+        else "; --volume, --job-dir and --checkpoint-steps keep the work"
+    )
     return (f"the master was started again, and {why}: the job begins afresh{hint}",)
 
 
 def _unusable(path: Path, error: OSError) -> ElasticDLError:
     return SpecError(
         f"--job-dir {path} cannot be used in the master's pod: {error.strerror or error}",
-        hint="name a path on a --volume that this user may write to (--fs-group, --run-as-user), or leave it out",
+        hint=(
+            "name a path on a --volume that this user may write to (--fs-group, --run-as-user), or"
+            " leave it out"
+        ),
     )

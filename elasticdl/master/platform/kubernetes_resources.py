@@ -1,4 +1,5 @@
-"""What a master in a pod sees to before it is one: its rights, the job's token and objects, and the end of what an earlier
+"""What a master in a pod sees to before it is one: its rights, the job's token and objects, and the
+end of what an earlier
 master left running.
 """
 
@@ -21,7 +22,13 @@ from elasticdl.cluster.kubernetes.api_refusals import refusal
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, master_selector
-from elasticdl.cluster.kubernetes.manifests import TOKEN_KEY, UID_KEY, network_policy, services, token_secret
+from elasticdl.cluster.kubernetes.manifests import (
+    TOKEN_KEY,
+    UID_KEY,
+    network_policy,
+    services,
+    token_secret,
+)
 from elasticdl.cluster.kubernetes.plans import Json, Owner, PodPlan
 from elasticdl.cluster.kubernetes.pods import has_ended
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
@@ -36,7 +43,9 @@ NAMESAKE_S = 90.0
 """A master's grace, and some time until whoever clears deleted jobs away comes to it."""
 _FORCE_AFTER_S = 5.0
 _STUCK_AFTER_S = 10.0
-"""After force: a pod that is still there is held by somebody (a finalizer), and its process has ended or is refused."""
+"""After force: a pod that is still there is held by somebody (a finalizer), and its process has
+ended or is refused.
+"""
 _LOOK_EVERY_S = 0.5
 _KEEP_EVERY_S = 30.0
 _SECRET_AGAIN_S = 1.0
@@ -62,10 +71,16 @@ class KubernetesResources:
         self._pods = f"/api/v1/namespaces/{owner.namespace}/pods"
 
     async def run(self) -> ProvisionedResources:
-        """All of it. Raises PermanentError (exit code 3) for what the cluster refuses, TransientError (69) after three minutes."""
+        """All of it.
+
+        Raises PermanentError (exit code 3) for what the cluster refuses, TransientError (69) after
+        three minutes.
+        """
         try:
             async with asyncio.timeout(LIMIT_S):
-                lacking = await self._heard(lambda: rights.lasting(self._missing, RIGHTS_PATIENCE_S))
+                lacking = await self._heard(
+                    lambda: rights.lasting(self._missing, RIGHTS_PATIENCE_S)
+                )
                 if lacking:
                     raise _refused(rights.in_words(lacking, self._owner.namespace))
                 await self._namesake_has_gone()
@@ -77,14 +92,19 @@ class KubernetesResources:
                 token = token or await self._made()
                 await self._objects()
         except TimeoutError as error:
-            raise _unavailable(f"what the job needs could not be made within {LIMIT_S:g} s: the log says why") from error
+            raise _unavailable(
+                f"what the job needs could not be made within {LIMIT_S:g} s: the log says why"
+            ) from error
         return ProvisionedResources(token, term, replaces)
 
     async def _missing(self) -> rights.Rights:
         return await rights.missing(self._api, self._owner.namespace)
 
     async def _heard(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Once more while the API server is away, or says what it will not say for ever. Raises PermanentError."""
+        """Once more while the API server is away, or says what it will not say for ever.
+
+        Raises PermanentError.
+        """
         while True:
             try:
                 return await call()
@@ -99,45 +119,73 @@ class KubernetesResources:
                 await asyncio.sleep(_SECRET_AGAIN_S)
 
     async def _created_s(self) -> int:
-        """Of our own pod, by the API server's clock: masters of a job come one after the other, whatever their nodes' clocks say."""
+        """Of our own pod, by the API server's clock: masters of a job come one after the other,
+        whatever their nodes' clocks say.
+        """
         own = await self._api.get(f"{self._pods}/{self._pod_name}")
         return int(datetime.fromisoformat(own["metadata"]["creationTimestamp"]).timestamp())
 
     async def _namesake_has_gone(self) -> None:
-        """Wait for the master of a deleted job that had our name: it may have the same directory, and leaves when it is cleared away."""
+        """Wait for the master of a deleted job that had our name: it may have the same directory,
+        and leaves when it is cleared away.
+        """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + NAMESAKE_S
         while names := await self._heard(self._namesakes):
             if loop.time() > end_s:
-                _LOG.warning("%s of a job that had this one's name is still there: going on without waiting", ", ".join(names))
+                _LOG.warning(
+                    "%s of a job that had this one's name is still there: going on without waiting",
+                    ", ".join(names),
+                )
                 return
             _LOG.info("waiting for %s of a job that had this one's name", ", ".join(names))
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _namesakes(self) -> list[str]:
-        masters = (await self._api.get(self._pods, {"labelSelector": master_selector(self._owner.job)}))["items"]
-        return [str(pod["metadata"]["name"]) for pod in masters if not has_ended(pod) and not self._owns(pod)]
+        masters = (
+            await self._api.get(self._pods, {"labelSelector": master_selector(self._owner.job)})
+        )["items"]
+        return [
+            str(pod["metadata"]["name"])
+            for pod in masters
+            if not has_ended(pod) and not self._owns(pod)
+        ]
 
     def _owns(self, pod: Json) -> bool:
-        return any(owner.get("uid") == self._owner.uid for owner in pod["metadata"].get("ownerReferences") or ())
+        return any(
+            owner.get("uid") == self._owner.uid
+            for owner in pod["metadata"].get("ownerReferences") or ()
+        )
 
-    # -- the token ----------------------------------------------------------------------------------------------------
+    # the token
 
     def _mounted(self) -> str:
-        """The token that an earlier master of this job made; '' if there was none, or it is of another job that had the name."""
+        """The token that an earlier master of this job made; '' if there was none, or it is of
+        another job that had the name.
+        """
         try:
             uid = (self._token_folder / UID_KEY).read_text(encoding="ascii")
-            return (self._token_folder / TOKEN_KEY).read_text(encoding="ascii") if uid == self._owner.uid else ""
+            return (
+                (self._token_folder / TOKEN_KEY).read_text(encoding="ascii")
+                if uid == self._owner.uid
+                else ""
+            )
         except OSError:
             return ""
 
     async def _made(self) -> str:
-        """Make the Secret. One that is there already may not be read, but a node mounts ours within a minute or two.
+        """Make the Secret.
 
-        That happens when the answer to our own request was lost; or it is of a job that had our name, and is being cleared away.
+        One that is there already may not be read, but a node mounts ours within a minute or two.
+
+        That happens when the answer to our own request was lost; or it is of a job that had our
+        name, and is being cleared away.
         """
         token = secrets.token_urlsafe(32)
-        path, made = f"/api/v1/namespaces/{self._owner.namespace}/secrets", token_secret(self._owner, token)
+        path, made = (
+            f"/api/v1/namespaces/{self._owner.namespace}/secrets",
+            token_secret(self._owner, token),
+        )
         while True:
             try:
                 await self._heard_but_taken(path, made)
@@ -145,7 +193,10 @@ class KubernetesResources:
             except FileExistsError:
                 if found := self._mounted():
                     return found
-                _LOG.info("there is a Secret %s already: waiting until it is mounted, or cleared away", made["metadata"]["name"])
+                _LOG.info(
+                    "there is a Secret %s already: waiting until it is mounted, or cleared away",
+                    made["metadata"]["name"],
+                )
                 await asyncio.sleep(_SECRET_AGAIN_S)
 
     async def _heard_but_taken(self, path: str, made: Json) -> None:
@@ -159,22 +210,30 @@ class KubernetesResources:
 
         await self._heard(create)
 
-    # -- pods and objects ---------------------------------------------------------------------------------------------
+    # pods and objects
 
     async def _end_earlier(self) -> None:
         """End the pods of an earlier master and wait until their names are free.
 
-        Those that do not go are taken off the books: their processes are refused by our term, however long they live. One that does
-        not go even then keeps its name, and is told as lost when its process is to be started: the next incarnation has another name.
+        Those that do not go are taken off the books: their processes are refused by our term,
+        however long they live. One that does
+        not go even then keeps its name, and is told as lost when its process is to be started: the
+        next incarnation has another name.
         """
         loop = asyncio.get_running_loop()
         force_at_s, stuck_at_s = loop.time() + _FORCE_AFTER_S, math.inf
         asked: set[tuple[str, int]] = set()
-        while pods := (await self._api.get(self._pods, {"labelSelector": f"{JOB_UID_LABEL}={self._owner.uid}"}))["items"]:
+        while pods := (
+            await self._api.get(self._pods, {"labelSelector": f"{JOB_UID_LABEL}={self._owner.uid}"})
+        )["items"]:
             now_s = loop.time()
             if now_s > stuck_at_s:
                 held = ", ".join(str(pod["metadata"]["name"]) for pod in pods)
-                _LOG.warning("somebody keeps %s of the master before from being deleted: going on without waiting", held)
+                _LOG.warning(
+                    "somebody keeps %s of the master before from being deleted: going on without"
+                    " waiting",
+                    held,
+                )
                 return
             grace_s = 1 if now_s < force_at_s else 0
             if not grace_s:
@@ -190,7 +249,10 @@ class KubernetesResources:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         _LOG.info("ending %s of the master before%s", name, "" if grace_s else ", by force")
         try:
-            await self._api.delete(f"{self._pods}/{name}", {"gracePeriodSeconds": grace_s, "preconditions": {"uid": uid}})
+            await self._api.delete(
+                f"{self._pods}/{name}",
+                {"gracePeriodSeconds": grace_s, "preconditions": {"uid": uid}},
+            )
         except ApiRefused as refused:
             if refused.status.code not in (404, 409):
                 raise
@@ -208,10 +270,13 @@ class KubernetesResources:
                 _LOG.warning("%s; again in %g s", refused.reason, _SECRET_AGAIN_S)
                 await asyncio.sleep(_SECRET_AGAIN_S)
 
-    # -- later --------------------------------------------------------------------------------------------------------
+    # later
 
     async def keep(self, token: str) -> NoReturn:
-        """Until cancelled: make again what somebody deletes. Without the Secret no pod starts, without the Services none finds another."""
+        """Until cancelled: make again what somebody deletes.
+
+        Without the Secret no pod starts, without the Services none finds another.
+        """
         while True:
             await asyncio.sleep(_KEEP_EVERY_S)
             try:
@@ -227,11 +292,16 @@ class KubernetesResources:
             except ApiRefused as refused:
                 if refused.status.code != 404:
                     raise
-                _LOG.warning("%s %s was gone: it is made again", made["kind"], made["metadata"]["name"])
+                _LOG.warning(
+                    "%s %s was gone: it is made again", made["kind"], made["metadata"]["name"]
+                )
                 await cluster.furnish([made])
         # A Secret may not be read: it is asked for, and mostly there.
         with suppress(FileExistsError):
-            await self._heard_but_taken(f"/api/v1/namespaces/{self._owner.namespace}/secrets", token_secret(self._owner, token))
+            await self._heard_but_taken(
+                f"/api/v1/namespaces/{self._owner.namespace}/secrets",
+                token_secret(self._owner, token),
+            )
             _LOG.warning("the Secret with the job's token was gone: it is made again")
 
 
@@ -240,7 +310,10 @@ def _no_pods(_name: object) -> PodPlan:
 
 
 def _refused(message: str) -> ElasticDLError:
-    error = PermanentError(message, hint="`elasticdl check` with the flags of the job asks the cluster for all that it needs")
+    error = PermanentError(
+        message,
+        hint="`elasticdl check` with the flags of the job asks the cluster for all that it needs",
+    )
     error.exit_code = ExitCode.CLUSTER_REFUSED
     return error
 

@@ -22,7 +22,9 @@ from elasticdl.master.executor.process_env import ProcessEnv
 
 @dataclass(frozen=True, slots=True)
 class PageAddress:
-    """Where the status page is: on this machine only, by default. `port` 0: the one that the job asks for.
+    """Where the status page is: on this machine only, by default.
+
+    `port` 0: the one that the job asks for.
 
     `names`: of hosts under which it is reached, beside the address, the best first.
     """
@@ -35,7 +37,10 @@ class PageAddress:
 
 @dataclass(frozen=True, slots=True)
 class MasterEnvironment:
-    """What a master begins with. `term`: its own is at least that. `warnings` are for people, in the job's events."""
+    """What a master begins with.
+
+    `term`: its own is at least that. `warnings` are for people, in the job's events.
+    """
 
     directory: JobDirectory
     token: str = field(repr=False)
@@ -76,7 +81,9 @@ class Platform(Protocol):
         """Where processes run. When the context ends they do, as `farewell` says then."""
 
     def tell(self, ended: Ended) -> None:
-        """Leave the outcome where whoever started this master looks for it, beside the job's directory."""
+        """Leave the outcome where whoever started this master looks for it, beside the job's
+        directory.
+        """
 
 
 @final
@@ -94,13 +101,22 @@ class LocalPlatform:
         return Limits(starting=max(2, int(self._cores)))
 
     def open(self) -> MasterEnvironment:
-        """From ELASTICDL_*. The token is taken out: processes get it as a secret, user code of the preflight not at all."""
+        """From ELASTICDL_*.
+
+        The token is taken out: processes get it as a secret, user code of the preflight not at all.
+        """
         try:
             directory = JobDirectory(Path(os.environ["ELASTICDL_JOB_DIR"]).resolve())
             token = os.environ.pop("ELASTICDL_TOKEN")
-            host, port = os.environ.get("ELASTICDL_BIND_HOST", "127.0.0.1"), int(os.environ.get("ELASTICDL_PORT", "0"))
+            host, port = (
+                os.environ.get("ELASTICDL_BIND_HOST", "127.0.0.1"),
+                int(os.environ.get("ELASTICDL_PORT", "0")),
+            )
         except (KeyError, ValueError) as garbled:
-            error = PermanentError(f"the environment of the master lacks or garbles {garbled}", hint="`elasticdl train` sets it")
+            error = PermanentError(
+                f"the environment of the master lacks or garbles {garbled}",
+                hint="`elasticdl train` sets it",
+            )
             error.exit_code = ExitCode.USAGE
             raise error from garbled
         self._logs = directory.logs
@@ -108,7 +124,9 @@ class LocalPlatform:
 
     def process_env(self, spec: JobSpec, environment: MasterEnvironment, port: int) -> ProcessEnv:
         address = f"{environment.host}:{port}"
-        return ProcessEnv(spec, str(environment.directory.path), address, environment.token, self._cores)
+        return ProcessEnv(
+            spec, str(environment.directory.path), address, environment.token, self._cores
+        )
 
     @asynccontextmanager
     async def cluster(self, _farewell: Farewell) -> AsyncIterator[Cluster]:

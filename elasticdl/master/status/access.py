@@ -1,8 +1,12 @@
-"""Who may see the page: the job's token, once, and then a cookie; no other site, whatever name it gives us; and what browsers are told.
+"""Who may see the page: the job's token, once, and then a cookie; no other site, whatever name it
+gives us; and what browsers are told.
 
-A page of some other site can make a browser send requests here. It cannot make it send our cookie (SameSite=Strict), nor a
-foreign `Host` go through (its name made to lead here: DNS rebinding), nor a foreign `Origin`; and it cannot put us into a frame.
-Cookies know no ports: ours is a value made from the token that opens this page and nothing else, under a name of this job's.
+A page of some other site can make a browser send requests here. It cannot make it send our cookie
+(SameSite=Strict), nor a
+foreign `Host` go through (its name made to lead here: DNS rebinding), nor a foreign `Origin`; and
+it cannot put us into a frame.
+Cookies know no ports: ours is a value made from the token that opens this page and nothing else,
+under a name of this job's.
 """
 
 from __future__ import annotations
@@ -26,7 +30,10 @@ SAFE_METHODS = frozenset({"GET", "HEAD"})
 MOST_BODY_BYTES = 64 << 10
 _BODY_S = 10.0
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
-POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
+POLICY = (
+    "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src"
+    " 'none'"
+)
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -37,17 +44,25 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     "Server": "elasticdl",
 }
-_HINT = "`elasticdl dashboard` opens the page with its token; programs send `Authorization: Bearer TOKEN`"
+_HINT = (
+    "`elasticdl dashboard` opens the page with its token; programs send `Authorization: Bearer"
+    " TOKEN`"
+)
 
 
 @final
 class AccessGuard:
-    """One a job. `names` are host names, beside those of this machine, under which the page is reached."""
+    """One a job.
+
+    `names` are host names, beside those of this machine, under which the page is reached.
+    """
 
     def __init__(self, token: str, names: Collection[str] = ()) -> None:
         self._token = token.encode()
         self._cookie = hmac.new(self._token, b"elasticdl status page", hashlib.sha256).hexdigest()
-        self.cookie_name = "elasticdl_" + hashlib.blake2b(self._token, digest_size=8, person=b"page").hexdigest()
+        self.cookie_name = (
+            "elasticdl_" + hashlib.blake2b(self._token, digest_size=8, person=b"page").hexdigest()
+        )
         self._names = frozenset(name.lower() for name in names)
 
     def is_token(self, given: str) -> bool:
@@ -64,20 +79,28 @@ class AccessGuard:
 
     def let_in(self, response: web.StreamResponse) -> None:
         """Give the browser our cookie, until it is closed."""
-        response.set_cookie(self.cookie_name, self._cookie, path="/", httponly=True, samesite="Strict")
+        response.set_cookie(
+            self.cookie_name, self._cookie, path="/", httponly=True, samesite="Strict"
+        )
 
     def let_out(self, response: web.StreamResponse) -> None:
         """Take it back."""
         response.del_cookie(self.cookie_name, path="/", httponly=True, samesite="Strict")
 
     def check(self, request: web.Request, *, open_to_all: bool) -> None:
-        """Raises Refusal: 421 for a host that is none of ours, 403 for another site, 401 without the token."""
+        """Raises Refusal: 421 for a host that is none of ours, 403 for another site, 401 without
+        the token.
+        """
         host = request.headers.get("Host", "")
         if not self._ours(host, request):
-            raise Refusal(421, f"this is not the host {host[:100]!r}", "use the address that the job told")
+            raise Refusal(
+                421, f"this is not the host {host[:100]!r}", "use the address that the job told"
+            )
         self._check_origin(request, host)
         if not open_to_all and not self.knows(request):
-            raise Refusal(401, "the job's token is missing or wrong", _HINT, {"WWW-Authenticate": "Bearer"})
+            raise Refusal(
+                401, "the job's token is missing or wrong", _HINT, {"WWW-Authenticate": "Bearer"}
+            )
 
     def _ours(self, host: str, request: web.Request) -> bool:
         """Ports do not matter here: the port of whoever forwards connections to us is not ours."""
@@ -85,9 +108,15 @@ class AccessGuard:
         return name in _LOOPBACK or name in self._names or name == _own_address(request)
 
     def _check_origin(self, request: web.Request, host: str) -> None:
-        """Browsers say from where a request comes. With our policy a form says `null`, but also that it is of the same origin."""
+        """Browsers say from where a request comes.
+
+        With our policy a form says `null`, but also that it is of the same origin.
+        """
         origin, platform = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site")
-        same = origin is not None and origin.lower() in (f"http://{host}".lower(), f"https://{host}".lower())
+        same = origin is not None and origin.lower() in (
+            f"http://{host}".lower(),
+            f"https://{host}".lower(),
+        )
         if same or (origin in (None, "null") and platform == "same-origin"):
             return
         if origin is not None or (request.method not in SAFE_METHODS and platform is not None):
@@ -102,7 +131,9 @@ def _name_of(host: str) -> str:
 
 
 def _own_address(request: web.Request) -> str:
-    """The address that the connection came to, as a host is written: nobody else's name can lead to a number."""
+    """The address that the connection came to, as a host is written: nobody else's name can lead to
+    a number.
+    """
     found = request.transport.get_extra_info("sockname") if request.transport is not None else None
     try:
         address = ip_address(str(found[0]).partition("%")[0]) if found else None
@@ -136,7 +167,9 @@ def watchman(guard: AccessGuard, open_to_all: Collection[tuple[str, str]]) -> Mi
             response.force_close()
         return response
 
-    async def answered(request: web.Request, handler: Handler, route: tuple[str, str]) -> web.StreamResponse:
+    async def answered(
+        request: web.Request, handler: Handler, route: tuple[str, str]
+    ) -> web.StreamResponse:
         try:
             guard.check(request, open_to_all=route in open_to_all)
             return await handler(request)
@@ -145,12 +178,16 @@ def watchman(guard: AccessGuard, open_to_all: Collection[tuple[str, str]]) -> Mi
         except web.HTTPException as told:
             return Refusal(told.status, told.reason, headers=_allow(told)).response()
         except ElasticDLError as error:
-            return Refusal(503 if isinstance(error, TransientError) else 502, error.message, error.hint).response()
+            return Refusal(
+                503 if isinstance(error, TransientError) else 502, error.message, error.hint
+            ).response()
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception:  # noqa: BLE001 - the top of a request: an error in the page must not reach the job
             _LOG.exception("%s %s failed", request.method, request.path)
-            return Refusal(500, "the page failed here", "the master's log says more; the job is not concerned").response()
+            return Refusal(
+                500, "the page failed here", "the master's log says more; the job is not concerned"
+            ).response()
 
     return watch
 

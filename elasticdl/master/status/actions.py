@@ -1,4 +1,6 @@
-"""What people ask of a job on its page: each becomes an event, and what comes of it is seen in the status."""
+"""What people ask of a job on its page: each becomes an event, and what comes of it is seen in the
+status.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ from typing import Any, final
 from aiohttp import web
 
 from elasticdl.cluster.base import ProcessName
-from elasticdl.master.core.events import CheckpointRequested, ReplaceRequested, ScaleRequested, StopRequested
+from elasticdl.master.core.events import (
+    CheckpointRequested,
+    ReplaceRequested,
+    ScaleRequested,
+    StopRequested,
+)
 from elasticdl.master.status.access import body_of
 from elasticdl.master.status.job_view import JobView
 from elasticdl.master.status.responses import API, Refusal, answer
@@ -39,7 +46,14 @@ class Actions:
         reason = _text(await _object(request, {"reason"}), "reason", "")
         words = " ".join(reason.split())[:_LONGEST_REASON] or "asked for on the status page"
         await self._watched.post(StopRequested(self._watched.at_s(), words))
-        return answer({"said": "the job stops: workers give their work back, then the last checkpoint is taken"}, 202)
+        return answer(
+            {
+                "said": (
+                    "the job stops: workers give their work back, then the last checkpoint is taken"
+                )
+            },
+            202,
+        )
 
     async def scale(self, request: web.Request) -> web.Response:
         """{"min", "max"}: another range of workers."""
@@ -50,7 +64,16 @@ class Actions:
         if why_not := self._watched.why_not_scale():
             raise Refusal(409, f"the job is not scaled: {why_not}")
         await self._watched.post(ScaleRequested(self._watched.at_s(), low, high))
-        return answer({"said": f"the job is to have {low} workers" if low == high else f"{low} to {high} workers from now on"}, 202)
+        return answer(
+            {
+                "said": (
+                    f"the job is to have {low} workers"
+                    if low == high
+                    else f"{low} to {high} workers from now on"
+                )
+            },
+            202,
+        )
 
     async def replace(self, request: web.Request) -> web.Response:
         """{"process"}: a worker drains, another comes at once."""
@@ -58,12 +81,26 @@ class Actions:
         try:
             name = ProcessName.parse(text)
         except ValueError:
-            raise Refusal(404, f"{text[:60]!r} is not a process of this job", "name a worker, such as worker-0") from None
+            raise Refusal(
+                404,
+                f"{text[:60]!r} is not a process of this job",
+                "name a worker, such as worker-0",
+            ) from None
         if why_not := self._watched.why_not_replace(name):
-            hint = "take a checkpoint first and end it with its place: it comes back from there" if name.role == "ps" else ""
-            raise Refusal(409 if self._watched.knows(name) else 404, f"{name} is not replaced: {why_not}", hint)
+            hint = (
+                "take a checkpoint first and end it with its place: it comes back from there"
+                if name.role == "ps"
+                else ""
+            )
+            raise Refusal(
+                409 if self._watched.knows(name) else 404,
+                f"{name} is not replaced: {why_not}",
+                hint,
+            )
         await self._watched.post(ReplaceRequested(self._watched.at_s(), name))
-        return answer({"said": f"{name} gives its work back and ends; another worker takes its place"}, 202)
+        return answer(
+            {"said": f"{name} gives its work back and ends; another worker takes its place"}, 202
+        )
 
     async def checkpoint(self, request: web.Request) -> web.Response:
         """{}: one now."""
@@ -83,7 +120,9 @@ async def _object(request: web.Request, keys: set[str]) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise Refusal(400, "the body is no JSON") from error
     if not isinstance(found, dict) or not set(found) <= keys:
-        raise Refusal(400, f"expected a JSON object with {', '.join(sorted(keys)) or 'nothing in it'}")
+        raise Refusal(
+            400, f"expected a JSON object with {', '.join(sorted(keys)) or 'nothing in it'}"
+        )
     return found
 
 

@@ -1,4 +1,6 @@
-"""Looks at the job once a second: for its curves always, and while anybody watches to tell what changed."""
+"""Looks at the job once a second: for its curves always, and while anybody watches to tell what
+changed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ Row: TypeAlias = dict[str, Any]
 def rows_of(status: Mapping[str, Any]) -> dict[str, Row]:
     """One row a process, with its gauges."""
     gauges = status["gauges"]
-    return {row["name"]: {**gauges[row["name"]], **row} if row["name"] in gauges else row for row in status["processes"]}
+    return {
+        row["name"]: {**gauges[row["name"]], **row} if row["name"] in gauges else row
+        for row in status["processes"]
+    }
 
 
 def without_rows(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,7 +66,9 @@ class ChangeFeed:
         self._watchers -= 1
 
     def heed(self) -> None:
-        """Somebody looks at the job now, and may come to watch it: frames tell what changes from here on."""
+        """Somebody looks at the job now, and may come to watch it: frames tell what changes from
+        here on.
+        """
         if self._idle_s >= _LOOK_ON_S and not self.feed.closed:
             if self._status:
                 # Somebody may come back to the frames of a time before nobody watched.
@@ -73,18 +80,24 @@ class ChangeFeed:
 
     def start(self) -> None:
         """Look at the job once a second from now on."""
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="looks at the job for onlookers")
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(), name="looks at the job for onlookers"
+        )
 
     def whole(self) -> bytes:
         """The state that the newest frame left, for one that has none."""
         if self._whole[0] != self.feed.newest:
             rows = {"rows": list(self._rows.values()), "gone": [], "all": True}
-            data = event_bytes("status", self._status) + event_bytes("processes", rows, self.feed.id(self.feed.newest))
+            data = event_bytes("status", self._status) + event_bytes(
+                "processes", rows, self.feed.id(self.feed.newest)
+            )
             self._whole = (self.feed.newest, data)
         return self._whole[1]
 
     async def close(self, ended: Mapping[str, Any] | None) -> None:
-        """Tell the last changes, and (None: the job goes on with another master) how the job ended."""
+        """Tell the last changes, and (None: the job goes on with another master) how the job
+        ended.
+        """
         for task in (self._task, self._saving):
             if task is not None:
                 task.cancel()
@@ -120,11 +133,20 @@ class ChangeFeed:
     def _look(self) -> list[tuple[str, Any]]:
         """What changed since the last time."""
         reading = self._watched.reading()
-        return [*self._status_changes(reading), *self._row_changes(reading), *self._news(), *self._samples()]
+        return [
+            *self._status_changes(reading),
+            *self._row_changes(reading),
+            *self._news(),
+            *self._samples(),
+        ]
 
     def _status_changes(self, reading: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         before, self._status = self._status, without_rows(reading)
-        changed = {key: value for key, value in self._status.items() if key not in before or before[key] != value}
+        changed = {
+            key: value
+            for key, value in self._status.items()
+            if key not in before or before[key] != value
+        }
         if changed:
             yield "status", changed
 

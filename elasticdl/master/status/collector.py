@@ -1,4 +1,7 @@
-"""Looks at the master's status once a second and keeps curves of it, bounded, also on disk. Use it from one event loop."""
+"""Looks at the master's status once a second and keeps curves of it, bounded, also on disk.
+
+Use it from one event loop.
+"""
 
 from __future__ import annotations
 
@@ -64,10 +67,14 @@ class Sample:
 
 @final
 class Collector:
-    """`newest`: the points of the last look, with what metrics.jsonl got since the one before; `looks` counts the looks."""
+    """`newest`: the points of the last look, with what metrics.jsonl got since the one before;
+    `looks` counts the looks.
+    """
 
     def __init__(self, path: Path | None, clock: Clock, newest: Path | None = None) -> None:
-        """`path`: series.json. Goes on with what is there. None: of a job that has not begun nothing is kept.
+        """`path`: series.json.
+
+        Goes on with what is there. None: of a job that has not begun nothing is kept.
 
         `newest`: where the status itself is written down as often.
         """
@@ -96,7 +103,10 @@ class Collector:
         self._recorded += [Sample(*one) for one in note_metrics(self._book, row)]
 
     def look(self, status: Mapping[str, Any]) -> list[Sample]:
-        """Take one sample of a status; the new points. About a millisecond for a thousand workers."""
+        """Take one sample of a status; the new points.
+
+        About a millisecond for a thousand workers.
+        """
         at_s, records = float(status["at_s"]), int(status["records"]["trained"])
         if not self.looks:
             self._book.break_off(at_s)
@@ -114,7 +124,11 @@ class Collector:
         if begin_s < self._save_at_s:
             return
         text = self._text()
-        status = encoded({"status": self._status}) if self._newest_path is not None and self._status else b""
+        status = (
+            encoded({"status": self._status})
+            if self._newest_path is not None and self._status
+            else b""
+        )
         took_s = self._clock.now_s() - begin_s
         self._save_at_s = begin_s + max(_SAVE_EVERY_S, took_s / _SAVE_SHARE)
         await asyncio.to_thread(self._write, text, status)
@@ -136,7 +150,9 @@ class Collector:
         except OSError as error:
             _LOG.warning("cannot save the curves in %s: %s", self._path, error)
 
-    def _values(self, status: Mapping[str, Any], at_s: float) -> Iterator[tuple[Name, float | None]]:
+    def _values(
+        self, status: Mapping[str, Any], at_s: float
+    ) -> Iterator[tuple[Name, float | None]]:
         yield ("records_per_s", "", "records/s"), float(status.get("records_per_s") or 0.0)
         yield ("workers", "", "workers"), float(status["scale"]["observed"])
         yield ("updates_per_s", "", "updates/s"), self._updates_per_s(at_s, int(status["version"]))
@@ -147,7 +163,10 @@ class Collector:
                         yield (name, process, unit), float(gauges[gauge]) * factor
 
     def _updates_per_s(self, at_s: float, version: int) -> float:
-        """Over ten seconds: versions are told with heartbeats, in jumps. One that falls back counts as none."""
+        """Over ten seconds: versions are told with heartbeats, in jumps.
+
+        One that falls back counts as none.
+        """
         self._versions.append((at_s, version))
         while len(self._versions) > 2 and self._versions[1][0] <= at_s - _RATE_WINDOW_S:
             self._versions.popleft()
@@ -159,7 +178,9 @@ class Collector:
 class MetricsLog:
     """metrics.jsonl, and the curves that are made of it."""
 
-    def __init__(self, lines: JsonLines, collector: Collector, scalars: ScalarRuns | None = None) -> None:
+    def __init__(
+        self, lines: JsonLines, collector: Collector, scalars: ScalarRuns | None = None
+    ) -> None:
         self._lines = lines
         self._collector = collector
         self._scalars = scalars or ScalarRuns("")

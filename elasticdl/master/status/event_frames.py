@@ -1,7 +1,10 @@
-"""What every browser is sent, once for all of them: numbered frames, of which the newest are kept for those who come back.
+"""What every browser is sent, once for all of them: numbered frames, of which the newest are kept
+for those who come back.
 
-A browser that does not take what it is sent is not waited for: it finds its next frame gone and begins anew. So the memory of
-all this is bounded whatever browsers do: by the frames that are kept, and by what one write may leave in a connection's buffer.
+A browser that does not take what it is sent is not waited for: it finds its next frame gone and
+begins anew. So the memory of
+all this is bounded whatever browsers do: by the frames that are kept, and by what one write may
+leave in a connection's buffer.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ MOST_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Some events that belong together, as they go over the wire; the last of them carries the number."""
+    """Some events that belong together, as they go over the wire; the last of them carries the
+    number.
+    """
 
     number: int
     data: bytes
@@ -34,7 +39,10 @@ def event_bytes(name: str, payload: Any, id: str = "") -> bytes:  # noqa: ANN401
 
 @final
 class EventFrames:
-    """Use it from one event loop. `term` is the master's: numbers of another one mean nothing here."""
+    """Use it from one event loop.
+
+    `term` is the master's: numbers of another one mean nothing here.
+    """
 
     def __init__(self, term: int) -> None:
         self._term = term
@@ -49,7 +57,9 @@ class EventFrames:
         return f"{self._term}.{number}"
 
     def place(self, id: str) -> int | None:
-        """The number of a frame that this feed can go on from; None for another's, and for one that is gone."""
+        """The number of a frame that this feed can go on from; None for another's, and for one that
+        is gone.
+        """
         term, _, text = id.partition(".")
         if term != str(self._term) or not text.isdecimal() or not text.isascii() or len(text) > 15:
             return None
@@ -64,10 +74,14 @@ class EventFrames:
         self.newest += 1
         parts = [event_bytes(name, payload) for name, payload in found[:-1]]
         name, payload = found[-1]
-        frame = Frame(self.newest, b"".join([*parts, event_bytes(name, payload, self.id(self.newest))]))
+        frame = Frame(
+            self.newest, b"".join([*parts, event_bytes(name, payload, self.id(self.newest))])
+        )
         self._frames.append(frame)
         self._bytes += len(frame.data)
-        while len(self._frames) > 1 and (len(self._frames) > MOST_FRAMES or self._bytes > MOST_BYTES):
+        while len(self._frames) > 1 and (
+            len(self._frames) > MOST_FRAMES or self._bytes > MOST_BYTES
+        ):
             self._bytes -= len(self._frames.popleft().data)
         self._ring()
 

@@ -20,7 +20,11 @@ STUCK_S = 20.0
 """A browser that takes nothing for so long is hung up on; it may come back."""
 _PIECE_BYTES = 64 << 10
 _RETRY_MS = 2000
-_HEADERS = {**NO_STORE, "Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
+_HEADERS = {
+    **NO_STORE,
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "X-Accel-Buffering": "no",
+}
 
 
 @final
@@ -38,7 +42,12 @@ class EventStreams:
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events, until the browser leaves or the job ends."""
         if self._live.watchers >= MOST_STREAMS:
-            raise Refusal(503, f"{MOST_STREAMS} windows watch this job already", "close some", {"Retry-After": "10"})
+            raise Refusal(
+                503,
+                f"{MOST_STREAMS} windows watch this job already",
+                "close some",
+                {"Retry-After": "10"},
+            )
         self._live.join()
         try:
             response = web.StreamResponse(headers=_HEADERS)
@@ -59,7 +68,9 @@ class EventStreams:
         at = self._feed.place(known)
         await _send(response, f"retry: {_RETRY_MS}\n\n".encode())
         if at is None:
-            at = await self._begin(response, "this is another master, or too much has changed since" if known else "")
+            at = await self._begin(
+                response, "this is another master, or too much has changed since" if known else ""
+            )
         while True:
             frames = self._feed.after(at)
             if frames is None:
@@ -74,7 +85,9 @@ class EventStreams:
                 await self._wait(response)
 
     async def _begin(self, response: web.StreamResponse, why: str) -> int:
-        """Everything, after telling one that had something that it is of no use any more; the frame to go on after."""
+        """Everything, after telling one that had something that it is of no use any more; the frame
+        to go on after.
+        """
         at, whole = self._feed.newest, self._live.whole()
         if why:
             await _send(response, event_bytes("reset", {"reason": why}))
@@ -90,7 +103,10 @@ class EventStreams:
 
 
 async def _send(response: web.StreamResponse, data: bytes) -> None:
-    """In pieces, each waited for. Raises TimeoutError when nothing is taken, ConnectionError when nobody is there."""
+    """In pieces, each waited for.
+
+    Raises TimeoutError when nothing is taken, ConnectionError when nobody is there.
+    """
     for begin in range(0, len(data), _PIECE_BYTES):
         async with asyncio.timeout(STUCK_S):
             await response.write(data[begin : begin + _PIECE_BYTES])

@@ -26,7 +26,9 @@ _GZIP = 31
 
 @final
 class HtmlRoutes:
-    """What needs no token is here, and nothing else: the sign-in page, what it loads, and the session."""
+    """What needs no token is here, and nothing else: the sign-in page, what it loads, and the
+    session.
+    """
 
     def __init__(self, guard: AccessGuard, watched: JobView, live: ChangeFeed) -> None:
         self._guard, self._watched, self._live = guard, watched, live
@@ -47,12 +49,18 @@ class HtmlRoutes:
         ]
 
     async def page(self, request: web.Request) -> web.Response:
-        """Complete without any script. Drawn in a thread: with a thousand processes that takes a moment."""
+        """Complete without any script.
+
+        Drawn in a thread: with a thousand processes that takes a moment.
+        """
         if not self._guard.knows(request):
-            # Nobody is refused who has given nothing: for a 401 browsers tell people of an error in this page.
+            # Nobody is refused who has given nothing: for a 401 browsers tell people of an error in
+            # this page.
             return _html(render_sign_in(), 401 if "Authorization" in request.headers else 200)
         async with self._drawing:
-            return _html(await asyncio.to_thread(render_page, snapshot_of(self._watched, self._live)))
+            return _html(
+                await asyncio.to_thread(render_page, snapshot_of(self._watched, self._live))
+            )
 
     async def file(self, request: web.Request) -> web.Response:
         """By its name with the hash of its content: looked up, never made into a path."""
@@ -62,20 +70,35 @@ class HtmlRoutes:
         except NoSuchFile as error:
             raise Refusal(404, "there is no such file") from error
         return web.Response(
-            body=body, headers={**_FOR_EVER, "Content-Type": kind, **({"Content-Encoding": "gzip"} if zipped else {})}
+            body=body,
+            headers={
+                **_FOR_EVER,
+                "Content-Type": kind,
+                **({"Content-Encoding": "gzip"} if zipped else {}),
+            },
         )
 
     async def sign_in(self, request: web.Request) -> web.Response:
         """{"token"} as JSON: 204, or of the form: back to the page. With the cookie."""
         form = request.content_type == _FORM
         if not form and request.content_type != "application/json":
-            raise Refusal(415, f"expected application/json or a form, got {request.content_type[:60]}")
+            raise Refusal(
+                415, f"expected application/json or a form, got {request.content_type[:60]}"
+            )
         right = self._guard.is_token(_token_of(await body_of(request), form=form))
         if not right and form:
             return _html(render_sign_in("That is not the token of this job."), 401)
         if not right:
-            raise Refusal(401, "that is not the token of this job", "it is at the end of the address that the job told")
-        response = web.Response(status=303, headers={"Location": "/"}) if form else web.Response(status=204)
+            raise Refusal(
+                401,
+                "that is not the token of this job",
+                "it is at the end of the address that the job told",
+            )
+        response = (
+            web.Response(status=303, headers={"Location": "/"})
+            if form
+            else web.Response(status=204)
+        )
         response.headers.update(NO_STORE)
         self._guard.let_in(response)
         return response
@@ -89,7 +112,9 @@ class HtmlRoutes:
 
 def _html(text: str, status: int = 200) -> web.Response:
     body = text.encode("utf-8", errors="replace")
-    return web.Response(body=body, status=status, content_type="text/html", charset="utf-8", headers=NO_STORE)
+    return web.Response(
+        body=body, status=status, content_type="text/html", charset="utf-8", headers=NO_STORE
+    )
 
 
 def _token_of(body: bytes, *, form: bool) -> str:

@@ -44,7 +44,9 @@ def job_status(core: JobState, desk: ProcessGateway) -> dict[str, Any]:
     numbers, status = desk.numbers(), core.status()
     found = asdict(replace(status, processes=()))
     # There may be a thousand of them, and `asdict` takes its time.
-    found["processes"] = [dict(zip(_ROW, row_of(process), strict=True)) for process in status.processes]
+    found["processes"] = [
+        dict(zip(_ROW, row_of(process), strict=True)) for process in status.processes
+    ]
     found["records"]["records_per_s"] = numbers["records_per_s"]
     if found["phase"] in (Phase.ENDING, Phase.ENDED):
         # What went by in the last seconds of a job that is over says nothing of it.
@@ -100,14 +102,22 @@ class JobView:
             found = job_status(self._core, self._desk)
             view_age_s = self.cluster.view_age_s if self.cluster is not None else None
             wall_s = self._queue.clock.wall_s()
-            self._reading = shown_status(self.about, found, now=wall_s, state=state_in_words(found), view_age_s=view_age_s)
+            self._reading = shown_status(
+                self.about, found, now=wall_s, state=state_in_words(found), view_age_s=view_age_s
+            )
             self._read_s = now_s
         return self._reading
 
     def snapshot(self) -> dict[str, Any]:
         """All that the page is drawn from."""
         status = self.reading()
-        return snapshot(self.about, status, record_of(self.event_log, status), self.collector.as_list(), self.outcome())
+        return snapshot(
+            self.about,
+            status,
+            record_of(self.event_log, status),
+            self.collector.as_list(),
+            self.outcome(),
+        )
 
     def timeline(self) -> Mapping[str, Any]:
         """Bars, generations and marks."""
@@ -145,15 +155,24 @@ class JobView:
         return any(row["name"] == str(name) for row in self.reading()["processes"])
 
     async def post(self, event: Event) -> None:
-        """Put an event in and return when it was handled. Raises Refusal: 409 when the job is over, 503 when it is not handled soon."""
-        over = Refusal(409, "the job has ended", "start it again with --resume, or read what it left")
+        """Put an event in and return when it was handled.
+
+        Raises Refusal: 409 when the job is over, 503 when it is not handled soon.
+        """
+        over = Refusal(
+            409, "the job has ended", "start it again with --resume, or read what it left"
+        )
         if self._core.over:
             raise over
         try:
             async with asyncio.timeout(_HANDLED_WITHIN_S):
                 await asyncio.shield(self._queue.post(event))
         except TimeoutError as error:
-            raise Refusal(503, f"the master did not get to it within {_HANDLED_WITHIN_S:g} s", "see whether it was done") from error
+            raise Refusal(
+                503,
+                f"the master did not get to it within {_HANDLED_WITHIN_S:g} s",
+                "see whether it was done",
+            ) from error
         except asyncio.CancelledError:
             if self._core.over:
                 raise over from None

@@ -49,7 +49,9 @@ class JsonApi:
         return self._once("snapshot", lambda: snapshot_of(self._watched, self._live))
 
     async def occurrences(self, request: web.Request) -> web.Response:
-        """{"occurrences", "dropped"} of ?after=&limit=: those with a higher seq, the oldest first."""
+        """{"occurrences", "dropped"} of ?after=&limit=: those with a higher seq, the oldest
+        first.
+        """
         after = number(request, "after", -1, -1, _FAR)
         limit = number(request, "limit", _MOST_OCCURRENCES, 1, _MOST_OCCURRENCES)
         event_log = self._watched.event_log
@@ -66,7 +68,9 @@ class JsonApi:
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """As Prometheus reads them."""
-        body = self._made_once("metrics", lambda: render(self._watched.reading(), self._watched.about))
+        body = self._made_once(
+            "metrics", lambda: render(self._watched.reading(), self._watched.about)
+        )
         return web.Response(body=body, headers={**NO_STORE, "Content-Type": CONTENT_TYPE})
 
     def _once(self, what: str, make: Callable[[], Any]) -> web.Response:

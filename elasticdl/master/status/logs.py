@@ -1,4 +1,7 @@
-"""Logs of processes: a list, parts by offset, and a search. However long a log is, one request reads and holds only so much."""
+"""Logs of processes: a list, parts by offset, and a search.
+
+However long a log is, one request reads and holds only so much.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ _LONGEST_QUERY = 200
 _SHOWN_AROUND = 400
 """Bytes of a line that are shown on either side of what was found."""
 _AT_ONCE = 2
-"""Threads that may hang on a volume that is away. The master has few, and needs some for its checkpoints."""
+"""Threads that may hang on a volume that is away.
+
+The master has few, and needs some for its checkpoints.
+"""
 
 
 @final
@@ -49,10 +55,19 @@ class Logs:
             return answer({"logs": []})
         async with self._turns:
             found = await self._cluster().logs()
-        return answer({"logs": [{"process": one.process, "bytes": one.size_bytes, "live": one.live} for one in found]})
+        return answer(
+            {
+                "logs": [
+                    {"process": one.process, "bytes": one.size_bytes, "live": one.live}
+                    for one in found
+                ]
+            }
+        )
 
     async def read(self, request: web.Request) -> web.Response:
-        """{"process", "start", "end", "size", "text"}: whole characters from `start` (negative: from the end) on."""
+        """{"process", "start", "end", "size", "text"}: whole characters from `start` (negative:
+        from the end) on.
+        """
         start = number(request, "start", -_USUAL_BYTES, -_LARGEST, _LARGEST)
         limit = number(request, "limit", _USUAL_BYTES, 1, MOST_BYTES)
         process = request.match_info["process"]
@@ -60,11 +75,19 @@ class Logs:
         part = await self._part(process, start, max(limit, 4))
         begin, end = _whole_characters(part)
         text = part.data[begin:end].decode("utf-8", errors="replace")
-        found = {"process": process, "start": part.start + begin, "end": part.start + end, "size": part.size_bytes, "text": text}
+        found = {
+            "process": process,
+            "start": part.start + begin,
+            "end": part.start + end,
+            "size": part.size_bytes,
+            "text": text,
+        }
         return answer(found)
 
     async def search(self, request: web.Request) -> web.Response:
-        """{"matches": [{"offset", "line"}], "searched_to", "more"}: upper and lower case of ASCII are the same."""
+        """{"matches": [{"offset", "line"}], "searched_to", "more"}: upper and lower case of ASCII
+        are the same.
+        """
         wanted = request.query.get("q", "")
         start = number(request, "start", 0, 0, _LARGEST)
         needle = wanted.encode("utf-8", errors="replace").lower()
@@ -99,7 +122,10 @@ class Logs:
 
 @dataclass(slots=True)
 class _Found:
-    """Matches so far: offset of the line (or of what is shown of it) and its text. Everything before `to` was looked at."""
+    """Matches so far: offset of the line (or of what is shown of it) and its text.
+
+    Everything before `to` was looked at.
+    """
 
     to: int
     more: bool = True
@@ -133,7 +159,9 @@ class _Found:
 
 
 def _whole_characters(part: LogPart) -> tuple[int, int]:
-    """Where in a part its first whole character begins and its last one ends, if it is UTF-8 at its ends."""
+    """Where in a part its first whole character begins and its last one ends, if it is UTF-8 at its
+    ends.
+    """
     data, begin, end = part.data, 0, len(part.data)
     while part.start > 0 and begin < min(3, end) and data[begin] & 0xC0 == 0x80:
         begin += 1

@@ -1,4 +1,6 @@
-"""The master's status as Prometheus reads it. docs/reference/metrics.md has every name; a test holds the two together."""
+"""The master's status as Prometheus reads it. docs/reference/metrics.md has every name; a test
+holds the two together.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,46 @@ from elasticdl.history.snapshot import About
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_PROCESSES = 1_000
 """Of which there are numbers of their own."""
-PHASES = ("starting", "working", "evaluating", "draining", "checkpointing", "exporting", "ending", "ended")
+PHASES = (
+    "starting",
+    "working",
+    "evaluating",
+    "draining",
+    "checkpointing",
+    "exporting",
+    "ending",
+    "ended",
+)
 _OF_PROCESSES = (
     ("records_per_s", "process_records_per_second", "Records per second of a worker.", 1.0),
-    ("staleness_mean", "process_staleness_updates", "Updates of others between a worker's pull and its push, on average.", 1.0),
-    ("pull_ms", "process_pull_seconds", "Time of a pull: of a worker's whole pull, of a server's part.", 1e-3),
-    ("push_ms", "process_push_seconds", "Time of a push: of a worker's whole push, of a server's part.", 1e-3),
+    (
+        "staleness_mean",
+        "process_staleness_updates",
+        "Updates of others between a worker's pull and its push, on average.",
+        1.0,
+    ),
+    (
+        "pull_ms",
+        "process_pull_seconds",
+        "Time of a pull: of a worker's whole pull, of a server's part.",
+        1e-3,
+    ),
+    (
+        "push_ms",
+        "process_push_seconds",
+        "Time of a push: of a worker's whole push, of a server's part.",
+        1e-3,
+    ),
     ("step_ms", "process_step_seconds", "Time that a worker's step computes.", 1e-3),
     ("wait_ms", "process_wait_seconds", "Time that a worker's step waits for its batch.", 1e-3),
     ("rss_bytes", "process_resident_memory_bytes", "Memory of a process.", 1.0),
     ("rows", "process_embedding_rows", "Rows of embedding tables that a server holds.", 1.0),
-    ("parameter_bytes", "process_parameter_bytes", "Memory of a server's parameters with their slots.", 1.0),
+    (
+        "parameter_bytes",
+        "process_parameter_bytes",
+        "Memory of a server's parameters with their slots.",
+        1.0,
+    ),
 )
 """Gauge of the process, name, what it is, and what the gauge is multiplied with."""
 
@@ -57,18 +88,36 @@ class _Scrape:
 
     def _job(self) -> Iterator[Metric]:
         status, about = self._status, self._about
-        info = {"action": about.action, "strategy": about.strategy, "version": about.version_of_elasticdl}
+        info = {
+            "action": about.action,
+            "strategy": about.strategy,
+            "version": about.version_of_elasticdl,
+        }
         yield self._gauge("job_info", "What the job is; always 1.", [(info, 1)])
         phases = [({"phase": phase}, int(status.get("phase") == phase)) for phase in PHASES]
-        yield self._gauge("job_phase", "1 for the phase that the job is in, 0 for the others.", phases)
-        yield self._gauge("job_start_time_seconds", "When the job began, in unix time.", [({}, about.started_at)])
-        yield self._gauge("job_epoch", "The epoch that is trained, from 0.", [({}, status["epoch"])])
+        yield self._gauge(
+            "job_phase", "1 for the phase that the job is in, 0 for the others.", phases
+        )
+        yield self._gauge(
+            "job_start_time_seconds", "When the job began, in unix time.", [({}, about.started_at)]
+        )
+        yield self._gauge(
+            "job_epoch", "The epoch that is trained, from 0.", [({}, status["epoch"])]
+        )
         yield self._gauge("job_epochs", "Epochs in all.", [({}, status["epochs"])])
-        yield self._gauge("job_waits", "Things that are waited for now.", [({}, len(status.get("waiting") or ()))])
-        yield self._gauge("stalled", "1 while the job stands still, else 0.", [({}, int(bool(status.get("stall"))))])
+        yield self._gauge(
+            "job_waits", "Things that are waited for now.", [({}, len(status.get("waiting") or ()))]
+        )
+        yield self._gauge(
+            "stalled",
+            "1 while the job stands still, else 0.",
+            [({}, int(bool(status.get("stall"))))],
+        )
         over = status.get("exit_code") is not None
         quiet_s = 0.0 if over else max(0.0, status["at_s"] - (status.get("moved_s") or 0.0))
-        yield self._gauge("quiet_seconds", "Time since anything in the job last moved.", [({}, quiet_s)])
+        yield self._gauge(
+            "quiet_seconds", "Time since anything in the job last moved.", [({}, quiet_s)]
+        )
 
     def _records(self) -> Iterator[Metric]:
         records = self._status["records"]
@@ -81,7 +130,9 @@ class _Scrape:
         ):
             yield self._counter(f"records_{name}", what, [({}, records[name])])
         yield self._gauge(
-            "records_left", "Records of all epochs that are to come, or that nobody trained.", [({}, records["left"])]
+            "records_left",
+            "Records of all epochs that are to come, or that nobody trained.",
+            [({}, records["left"])],
         )
         rate = self._status.get("records_per_s") or 0.0
         yield self._gauge("records_per_second", "Records per second of all workers.", [({}, rate)])
@@ -90,30 +141,62 @@ class _Scrape:
             for task, counts in (self._status.get("shards") or {}).items()
             for state, count in counts.items()
         ]
-        yield self._gauge("shards", "Shards of all epochs, or of the current round of evaluation.", shards)
+        yield self._gauge(
+            "shards", "Shards of all epochs, or of the current round of evaluation.", shards
+        )
 
     def _membership(self) -> Iterator[Metric]:
         status = self._status
         scale = [({"kind": kind}, status["scale"][key]) for kind, key in _SCALE]
-        yield self._gauge("workers", "Workers: the range that is wanted (least, most), ordered, and ready.", scale)
-        rows = Counter((str(row["role"]), str(row["state"])) for row in status.get("processes") or () if row["state"] != "ended")
-        states = [({"role": role, "state": state}, count) for (role, state), count in sorted(rows.items())]
+        yield self._gauge(
+            "workers", "Workers: the range that is wanted (least, most), ordered, and ready.", scale
+        )
+        rows = Counter(
+            (str(row["role"]), str(row["state"]))
+            for row in status.get("processes") or ()
+            if row["state"] != "ended"
+        )
+        states = [
+            ({"role": role, "state": state}, count) for (role, state), count in sorted(rows.items())
+        ]
         yield self._gauge("processes", "Processes that have not ended, by role and state.", states)
         ends = [({"role": role, "cause": cause}, count) for role, cause, count in _ends(status)]
         yield self._counter("process_ends", "Ends of processes, by role and cause.", ends)
-        dropped = [({"cause": str(cause)}, count) for cause, count in (status.get("dropped") or {}).items()]
-        yield self._counter("messages_dropped", "Messages between processes that changed nothing, by cause.", dropped)
+        dropped = [
+            ({"cause": str(cause)}, count) for cause, count in (status.get("dropped") or {}).items()
+        ]
+        yield self._counter(
+            "messages_dropped",
+            "Messages between processes that changed nothing, by cause.",
+            dropped,
+        )
         ring = status.get("ring")
-        yield self._gauge("ring_generation", "The newest generation of the ring.", [({}, ring["generation"])] if ring else [])
-        yield self._gauge("ring_members", "Workers in it.", [({}, len(ring["members"]))] if ring else [])
+        yield self._gauge(
+            "ring_generation",
+            "The newest generation of the ring.",
+            [({}, ring["generation"])] if ring else [],
+        )
+        yield self._gauge(
+            "ring_members", "Workers in it.", [({}, len(ring["members"]))] if ring else []
+        )
 
     def _model(self) -> Iterator[Metric]:
         status = self._status
-        yield self._gauge("model_version", "Updates that the model has had.", [({}, status["version"])])
-        yield self._counter("updates_lost", "Updates that went with parameter servers.", [({}, status["updates_lost"])])
+        yield self._gauge(
+            "model_version", "Updates that the model has had.", [({}, status["version"])]
+        )
+        yield self._counter(
+            "updates_lost",
+            "Updates that went with parameter servers.",
+            [({}, status["updates_lost"])],
+        )
         loss = status.get("loss")
-        yield self._gauge("loss", "Mean training loss of the last steps.", [] if loss is None else [({}, loss)])
-        metrics = [({"metric": str(name)}, value) for name, value in (status.get("metrics") or {}).items()]
+        yield self._gauge(
+            "loss", "Mean training loss of the last steps.", [] if loss is None else [({}, loss)]
+        )
+        metrics = [
+            ({"metric": str(name)}, value) for name, value in (status.get("metrics") or {}).items()
+        ]
         yield self._gauge("evaluation_metric", "Values of the last evaluation.", metrics)
         newest = (status.get("checkpoints") or ())[-1:]
         for name, what, key in (
@@ -127,8 +210,20 @@ class _Scrape:
     def _processes(self) -> Iterator[Metric]:
         found = list((self._status.get("gauges") or {}).items())[:MOST_PROCESSES]
         for gauge, name, what, factor in _OF_PROCESSES:
-            yield self._gauge(name, what, [({"process": p}, gauges[gauge] * factor) for p, gauges in found if gauge in gauges])
-        seconds = [({"process": process}, gauges["cpu_s"]) for process, gauges in found if "cpu_s" in gauges]
+            yield self._gauge(
+                name,
+                what,
+                [
+                    ({"process": p}, gauges[gauge] * factor)
+                    for p, gauges in found
+                    if gauge in gauges
+                ],
+            )
+        seconds = [
+            ({"process": process}, gauges["cpu_s"])
+            for process, gauges in found
+            if "cpu_s" in gauges
+        ]
         yield self._counter("process_cpu_seconds", "CPU time that a process has used.", seconds)
 
     def _gauge(self, name: str, what: str, samples: _Samples) -> Metric:
@@ -140,7 +235,9 @@ class _Scrape:
     def _counter(self, name: str, what: str, samples: _Samples) -> Metric:
         family = CounterMetricFamily(f"elasticdl_{name}", what)
         for labels, value in samples:
-            family.add_sample(f"{family.name}_total", {"job": self._about.name, **labels}, float(value))
+            family.add_sample(
+                f"{family.name}_total", {"job": self._about.name, **labels}, float(value)
+            )
         return family
 
 

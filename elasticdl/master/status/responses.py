@@ -18,7 +18,9 @@ NO_STORE = {"Cache-Control": "no-store"}
 class Refusal(Exception):
     """A request that is not done: an HTTP status, what is wrong, and what to do next."""
 
-    def __init__(self, status: int, message: str, hint: str = "", headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, hint: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
@@ -48,7 +50,9 @@ def answer(value: Any, status: int = 200) -> web.Response:  # noqa: ANN401 - any
 
 def ready(body: bytes, status: int = 200) -> web.Response:
     """The same of JSON that is encoded already."""
-    return web.Response(body=body, status=status, content_type="application/json", charset="utf-8", headers=NO_STORE)
+    return web.Response(
+        body=body, status=status, content_type="application/json", charset="utf-8", headers=NO_STORE
+    )
 
 
 def number(request: web.Request, name: str, default: int, low: int, high: int) -> int:

@@ -1,4 +1,7 @@
-"""The port of the page. It begins and ends with the master, and whatever goes wrong with it stays here."""
+"""The port of the page.
+
+It begins and ends with the master, and whatever goes wrong with it stays here.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ from elasticdl.master.status.shards import Shards
 _LOG = logging.getLogger(__name__)
 MOST_CONNECTIONS = 256
 SPEAK_WITHIN_S = 15.0
-"""A connection that has asked for nothing by then is closed: whoever holds many of them keeps nobody out for long."""
+"""A connection that has asked for nothing by then is closed: whoever holds many of them keeps
+nobody out for long.
+"""
 _CLOSE_S = 2.0
 _BACKLOG = 64
 
@@ -40,8 +45,18 @@ class StatusServer:
         entry = HtmlRoutes(guard, watched, self._live)
         self._silent: set[Any] = set()
         """Connections that have asked for nothing yet."""
-        application = web.Application(middlewares=[self._hear, watchman(guard, entry.open_to_all)], client_max_size=MOST_BODY_BYTES)
-        parts = (entry, JsonApi(watched, self._live), EventStreams(self._live), Shards(watched), Logs(watched), Actions(watched))
+        application = web.Application(
+            middlewares=[self._hear, watchman(guard, entry.open_to_all)],
+            client_max_size=MOST_BODY_BYTES,
+        )
+        parts = (
+            entry,
+            JsonApi(watched, self._live),
+            EventStreams(self._live),
+            Shards(watched),
+            Logs(watched),
+            Actions(watched),
+        )
         for part in parts:
             application.router.add_routes(part.routes())
         application.on_response_prepare.append(add_headers)
@@ -50,16 +65,28 @@ class StatusServer:
         self._listening: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Look at the job, and listen; the port, chosen by the system if `port` is 0. Raises OSError: nobody can look then."""
+        """Look at the job, and listen; the port, chosen by the system if `port` is 0.
+
+        Raises OSError: nobody can look then.
+        """
         self._live.start()
         await self._runner.setup()
         accept = self._accept(self._runner)
-        self._listening = await asyncio.get_running_loop().create_server(accept, host, port, backlog=_BACKLOG)
+        self._listening = await asyncio.get_running_loop().create_server(
+            accept, host, port, backlog=_BACKLOG
+        )
         return int(self._listening.sockets[0].getsockname()[1])
 
     async def close(self, finish: FinishJob | None) -> None:
-        """Tell browsers the end, and hang up. None: this master ends and the job does not, or nobody knows how."""
-        ended = {"exit_code": int(finish.exit_code), "message": finish.message, "hint": finish.hint} if finish else None
+        """Tell browsers the end, and hang up.
+
+        None: this master ends and the job does not, or nobody knows how.
+        """
+        ended = (
+            {"exit_code": int(finish.exit_code), "message": finish.message, "hint": finish.hint}
+            if finish
+            else None
+        )
         if self._listening is not None:
             self._listening.close()
         try:
@@ -80,7 +107,9 @@ class StatusServer:
 
         def accept() -> asyncio.Protocol:
             if len(server.connections) >= MOST_CONNECTIONS or len(self._silent) >= MOST_CONNECTIONS:
-                self._silent = {protocol for protocol in self._silent if protocol.transport is not None}
+                self._silent = {
+                    protocol for protocol in self._silent if protocol.transport is not None
+                }
                 return _Full()
             protocol = HttpProtocol(server)
             self._silent.add(protocol)

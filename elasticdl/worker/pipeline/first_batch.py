@@ -21,7 +21,9 @@ def first_features(sources: Sources, task: Task) -> Structure:
 
 
 def first_batch(sources: Sources, task: Task) -> tuple[Structure, Structure]:
-    """(features, labels) of the first records from which `feed` makes any. Nothing is counted as read.
+    """(features, labels) of the first records from which `feed` makes any.
+
+    Nothing is counted as read.
 
     Raises UserError if there are none in the first few minibatches.
     """
@@ -33,8 +35,12 @@ def first_batch(sources: Sources, task: Task) -> tuple[Structure, Structure]:
         if begin >= end:
             break
         shard = Shard(ShardId(-1), source.name, begin, end)
-        for window in LoadedShard.read(shard, reader.read(shard)).windows(order_of(shard.records, None), 0, shard.records):
+        for window in LoadedShard.read(shard, reader.read(shard)).windows(
+            order_of(shard.records, None), 0, shard.records
+        ):
             made = feed(window.records, shard, window.places).made if window.good else None
             if made is not None:
                 return made
-    raise UserError(f"`feed` made nothing of the first records of {source.name}", hint="check what it filters")
+    raise UserError(
+        f"`feed` made nothing of the first records of {source.name}", hint="check what it filters"
+    )

@@ -1,4 +1,6 @@
-"""Keeps the worker in leases, by a thread that asks ahead: while one lease is worked on, the next is here already."""
+"""Keeps the worker in leases, by a thread that asks ahead: while one lease is worked on, the next
+is here already.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ AHEAD = 2
 """Leases that are not worked through: the current one and the next."""
 
 _LEAST_S = 0.05
-"""Between two questions that were both answered with "not now" at once, so that a hasty master costs no core."""
+"""Between two questions that were both answered with "not now" at once, so that a hasty master
+costs no core.
+"""
 
 _GIVE_UP_S = 600.0
 
@@ -71,7 +75,10 @@ class LeaseKeeper:
         threading.Thread(target=self._run, name="keeper", daemon=True).start()
 
     def next(self) -> HeldLease:
-        """The next lease, in the order granted; blocks until there is one. Raises Ended when there will be none."""
+        """The next lease, in the order granted; blocks until there is one.
+
+        Raises Ended when there will be none.
+        """
         return self._leases.get()
 
     def worked_through(self, held: HeldLease) -> None:
@@ -81,14 +88,18 @@ class LeaseKeeper:
             self._changed.notify_all()
 
     def revoke(self, revocation: int) -> tuple[Lease, ...]:
-        """All leases of revocations before this one are void from now on; gives those in hand that were not done.
+        """All leases of revocations before this one are void from now on; gives those in hand that
+        were not done.
 
-        One that was granted before the master's order and comes after it is void, too; one that was granted after the
+        One that was granted before the master's order and comes after it is void, too; one that was
+        granted after the
         order and came before it is not.
         """
         with self._changed:
             self._revocation = max(self._revocation, revocation)
-            void = tuple(lease for lease in self._outbox.held() if lease.revocation < self._revocation)
+            void = tuple(
+                lease for lease in self._outbox.held() if lease.revocation < self._revocation
+            )
             self._leases.drop(self.is_void)
             self._ahead = {held for held in self._ahead if not self.is_void(held)}
             self._changed.notify_all()

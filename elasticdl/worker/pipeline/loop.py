@@ -1,4 +1,6 @@
-"""The loop of a worker: takes loaded batches in the order of their leases and runs each by its task."""
+"""The loop of a worker: takes loaded batches in the order of their leases and runs each by its
+task.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,24 @@ class TaskRunner(Protocol):
 class Loop:
     """Runs in the main thread until there is no more work or the worker ends for another reason."""
 
-    def __init__(self, loading: Prefetch, trainer: Trainer, tasks: Mapping[Task, TaskRunner], context: WorkerContext) -> None:
+    def __init__(
+        self,
+        loading: Prefetch,
+        trainer: Trainer,
+        tasks: Mapping[Task, TaskRunner],
+        context: WorkerContext,
+    ) -> None:
         self._loaded = loading.loaded
         self._trainer = trainer
         self._tasks = tasks
         self._context = context
 
     def run(self) -> None:
-        """Work. Errors end the worker (see `Shutdown`) and this returns; a step that was begun is finished first."""
+        """Work.
+
+        Errors end the worker (see `Shutdown`) and this returns; a step that was begun is finished
+        first.
+        """
         try:
             while True:
                 with self._context.gauges.timed("wait_ms"):
@@ -51,7 +63,10 @@ class Loop:
 
     def _run_one(self, loaded: Loaded) -> None:
         held = loaded.batch.held
-        with self._context.shutdown.failing_for(held.lease), self._context.watch.doing(f"a {held.lease.task} step"):
+        with (
+            self._context.shutdown.failing_for(held.lease),
+            self._context.watch.doing(f"a {held.lease.task} step"),
+        ):
             if self._context.keeper.is_void(held):
                 self._trainer.drop(loaded)
                 return

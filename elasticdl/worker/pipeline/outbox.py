@@ -1,7 +1,10 @@
-"""What the master is to be told next: progress merged per lease, and everything else in the order it happened.
+"""What the master is to be told next: progress merged per lease, and everything else in the order
+it happened.
 
-Progress gets in only when it is true: in parameter-server mode after every server acknowledged the push. What is told of a lease
-that does not count any more is dropped, and counted; what a worker cannot know, or takes back, is an error of this worker's.
+Progress gets in only when it is true: in parameter-server mode after every server acknowledged the
+push. What is told of a lease
+that does not count any more is dropped, and counted; what a worker cannot know, or takes back, is
+an error of this worker's.
 """
 
 from __future__ import annotations
@@ -14,24 +17,40 @@ from typing import TypeAlias, final
 
 from elasticdl.dropped import GAUGE_PREFIX, DropCause
 from elasticdl.errors import PermanentError
-from elasticdl.rpc.conversation import Failure, MetricState, Progress, Report, RingCut, RingReport, RingSaved, Summary
+from elasticdl.rpc.conversation import (
+    Failure,
+    MetricState,
+    Progress,
+    Report,
+    RingCut,
+    RingReport,
+    RingSaved,
+    Summary,
+)
 from elasticdl.shard import Applied, Lease, Shard, ShardId
 
 LeaseKey: TypeAlias = tuple[ShardId, int]
 
 _REMEMBERED = 1000
-"""Leases that do not count any more, of which something may still be told: more than can be under way."""
+"""Leases that do not count any more, of which something may still be told: more than can be under
+way.
+"""
 
 
 class Contradiction(PermanentError):
-    """This worker tells what cannot be: a defect of ours, which would otherwise show as records that are never booked."""
+    """This worker tells what cannot be: a defect of ours, which would otherwise show as records
+    that are never booked.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """The first `offset` records of a lease's shard are done. `bad` of them, newly counted, could not be read.
+    """The first `offset` records of a lease's shard are done.
 
-    `bad_so_far`: so many of the whole lease, where whoever tells did not tell of all of it; `bad` does not count then.
+    `bad` of them, newly counted, could not be read.
+
+    `bad_so_far`: so many of the whole lease, where whoever tells did not tell of all of it; `bad`
+    does not count then.
     """
 
     offset: int
@@ -46,7 +65,10 @@ class Advance:
 
 @dataclass(slots=True)
 class _Held:
-    """A lease that is not done. Invariant: `offset` and `bad` never fall; `losses` and examples are those since the last report."""
+    """A lease that is not done.
+
+    Invariant: `offset` and `bad` never fall; `losses` and examples are those since the last report.
+    """
 
     lease: Lease
     shard: Shard
@@ -69,7 +91,11 @@ class _Held:
 
     def add(self, advance: Advance) -> None:
         if self.done or not self.offset <= advance.offset <= self.shard.records:
-            told = "told to its end" if self.done else f"at {self.offset} of {self.shard.records} records"
+            told = (
+                "told to its end"
+                if self.done
+                else f"at {self.offset} of {self.shard.records} records"
+            )
             raise Contradiction(f"{advance} is told of {self.lease}, which is {told}")
         self.offset = advance.offset
         self.version = max(self.version, advance.version)
@@ -116,15 +142,25 @@ class Outbox:
         self._saves: list[RingSaved] = []
         self._starting: list[str] = []
         self.position: Callable[[], tuple[int, int, int]] | None = None
-        """On a ring: steps in this member's weights, the item that it is at, and the offset in it. Called from any thread."""
+        """On a ring: steps in this member's weights, the item that it is at, and the offset in it.
+
+        Called from any thread.
+        """
         self.urgent = threading.Event()
 
     def tell_all(self) -> tuple[Applied, ...]:
-        """Every lease in hand is told with the next report, whether anything of it changed or not. How far each is."""
+        """Every lease in hand is told with the next report, whether anything of it changed or not.
+
+        How far each is.
+        """
         with self._lock:
             for held in self._held.values():
                 held.changed = held.changed or not held.closed
-            told = tuple(Applied(shard, attempt, held.offset) for (shard, attempt), held in self._held.items() if not held.closed)
+            told = tuple(
+                Applied(shard, attempt, held.offset)
+                for (shard, attempt), held in self._held.items()
+                if not held.closed
+            )
         self.urgent.set()
         return told
 
@@ -135,9 +171,12 @@ class Outbox:
         self.urgent.set()
 
     def hold(self, lease: Lease) -> None:
-        """A lease was granted. Leases without a shard are not held: there is nothing of them to give back.
+        """A lease was granted.
 
-        One that was forgotten may be held again, as a member of a ring does that tells of its progress again; what was not
+        Leases without a shard are not held: there is nothing of them to give back.
+
+        One that was forgotten may be held again, as a member of a ring does that tells of its
+        progress again; what was not
         reported of it yet stays. Raises Contradiction for one that is held, done or given back.
         """
         if lease.shard is None:
@@ -154,9 +193,12 @@ class Outbox:
                 raise Contradiction(f"{lease} is granted, but it is {before.standing}")
 
     def advance(self, lease: Lease, advance: Advance) -> None:
-        """More of a lease is done. Of a lease that was given back or voided meanwhile, nothing is told any more.
+        """More of a lease is done.
 
-        Raises Contradiction for a lease that this worker never held or has told to its end, and for an offset that is not in the
+        Of a lease that was given back or voided meanwhile, nothing is told any more.
+
+        Raises Contradiction for a lease that this worker never held or has told to its end, and for
+        an offset that is not in the
         lease or before what was told.
         """
         assert lease.shard is not None
@@ -167,7 +209,10 @@ class Outbox:
                 self._dropped[DropCause.VOIDED_LEASE] += 1
                 return
             if held is None:
-                raise Contradiction(f"{advance} is told of {lease}, which is not held: never granted, or told to its end before")
+                raise Contradiction(
+                    f"{advance} is told of {lease}, which is not held: never granted, or told to"
+                    " its end before"
+                )
             held.add(advance)
         if advance.done:
             self.urgent.set()
@@ -180,12 +225,15 @@ class Outbox:
     def held(self) -> tuple[Lease, ...]:
         """Leases that are neither done nor given back."""
         with self._lock:
-            return tuple(held.lease for held in self._held.values() if not held.done and not held.closed)
+            return tuple(
+                held.lease for held in self._held.values() if not held.done and not held.closed
+            )
 
     def give_back(self, leases: Collection[Lease]) -> None:
         """The rest of these leases goes back to the master, with the next report.
 
-        It is not urgent by itself: the master may refuse every report after that one, so it should be the last.
+        It is not urgent by itself: the master may refuse every report after that one, so it should
+        be the last.
         """
         keys = {(lease.shard.id, lease.attempt) for lease in leases if lease.shard is not None}
         with self._lock:
@@ -260,7 +308,13 @@ class Outbox:
                 failures=tuple(self._failures),
                 exported=self._exported,
                 stop_asked=self._stop_asked,
-                gauges={**gauges, **{f"{GAUGE_PREFIX}{cause}": float(count) for cause, count in self._dropped.items()}},
+                gauges={
+                    **gauges,
+                    **{
+                        f"{GAUGE_PREFIX}{cause}": float(count)
+                        for cause, count in self._dropped.items()
+                    },
+                },
                 ring=self._placed(self._word),
                 ring_cuts=tuple(self._cuts),
                 ring_saves=tuple(self._saves),
@@ -274,7 +328,11 @@ class Outbox:
 
     def _let_go(self) -> None:
         """Of what is over, the last was told."""
-        self._closed.update((key, None) for key, held in self._held.items() if held.closed and not held.done)
-        self._held = {key: held for key, held in self._held.items() if not held.done and not held.closed}
+        self._closed.update(
+            (key, None) for key, held in self._held.items() if held.closed and not held.done
+        )
+        self._held = {
+            key: held for key, held in self._held.items() if not held.done and not held.closed
+        }
         for key in list(self._closed)[:-_REMEMBERED]:
             del self._closed[key]

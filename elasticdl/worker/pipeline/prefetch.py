@@ -1,4 +1,6 @@
-"""The stage between feeding and computing: gets each batch its parameters, one or more steps ahead."""
+"""The stage between feeding and computing: gets each batch its parameters, one or more steps
+ahead.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from elasticdl.worker.process.channel import Channel, Ended
 
 @final
 class Prefetch:
-    """A thread that calls `Trainer.load`. How far ahead it may be is the trainer's business, and this queue's depth."""
+    """A thread that calls `Trainer.load`.
+
+    How far ahead it may be is the trainer's business, and this queue's depth.
+    """
 
     def __init__(self, feeding: Feeding, trainer: Trainer, context: WorkerContext) -> None:
         self._batches = feeding.batches
@@ -28,7 +33,8 @@ class Prefetch:
         threading.Thread(target=self._run, name="loader", daemon=True).start()
 
     def revoke(self, revocation: int) -> None:
-        """The master voided the leases of revocations before this one: drop what of them is not pushed.
+        """The master voided the leases of revocations before this one: drop what of them is not
+        pushed.
 
         A push under way is still told when it is acknowledged.
         """

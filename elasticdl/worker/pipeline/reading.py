@@ -1,6 +1,8 @@
-"""From leases to batches, in two threads: one reads whole shards, the other cuts windows and applies `feed`.
+"""From leases to batches, in two threads: one reads whole shards, the other cuts windows and
+applies `feed`.
 
-While one shard is fed, the next is read. Everything comes out in the order in which leases were granted.
+While one shard is fed, the next is read. Everything comes out in the order in which leases were
+granted.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ DEPTH = 2
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where records come from and what is made of them. Both are opened once per task, when first asked for."""
+    """Where records come from and what is made of them.
+
+    Both are opened once per task, when first asked for.
+    """
 
     reader: Callable[[Task], Reader]
     feed: Callable[[Task], Feed]
@@ -35,11 +40,15 @@ class Sources:
     reading: AbstractContextManager[Any] = field(default_factory=threading.Lock)
     """Held by whoever uses a reader: readers are for one thread at a time."""
     open_features: Callable[[Task], Any] = lambda task: None
-    """What features look like whatever the batch, lengths that `feed` leaves open unknown; None before a first batch."""
+    """What features look like whatever the batch, lengths that `feed` leaves open unknown; None
+    before a first batch.
+    """
 
     def sieve(self, task: Task) -> BadRecordFilter:
         """`feed` of a task that leaves out, and tells, the records that it cannot take."""
-        return BadRecordFilter(self.feed(task), self.reader(task), self.max_bad_records, self.reading)
+        return BadRecordFilter(
+            self.feed(task), self.reader(task), self.max_bad_records, self.reading
+        )
 
 
 _Read: TypeAlias = tuple[HeldLease, LoadedShard | None]
@@ -109,7 +118,10 @@ class Feeding:
             self.batches.finish()
 
     def _feed(self, held: HeldLease, loaded: LoadedShard | None) -> None:
-        """All batches of one lease. Windows of which nothing is left count with the batch after them."""
+        """All batches of one lease.
+
+        Windows of which nothing is left count with the batch after them.
+        """
         lease, shard = held.lease, held.lease.shard
         if shard is None:
             self.batches.put(Batch(held))
@@ -123,7 +135,9 @@ class Feeding:
         if told >= shard.records:
             # Nothing is left of it, so no window will tell that it is done.
             self.batches.put(Batch(held, end=told))
-        for window in loaded.windows(order_of(shard.records, lease.order_seed), lease.offset, self._sources.minibatch_size):
+        for window in loaded.windows(
+            order_of(shard.records, lease.order_seed), lease.offset, self._sources.minibatch_size
+        ):
             if self._keeper.is_void(held):
                 return
             bad, examples = bad + window.bad, (*examples, *window.bad_examples)[:3]
@@ -136,5 +150,17 @@ class Feeding:
             if made is None and not last:
                 continue
             features, labels = made if made is not None else (None, None)
-            self.batches.put(Batch(held, window.end, window.end - told, bad, examples, last, made is not None, features, labels))
+            self.batches.put(
+                Batch(
+                    held,
+                    window.end,
+                    window.end - told,
+                    bad,
+                    examples,
+                    last,
+                    made is not None,
+                    features,
+                    labels,
+                )
+            )
             told, bad, examples = window.end, 0, ()

@@ -1,11 +1,16 @@
 """In which order the records of a shard are read, and how they are cut into windows.
 
-The order is over all `n` **positions** of a shard, whatever became of their records: a permutation that depends only on
-`Lease.order_seed`, or 0, 1, 2 …. Readers say how many records of a block could not be read but not which, so of each block
-the good records take the first positions, in their order, and the bad ones the last. A window is at most
-`minibatch_size` consecutive entries of the order; bad ones are left out of its records but counted in its `offset`.
+The order is over all `n` **positions** of a shard, whatever became of their records: a permutation
+that depends only on
+`Lease.order_seed`, or 0, 1, 2 …. Readers say how many records of a block could not be read but not
+which, so of each block
+the good records take the first positions, in their order, and the bad ones the last. A window is at
+most
+`minibatch_size` consecutive entries of the order; bad ones are left out of its records but counted
+in its `offset`.
 
-So `offset` alone says what was read, and any worker can go on from there: windows of successive attempts cover each
+So `offset` alone says what was read, and any worker can go on from there: windows of successive
+attempts cover each
 position exactly once.
 """
 
@@ -32,9 +37,12 @@ BAD = -1
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Entries [begin, end) of a shard's order. `records` holds the good ones, `end - begin - bad` of them.
+    """Entries [begin, end) of a shard's order.
 
-    `places[i]` tells the i-th of them: it comes as the `places[i]`-th good one when the whole shard is read in file order.
+    `records` holds the good ones, `end - begin - bad` of them.
+
+    `places[i]` tells the i-th of them: it comes as the `places[i]`-th good one when the whole shard
+    is read in file order.
     """
 
     records: Records
@@ -52,7 +60,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class LoadedShard:
-    """A whole shard in memory. `record_of[p]` is the index into `records` of position p's record, or BAD: int64[n]."""
+    """A whole shard in memory.
+
+    `record_of[p]` is the index into `records` of position p's record, or BAD: int64[n].
+    """
 
     records: Records
     record_of: Positions
@@ -60,13 +71,20 @@ class LoadedShard:
 
     @classmethod
     def read(cls, shard: Shard, blocks: Iterable[Block]) -> LoadedShard:
-        """All blocks of a shard as one. Raises UserError if they do not hold what the shard promises."""
+        """All blocks of a shard as one.
+
+        Raises UserError if they do not hold what the shard promises.
+        """
         parts = list(blocks)
         count = sum(block.count for block in parts)
         if count != shard.records:
             raise UserError(
-                f"{shard.source}: records {shard.begin}:{shard.end} are {amount(shard.records, 'record')}, but the reader gave {count}",
-                hint="the data changed during the job, or the reader's `sources` and `read` do not agree",
+                f"{shard.source}: records {shard.begin}:{shard.end} are"
+                f" {amount(shard.records, 'record')}, but the reader gave {count}",
+                hint=(
+                    "the data changed during the job, or the reader's `sources` and `read` do not"
+                    " agree"
+                ),
             )
         places, good = [], 0
         for block in parts:
@@ -101,7 +119,14 @@ class LoadedShard:
 
 
 def order_of(records: int, order_seed: int | None) -> Positions:
-    """The order of a shard's positions: int64[records]. It depends on nothing else, on any machine."""
+    """The order of a shard's positions: int64[records].
+
+    It depends on nothing else, on any machine.
+    """
     if order_seed is None:
         return np.arange(records, dtype=np.int64)
-    return np.random.Generator(np.random.PCG64(order_seed)).permutation(records).astype(np.int64, copy=False)
+    return (
+        np.random.Generator(np.random.PCG64(order_seed))
+        .permutation(records)
+        .astype(np.int64, copy=False)
+    )

@@ -1,6 +1,7 @@
 """The thread that talks to the master about what was done, so that no other has to wait for it.
 
-It goes on with heartbeats while a step or the user's code hangs; a master that is away is the client's business, and
+It goes on with heartbeats while a step or the user's code hangs; a master that is away is the
+client's business, and
 when that gives up the same report is tried again: the master counts a report once, by its number.
 """
 
@@ -17,8 +18,11 @@ from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.shutdown import Shutdown
 
 GIVE_UP_ATTEMPTS = 5
-"""Each takes as long as the client tries by itself (two minutes). A master that is away altogether ends the worker sooner: the stream
-of orders is not waited for any longer than that."""
+"""Each takes as long as the client tries by itself (two minutes).
+
+A master that is away altogether ends the worker sooner: the stream
+of orders is not waited for any longer than that.
+"""
 
 
 class Listener(Protocol):
@@ -56,7 +60,10 @@ class Reporter:
         self._thread.start()
 
     def flush(self, timeout_s: float) -> bool:
-        """Send what is left and end; blocks at most `timeout_s`. True if all of it got to the master."""
+        """Send what is left and end; blocks at most `timeout_s`.
+
+        True if all of it got to the master.
+        """
         self._closing.set()
         self._outbox.urgent.set()
         if self._thread.ident is None:
@@ -70,7 +77,8 @@ class Reporter:
                 if not self._closing.is_set():
                     # `flush` may have come while a report was made, which clears `urgent`.
                     self._outbox.urgent.wait(self._heartbeat_s)
-                # Read before taking: what was put in before `flush` was called is in this report, then.
+                # Read before taking: what was put in before `flush` was called is in this report,
+                # then.
                 last = self._closing.is_set()
                 self._send(self._report())
                 if last:

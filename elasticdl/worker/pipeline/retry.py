@@ -1,4 +1,6 @@
-"""Waiting for parameter servers that are away: long enough for one to come back, and never silently."""
+"""Waiting for parameter servers that are away: long enough for one to come back, and never
+silently.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ T = TypeVar("T")
 
 FIRST_CALL_S = 5.0
 LONGEST_CALL_S = 60.0
-"""An attempt may take this long: short at first, so that a wait is soon told, then twice as long each time, so that a slow
+"""An attempt may take this long: short at first, so that a wait is soon told, then twice as long
+each time, so that a slow
 server is not asked again and again for what it is about to send.
 """
 
@@ -33,16 +36,23 @@ class NoLongerNeeded(Exception):
 class ServerRetry:
     """Thread-safe. Calls again, with back-off, what may work later."""
 
-    def __init__(self, shutdown: Shutdown, gauges: Gauges, clock: Clock, *, give_up_s: float = GIVE_UP_S) -> None:
+    def __init__(
+        self, shutdown: Shutdown, gauges: Gauges, clock: Clock, *, give_up_s: float = GIVE_UP_S
+    ) -> None:
         self._shutdown = shutdown
         self._gauges = gauges
         self._clock = clock
         self._give_up_s = give_up_s
 
-    def call(self, attempt: Callable[[float], T], doing: str, wanted: Callable[[], bool] = lambda: True) -> T:
-        """`attempt(timeout_s)` until it works. `doing` is shown while it does not: "waiting for servers: pull: …".
+    def call(
+        self, attempt: Callable[[float], T], doing: str, wanted: Callable[[], bool] = lambda: True
+    ) -> T:
+        """`attempt(timeout_s)` until it works.
 
-        Raises Ended if the worker ends meanwhile, NoLongerNeeded between attempts when not `wanted()` any more, and the last
+        `doing` is shown while it does not: "waiting for servers: pull: …".
+
+        Raises Ended if the worker ends meanwhile, NoLongerNeeded between attempts when not
+        `wanted()` any more, and the last
         TransientError after `give_up_s`.
         """
         begin_s = self._clock.now_s()
@@ -59,10 +69,16 @@ class ServerRetry:
                     self._gauges.level("waiting_for_servers_s", 0)
                     raise NoLongerNeeded from error
                 if away_s >= self._give_up_s:
-                    raise TransientError(f"{doing}: gave up after {away_s:.0f} s: {error.message}", hint=error.hint) from error
-                _log.warning("waiting for parameter servers since %.1f s: %s: %s", away_s, doing, error)
+                    raise TransientError(
+                        f"{doing}: gave up after {away_s:.0f} s: {error.message}", hint=error.hint
+                    ) from error
+                _log.warning(
+                    "waiting for parameter servers since %.1f s: %s: %s", away_s, doing, error
+                )
                 self._gauges.level("waiting_for_servers_s", max(away_s, 1e-3))
-                self._shutdown.wait(min(_LONGEST_DELAY_S, error.retry_after_s * 1.5 ** min(tries - 1, 12)))
+                self._shutdown.wait(
+                    min(_LONGEST_DELAY_S, error.retry_after_s * 1.5 ** min(tries - 1, 12))
+                )
                 continue
             if tries:
                 self._gauges.level("waiting_for_servers_s", 0)

@@ -1,4 +1,6 @@
-"""What a report says beside what was done: what this worker has been at for long, and, once the master asks, its whole state."""
+"""What a report says beside what was done: what this worker has been at for long, and, once the
+master asks, its whole state.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,18 @@ class StateReports:
         self._outbox.urgent.set()
 
     def prepare(self) -> State | None:
-        """To be called before the outbox is emptied: what is asked for then tells every lease in hand. None if nothing is asked."""
+        """To be called before the outbox is emptied: what is asked for then tells every lease in
+        hand. None if nothing is asked.
+        """
         if not self._asked.is_set():
             return None
         self._asked.clear()
         held, activity = self._outbox.tell_all(), self._watch.activity()
-        return State(held, self._watch.stacks(), f"in {activity.what} for {activity.age_s:.0f} s" if activity else "")
+        return State(
+            held,
+            self._watch.stacks(),
+            f"in {activity.what} for {activity.age_s:.0f} s" if activity else "",
+        )
 
     def complete(self, report: Report, state: State | None) -> Report:
         """The report with what there is to add."""

@@ -1,4 +1,6 @@
-"""The seam between the loop and the way in which workers keep one model: parameter servers, or a ring."""
+"""The seam between the loop and the way in which workers keep one model: parameter servers, or a
+ring.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,10 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
 class Batch:
     """What `feed` made of a window of a lease's shard.
 
-    With it, the first `end` records of the shard are done; `records` and `bad` count what it adds to the batch before. `last`
-    ends the lease. `computes` is False where there is nothing to compute: `feed` kept nothing, or the lease has no shard.
+    With it, the first `end` records of the shard are done; `records` and `bad` count what it adds
+    to the batch before. `last`
+    ends the lease. `computes` is False where there is nothing to compute: `feed` kept nothing, or
+    the lease has no shard.
     """
 
     held: HeldLease
@@ -34,7 +38,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A batch with the parameters that it is computed on, and when (monotonic) they were asked for. None where nothing is computed."""
+    """A batch with the parameters that it is computed on, and when (monotonic) they were asked for.
+
+    None where nothing is computed.
+    """
 
     batch: Batch
     lookups: Lookups | None = None
@@ -49,16 +56,21 @@ class Loaded:
 
 
 class Trainer(Protocol):
-    """`load` is called by one thread, ahead of time; everything else by the loop's. Batches come in order."""
+    """`load` is called by one thread, ahead of time; everything else by the loop's.
+
+    Batches come in order.
+    """
 
     @property
     def version(self) -> int:
         """The model's version, as far as this worker knows."""
 
     def load(self, batch: Batch) -> Loaded:
-        """Get what the batch needs to be computed, from the live parameters or from its lease's snapshot.
+        """Get what the batch needs to be computed, from the live parameters or from its lease's
+        snapshot.
 
-        Blocks as long as that takes. Raises Ended when the worker ends meanwhile, NoLongerNeeded when the lease became void, Refused, TransientError after the
+        Blocks as long as that takes. Raises Ended when the worker ends meanwhile, NoLongerNeeded
+        when the lease became void, Refused, TransientError after the
         time that may be waited for servers, UserError.
         """
 
@@ -66,13 +78,17 @@ class Trainer(Protocol):
         """This loaded batch will not be trained: its lease was revoked."""
 
     def train(self, loaded: Loaded) -> float | None:
-        """One step; the loss. Tells the outbox as soon as the update is in the model for good, which may be later.
+        """One step; the loss.
+
+        Tells the outbox as soon as the update is in the model for good, which may be later.
 
         A batch that does not compute only counts as read, after those before it. Raises as `load`.
         """
 
     def after_all(self, call: Callable[[], None]) -> None:
-        """Call this, from any thread, once everything trained so far is in the model and told to the outbox."""
+        """Call this, from any thread, once everything trained so far is in the model and told to
+        the outbox.
+        """
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until then, at most `timeout_s`; False if it took longer or went wrong."""

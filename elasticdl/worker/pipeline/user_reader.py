@@ -18,7 +18,8 @@ from elasticdl.shard import Shard, Source, same_data
 class UserReader:
     """A `Reader` around another one. Raises UserError for anything that the inner one raises.
 
-    Where that costs no pass over the data, and where its sources have fingerprints, they are compared with those that were
+    Where that costs no pass over the data, and where its sources have fingerprints, they are
+    compared with those that were
     `counted` before the job, once, before anything is read.
     """
 
@@ -62,11 +63,13 @@ class UserReader:
             then = [source for source in counted if source.name == now.name]
             if then and not any(same_data(now, one) for one in then):
                 raise DataChanged(
-                    f"the data changed since its records were counted: {now.name} had {' or '.join(map(_facts, then))},"
-                    f" now {_facts(now)}",
+                    f"the data changed since its records were counted: {now.name} had"
+                    f" {' or '.join(map(_facts, then))}, now {_facts(now)}",
                     hint="leave the data as it is while a job runs",
                 )
 
 
 def _facts(source: Source) -> str:
-    return amount(source.records, "record") + (f" (fingerprint {source.fingerprint})" if source.fingerprint else "")
+    return amount(source.records, "record") + (
+        f" (fingerprint {source.fingerprint})" if source.fingerprint else ""
+    )

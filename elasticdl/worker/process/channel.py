@@ -1,4 +1,6 @@
-"""How one thread of the worker hands things to the next: in order, a few at a time, and with an end."""
+"""How one thread of the worker hands things to the next: in order, a few at a time, and with an
+end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Numbers for people: what a step of this worker costs and where its time goes, averaged since they were last sent."""
+"""Numbers for people: what a step of this worker costs and where its time goes, averaged since they
+were last sent.
+"""
 
 from __future__ import annotations
 

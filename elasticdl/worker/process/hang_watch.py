@@ -1,4 +1,5 @@
-"""Sees when user code, a step or a read takes suspiciously long: it shows where every thread of the worker is, and, where others
+"""Sees when user code, a step or a read takes suspiciously long: it shows where every thread of the
+worker is, and, where others
 wait for what never ends, ends the worker.
 """
 
@@ -28,7 +29,9 @@ LONG_S = 60.0
 TOLD_S = 5.0
 """What takes longer is told to the master with each report."""
 STILL_S = 300.0
-"""User code of a worker's start may stand at one place for so long: a slow import goes from place to place."""
+"""User code of a worker's start may stand at one place for so long: a slow import goes from place
+to place.
+"""
 HUNG_S = 120.0
 """What others wait for may take so long, or ten times the longest so far if that is more."""
 _TIMES_LONGEST = 10.0
@@ -45,7 +48,8 @@ class StoodStill(UserError):
 
 @dataclass(slots=True, eq=False)
 class _Doing:
-    """`user_code`: its folder, if all that takes long here is user code; `stack` and `stack_s`: where it was seen, and since when.
+    """`user_code`: its folder, if all that takes long here is user code; `stack` and `stack_s`:
+    where it was seen, and since when.
 
     `waits`: None if nobody waits for it; else whether it is done, and itself waits for others.
     """
@@ -67,7 +71,10 @@ def _stacks(first: int) -> str:
     """Where every thread is, by name; the one that takes long comes first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != first)
-    return "\n".join(f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames)
+    return "\n".join(
+        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in frames
+    )
 
 
 def _places(frame: FrameType | None) -> tuple[tuple[str, int, str], ...]:
@@ -81,7 +88,10 @@ def _places(frame: FrameType | None) -> tuple[tuple[str, int, str], ...]:
 
 @final
 class HangWatch:
-    """Thread-safe. Dumps all stacks once in the life of the worker; a second dump would rarely say more."""
+    """Thread-safe.
+
+    Dumps all stacks once in the life of the worker; a second dump would rarely say more.
+    """
 
     def __init__(
         self,
@@ -110,14 +120,21 @@ class HangWatch:
 
     @contextmanager
     def starting(self, what: str, user_code: str) -> Iterator[None]:
-        """The block runs user code of that folder: `check` raises StoodStill if it stays at one place."""
+        """The block runs user code of that folder: `check` raises StoodStill if it stays at one
+        place.
+        """
         now_s = self._clock.now_s()
-        with self._entered(_Doing(what, now_s, user_code=os.path.abspath(user_code), stack_s=now_s)):
+        with self._entered(
+            _Doing(what, now_s, user_code=os.path.abspath(user_code), stack_s=now_s)
+        ):
             yield
 
     @contextmanager
     def owing(self, what: str, waits: Callable[[], bool] = _never) -> Iterator[None]:
-        """Others wait for what the block does: `check` raises Hung if it does not end. `waits()`: it is done but for theirs."""
+        """Others wait for what the block does: `check` raises Hung if it does not end.
+
+        `waits()`: it is done but for theirs.
+        """
         one = _Doing(what, self._clock.now_s(), waits)
         with self._entered(one):
             yield
@@ -142,7 +159,8 @@ class HangWatch:
                 self._doing[thread] = around
 
     def check(self) -> bool:
-        """Dump all stacks if something takes long and none were dumped yet; True if they were dumped now.
+        """Dump all stacks if something takes long and none were dumped yet; True if they were
+        dumped now.
 
         Raises Hung, StoodStill.
         """
@@ -160,12 +178,15 @@ class HangWatch:
             limit_s = max(self._hung_s, _TIMES_LONGEST * self._longest_s.get(one.what, 0.0))
             if one.waits is not None and not waits and took_s > limit_s:
                 raise Hung(
-                    f"{one.what} has not come to an end for {took_s:.0f} s, and others wait for it; {limit_s:.0f} s are allowed"
+                    f"{one.what} has not come to an end for {took_s:.0f} s, and others wait for it;"
+                    f" {limit_s:.0f} s are allowed"
                 )
         return dumped
 
     def activity(self) -> Activity | None:
-        """What some thread has been at for longest, if for at least `TOLD_S`; what itself waits for others is left out."""
+        """What some thread has been at for longest, if for at least `TOLD_S`; what itself waits for
+        others is left out.
+        """
         _, one = self._longest()
         if one is None:
             return None
@@ -178,7 +199,11 @@ class HangWatch:
         return stacks(thread)
 
     def _longest(self) -> tuple[int | None, _Doing | None]:
-        found = [(thread, one) for thread, one in list(self._doing.items()) if one.waits is None or not one.waits()]
+        found = [
+            (thread, one)
+            for thread, one in list(self._doing.items())
+            if one.waits is None or not one.waits()
+        ]
         return min(found, key=lambda item: item[1].since_s, default=(None, None))
 
     def _check_moves(self, thread: int, one: _Doing, now_s: float) -> None:
@@ -187,16 +212,30 @@ class HangWatch:
             one.stack, one.stack_s = stack, now_s
         if (still_s := now_s - one.stack_s) <= self._still_s:
             return
-        mine = (f", at {path}:{line}, in {name}" for path, line, name in stack if Path(path).is_relative_to(one.user_code))
+        mine = (
+            f", at {path}:{line}, in {name}"
+            for path, line, name in stack
+            if Path(path).is_relative_to(one.user_code)
+        )
         raise StoodStill(
             f"{one.what} has not gone on for {still_s:.0f} s{next(mine, '')}",
-            hint="does it wait for something that never comes: a lock, another process, the network?",
+            hint=(
+                "does it wait for something that never comes: a lock, another process, the network?"
+            ),
         )
 
-    def start(self, shutdown: Shutdown, leave: Callable[[], None], report: Callable[[StoodStill], None] | None = None) -> None:
-        """Check every few seconds, in a thread, until the worker ends. `leave` ends the process where it hangs.
+    def start(
+        self,
+        shutdown: Shutdown,
+        leave: Callable[[], None],
+        report: Callable[[StoodStill], None] | None = None,
+    ) -> None:
+        """Check every few seconds, in a thread, until the worker ends.
 
-        `report` is called before that where user code stood still: the main thread, which reports errors, does not come to it.
+        `leave` ends the process where it hangs.
+
+        `report` is called before that where user code stood still: the main thread, which reports
+        errors, does not come to it.
         """
 
         def run() -> None:

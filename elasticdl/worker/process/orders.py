@@ -7,7 +7,17 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never, final
 
-from elasticdl.rpc.conversation import Drain, Finish, Order, Revoke, RingDrop, RingGeneration, RingSave, Servers, TellState
+from elasticdl.rpc.conversation import (
+    Drain,
+    Finish,
+    Order,
+    Revoke,
+    RingDrop,
+    RingGeneration,
+    RingSave,
+    Servers,
+    TellState,
+)
 from elasticdl.worker.process.shutdown import Done, Draining, Shutdown
 
 _log = logging.getLogger(__name__)
@@ -17,7 +27,12 @@ _log = logging.getLogger(__name__)
 class Orders:
     """`move` is told the servers' addresses, each time and before anything else."""
 
-    def __init__(self, orders: Callable[[], Iterable[Order]], move: Callable[[Sequence[str]], None], shutdown: Shutdown) -> None:
+    def __init__(
+        self,
+        orders: Callable[[], Iterable[Order]],
+        move: Callable[[Sequence[str]], None],
+        shutdown: Shutdown,
+    ) -> None:
         self._orders = orders
         self._move = move
         self._shutdown = shutdown
@@ -40,7 +55,9 @@ class Orders:
         threading.Thread(target=self._run, name="orders", daemon=True).start()
 
     def revoke_by(self, revoke: Callable[[int], None]) -> None:
-        """From now on the revocation that a revocation begins is passed on; so is one that came before there was anything to revoke."""
+        """From now on the revocation that a revocation begins is passed on; so is one that came
+        before there was anything to revoke.
+        """
         with self._lock:
             self._revoke = revoke
             revocation, self._revocation = self._revocation, None

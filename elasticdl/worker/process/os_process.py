@@ -1,4 +1,6 @@
-"""This process as the platform sees it: signals in, an exit code out, and an end even if something hangs."""
+"""This process as the platform sees it: signals in, an exit code out, and an end even if something
+hangs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 DRAIN_S = 4.5
-"""From being asked to go until the process is gone, whatever hangs: a little less than the master gives before it kills."""
+"""From being asked to go until the process is gone, whatever hangs: a little less than the master
+gives before it kills.
+"""
 
 FAIL_S = 30.0
 DONE_S = 600.0
@@ -24,12 +28,17 @@ DONE_S = 600.0
 
 
 def hold_signals() -> None:
-    """Block SIGTERM and SIGINT. Call it before any thread starts: threads inherit it, and only `drain_on_signal` gets them."""
+    """Block SIGTERM and SIGINT.
+
+    Call it before any thread starts: threads inherit it, and only `drain_on_signal` gets them.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
 def drain_on_signal(shutdown: Shutdown) -> None:
-    """Have a thread wait for signals: a long call into C does not delay it, as it would an ordinary handler."""
+    """Have a thread wait for signals: a long call into C does not delay it, as it would an ordinary
+    handler.
+    """
 
     def run() -> None:
         while True:
@@ -47,9 +56,14 @@ def end_by_force(shutdown: Shutdown, *, drain_s: float = DRAIN_S) -> None:
         while not shutdown.wait(timeout_s=60.0):
             continue
         limit_s = _limit_s(shutdown, drain_s)
-        # This sleep is the limit itself: a process that ends in time ends this daemon thread with it.
+        # This sleep is the limit itself: a process that ends in time ends this daemon thread with
+        # it.
         threading.Event().wait(limit_s)
-        _log.error("not ended %.0f s after the reason to end (%s): ending by force", limit_s, shutdown.reason)
+        _log.error(
+            "not ended %.0f s after the reason to end (%s): ending by force",
+            limit_s,
+            shutdown.reason,
+        )
         leave(shutdown)
 
     threading.Thread(target=run, name="undertaker", daemon=True).start()

@@ -1,4 +1,7 @@
-"""Why this worker ends. Any thread may say so; the first reason stands, and every wait of the worker hears of it."""
+"""Why this worker ends.
+
+Any thread may say so; the first reason stands, and every wait of the worker hears of it.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ Reason: TypeAlias = Done | Draining | Failed
 
 @final
 class Shutdown:
-    """Thread-safe. `listen`ers are called once, from the thread that ended the worker (at once if it has ended)."""
+    """Thread-safe.
+
+    `listen`ers are called once, from the thread that ended the worker (at once if it has ended).
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -78,7 +84,8 @@ class Shutdown:
     def end(self, reason: Reason) -> bool:
         """End the worker for this reason unless it has one; True if this one stands.
 
-        A failure overrules `Done` and `Draining`: what went wrong while winding down must not be lost.
+        A failure overrules `Done` and `Draining`: what went wrong while winding down must not be
+        lost.
         """
         with self._lock:
             first = self._reason is None
@@ -97,9 +104,11 @@ class Shutdown:
 
     @contextmanager
     def failing_for(self, lease: Lease) -> Iterator[None]:
-        """Whatever is raised in the block ends the worker, as a failure at this lease; then `Ended` is raised.
+        """Whatever is raised in the block ends the worker, as a failure at this lease; then `Ended`
+        is raised.
 
-        For the outermost calls of threads that run user code: even `sys.exit` in it must end the worker visibly.
+        For the outermost calls of threads that run user code: even `sys.exit` in it must end the
+        worker visibly.
         """
         try:
             yield

@@ -1,6 +1,7 @@
 """The last stage of a step: gradients to the servers, and then the truth to the outbox.
 
-One thread, in the order of the steps. It numbers the pushes, from 1 and without gaps, so that servers apply each once;
+One thread, in the order of the steps. It numbers the pushes, from 1 and without gaps, so that
+servers apply each once;
 it is also the one place where it is decided whether a batch of a revoked lease was still pushed.
 """
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
     from elasticdl.model.step import StepOutcome
 
 _DEPTH = 64
-"""More than steps can be in flight, so that only leases of which nothing is computed ever wait here."""
+"""More than steps can be in flight, so that only leases of which nothing is computed ever wait
+here.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,9 @@ _Item: TypeAlias = Trained | _Call
 class Pusher:
     """Thread-safe. Ends with the worker, but what was handed over before is pushed first."""
 
-    def __init__(self, parameters: Parameters, context: WorkerContext, staleness_limit: StalenessLimit) -> None:
+    def __init__(
+        self, parameters: Parameters, context: WorkerContext, staleness_limit: StalenessLimit
+    ) -> None:
         self._parameters = parameters
         self._context = context
         self._staleness_limit = staleness_limit
@@ -69,7 +74,10 @@ class Pusher:
         self._queue.put(trained)
 
     def after_all(self, call: Callable[[], None]) -> None:
-        """Call this from the pushing thread when all before it is settled. Dropped if pushing ended by an error."""
+        """Call this from the pushing thread when all before it is settled.
+
+        Dropped if pushing ended by an error.
+        """
         try:
             self._queue.put(_Call(call))
         except Ended:
@@ -135,6 +143,8 @@ class Pusher:
     def _tell(self, trained: Trained) -> None:
         batch = trained.loaded.batch
         loss = trained.outcome.loss if trained.outcome is not None else None
-        advance = Advance(batch.end, self._version, loss, batch.bad, batch.bad_examples, done=batch.last)
+        advance = Advance(
+            batch.end, self._version, loss, batch.bad, batch.bad_examples, done=batch.last
+        )
         self._context.gauges.count_records(batch.records)
         self._context.outbox.advance(batch.held.lease, advance)

@@ -1,6 +1,8 @@
-"""Gives servers that came back empty the dense weights that this worker pulled last, even while it has no work.
+"""Gives servers that came back empty the dense weights that this worker pulled last, even while it
+has no work.
 
-A worker that trains does so with its next pull or push. When all records are trained nobody pulls before a frozen view is cut,
+A worker that trains does so with its next pull or push. When all records are trained nobody pulls
+before a frozen view is cut,
 and a server without weights cannot cut one.
 """
 
@@ -32,7 +34,9 @@ class Revival:
             self._moved.set()
 
     def start(self, revive: Callable[[], None]) -> None:
-        """From now on call `revive` in a thread each time after servers moved, until the worker ends."""
+        """From now on call `revive` in a thread each time after servers moved, until the worker
+        ends.
+        """
 
         def run() -> None:
             try:

@@ -20,7 +20,10 @@ class StalenessLimit:
         shutdown.listen(self._wake)
 
     def enter(self, others_at_most: int) -> None:
-        """One more is on its way; blocks while more than `others_at_most` are. Raises Ended if the worker ends first."""
+        """One more is on its way; blocks while more than `others_at_most` are.
+
+        Raises Ended if the worker ends first.
+        """
         with self._changed:
             while self._count > others_at_most:
                 if self._shutdown:

@@ -1,7 +1,10 @@
-"""Asynchronous SGD through parameter servers: pull, step and push of three successive batches overlap.
+"""Asynchronous SGD through parameter servers: pull, step and push of three successive batches
+overlap.
 
-A pull is issued while at most `max_staleness` of this worker's own updates are on their way, so 0 is plain sequential SGD.
-Updates of others are not waited for, but a step that took unusually long (it traced the model, or the machine had no time for
+A pull is issued while at most `max_staleness` of this worker's own updates are on their way, so 0
+is plain sequential SGD.
+Updates of others are not waited for, but a step that took unusually long (it traced the model, or
+the machine had no time for
 it) is computed again on newer parameters: its gradients would be hundreds of versions late.
 """
 
@@ -42,13 +45,17 @@ class Step(Protocol):
     def prepare(self, features: Structure, *, training: bool = False) -> Lookups:
         """The rows that a batch needs."""
 
-    def train(self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled) -> StepOutcome:
+    def train(
+        self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled
+    ) -> StepOutcome:
         """Loss and gradients."""
 
 
 _OLD_S = 1.0
 _OLD_STEPS = 5.0
-"""Parameters are too old for a gradient after a second, or after that many of this worker's shortest steps if they are long."""
+"""Parameters are too old for a gradient after a second, or after that many of this worker's
+shortest steps if they are long.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,12 @@ class PsTrainer:
     """A `Trainer`. Call `start` first."""
 
     def __init__(
-        self, step: Step, parameters: Parameters, context: WorkerContext, bounds: Bounds, clock: Clock | None = None
+        self,
+        step: Step,
+        parameters: Parameters,
+        context: WorkerContext,
+        bounds: Bounds,
+        clock: Clock | None = None,
     ) -> None:
         self._step = step
         self._parameters = parameters
@@ -97,7 +109,10 @@ class PsTrainer:
         return self._pusher.version
 
     def start(self, spec: ParametersSpec, dense: Float32s) -> bool:
-        """Give the servers their initial values; False if they had some already. Raises as `load`."""
+        """Give the servers their initial values; False if they had some already.
+
+        Raises as `load`.
+        """
         self._tables = len(spec.tables)
         given = False
 
@@ -114,7 +129,9 @@ class PsTrainer:
         return given
 
     def revive(self) -> None:
-        """Give servers that came back empty the dense values that were pulled last; the others are only asked. Raises as `load`."""
+        """Give servers that came back empty the dense values that were pulled last; the others are
+        only asked. Raises as `load`.
+        """
         self._pull(self._no_ids(), _Wish(dense=False))
 
     def load(self, batch: Batch) -> Loaded:
@@ -154,10 +171,19 @@ class PsTrainer:
                 self._pusher.push(Trained(loaded, outcome))
                 return outcome.loss
             nonfinite = outcome.nonfinite
-            _log.warning("step not applied: %s is not finite at %s (loss %r)", nonfinite, place_of(batch), outcome.loss)
+            _log.warning(
+                "step not applied: %s is not finite at %s (loss %r)",
+                nonfinite,
+                place_of(batch),
+                outcome.loss,
+            )
         raise NonFinite(
-            f"{nonfinite} is NaN or infinite, {self._bounds.max_nonfinite_steps} times in a row, at {place_of(batch)}",
-            hint="lower the learning rate, clip gradients, or look at these records; none of these steps was applied",
+            f"{nonfinite} is NaN or infinite, {self._bounds.max_nonfinite_steps} times in a row, at"
+            f" {place_of(batch)}",
+            hint=(
+                "lower the learning rate, clip gradients, or look at these records; none of these"
+                " steps was applied"
+            ),
         )
 
     def after_all(self, call: Callable[[], None]) -> None:
@@ -171,15 +197,25 @@ class PsTrainer:
         return self._dense(_Wish(snapshot))
 
     def dense_of(self, lease: Lease) -> Float32s:
-        """The same as this lease reads them. Raises NoLongerNeeded when it became void: its view may be gone."""
+        """The same as this lease reads them.
+
+        Raises NoLongerNeeded when it became void: its view may be gone.
+        """
         held = HeldLease(lease)
-        return self._dense(_Wish(lease.snapshot, wanted=lambda: not self._context.keeper.is_void(held)))
+        return self._dense(
+            _Wish(lease.snapshot, wanted=lambda: not self._context.keeper.is_void(held))
+        )
 
     def rows(self, table: int, snapshot: SnapshotId | None) -> tuple[Int64s, Float32s]:
-        """All rows of a table: ids int64[n] ascending, weights float32[n, dim]. Raises as `load`."""
+        """All rows of a table: ids int64[n] ascending, weights float32[n, dim].
+
+        Raises as `load`.
+        """
 
         def attempt(timeout_s: float) -> tuple[Int64s, Float32s]:
-            return self._parameters.rows(table, snapshot=snapshot, timeout_s=max(timeout_s, _ALL_ROWS_S))
+            return self._parameters.rows(
+                table, snapshot=snapshot, timeout_s=max(timeout_s, _ALL_ROWS_S)
+            )
 
         with self._one_pull:
             return self._context.retry.call(attempt, "read all rows")
@@ -193,13 +229,19 @@ class PsTrainer:
         return tuple(np.empty(0, dtype=np.int64) for _ in range(self._tables))
 
     def _computed(self, loaded: Loaded) -> tuple[Loaded, StepOutcome]:
-        """A step, computed once more if its parameters were too old when it was done; then it counts as it is."""
+        """A step, computed once more if its parameters were too old when it was done; then it
+        counts as it is.
+        """
         limit_s = max(_OLD_S, _OLD_STEPS * self._shortest_s)
         outcome = self._timed(loaded)
         age_s = self._clock.now_s() - loaded.asked_at_s
         if age_s <= limit_s:
             return loaded, outcome
-        _log.info("computing a step again: its parameters were %.1f s old, at %s", age_s, place_of(loaded.batch))
+        _log.info(
+            "computing a step again: its parameters were %.1f s old, at %s",
+            age_s,
+            place_of(loaded.batch),
+        )
         loaded = self._reloaded(loaded)
         return loaded, self._timed(loaded)
 
@@ -212,14 +254,18 @@ class PsTrainer:
         return outcome
 
     def _reloaded(self, loaded: Loaded) -> Loaded:
-        """The same batch with parameters that have all of this worker's earlier updates, and others' newer ones."""
+        """The same batch with parameters that have all of this worker's earlier updates, and
+        others' newer ones.
+        """
         self._pusher.settle(timeout_s=60.0)
         asked_at_s = self._clock.now_s()
         return replace(loaded, pulled=self._pull(loaded.ready[0].ids), asked_at_s=asked_at_s)
 
     def _pull(self, ids: Sequence[Int64s], wish: _Wish = _LIVE) -> Pulled:
         def attempt(timeout_s: float) -> Pulled:
-            return self._parameters.pull(ids, dense=wish.dense, snapshot=wish.snapshot, timeout_s=timeout_s)
+            return self._parameters.pull(
+                ids, dense=wish.dense, snapshot=wish.snapshot, timeout_s=timeout_s
+            )
 
         with self._one_pull, self._context.gauges.timed("pull_ms"):
             return self._context.retry.call(attempt, "pull", wish.wanted)
@@ -241,7 +287,9 @@ def place_of(batch: Batch) -> str:
     lease = batch.held.lease
     if lease.shard is None:
         return f"the {lease.task} task"
-    order = "in file order" if lease.order_seed is None else f"in the order of seed {lease.order_seed}"
+    order = (
+        "in file order" if lease.order_seed is None else f"in the order of seed {lease.order_seed}"
+    )
     return (
         f"{lease.shard.source}, records {lease.shard.begin}:{lease.shard.end}, "
         f"of these {batch.end - batch.records}:{batch.end} {order} (epoch {lease.epoch})"

@@ -1,4 +1,6 @@
-"""Puts a worker together for one job: the module, the model, the data, and the stages between them."""
+"""Puts a worker together for one job: the module, the model, the data, and the stages between
+them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,13 @@ from elasticdl.worker.tasks.callback_files import CallbackFiles
 from elasticdl.worker.tasks.callbacks import JobCallbacks, Occasion
 from elasticdl.worker.tasks.evaluation import EvaluationTask, SummaryTask
 from elasticdl.worker.tasks.export import ExportTask
-from elasticdl.worker.tasks.prediction import FileSink, PredictionTask, Processor, ProcessorSink, Sink
+from elasticdl.worker.tasks.prediction import (
+    FileSink,
+    PredictionTask,
+    Processor,
+    ProcessorSink,
+    Sink,
+)
 from elasticdl.worker.tasks.training import TrainingTask
 
 
@@ -50,17 +58,25 @@ class Assignment:
     @property
     def output(self) -> Path:
         """Where an export or predictions go."""
-        return Path(self.spec.checkpoint.output) if self.spec.checkpoint.output else self.job_dir / "export"
+        return (
+            Path(self.spec.checkpoint.output)
+            if self.spec.checkpoint.output
+            else self.job_dir / "export"
+        )
 
     def origin(self, task: Task) -> str:
         """What names the data of a task."""
         data = self.spec.data
-        return {Task.EVALUATION: data.validation_data, Task.PREDICTION: data.prediction_data}.get(task, data.training_data)
+        return {Task.EVALUATION: data.validation_data, Task.PREDICTION: data.prediction_data}.get(
+            task, data.training_data
+        )
 
     @property
     def main_task(self) -> Task:
         """The task whose data is there in any case."""
-        return {Action.EVALUATE: Task.EVALUATION, Action.PREDICT: Task.PREDICTION}.get(self.spec.action, Task.TRAINING)
+        return {Action.EVALUATE: Task.EVALUATION, Action.PREDICT: Task.PREDICTION}.get(
+            self.spec.action, Task.TRAINING
+        )
 
 
 @final
@@ -81,7 +97,9 @@ class Worker:
         self.loop.run()
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until all that was trained is pushed and told; False if that took longer or went wrong."""
+        """Wait until all that was trained is pushed and told; False if that took longer or went
+        wrong.
+        """
         return self.trainer.settle(timeout_s)
 
     def leave(self) -> None:
@@ -89,22 +107,32 @@ class Worker:
         self.loop.leave()
 
     def start(self) -> bool:
-        """Give the servers their initial values and start all stages; the loop runs after that, in the main thread.
+        """Give the servers their initial values and start all stages; the loop runs after that, in
+        the main thread.
 
-        False if all servers had values already. Raises PermanentError if the servers have nothing that a job without training could use.
+        False if all servers had values already. Raises PermanentError if the servers have nothing
+        that a job without training could use.
         """
         spec = self.assignment.spec
         given = self.trainer.start(self.served.parameters, self.served.dense())
         if given and spec.action is not Action.TRAIN:
-            raise PermanentError("the parameter servers came up without trained parameters", hint="see --checkpoint-dir-for-init")
-        self.callbacks.begin({"epochs": spec.data.num_epochs, "batch_size": spec.data.minibatch_size})
+            raise PermanentError(
+                "the parameter servers came up without trained parameters",
+                hint="see --checkpoint-dir-for-init",
+            )
+        self.callbacks.begin(
+            {"epochs": spec.data.num_epochs, "batch_size": spec.data.minibatch_size}
+        )
         for stage in self.stages:
             stage.start()
         return given
 
 
 def assemble(assignment: Assignment, parameters: Parameters, context: WorkerContext) -> Worker:
-    """Load the user's module, build the model and all stages. Raises UserError for whatever is wrong with the module."""
+    """Load the user's module, build the model and all stages.
+
+    Raises UserError for whatever is wrong with the module.
+    """
     module = load_module(assignment.spec.model)
     sources = sources_of(assignment, module)
     served, step = _model(assignment, module, sources)
@@ -123,8 +151,17 @@ class Pieces:
 
 
 def put_together(pieces: Pieces, parameters: Parameters, context: WorkerContext) -> Worker:
-    """All stages around a model and its step. Raises UserError for what is wrong with the module's callbacks."""
-    assignment, module, sources, served, step = pieces.assignment, pieces.module, pieces.sources, pieces.served, pieces.step
+    """All stages around a model and its step.
+
+    Raises UserError for what is wrong with the module's callbacks.
+    """
+    assignment, module, sources, served, step = (
+        pieces.assignment,
+        pieces.module,
+        pieces.sources,
+        pieces.served,
+        pieces.step,
+    )
     spec = assignment.spec
     bounds = Bounds(spec.training.max_staleness, spec.training.max_nonfinite_steps)
     trainer = PsTrainer(step, parameters, context, bounds)
@@ -135,23 +172,33 @@ def put_together(pieces: Pieces, parameters: Parameters, context: WorkerContext)
     training = spec.action is Action.TRAIN
     validates = bool(spec.data.validation_data)
     callback_files = CallbackFiles(assignment.job_dir, assignment.name, validates)
-    occasion = Occasion(served.model, module.zoo, context.outbox, refresh, validates, training, callback_files)
+    occasion = Occasion(
+        served.model, module.zoo, context.outbox, refresh, validates, training, callback_files
+    )
     with user_code("callbacks", module.zoo):
-        callbacks = JobCallbacks(list(module.callbacks() or ()) if module.callbacks else [], occasion)
+        callbacks = JobCallbacks(
+            list(module.callbacks() or ()) if module.callbacks else [], occasion
+        )
     tasks: Mapping[Task, TaskRunner] = {
         Task.TRAINING: TrainingTask(trainer, callbacks),
         Task.EVALUATION: EvaluationTask(step, context),
         Task.SUMMARY: SummaryTask(step, callbacks, context.outbox),
         Task.PREDICTION: PredictionTask(step, _sink(assignment, module, context), context),
         Task.EXPORT: ExportTask(
-            trainer, served.parameters, partial(export, served, zoo=module.zoo), assignment.output, context.outbox
+            trainer,
+            served.parameters,
+            partial(export, served, zoo=module.zoo),
+            assignment.output,
+            context.outbox,
         ),
     }
     reading = ShardReading(sources, context)
     feeding = Feeding(reading, sources, context)
     loading = Prefetch(feeding, trainer, context)
     loop = Loop(loading, trainer, tasks, context)
-    return Worker(assignment, served, trainer, callbacks, loading, loop, (reading, feeding, loading))
+    return Worker(
+        assignment, served, trainer, callbacks, loading, loop, (reading, feeding, loading)
+    )
 
 
 def sources_of(assignment: Assignment, module: ModelModule) -> Sources:
@@ -162,11 +209,19 @@ def sources_of(assignment: Assignment, module: ModelModule) -> Sources:
     def reader(task: Task) -> Reader:
         origin = assignment.origin(task)
         if module.custom_data_reader is None:
-            return open_reader(origin, data.data_reader_params, max_bad_records=data.max_bad_records, counted=assignment.sources)
+            return open_reader(
+                origin,
+                data.data_reader_params,
+                max_bad_records=data.max_bad_records,
+                counted=assignment.sources,
+            )
         with user_code("custom_data_reader", module.zoo):
             records_per_task = data.records_per_task or None
             inner = open_custom_reader(
-                module.custom_data_reader, origin, data.data_reader_params, records_per_task=records_per_task
+                module.custom_data_reader,
+                origin,
+                data.data_reader_params,
+                records_per_task=records_per_task,
             )
         return UserReader(inner, module.zoo, assignment.sources)
 
@@ -174,11 +229,22 @@ def sources_of(assignment: Assignment, module: ModelModule) -> Sources:
     def feed(task: Task) -> Feeder:
         return Feeder(module, task, reader(task).metadata)
 
-    return Sources(reader, feed, data.minibatch_size, data.max_bad_records, open_features=lambda task: feed(task).open_features())
+    return Sources(
+        reader,
+        feed,
+        data.minibatch_size,
+        data.max_bad_records,
+        open_features=lambda task: feed(task).open_features(),
+    )
 
 
-def _model(assignment: Assignment, module: ModelModule, sources: Sources) -> tuple[PsModel, CompiledStep]:
-    """The model and its step. A model that has no inputs before it is called gets a first batch to be built with."""
+def _model(
+    assignment: Assignment, module: ModelModule, sources: Sources
+) -> tuple[PsModel, CompiledStep]:
+    """The model and its step.
+
+    A model that has no inputs before it is called gets a first batch to be built with.
+    """
     spec = assignment.spec
     build = partial(
         PsModel.build,
@@ -191,7 +257,9 @@ def _model(assignment: Assignment, module: ModelModule, sources: Sources) -> tup
         served = build()
     except NeedsFeatures:
         features = first_features(sources, assignment.main_task)
-        served = replace(build(features=features), open_inputs=sources.open_features(assignment.main_task))
+        served = replace(
+            build(features=features), open_inputs=sources.open_features(assignment.main_task)
+        )
         step = CompiledStep(served, module)
         step.prepare(features)
         return served, step

@@ -1,4 +1,6 @@
-"""What a member of the ring does between training steps: callbacks, evaluation, export and copies for checkpoints."""
+"""What a member of the ring does between training steps: callbacks, evaluation, export and copies
+for checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ import numpy as np
 
 from elasticdl.checkpoint import ring_file
 from elasticdl.errors import PermanentError, TransientError
-from elasticdl.rpc.conversation import Finished, RingCut, RingDrop, RingSave, RingSaved, Wait, WrittenFile
+from elasticdl.rpc.conversation import (
+    Finished,
+    RingCut,
+    RingDrop,
+    RingSave,
+    RingSaved,
+    Wait,
+    WrittenFile,
+)
 from elasticdl.rpc.parameters import Pulled
 from elasticdl.shard import Lease, SnapshotId, Task, WorkItem
 from elasticdl.worker.pipeline.context import WorkerContext
@@ -51,7 +61,12 @@ class BarrierTasks:
     """A `Listener` of the trainer. Belongs to the loop's thread."""
 
     def __init__(
-        self, source: ItemSource, sources: Sources, tasks: Mapping[Task, TaskRunner], step: Preparing, context: WorkerContext
+        self,
+        source: ItemSource,
+        sources: Sources,
+        tasks: Mapping[Task, TaskRunner],
+        step: Preparing,
+        context: WorkerContext,
     ) -> None:
         self._source = source
         self._sources = sources
@@ -92,7 +107,9 @@ class BarrierTasks:
                 self._tasks[lease.task].run(loaded)
 
     def _loaded(self, held: HeldLease) -> Iterator[Loaded]:
-        """All batches of a lease, with what a step wants beside them where parameters are elsewhere: nothing."""
+        """All batches of a lease, with what a step wants beside them where parameters are
+        elsewhere: nothing.
+        """
         lease = held.lease
         pulled = Pulled((self._version,), np.empty(0, np.float32), ())
         if lease.shard is None:
@@ -114,7 +131,10 @@ class BarrierTasks:
 
 @final
 class Copies:
-    """Copies of the state that are kept for checkpoints until they are written or dropped. Thread-safe."""
+    """Copies of the state that are kept for checkpoints until they are written or dropped.
+
+    Thread-safe.
+    """
 
     def __init__(self, exchange: Exchange, names: Sequence[str], context: WorkerContext) -> None:
         """`names` of the arrays, in the order in which `exchange` has them."""
@@ -137,7 +157,10 @@ class Copies:
             self._kept.pop(snapshot, None)
 
     def follow(self, order: RingSave | RingDrop) -> None:
-        """Write, or forget. A copy that is not here, or cannot be written, is told with the reason."""
+        """Write, or forget.
+
+        A copy that is not here, or cannot be written, is told with the reason.
+        """
         if isinstance(order, RingDrop):
             self.drop(order.snapshot)
         else:
@@ -147,9 +170,13 @@ class Copies:
         """Beside the steps. A disk that refuses it costs this checkpoint only."""
         try:
             version, values = self.kept(order.snapshot)
-            part = ring_file.write(Path(order.directory), version, dict(zip(self._names, values, strict=True)))
+            part = ring_file.write(
+                Path(order.directory), version, dict(zip(self._names, values, strict=True))
+            )
         except (OSError, PermanentError) as error:
-            self._context.outbox.saved(RingSaved(order.snapshot, problem=f"cannot write to {order.directory}: {error}"))
+            self._context.outbox.saved(
+                RingSaved(order.snapshot, problem=f"cannot write to {order.directory}: {error}")
+            )
             return
         file = WrittenFile(part.name, part.bytes, part.checksum)
         self._context.outbox.saved(RingSaved(order.snapshot, version, (file,)))
@@ -167,7 +194,12 @@ class RingListener:
     """What the trainer calls around its steps."""
 
     def __init__(
-        self, marks: BarrierTasks, copies: Copies, callbacks: JobCallbacks, rate: Rate, restore: Callable[[str], int]
+        self,
+        marks: BarrierTasks,
+        copies: Copies,
+        callbacks: JobCallbacks,
+        rate: Rate,
+        restore: Callable[[str], int],
     ) -> None:
         self._marks = marks
         self._copies = copies

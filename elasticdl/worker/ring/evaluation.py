@@ -1,4 +1,6 @@
-"""A worker that evaluates or predicts with a ring's checkpoint: it has the whole model, and there are no servers."""
+"""A worker that evaluates or predicts with a ring's checkpoint: it has the whole model, and there
+are no servers.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from elasticdl.worker.ring.weights import built, load_weights
 
 @final
 class WholeWeights:
-    """The `Parameters` of a worker whose Keras variables are the whole model: servers hold nothing of it."""
+    """The `Parameters` of a worker whose Keras variables are the whole model: servers hold nothing
+    of it.
+    """
 
     def __init__(self, version: int) -> None:
         self._version = version
@@ -30,7 +34,14 @@ class WholeWeights:
         assert not spec.dense and not spec.tables
         return False
 
-    def pull(self, ids: Sequence[Int64s], *, dense: bool = True, snapshot: SnapshotId | None = None, timeout_s: float) -> Pulled:
+    def pull(
+        self,
+        ids: Sequence[Int64s],
+        *,
+        dense: bool = True,
+        snapshot: SnapshotId | None = None,
+        timeout_s: float,
+    ) -> Pulled:
         """Nothing: a step has all of it."""
         return Pulled((self._version,), np.empty(0, np.float32), ())
 
@@ -38,7 +49,9 @@ class WholeWeights:
         """Raises AssertionError."""
         raise AssertionError("a job that does not train pushes nothing")
 
-    def rows(self, table: int, *, snapshot: SnapshotId | None, timeout_s: float) -> tuple[Int64s, Float32s]:
+    def rows(
+        self, table: int, *, snapshot: SnapshotId | None, timeout_s: float
+    ) -> tuple[Int64s, Float32s]:
         """Raises AssertionError."""
         raise AssertionError("a ring's model has no tables")
 
@@ -50,9 +63,11 @@ class WholeWeights:
 
 
 def assemble_whole(assignment: Assignment, checkpoint: Path, context: WorkerContext) -> Worker:
-    """Load the user's module, build the model with the weights of a ring's checkpoint, and all stages.
+    """Load the user's module, build the model with the weights of a ring's checkpoint, and all
+    stages.
 
-    Raises UserError for whatever is wrong with the module or does not fit the checkpoint, Corrupted.
+    Raises UserError for whatever is wrong with the module or does not fit the checkpoint,
+    Corrupted.
     """
     module = load_module(assignment.spec.model)
     sources = sources_of(assignment, module)

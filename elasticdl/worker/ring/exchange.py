@@ -1,4 +1,6 @@
-"""What the members of a new ring tell one another before they go on: who has what, and the state of the one that has most."""
+"""What the members of a new ring tell one another before they go on: who has what, and the state of
+the one that has most.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +19,39 @@ CHUNK_BYTES = 64 << 20
 
 @final
 class Exchange:
-    """Compiled at the first call of each, so call them once before they are in a hurry. All that talk raise RingBroken."""
+    """Compiled at the first call of each, so call them once before they are in a hurry.
 
-    def __init__(self, ring: Ring, variables: Sequence[Any], *, chunk_bytes: int = CHUNK_BYTES) -> None:
-        """`variables` are all that members have to have alike: the same ones, in the same order, everywhere."""
+    All that talk raise RingBroken.
+    """
+
+    def __init__(
+        self, ring: Ring, variables: Sequence[Any], *, chunk_bytes: int = CHUNK_BYTES
+    ) -> None:
+        """`variables` are all that members have to have alike: the same ones, in the same order,
+        everywhere.
+        """
         self._ring = ring
         self._gather = tf.function(self._gathered, autograph=False)
-        self._chunks = [_Chunk(ring, number, part) for number, part in enumerate(_parts(variables, chunk_bytes))]
+        self._chunks = [
+            _Chunk(ring, number, part) for number, part in enumerate(_parts(variables, chunk_bytes))
+        ]
 
     def gather(self, numbers: Sequence[int]) -> NDArray[np.int64]:
         """int64[size, len(numbers)]: each member's numbers, in the order of their ranks."""
         with self._ring.guarded():
-            return np.asarray(self._gather(tf.constant([list(numbers)], tf.int64)).numpy(), np.int64)
+            return np.asarray(
+                self._gather(tf.constant([list(numbers)], tf.int64)).numpy(), np.int64
+            )
 
     def hand_over(self, *, giving: bool, whole: bool = False) -> None:
         """All get the values of the one member that gives.
 
-        Where the ring breaks on the way, a member has some of them and some of its own, which is worth nothing; one that asks
-        for the `whole` keeps its own instead: it takes nothing before all is here, for which it needs the state's size once
-        more. Ask for it wherever what a member has is not what all will have, but may be all that is left a moment later.
+        Where the ring breaks on the way, a member has some of them and some of its own, which is
+        worth nothing; one that asks
+        for the `whole` keeps its own instead: it takes nothing before all is here, for which it
+        needs the state's size once
+        more. Ask for it wherever what a member has is not what all will have, but may be all that
+        is left a moment later.
         """
         waiting = deque[tuple[_Chunk, Tensor]]()
         for chunk in self._chunks:
@@ -57,7 +73,13 @@ class Exchange:
         """Set all variables to what `copied` gave."""
         left = deque(values)
         for chunk in self._chunks:
-            chunk.take(tf.constant(np.concatenate([np.frombuffer(left.popleft().tobytes(), np.uint8) for _ in chunk.variables])))
+            chunk.take(
+                tf.constant(
+                    np.concatenate(
+                        [np.frombuffer(left.popleft().tobytes(), np.uint8) for _ in chunk.variables]
+                    )
+                )
+            )
 
     def _gathered(self, numbers: Tensor) -> Tensor:
         return self._ring.gathered(f"numbers.{numbers.shape[1]}", numbers)
@@ -71,8 +93,12 @@ class _Chunk:
         self.variables = variables
         self._ring = ring
         self._name = f"state.{number}"
-        self.send = tf.function(self._sent, input_signature=[tf.TensorSpec([], tf.bool)], autograph=False)
-        self.take = tf.function(self._taken, input_signature=[tf.TensorSpec([None], tf.uint8)], autograph=False)
+        self.send = tf.function(
+            self._sent, input_signature=[tf.TensorSpec([], tf.bool)], autograph=False
+        )
+        self.take = tf.function(
+            self._taken, input_signature=[tf.TensorSpec([None], tf.uint8)], autograph=False
+        )
 
     def _sent(self, giving: Tensor) -> Tensor:
         """uint8[size in bytes] of the member that gives: the others give no rows."""
@@ -90,14 +116,20 @@ class _Chunk:
 
 def _bytes(value: Tensor) -> Tensor:
     """uint8[size in bytes]."""
-    return tf.reshape(tf.cast(value, tf.uint8) if value.dtype == tf.bool else tf.bitcast(value, tf.uint8), [-1])
+    return tf.reshape(
+        tf.cast(value, tf.uint8) if value.dtype == tf.bool else tf.bitcast(value, tf.uint8), [-1]
+    )
 
 
 def _value(data: Tensor, variable: Any) -> Tensor:  # noqa: ANN401 - a Keras variable
     dtype = variable.value.dtype
     if dtype == tf.bool:
         return tf.reshape(tf.cast(data, tf.bool), variable.shape)
-    whole = tf.reshape(data, [*variable.shape, dtype.size]) if dtype.size > 1 else tf.reshape(data, variable.shape)
+    whole = (
+        tf.reshape(data, [*variable.shape, dtype.size])
+        if dtype.size > 1
+        else tf.reshape(data, variable.shape)
+    )
     return tf.bitcast(whole, dtype)
 
 

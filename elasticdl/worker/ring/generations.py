@@ -1,4 +1,6 @@
-"""The generation of the ring that this worker is to be in, as the master last said it, and what the worker says in return."""
+"""The generation of the ring that this worker is to be in, as the master last said it, and what the
+worker says in return.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,14 @@ class ReportSink(Protocol):
 
 @final
 class Generations:
-    """Thread-safe: the orders' thread puts forms in, the loop's thread takes them. `listen`ers hear of each newer one."""
+    """Thread-safe: the orders' thread puts forms in, the loop's thread takes them.
 
-    def __init__(self, shutdown: Shutdown, drop: Callable[[DropCause], None] = lambda cause: None) -> None:
+    `listen`ers hear of each newer one.
+    """
+
+    def __init__(
+        self, shutdown: Shutdown, drop: Callable[[DropCause], None] = lambda cause: None
+    ) -> None:
         """`drop` counts what is left aside."""
         self._shutdown = shutdown
         self._drop = drop
@@ -40,7 +47,10 @@ class Generations:
         return self._newest.generation if self._newest is not None else 0
 
     def follow(self, order: RingGeneration | RingSave | RingDrop) -> None:
-        """An order of the master's about the ring. Copies are somebody else's, once `copies_by` said whose."""
+        """An order of the master's about the ring.
+
+        Copies are somebody else's, once `copies_by` said whose.
+        """
         if isinstance(order, RingGeneration):
             self.put(order)
         else:
@@ -66,9 +76,14 @@ class Generations:
         self._listeners.append(listener)
 
     def after(self, generation: int, limit_s: float) -> RingGeneration | None:
-        """One newer than `generation`; blocks until there is one, for at most `limit_s`. Raises Ended, but not for a drain."""
+        """One newer than `generation`; blocks until there is one, for at most `limit_s`.
+
+        Raises Ended, but not for a drain.
+        """
         with self._changed:
-            if not self._changed.wait_for(lambda: self.generation > generation or self._ended(), min(limit_s, LOOK_AGAIN_S)):
+            if not self._changed.wait_for(
+                lambda: self.generation > generation or self._ended(), min(limit_s, LOOK_AGAIN_S)
+            ):
                 return None
             if self._ended():
                 raise Ended

@@ -8,7 +8,10 @@ from typing import final
 
 @final
 class Pause:
-    """From the last step in one ring, or the beginning, to the first one in the next. Belongs to the loop's thread."""
+    """From the last step in one ring, or the beginning, to the first one in the next.
+
+    Belongs to the loop's thread.
+    """
 
     def __init__(self) -> None:
         self._begin_s = self._lap_s = time.monotonic()

@@ -1,6 +1,7 @@
 """The ring as the trainer sees it: what members reduce, gather and hand over among themselves.
 
-A ring lives from `enter` to `leave`. Whatever goes wrong in between, on any member, is one exception: `RingBroken`.
+A ring lives from `enter` to `leave`. Whatever goes wrong in between, on any member, is one
+exception: `RingBroken`.
 This module imports neither TensorFlow nor Horovod, so that a ring can be played without them.
 """
 
@@ -23,7 +24,10 @@ class RingBroken(TransientError):
 
 @dataclass(frozen=True, slots=True)
 class RingPlace:
-    """Where this process stands in one generation. `rendezvous` is HOST:PORT/SCOPE, '' for a ring of one."""
+    """Where this process stands in one generation.
+
+    `rendezvous` is HOST:PORT/SCOPE, '' for a ring of one.
+    """
 
     generation: int
     rank: int
@@ -32,9 +36,11 @@ class RingPlace:
 
 
 class Ring(Protocol):
-    """One thread at a time, except that `reduced` and `gathered` are called while a function is traced.
+    """One thread at a time, except that `reduced` and `gathered` are called while a function is
+    traced.
 
-    Every method after `enter` must be called by all members, in the same order; all raise RingBroken.
+    Every method after `enter` must be called by all members, in the same order; all raise
+    RingBroken.
     """
 
     def enter(self, place: RingPlace) -> None:
@@ -51,5 +57,7 @@ class Ring(Protocol):
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Calls of compiled functions that reduce go in here: a broken ring raises RingBroken, all else is unchanged."""
+        """Calls of compiled functions that reduce go in here: a broken ring raises RingBroken, all
+        else is unchanged.
+        """
         yield

@@ -1,8 +1,12 @@
-"""From the ring's items to this member's parts of each global minibatch, a few steps ahead, from any position.
+"""From the ring's items to this member's parts of each global minibatch, a few steps ahead, from
+any position.
 
-Two threads: one asks the master for items and reads their shards, the other cuts this member's parts and applies `feed`. A
-change of the ring's members, or of the position, is a new `ReadPlan`: what was made for the old one is thrown away, but shards that
-are in memory stay, so that the minibatch that was in flight is there again within the time of one `feed`.
+Two threads: one asks the master for items and reads their shards, the other cuts this member's
+parts and applies `feed`. A
+change of the ring's members, or of the position, is a new `ReadPlan`: what was made for the old one
+is thrown away, but shards that
+are in memory stay, so that the minibatch that was in flight is there again within the time of one
+`feed`.
 """
 
 from __future__ import annotations
@@ -33,10 +37,15 @@ DEPTH = 2
 """Parts that are ready before they are wanted."""
 
 UNDER_WAY = 2
-"""So many parts of a new plan are taken before a shard is read that is not wanted yet: whoever forms a ring needs the cores."""
+"""So many parts of a new plan are taken before a shard is read that is not wanted yet: whoever
+forms a ring needs the cores.
+"""
 
 WAIT_S = 2.0
-"""How long the master may keep a question for an item. A new plan may have to wait for the answer to an old question."""
+"""How long the master may keep a question for an item.
+
+A new plan may have to wait for the answer to an old question.
+"""
 
 _LEAST_S = 0.02
 _GIVE_UP_S = 600.0
@@ -51,7 +60,9 @@ class ItemSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """Begin at `offset` of item `number` (None: where its lease begins), as member `rank` of `size`."""
+    """Begin at `offset` of item `number` (None: where its lease begins), as member `rank` of
+    `size`.
+    """
 
     number: int
     offset: int | None
@@ -61,9 +72,11 @@ class ReadPlan:
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """What this member has to do of one global minibatch: entries [begin, end) of the order of its item's shard.
+    """What this member has to do of one global minibatch: entries [begin, end) of the order of its
+    item's shard.
 
-    `batch` is (features, labels) of this member's part of it, None if nothing of it is left. `records` counts the whole
+    `batch` is (features, labels) of this member's part of it, None if nothing of it is left.
+    `records` counts the whole
     window, `mine` this member's records.
     """
 
@@ -97,7 +110,10 @@ Next: TypeAlias = BatchPart | AtBarrier | End
 
 
 def slice_of(begin: int, end: int, rank: int, size: int) -> tuple[int, int]:
-    """The part of [begin, end) that member `rank` of `size` does. Parts differ by at most one, and follow one another."""
+    """The part of [begin, end) that member `rank` of `size` does.
+
+    Parts differ by at most one, and follow one another.
+    """
     length = end - begin
     return begin + length * rank // size, begin + length * (rank + 1) // size
 
@@ -106,7 +122,9 @@ def slice_of(begin: int, end: int, rank: int, size: int) -> tuple[int, int]:
 class RingReading:
     """Thread-safe. `begin` and `next` are called by the loop's thread; `wake` by any."""
 
-    def __init__(self, source: ItemSource, sources: Sources, watch: HangWatch, shutdown: Shutdown) -> None:
+    def __init__(
+        self, source: ItemSource, sources: Sources, watch: HangWatch, shutdown: Shutdown
+    ) -> None:
         self._source = source
         self._sources = sources
         self._watch = watch
@@ -129,9 +147,11 @@ class RingReading:
             threading.Thread(target=self._top, args=(run,), name=name, daemon=True).start()
 
     def read_ahead(self) -> None:
-        """Have in memory what the ring trains on now: one that joins it then need not read while the others wait.
+        """Have in memory what the ring trains on now: one that joins it then need not read while
+        the others wait.
 
-        Call it before `start`. Nothing is read if there is no ring, or the master does not answer. Raises Ended.
+        Call it before `start`. Nothing is read if there is no ring, or the master does not answer.
+        Raises Ended.
         """
         number = 0
         for _ in range(2):  # the ring may come to the next one before this worker is in it
@@ -148,7 +168,10 @@ class RingReading:
             number = answer.number + 1
 
     def begin(self, plan: ReadPlan) -> None:
-        """From now on `next` gives what this plan asks for. Nothing happens if that is being made, and nothing of it was taken."""
+        """From now on `next` gives what this plan asks for.
+
+        Nothing happens if that is being made, and nothing of it was taken.
+        """
         with self._changed:
             if plan == self._plan and not self._taken:
                 return
@@ -157,12 +180,17 @@ class RingReading:
             self._turn += 1
             self._ready.clear()
             self._wanted = plan.number
-            for number in [one for one in self._items if not plan.number - 1 <= one <= plan.number + 2]:
+            for number in [
+                one for one in self._items if not plan.number - 1 <= one <= plan.number + 2
+            ]:
                 self._forget(number)
             self._changed.notify_all()
 
     def next(self, stop: Callable[[], bool]) -> Next | None:
-        """What comes next; blocks until it is there. None as soon as `stop()` (see `wake`). Raises Ended."""
+        """What comes next; blocks until it is there.
+
+        None as soon as `stop()` (see `wake`). Raises Ended.
+        """
         with self._changed:
             while not self._ready:
                 self._check()
@@ -208,7 +236,9 @@ class RingReading:
                     self._read(number, answer.lease)
 
     def _missing(self) -> int:
-        """The item to ask for next: the current one, or the one after it unless that depends on what is done at a pause."""
+        """The item to ask for next: the current one, or the one after it unless that depends on
+        what is done at a pause.
+        """
         with self._changed:
             while True:
                 self._check()
@@ -243,7 +273,9 @@ class RingReading:
                     self._pause(_LEAST_S)
                     return None
                 case Lease():
-                    raise AssertionError(f"asked for item {number} of the ring, got a lease of {answer.task}")
+                    raise AssertionError(
+                        f"asked for item {number} of the ring, got a lease of {answer.task}"
+                    )
 
     def _pause(self, seconds: float) -> None:
         """Not by `Shutdown`: a worker that drains goes on until the ring can do without it."""
@@ -262,7 +294,9 @@ class RingReading:
                 self._changed.notify_all()
 
     def _giving_way(self, number: int, blocks: Iterable[Block]) -> Iterator[Block]:
-        """These blocks; the rest of a shard that is not wanted yet waits until a new plan is under way."""
+        """These blocks; the rest of a shard that is not wanted yet waits until a new plan is under
+        way.
+        """
         for block in blocks:
             yield block
             with self._changed:
@@ -271,8 +305,15 @@ class RingReading:
                     self._changed.wait(LOOK_AGAIN_S)
 
     def _gives_way(self, number: int) -> bool:
-        """Whether the shard of that item may wait. Not if an item before it is missing: this thread is the one that asks."""
-        early = self._plan is not None and self._taken < UNDER_WAY and self._wanted < number <= self._wanted + 2
+        """Whether the shard of that item may wait.
+
+        Not if an item before it is missing: this thread is the one that asks.
+        """
+        early = (
+            self._plan is not None
+            and self._taken < UNDER_WAY
+            and self._wanted < number <= self._wanted + 2
+        )
         return early and all(one in self._items for one in range(self._wanted, number))
 
     def _forget(self, number: int) -> None:
@@ -321,7 +362,9 @@ class RingReading:
                 loaded = self._loaded(number, turn)
                 if loaded is None:
                     return
-                yield from self._parts(plan, item, loaded, item.lease.offset if offset is None else offset)
+                yield from self._parts(
+                    plan, item, loaded, item.lease.offset if offset is None else offset
+                )
             number, offset = number + 1, None
 
     def _item(self, number: int, turn: int) -> WorkItem | Finished | None:
@@ -344,7 +387,9 @@ class RingReading:
                 self._changed.wait(LOOK_AGAIN_S)
             return self._shards[number] if self._turn == turn else None
 
-    def _parts(self, plan: ReadPlan, item: WorkItem, loaded: LoadedShard, offset: int) -> Iterator[BatchPart]:
+    def _parts(
+        self, plan: ReadPlan, item: WorkItem, loaded: LoadedShard, offset: int
+    ) -> Iterator[BatchPart]:
         lease = item.lease
         assert lease is not None and lease.shard is not None
         order = order_of(lease.shard.records, lease.order_seed)
@@ -353,7 +398,9 @@ class RingReading:
                 part = self._part(plan, item, loaded, order, begin)
             yield part
 
-    def _part(self, plan: ReadPlan, item: WorkItem, loaded: LoadedShard, order: Positions, begin: int) -> BatchPart:
+    def _part(
+        self, plan: ReadPlan, item: WorkItem, loaded: LoadedShard, order: Positions, begin: int
+    ) -> BatchPart:
         assert item.lease is not None
         end = min(begin + item.batch, item.lease.end)
         mine = slice_of(begin, end, plan.rank, plan.size)

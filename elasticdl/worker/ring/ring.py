@@ -1,7 +1,9 @@
 """The ring of Horovod: the one place that knows it.
 
-Horovod's background thread sees a closed connection at once, and silence after `SILENCE_S`; it then fails every operation that
-is under way, in every member that is left. A member whose step merely takes long is not silent: that thread keeps talking.
+Horovod's background thread sees a closed connection at once, and silence after `SILENCE_S`; it then
+fails every operation that
+is under way, in every member that is left. A member whose step merely takes long is not silent:
+that thread keeps talking.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from elasticdl.worker.ring.protocol import RingBroken, RingPlace, Tensor
 _log = logging.getLogger(__name__)
 
 SILENCE_S: Final = 4
-"""A member that says nothing for so long is lost. Members that wait hear of one another all the time, however long a step takes."""
+"""A member that says nothing for so long is lost.
+
+Members that wait hear of one another all the time, however long a step takes.
+"""
 
 _OURS: Final = "elasticdl_ring_"
 
@@ -33,7 +38,10 @@ class HorovodRing:
     """The `Ring` of Horovod with Gloo. There is one per process: Horovod's state is global."""
 
     def __init__(self, *, master_host: str = "127.0.0.1", silence_s: int = SILENCE_S) -> None:
-        """`master_host` tells by which network the members reach one another. Raises PermanentError without Horovod."""
+        """`master_host` tells by which network the members reach one another.
+
+        Raises PermanentError without Horovod.
+        """
         # What Horovod reads at each init, and never changes.
         os.environ.update(_settings(silence_s, interface_to(master_host)))
         self._horovod = _imported()
@@ -48,7 +56,9 @@ class HorovodRing:
             self._horovod.init()
         except (ValueError, RuntimeError) as error:
             self._horovod.shutdown()
-            raise RingBroken(f"generation {place.generation} of the ring could not be entered: {error}") from error
+            raise RingBroken(
+                f"generation {place.generation} of the ring could not be entered: {error}"
+            ) from error
         self._inside = True
 
     def leave(self) -> None:
@@ -58,18 +68,25 @@ class HorovodRing:
 
     def reduced(self, name: str, tensor: Tensor) -> Tensor:
         tensor = self._not_constant(tensor)
-        return self._horovod.allreduce(tensor, op=self._horovod.Sum, name=_OURS + name, ignore_name_scope=True)
+        return self._horovod.allreduce(
+            tensor, op=self._horovod.Sum, name=_OURS + name, ignore_name_scope=True
+        )
 
     def gathered(self, name: str, tensor: Tensor) -> Tensor:
-        made = self._horovod.allgather(self._not_constant(tensor), name=_OURS + name, ignore_name_scope=True)
+        made = self._horovod.allgather(
+            self._not_constant(tensor), name=_OURS + name, ignore_name_scope=True
+        )
         made.set_shape([None, *tensor.shape[1:]])
         return made
 
     def _not_constant(self, tensor: Tensor) -> Tensor:
-        """The same values, not copied: all of the tensor from a place on that is known only when the function runs.
+        """The same values, not copied: all of the tensor from a place on that is known only when
+        the function runs.
 
-        TensorFlow computes what depends on constants alone when it first optimizes a function, and never again. A member that
-        has nothing to bring reduces zeros: it would not take part any more, and the others would wait for it.
+        TensorFlow computes what depends on constants alone when it first optimizes a function, and
+        never again. A member that
+        has nothing to bring reduces zeros: it would not take part any more, and the others would
+        wait for it.
         """
         begin = tf.concat([self._beginning, tf.zeros([tensor.shape.rank - 1], tf.int32)], 0)
         return tf.ensure_shape(tf.slice(tensor, begin, tf.shape(tensor)), tensor.shape)
@@ -85,7 +102,9 @@ class HorovodRing:
 
 
 def interface_to(host: str) -> str:
-    """The name of the network interface by which this machine reaches `host`; '' if that cannot be told."""
+    """The name of the network interface by which this machine reaches `host`; '' if that cannot be
+    told.
+    """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))  # sends nothing
@@ -101,7 +120,9 @@ def interface_to(host: str) -> str:
 def _address_of(interface: str, probe: socket.socket) -> str:
     get_address = 0x8915  # SIOCGIFADDR
     try:
-        answer = fcntl.ioctl(probe.fileno(), get_address, struct.pack("256s", interface.encode()[:15]))
+        answer = fcntl.ioctl(
+            probe.fileno(), get_address, struct.pack("256s", interface.encode()[:15])
+        )
     except OSError:  # it has none
         return ""
     return socket.inet_ntoa(answer[20:24])
@@ -112,7 +133,8 @@ def _settings(silence_s: int, interface: str) -> dict[str, str]:
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(silence_s),
-        # Ours, see scripts/horovod.patch: nothing is done while nothing is to be done, and an operation is begun when it comes.
+        # Ours, see scripts/horovod.patch: nothing is done while nothing is to be done, and an
+        # operation is begun when it comes.
         "HOROVOD_IDLE_CYCLE_TIME": "20",
         # Long steps are told by the worker's own watch.
         "HOROVOD_STALL_CHECK_DISABLE": "1",
@@ -124,7 +146,9 @@ def _settings(silence_s: int, interface: str) -> dict[str, str]:
 
 
 def _environment(place: RingPlace) -> Mapping[str, str]:
-    """Members of one rank each per node, as Horovod sees it: it then makes no further connections between them."""
+    """Members of one rank each per node, as Horovod sees it: it then makes no further connections
+    between them.
+    """
     address, _, rest = place.rendezvous.partition(":")
     port, _, scope = rest.partition("/")
     return {
@@ -134,7 +158,8 @@ def _environment(place: RingPlace) -> Mapping[str, str]:
         "HOROVOD_LOCAL_SIZE": "1",
         "HOROVOD_CROSS_RANK": "0",
         "HOROVOD_CROSS_SIZE": "1",
-        # Horovod makes http://ADDR:PORT/SECTION/KEY of it, so what is before the first slash is where it connects to.
+        # Horovod makes http://ADDR:PORT/SECTION/KEY of it, so what is before the first slash is
+        # where it connects to.
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{address}:{port}/{scope}" if scope else address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": port or "0",
     }
@@ -146,7 +171,10 @@ def _imported() -> Any:  # noqa: ANN401 - the package has no types
     except ImportError as error:
         raise PermanentError(
             f"AllreduceStrategy needs Horovod, which cannot be imported: {error}",
-            hint="run `make horovod` (or scripts/horovod PYTHON): it builds Horovod for this TensorFlow and installs it, once, in about 3 minutes",
+            hint=(
+                "run `make horovod` (or scripts/horovod PYTHON): it builds Horovod for this"
+                " TensorFlow and installs it, once, in about 3 minutes"
+            ),
         ) from error
     return horovod.tensorflow
 
@@ -154,5 +182,9 @@ def _imported() -> Any:  # noqa: ANN401 - the package has no types
 def _first_line(message: str) -> str:
     """What Horovod said, without what TensorFlow puts around it."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    told = [line for line in lines if "orovod" in line or "gloo" in line] or lines or ["no reason was given"]
+    told = (
+        [line for line in lines if "orovod" in line or "gloo" in line]
+        or lines
+        or ["no reason was given"]
+    )
     return told[-1][:300]

@@ -1,4 +1,6 @@
-"""Callbacks of an evaluation round on a ring: they run on one member, so what they do to the model must not stay."""
+"""Callbacks of an evaluation round on a ring: they run on one member, so what they do to the model
+must not stay.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,19 @@ from elasticdl.worker.tasks.evaluation import PastRound
 
 @final
 class RingRounds:
-    """A `RoundListener`. The learning rate that a callback sets counts: this is rank 0, whose rate all members take."""
+    """A `RoundListener`.
+
+    The learning rate that a callback sets counts: this is rank 0, whose rate all members take.
+    """
 
     def __init__(self, callbacks: JobCallbacks, model: RingModel) -> None:
         self._callbacks = callbacks
         self._model = model
 
     def recall(self, rounds: Sequence[PastRound]) -> None:
-        """What they set in rounds before is in the state already, which came from another member."""
+        """What they set in rounds before is in the state already, which came from another
+        member.
+        """
         with self._kept((*self._model.model.variables, *self._model.optimizer.variables)):
             self._callbacks.recall(rounds)
 

@@ -1,9 +1,14 @@
-"""Synchronous training on the ring: forms it, trains in it, and forms it anew when its members change.
+"""Synchronous training on the ring: forms it, trains in it, and forms it anew when its members
+change.
 
-The records of each step are decided by the ring's sequence of items alone, and every member applies the same update, so a change
-of members changes nothing but who does which part. A step is *safe* once a later reduction was complete: then every member has
-it. When a ring breaks, some members may have one step that others lack: all take the state of the one that has most, and the
-minibatch that was in flight is trained again by whoever is there. Only rank 0 tells of progress, and only of safe steps.
+The records of each step are decided by the ring's sequence of items alone, and every member applies
+the same update, so a change
+of members changes nothing but who does which part. A step is *safe* once a later reduction was
+complete: then every member has
+it. When a ring breaks, some members may have one step that others lack: all take the state of the
+one that has most, and the
+minibatch that was in flight is trained again by whoever is there. Only rank 0 tells of progress,
+and only of safe steps.
 """
 
 from __future__ import annotations
@@ -42,7 +47,14 @@ STEP = "this worker's part of a step of the ring"
 class Step(Protocol):
     """What of `model.ring_step.RingStep` training needs."""
 
-    def train(self, part: tuple[Structure, Structure] | None, *, rank: int, iteration: int, wish: bool = False) -> RingOutcome:
+    def train(
+        self,
+        part: tuple[Structure, Structure] | None,
+        *,
+        rank: int,
+        iteration: int,
+        wish: bool = False,
+    ) -> RingOutcome:
         """One step of all members. Raises what the ring raises, and UserError."""
 
     def waits(self) -> bool:
@@ -65,14 +77,19 @@ class Listener(Protocol):
         """Do what a mark asks for. False if it is not over because `stop()`: a newer ring waits."""
 
     def restore(self, directory: str) -> int:
-        """Take a checkpoint's values ('': those that the model began with). The version that it has."""
+        """Take a checkpoint's values ('': those that the model began with).
+
+        The version that it has.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What this member's weights contain, and where it goes on: at `offset` of item `number` (AT_BEGIN: where that begins).
+    """What this member's weights contain, and where it goes on: at `offset` of item `number`
+    (AT_BEGIN: where that begins).
 
-    The last window that was trained ended at `done` of `shard`, which has `records`, in `attempt`; `shard` is -1 before the first.
+    The last window that was trained ended at `done` of `shard`, which has `records`, in `attempt`;
+    `shard` is -1 before the first.
     Of this attempt so far, `bad` records could not be read.
     """
 
@@ -87,7 +104,16 @@ class Position:
 
     def numbers(self) -> tuple[int, int, int, int, int, int, int, int]:
         """As they travel; more progress compares greater."""
-        return (self.version, self.number, self.offset, self.shard, self.attempt, self.done, self.records, self.bad)
+        return (
+            self.version,
+            self.number,
+            self.offset,
+            self.shard,
+            self.attempt,
+            self.done,
+            self.records,
+            self.bad,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +131,12 @@ class RingParts:
 class RingTrainer:
     """Belongs to the loop's thread."""
 
-    def __init__(self, name: str, host: str, parts: RingParts, context: WorkerContext, forms: Generations) -> None:
-        """`name` is this worker's, as the master knows it; `host` the master's, which serves the rendezvous."""
+    def __init__(
+        self, name: str, host: str, parts: RingParts, context: WorkerContext, forms: Generations
+    ) -> None:
+        """`name` is this worker's, as the master knows it; `host` the master's, which serves the
+        rendezvous.
+        """
         self._name = name
         self._host = host
         self._parts = parts
@@ -117,7 +147,10 @@ class RingTrainer:
         self._unsafe: Advance | None = None
         """What to tell the master of the steps since, once they are safe."""
         self._told: Lease | None = None
-        """The lease that this member last told of. Invariant: the outbox holds it, unless it was told to its end."""
+        """The lease that this member last told of.
+
+        Invariant: the outbox holds it, unless it was told to its end.
+        """
         self._told_to_end = False
         self._has_state = False
         """Of some ring. Until then there is nothing that a ring that breaks could spoil."""
@@ -133,7 +166,9 @@ class RingTrainer:
         return self._position.version
 
     def warm_up(self, batch: tuple[Structure, Structure] | None) -> None:
-        """Compile all that the loop calls, in a ring of one, on a trial batch; the state is left as it was. Raises UserError."""
+        """Compile all that the loop calls, in a ring of one, on a trial batch; the state is left as
+        it was. Raises UserError.
+        """
         with self._context.watch.doing("compiling the training step"):
             self._parts.ring.enter(RingPlace(0, 0, 1))
             self._parts.exchange.gather(self._position.numbers())
@@ -149,7 +184,10 @@ class RingTrainer:
             self._parts.ring.leave()
 
     def run(self) -> None:
-        """Train until there are no more items. Raises Ended when the worker ends before, UserError."""
+        """Train until there are no more items.
+
+        Raises Ended when the worker ends before, UserError.
+        """
         self._context.shutdown.listen(self._leave_if_draining)
         self._pause = Pause()
         self._context.outbox.position = lambda: self._position.numbers()[:3]
@@ -171,7 +209,9 @@ class RingTrainer:
             self._parts.reading.wake()
 
     def _awaited(self) -> RingGeneration | None:
-        """The next ring with this worker in it; None if it drains and the others have one without it, or need none."""
+        """The next ring with this worker in it; None if it drains and the others have one without
+        it, or need none.
+        """
         begin_s = time.monotonic()
         while True:
             form = self._forms.after(self._tried, LEAVE_S)
@@ -203,19 +243,25 @@ class RingTrainer:
         rank, size = form.members.index(self._name), len(form.members)
         rendezvous = f"{self._host}:{form.port}/{form.scope}" if size > 1 else ""
         self._lap("waiting")
-        if rank in form.holders:  # most likely nobody has more: what comes next is read while the members meet
+        if (
+            rank in form.holders
+        ):  # most likely nobody has more: what comes next is read while the members meet
             self._plan(form, self._position)
         self._parts.ring.enter(RingPlace(form.generation, rank, size, rendezvous))
         self._lap("meeting")
         self._rank = rank
         if not form.holders and rank == 0:
             with self._context.watch.doing("restoring the weights"):
-                self._position = Position(self._parts.listener.restore(form.restore_from), form.first_number)
+                self._position = Position(
+                    self._parts.listener.restore(form.restore_from), form.first_number
+                )
         self._elect(form)
         self._tell_state()
         self._position = _from_first(self._position, form)
         self._word.entered(form.generation)
-        _log.info("generation %d: rank %d of %d at version %d", form.generation, rank, size, self.version)
+        _log.info(
+            "generation %d: rank %d of %d at version %d", form.generation, rank, size, self.version
+        )
 
     def _lap(self, what: str) -> None:
         if self._pause is not None:
@@ -229,9 +275,13 @@ class RingTrainer:
         elected = max(holders, key=lambda rank: (*told[rank], -rank))
         position = Position(*(int(number) for number in told[elected]))
         self._plan(form, position)
-        same = all(rank in form.holders and (told[rank] == told[elected]).all() for rank in range(len(form.members)))
+        same = all(
+            rank in form.holders and (told[rank] == told[elected]).all()
+            for rank in range(len(form.members))
+        )
         if not same:
-            # One that lacks a step of the elected's is the next to be elected if this goes wrong, and must have what it says.
+            # One that lacks a step of the elected's is the next to be elected if this goes wrong,
+            # and must have what it says.
             behind = self._has_state and self._position != position
             with self._context.watch.doing("handing the weights over"):
                 self._parts.exchange.hand_over(giving=self._rank == elected, whole=behind)
@@ -281,13 +331,20 @@ class RingTrainer:
         version = self.version + int(outcome.applied)
         same = (self._position.shard, self._position.attempt) == (shard, attempt)
         bad = part.bad + (self._position.bad if same else 0)
-        self._position = Position(version, part.item.number, part.end, shard, attempt, part.end, records, bad)
+        self._position = Position(
+            version, part.item.number, part.end, shard, attempt, part.end, records, bad
+        )
         # An item may end before its shard does, where a checkpoint or an evaluation is due.
         done = part.end == records
         loss = outcome.loss if outcome.applied else None
-        self._unsafe = Advance(part.end, version, loss, part.bad, part.bad_examples, done, bad_so_far=bad)
+        self._unsafe = Advance(
+            part.end, version, loss, part.bad, part.bad_examples, done, bad_so_far=bad
+        )
         self._context.gauges.count_records(part.mine)
-        with self._context.shutdown.failing_for(lease), self._context.watch.owing("what callbacks do after a step"):
+        with (
+            self._context.shutdown.failing_for(lease),
+            self._context.watch.owing("what callbacks do after a step"),
+        ):
             self._parts.listener.after_step(loss, version)
         return outcome.wishes > 0
 
@@ -309,11 +366,17 @@ class RingTrainer:
     def _computed(self, part: BatchPart, wish: bool) -> RingOutcome:
         """The step, applied. Raises NonFinite if it gives NaN or infinity, which it would again."""
         with self._context.gauges.timed("step_ms"):
-            outcome = self._parts.step.train(part.batch, rank=self._rank, iteration=self.version, wish=wish)
+            outcome = self._parts.step.train(
+                part.batch, rank=self._rank, iteration=self.version, wish=wish
+            )
         if outcome.nonfinite:
             raise NonFinite(
-                f"{outcome.nonfinite} is NaN or infinite at {_place_of(part)} (loss {outcome.loss!r})",
-                hint="lower the learning rate, clip gradients, or look at these records; this step was not applied",
+                f"{outcome.nonfinite} is NaN or infinite at {_place_of(part)} (loss"
+                f" {outcome.loss!r})",
+                hint=(
+                    "lower the learning rate, clip gradients, or look at these records; this step"
+                    " was not applied"
+                ),
             )
         return outcome
 
@@ -347,7 +410,10 @@ class RingTrainer:
         if self._rank != 0:
             self._release()
         elif position.shard >= 0:
-            known = advance is not None and (advance.version, advance.offset) == (position.version, position.done)
+            known = advance is not None and (advance.version, advance.offset) == (
+                position.version,
+                position.done,
+            )
             done = position.done == position.records
             told = Advance(position.done, position.version, done=done, bad_so_far=position.bad)
             self._tell(advance if known and advance is not None else told)
@@ -356,7 +422,11 @@ class RingTrainer:
     def _tell(self, advance: Advance) -> None:
         """Of the shard in the position: steps of one item end before those of the next begin."""
         shard, attempt = ShardId(self._position.shard), self._position.attempt
-        if self._told is None or self._told.shard is None or (self._told.shard.id, self._told.attempt) != (shard, attempt):
+        if (
+            self._told is None
+            or self._told.shard is None
+            or (self._told.shard.id, self._told.attempt) != (shard, attempt)
+        ):
             self._release()
             self._told = Lease(Task.TRAINING, Shard(shard, "", 0, self._position.records), attempt)
             self._told_to_end = False
@@ -367,7 +437,9 @@ class RingTrainer:
         self._told_to_end = advance.done
 
     def _release(self) -> None:
-        """Nothing more is told of that shard by this member: the ring's leases are no member's own."""
+        """Nothing more is told of that shard by this member: the ring's leases are no member's
+        own.
+        """
         if self._told is not None and not self._told_to_end:
             self._context.outbox.forget([self._told])
         self._told = None
@@ -375,14 +447,20 @@ class RingTrainer:
 
 def _from_first(position: Position, form: RingGeneration) -> Position:
     """Items before the form's first are void: what is left of one is not trained."""
-    return position if position.number >= form.first_number else replace(position, number=form.first_number, offset=AT_BEGIN)
+    return (
+        position
+        if position.number >= form.first_number
+        else replace(position, number=form.first_number, offset=AT_BEGIN)
+    )
 
 
 def _place_of(part: BatchPart) -> str:
     """Which records a global minibatch was made of, for people."""
     lease = part.item.lease
     assert lease is not None and lease.shard is not None
-    order = "in file order" if lease.order_seed is None else f"in the order of seed {lease.order_seed}"
+    order = (
+        "in file order" if lease.order_seed is None else f"in the order of seed {lease.order_seed}"
+    )
     return (
         f"{lease.shard.source}, records {lease.shard.begin}:{lease.shard.end}, "
         f"of these {part.begin}:{part.end} {order} (epoch {lease.epoch})"

@@ -1,4 +1,6 @@
-"""Puts a worker together for a job on the ring: the module, the model, the data, and the stages between them."""
+"""Puts a worker together for a job on the ring: the module, the model, the data, and the stages
+between them.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,13 @@ class RingWorker:
         self.trainer.run()
 
 
-def assemble_ring(assignment: Assignment, host: str, source: ItemSource, forms: Generations, context: WorkerContext) -> RingWorker:
+def assemble_ring(
+    assignment: Assignment,
+    host: str,
+    source: ItemSource,
+    forms: Generations,
+    context: WorkerContext,
+) -> RingWorker:
     """Load the user's module, build the model and all stages. `host` is the master's.
 
     Raises UserError for whatever is wrong with the module, PermanentError without Horovod.
@@ -83,19 +91,29 @@ def assemble_ring(assignment: Assignment, host: str, source: ItemSource, forms: 
     training = spec.action is Action.TRAIN
     validates = bool(spec.data.validation_data)
     callback_files = CallbackFiles(assignment.job_dir, assignment.name, validates)
-    occasion = Occasion(model.model, module.zoo, context.outbox, lambda _: None, validates, training, callback_files)
+    occasion = Occasion(
+        model.model, module.zoo, context.outbox, lambda _: None, validates, training, callback_files
+    )
     with user_code("callbacks", module.zoo):
-        callbacks = JobCallbacks(list(module.callbacks() or ()) if module.callbacks else [], occasion)
+        callbacks = JobCallbacks(
+            list(module.callbacks() or ()) if module.callbacks else [], occasion
+        )
     tasks: Mapping[Task, TaskRunner] = {
         Task.EVALUATION: EvaluationTask(step, context),
         Task.SUMMARY: SummaryTask(step, RingRounds(callbacks, model), context.outbox),
         Task.EXPORT: ExportTask(
-            _Whole(), served.parameters, partial(export, served, zoo=module.zoo), assignment.output, context.outbox
+            _Whole(),
+            served.parameters,
+            partial(export, served, zoo=module.zoo),
+            assignment.output,
+            context.outbox,
         ),
     }
     copies = Copies(exchange, list(model.state()), context)
     marks = BarrierTasks(source, sources, tasks, step, context)
-    listener = RingListener(marks, copies, callbacks, rate, Restoring(exchange, list(model.state())))
+    listener = RingListener(
+        marks, copies, callbacks, rate, Restoring(exchange, list(model.state()))
+    )
     reading = RingReading(source, sources, context.watch, context.shutdown)
     parts = RingParts(ring, exchange, RingStep(model, ring), reading, listener)
     trainer = RingTrainer(str(assignment.name), host, parts, context, forms)

@@ -1,10 +1,15 @@
-"""Keras callbacks that write a file: in a job with many workers there is to be one, whole, whoever writes it.
+"""Keras callbacks that write a file: in a job with many workers there is to be one, whole, whoever
+writes it.
 
-With validation data it is written where evaluation rounds are summed up. It is begun with the first round there; a worker that takes
-over is told the rounds before, and so writes the file anew, or goes on where the callback only appends. Without validation data there
-are no values of the job as a whole: each worker writes its own, and only worker 0 under the plain name.
+With validation data it is written where evaluation rounds are summed up. It is begun with the first
+round there; a worker that takes
+over is told the rounds before, and so writes the file anew, or goes on where the callback only
+appends. Without validation data there
+are no values of the job as a whole: each worker writes its own, and only worker 0 under the plain
+name.
 
-Relative paths are below the job's directory. Of Keras' `TensorBoard` the curves of epochs are written, as Keras names them.
+Relative paths are below the job's directory. Of Keras' `TensorBoard` the curves of epochs are
+written, as Keras names them.
 """
 
 from __future__ import annotations
@@ -36,15 +41,27 @@ class CallbackFiles:
         path = self.job_dir / given
         if self.has_validation or self.worker.index == 0:
             return path
-        return path / str(self.worker) if is_folder else path.with_name(f"{path.stem}.{self.worker}{path.suffix}")
+        return (
+            path / str(self.worker)
+            if is_folder
+            else path.with_name(f"{path.stem}.{self.worker}{path.suffix}")
+        )
 
 
-def placed(callbacks: Sequence[keras.callbacks.Callback], callback_files: CallbackFiles) -> list[keras.callbacks.Callback]:
-    """The callbacks, with those that write files as they are to be in a job. The module's own objects are changed."""
+def placed(
+    callbacks: Sequence[keras.callbacks.Callback], callback_files: CallbackFiles
+) -> list[keras.callbacks.Callback]:
+    """The callbacks, with those that write files as they are to be in a job.
+
+    The module's own objects are changed.
+    """
     made = []
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.TensorBoard):
-            callback = OneFile(Curves(callback_files.path(callback.log_dir, is_folder=True)), callback_files.has_validation)
+            callback = OneFile(
+                Curves(callback_files.path(callback.log_dir, is_folder=True)),
+                callback_files.has_validation,
+            )
         elif isinstance(callback, keras.callbacks.CSVLogger):
             path = callback_files.path(callback.filename, is_folder=False)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +73,10 @@ def placed(callbacks: Sequence[keras.callbacks.Callback], callback_files: Callba
 
 @final
 class OneFile(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Begins a callback when there is something to write. `recalling` while rounds are told that others wrote down already."""
+    """Begins a callback when there is something to write.
+
+    `recalling` while rounds are told that others wrote down already.
+    """
 
     def __init__(self, inner: keras.callbacks.Callback, has_validation: bool) -> None:
         super().__init__()
@@ -87,20 +107,33 @@ class OneFile(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
 
 @final
 class Curves(keras.callbacks.Callback):  # type: ignore[misc]  # as above
-    """What `keras.callbacks.TensorBoard` writes of epochs: `epoch_NAME` in the runs `train` and `validation`, by their number."""
+    """What `keras.callbacks.TensorBoard` writes of epochs: `epoch_NAME` in the runs `train` and
+    `validation`, by their number.
+    """
 
     append = True
     """Points that are in the file of another worker are not written again."""
 
     def __init__(self, log_dir: Path) -> None:
         super().__init__()
-        self._train, self._validation = EventFile(log_dir / "train"), EventFile(log_dir / "validation")
+        self._train, self._validation = (
+            EventFile(log_dir / "train"),
+            EventFile(log_dir / "validation"),
+        )
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """A point of each curve."""
         values: Mapping[str, Any] = logs or {}
-        validation = {f"epoch_{name[4:]}": float(value) for name, value in values.items() if name.startswith("val_")}
-        training = {f"epoch_{name}": float(value) for name, value in values.items() if not name.startswith("val_")}
+        validation = {
+            f"epoch_{name[4:]}": float(value)
+            for name, value in values.items()
+            if name.startswith("val_")
+        }
+        training = {
+            f"epoch_{name}": float(value)
+            for name, value in values.items()
+            if not name.startswith("val_")
+        }
         for file, points in ((self._train, training), (self._validation, validation)):
             if points:
                 file.add(points, epoch, time.time())

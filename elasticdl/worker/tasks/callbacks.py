@@ -1,15 +1,22 @@
 """Runs the Keras callbacks that a model module returns, at the moments that a distributed job has.
 
-- `on_train_begin`, `on_train_batch_begin/end` (logs: loss) and `on_train_end`: on each worker, for what it does itself.
+- `on_train_begin`, `on_train_batch_begin/end` (logs: loss) and `on_train_end`: on each worker, for
+  what it does itself.
 - `on_epoch_begin`: on each worker, when it trains the first batch of an epoch.
-- `on_test_begin/end`: once for each evaluation round, on the worker that sums it up, with the values as logs: the same worker each
-  time as long as it lives; one that takes over is told the rounds before first, with a model that cannot be saved.
-- `on_epoch_end`: with validation data right after `on_test_end`, with the values as `NAME` and `val_NAME` and the worker's mean
-  training `loss`; without validation data on each worker, when it begins the next epoch and at its end.
+- `on_test_begin/end`: once for each evaluation round, on the worker that sums it up, with the
+  values as logs: the same worker each
+  time as long as it lives; one that takes over is told the rounds before first, with a model that
+  cannot be saved.
+- `on_epoch_end`: with validation data right after `on_test_end`, with the values as `NAME` and
+  `val_NAME` and the worker's mean
+  training `loss`; without validation data on each worker, when it begins the next epoch and at its
+  end.
 
-In a job that only evaluates, `on_test_begin/end` are all there is; in one that predicts, nothing is.
+In a job that only evaluates, `on_test_begin/end` are all there is; in one that predicts, nothing
+is.
 
-`model.stop_training` set by any of them ends the job's training. Before a round's callbacks the local model gets the
+`model.stop_training` set by any of them ends the job's training. Before a round's callbacks the
+local model gets the
 round's dense weights; what a callback then does to the weights stays local.
 """
 
@@ -36,9 +43,12 @@ _BATCH_METHODS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin"
 
 @dataclass(frozen=True, slots=True)
 class Occasion:
-    """The job's side of callbacks. `refresh` gives the local model the dense weights that a lease names.
+    """The job's side of callbacks.
 
-    `training`: the job trains, rather than evaluates or predicts. `callback_files`: where callbacks write files; None: wherever they say.
+    `refresh` gives the local model the dense weights that a lease names.
+
+    `training`: the job trains, rather than evaluates or predicts. `callback_files`: where callbacks
+    write files; None: wherever they say.
     """
 
     model: keras.Model
@@ -52,13 +62,20 @@ class Occasion:
 
 @final
 class JobCallbacks:
-    """Belongs to the loop's thread. Raises CallbackFailed, with the user's frames, for what a callback raises."""
+    """Belongs to the loop's thread.
+
+    Raises CallbackFailed, with the user's frames, for what a callback raises.
+    """
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback], occasion: Occasion) -> None:
         self._occasion = occasion
         users = [callback for callback in callbacks if not isinstance(callback, _OURS)]
-        self._users = users if occasion.callback_files is None else placed(users, occasion.callback_files)
-        self._steps_max = min((one.max_steps for one in callbacks if isinstance(one, MaxStepsStopping)), default=None)
+        self._users = (
+            users if occasion.callback_files is None else placed(users, occasion.callback_files)
+        )
+        self._steps_max = min(
+            (one.max_steps for one in callbacks if isinstance(one, MaxStepsStopping)), default=None
+        )
         self._each_batch = [one for one in self._users if _overrides(one, _BATCH_METHODS)]
         self._epoch: int | None = None
         self._steps = 0
@@ -90,7 +107,9 @@ class JobCallbacks:
             self._call_on(self._each_batch, "on_train_batch_begin", self._steps, {})
 
     def after_step(self, loss: float | None, version: int) -> None:
-        """A batch was computed (None: it had nothing to compute); `version` is the newest known of the model."""
+        """A batch was computed (None: it had nothing to compute); `version` is the newest known of
+        the model.
+        """
         if loss is not None:
             self._losses += loss
             self._loss_count += 1
@@ -113,7 +132,8 @@ class JobCallbacks:
         return self._occasion.training and bool(self._occasion.model.stop_training)
 
     def recall(self, rounds: Sequence[PastRound]) -> None:
-        """Rounds that another worker summed up, which is gone: callbacks that count them go on counting here.
+        """Rounds that another worker summed up, which is gone: callbacks that count them go on
+        counting here.
 
         What the model was then is gone, too. So nothing that callbacks would save of it is saved.
         """
@@ -134,7 +154,9 @@ class JobCallbacks:
             if isinstance(callback, OneFile):
                 callback.recalling = recalling
 
-    def _tell_round(self, epoch: int, values: Mapping[str, float], loss: Mapping[str, float]) -> None:
+    def _tell_round(
+        self, epoch: int, values: Mapping[str, float], loss: Mapping[str, float]
+    ) -> None:
         self._call("on_test_begin", {})
         self._call("on_test_end", dict(values))
         if self._occasion.training:
@@ -171,7 +193,12 @@ class JobCallbacks:
     def _call(self, method: str, *arguments: Any) -> None:  # noqa: ANN401 - as Keras has them
         self._call_on(self._users, method, *arguments)
 
-    def _call_on(self, callbacks: Sequence[keras.callbacks.Callback], method: str, *arguments: Any) -> None:  # noqa: ANN401
+    def _call_on(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        method: str,
+        *arguments: Any,  # noqa: ANN401
+    ) -> None:
         for callback in callbacks:
             try:
                 name = callback.name if isinstance(callback, OneFile) else type(callback).__name__
@@ -183,9 +210,9 @@ class JobCallbacks:
 
 def _overrides(callback: keras.callbacks.Callback, methods: Sequence[str]) -> bool:
     base = keras.callbacks.Callback
-    return any(getattr(type(callback), name) is not getattr(base, name) for name in methods) or isinstance(
-        callback, keras.callbacks.LambdaCallback
-    )
+    return any(
+        getattr(type(callback), name) is not getattr(base, name) for name in methods
+    ) or isinstance(callback, keras.callbacks.LambdaCallback)
 
 
 @final

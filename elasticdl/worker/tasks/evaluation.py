@@ -1,4 +1,6 @@
-"""Evaluation leases add up metric states; a SUMMARY lease turns the states of all workers into values."""
+"""Evaluation leases add up metric states; a SUMMARY lease turns the states of all workers into
+values.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
 class MetricStep(Protocol):
     """What of `model.step.CompiledStep` evaluation needs."""
 
-    def evaluate(self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled) -> None:
+    def evaluate(
+        self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled
+    ) -> None:
         """Add a batch to the metrics."""
 
     def metric_states(self) -> dict[str, MetricState]:
@@ -59,7 +63,9 @@ class RoundListener(Protocol):
 
 @final
 class EvaluationTask:
-    """Nothing of an evaluation lease counts before all of it is done: states of a part could not be told apart."""
+    """Nothing of an evaluation lease counts before all of it is done: states of a part could not be
+    told apart.
+    """
 
     def __init__(self, step: MetricStep, context: WorkerContext) -> None:
         self._step = step
@@ -92,7 +98,9 @@ class EvaluationTask:
 
     def _finish(self, lease: Lease, end: int) -> None:
         states = self._step.metric_states()
-        advance = Advance(end, lease.version, None, self._bad, self._bad_examples, done=True, metrics=states)
+        advance = Advance(
+            end, lease.version, None, self._bad, self._bad_examples, done=True, metrics=states
+        )
         self._context.outbox.advance(lease, advance)
         self._held = None
 
@@ -107,7 +115,10 @@ class SummaryTask:
         self._outbox = outbox
 
     def run(self, loaded: Loaded) -> None:
-        """Values of the merged states in the lease's payload. Raises PermanentError for a payload that is none."""
+        """Values of the merged states in the lease's payload.
+
+        Raises PermanentError for a payload that is none.
+        """
         lease = loaded.batch.held.lease
         values = self._step.metric_values(states_of(lease.payload))
         self._listener.recall(past_of(lease.payload))
@@ -119,16 +130,25 @@ class SummaryTask:
 
 
 def states_of(payload: str) -> dict[str, MetricState]:
-    """Merged metric states from a SUMMARY lease: {"metrics": {name: [[number, ...] for each of its variables]}, ...}."""
+    """Merged metric states from a SUMMARY lease: {"metrics": {name: [[number, ...] for each of its
+    variables]}, ...}.
+    """
     try:
         states = json.loads(payload)["metrics"]
-        return {str(name): tuple(tuple(float(value) for value in array) for array in arrays) for name, arrays in states.items()}
+        return {
+            str(name): tuple(tuple(float(value) for value in array) for array in arrays)
+            for name, arrays in states.items()
+        }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise PermanentError(f"a summary lease came with {payload[:80]!r}, expected JSON of metric states: {error}") from error
+        raise PermanentError(
+            f"a summary lease came with {payload[:80]!r}, expected JSON of metric states: {error}"
+        ) from error
 
 
 def past_of(payload: str) -> tuple[PastRound, ...]:
-    """The rounds before, from a SUMMARY lease: {"history": [{"round", "epoch", "values": {name: number}, "loss"}, ...]}."""
+    """The rounds before, from a SUMMARY lease: {"history": [{"round", "epoch", "values": {name:
+    number}, "loss"}, ...]}.
+    """
     try:
         rounds = json.loads(payload).get("history", ())
         return tuple(
@@ -141,4 +161,7 @@ def past_of(payload: str) -> tuple[PastRound, ...]:
             for one in rounds
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise PermanentError(f"a summary lease came with {payload[:80]!r}, expected JSON of the rounds before: {error}") from error
+        raise PermanentError(
+            f"a summary lease came with {payload[:80]!r}, expected JSON of the rounds before:"
+            f" {error}"
+        ) from error

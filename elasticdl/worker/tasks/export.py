@@ -31,7 +31,9 @@ class WholeModel(Protocol):
 
 @final
 class ExportTask:
-    """`write(dense, tables, directory)` writes beside and renames, so there is never half an export."""
+    """`write(dense, tables, directory)` writes beside and renames, so there is never half an
+    export.
+    """
 
     def __init__(
         self,
@@ -48,15 +50,24 @@ class ExportTask:
         self._outbox = outbox
 
     def run(self, loaded: Loaded) -> None:
-        """Export. Raises PermanentError if the directory cannot be written, NonFinite for a model that is none any more."""
+        """Export.
+
+        Raises PermanentError if the directory cannot be written, NonFinite for a model that is none
+        any more.
+        """
         snapshot = loaded.batch.held.lease.snapshot
         dense = self._whole.dense(snapshot)
-        tables = [self._whole.rows(table, snapshot) for table in range(len(self._parameters.tables))]
+        tables = [
+            self._whole.rows(table, snapshot) for table in range(len(self._parameters.tables))
+        ]
         self._check(dense, tables)
         try:
             self._write(dense, tables, self._directory)
         except OSError as error:
-            raise PermanentError(f"cannot export to {self._directory}: {error.strerror or error}", hint="see --output") from error
+            raise PermanentError(
+                f"cannot export to {self._directory}: {error.strerror or error}",
+                hint="see --output",
+            ) from error
         self._outbox.exported(str(self._directory))
 
     def _check(self, dense: Float32s, tables: Tables) -> None:
@@ -72,7 +83,8 @@ class ExportTask:
     def _refuse(self, table: int, at: int, value: float) -> None:
         name = self._parameters.weight_name(table, at)
         raise NonFinite(
-            f"{name} is {value}: the model has diverged and is not exported", hint="try a lower learning rate, or clipping"
+            f"{name} is {value}: the model has diverged and is not exported",
+            hint="try a lower learning rate, or clipping",
         )
 
     def leave(self) -> None:

@@ -1,9 +1,13 @@
 """Prediction leases: outputs go to the module's processor, or into files below `--output`.
 
-A file holds the predictions of one attempt's part of a shard and is there only when it is whole; only then is that part
-reported. The next attempt begins where it ends, so each record is in exactly one file. What an earlier attempt wrote but
-could not report any more is replaced: a part removes those of its shard that begin where it does, or later. A worker that
-was given up and leaves later than its successor wrote takes nothing of that away: attempts are numbered.
+A file holds the predictions of one attempt's part of a shard and is there only when it is whole;
+only then is that part
+reported. The next attempt begins where it ends, so each record is in exactly one file. What an
+earlier attempt wrote but
+could not report any more is replaced: a part removes those of its shard that begin where it does,
+or later. A worker that
+was given up and leaves later than its successor wrote takes nothing of that away: attempts are
+numbered.
 """
 
 from __future__ import annotations
@@ -46,7 +50,9 @@ class Sink(Protocol):
     """Where predictions go."""
 
     def take(self, batch: Batch, outputs: Structure | None) -> None:
-        """Predictions of a batch, None if it has no records; tells the outbox what counts as done."""
+        """Predictions of a batch, None if it has no records; tells the outbox what counts as
+        done.
+        """
 
     def leave(self) -> None:
         """The worker drains: let count what is done of the current lease."""
@@ -85,9 +91,14 @@ class Processor(Protocol):
 
 @final
 class ProcessorSink:
-    """To the module's processor, batch by batch. A killed worker may have its last minibatch processed twice."""
+    """To the module's processor, batch by batch.
 
-    def __init__(self, processor: Processor, zoo: str, worker_id: int, context: WorkerContext) -> None:
+    A killed worker may have its last minibatch processed twice.
+    """
+
+    def __init__(
+        self, processor: Processor, zoo: str, worker_id: int, context: WorkerContext
+    ) -> None:
         self._processor = processor
         self._zoo = zoo
         self._worker_id = worker_id
@@ -99,7 +110,9 @@ class ProcessorSink:
             with user_code("PredictionOutputsProcessor.process", self._zoo):
                 self._processor.process(outputs, self._worker_id)
         lease = batch.held.lease
-        advance = Advance(batch.end, lease.version, None, batch.bad, batch.bad_examples, done=batch.last)
+        advance = Advance(
+            batch.end, lease.version, None, batch.bad, batch.bad_examples, done=batch.last
+        )
         self._context.outbox.advance(lease, advance)
 
     def leave(self) -> None:
@@ -108,12 +121,17 @@ class ProcessorSink:
 
 @final
 class FileSink:
-    """Into `predictions-SHARD-BEGIN-END.npz`, plain NumPy archives; files sorted by name have the examples in the data's order.
+    """Into `predictions-SHARD-BEGIN-END.npz`, plain NumPy archives; files sorted by name have the
+    examples in the data's order.
 
-    A file has one array for each output of the model (`predictions`, or the outputs' own names; nested ones as `outer/inner`), its
-    first axis the example, the rest as the model gave it; and of the records, without a unit axis: `source` (text), and with
-    `first_record`, `begin` and `end` (int64) that they are records [first_record + begin, first_record + end) of it; `attempt`
-    (int64) is the number of the one that wrote them. Examples are fewer than records where `feed` left some out or some could not be read.
+    A file has one array for each output of the model (`predictions`, or the outputs' own names;
+    nested ones as `outer/inner`), its
+    first axis the example, the rest as the model gave it; and of the records, without a unit axis:
+    `source` (text), and with
+    `first_record`, `begin` and `end` (int64) that they are records [first_record + begin,
+    first_record + end) of it; `attempt`
+    (int64) is the number of the one that wrote them. Examples are fewer than records where `feed`
+    left some out or some could not be read.
     """
 
     def __init__(self, directory: Path, context: WorkerContext) -> None:
@@ -140,30 +158,52 @@ class FileSink:
 
     def _is_replaced(self, lease: Lease) -> bool:
         """A later attempt has written what this one was at, or more of it."""
-        return any(_attempt_of(path) > lease.attempt for path in _parts_from(self._directory, lease))
+        return any(
+            _attempt_of(path) > lease.attempt for path in _parts_from(self._directory, lease)
+        )
 
     def _write(self, held: HeldLease) -> None:
         lease, last = held.lease, self._batches[-1]
         assert lease.shard is not None
         names = self._outputs[0] if self._outputs else {}
-        arrays = {name: np.concatenate([outputs[name] for outputs in self._outputs]) for name in names}
-        of_records = {"first_record": lease.shard.begin, "begin": lease.offset, "end": last.end, "attempt": lease.attempt}
+        arrays = {
+            name: np.concatenate([outputs[name] for outputs in self._outputs]) for name in names
+        }
+        of_records = {
+            "first_record": lease.shard.begin,
+            "begin": lease.offset,
+            "end": last.end,
+            "attempt": lease.attempt,
+        }
         about = {"source": lease.shard.source, **of_records}
-        path = self._directory / f"predictions-{lease.shard.id:06d}-{lease.offset:09d}-{last.end:09d}.npz"
+        path = (
+            self._directory
+            / f"predictions-{lease.shard.id:06d}-{lease.offset:09d}-{last.end:09d}.npz"
+        )
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            _write_whole(path, {**arrays, **{name: np.asarray(value) for name, value in about.items()}}, lease.attempt)
+            _write_whole(
+                path,
+                {**arrays, **{name: np.asarray(value) for name, value in about.items()}},
+                lease.attempt,
+            )
             _remove_replaced(path, lease)
         except OSError as error:
-            raise PermanentError(f"cannot write {path}: {error.strerror or error}", hint="see --output") from error
+            raise PermanentError(
+                f"cannot write {path}: {error.strerror or error}", hint="see --output"
+            ) from error
         bad = sum(batch.bad for batch in self._batches)
         examples = tuple(text for batch in self._batches for text in batch.bad_examples)[:3]
-        self._context.outbox.advance(lease, Advance(last.end, lease.version, None, bad, examples, done=last.last))
+        self._context.outbox.advance(
+            lease, Advance(last.end, lease.version, None, bad, examples, done=last.last)
+        )
         self._held, self._batches, self._outputs = None, [], []
 
 
 def named_arrays(outputs: Structure) -> dict[str, NDArray[Any]]:
-    """One name for each array of a model's outputs: `predictions`, a key, or `output_0`, …; nested ones with a slash."""
+    """One name for each array of a model's outputs: `predictions`, a key, or `output_0`, …; nested
+    ones with a slash.
+    """
     if isinstance(outputs, Mapping):
         parts = {str(name): value for name, value in outputs.items()}
     elif isinstance(outputs, Sequence) and not isinstance(outputs, np.ndarray):
@@ -190,7 +230,9 @@ def _write_whole(path: Path, arrays: Mapping[str, NDArray[Any]], attempt: int) -
 
 
 def _remove_replaced(path: Path, lease: Lease) -> None:
-    """Parts that `path` takes the place of, and what earlier attempts at the shard were writing when they were killed."""
+    """Parts that `path` takes the place of, and what earlier attempts at the shard were writing
+    when they were killed.
+    """
     for other in _parts_from(path.parent, lease):
         if other != path:
             other.unlink(missing_ok=True)

@@ -1,4 +1,5 @@
-"""A model whose weights count the records that it was trained on: each record by its id, each bucket of ids, and all.
+"""A model whose weights count the records that it was trained on: each record by its id, each
+bucket of ids, and all.
 
 On parameter servers SGD with a learning rate of 1 adds to each weight the number of its records in
 the minibatch. On a ring gradients are means over the minibatch: see `ring_counting`. In both, whole
@@ -33,12 +34,16 @@ class Total(keras.layers.Layer):
 
 
 class Counts(keras.layers.Layer):
-    """int64[n] ids -> float32[n, 3]: `width` times how often each id was trained on, its bucket, and all ids."""
+    """int64[n] ids -> float32[n, 3]: `width` times how often each id was trained on, its bucket,
+    and all ids.
+    """
 
     def __init__(self, rows, kind, width, dtype):
         super().__init__(name="counts")
         self.records = _records(kind, rows, width, dtype)
-        self.buckets = keras.layers.Embedding(BUCKETS, 1, embeddings_initializer="zeros", name="buckets")
+        self.buckets = keras.layers.Embedding(
+            BUCKETS, 1, embeddings_initializer="zeros", name="buckets"
+        )
         self.total = Total(name="total")
 
     def call(self, ids):
@@ -151,7 +156,9 @@ class LinesReader:
     """A reader of ElasticDL's kind over the files of a folder, an id a line."""
 
     def __init__(self, folder):
-        self._lines = {name: _lines(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
+        self._lines = {
+            name: _lines(os.path.join(folder, name)) for name in sorted(os.listdir(folder))
+        }
 
     def create_shards(self):
         return {name: (0, len(lines)) for name, lines in self._lines.items()}

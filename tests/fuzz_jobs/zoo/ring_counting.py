@@ -14,7 +14,9 @@ def loss(labels, predictions):
 
 
 class Counter(keras.optimizers.Optimizer):
-    """Adds to each weight how many of the minibatch's records are its own, whatever the learning rate is."""
+    """Adds to each weight how many of the minibatch's records are its own, whatever the learning
+    rate is.
+    """
 
     def __init__(self):
         super().__init__(learning_rate=1.0)
@@ -30,7 +32,9 @@ class Counter(keras.optimizers.Optimizer):
         one = tf.cast(self._one_record, variable.dtype)
         if isinstance(gradient, tf.IndexedSlices):
             counted = tf.round(-gradient.values / one)
-            self.assign_add(variable, tf.IndexedSlices(counted, gradient.indices, gradient.dense_shape))
+            self.assign_add(
+                variable, tf.IndexedSlices(counted, gradient.indices, gradient.dense_shape)
+            )
         else:
             self.assign_add(variable, tf.round(-gradient / one))
 

@@ -1,7 +1,10 @@
-"""A real Kubernetes on this machine, in namespaces of its own, for tests and to play with: `make cluster`.
+"""A real Kubernetes on this machine, in namespaces of its own, for tests and to play with: `make
+cluster`.
 
-Needs Linux and root. The programs are built once into a cache (`programs/build`). Nothing is left behind when it ends: processes,
-mounts, interfaces and addresses go with the namespaces, cgroups and the state folder are removed here, or by the next start where
+Needs Linux and root. The programs are built once into a cache (`programs/build`). Nothing is left
+behind when it ends: processes,
+mounts, interfaces and addresses go with the namespaces, cgroups and the state folder are removed
+here, or by the next start where
 this process was killed (`leftovers.py`).
 """
 
@@ -22,7 +25,16 @@ from tests.kubernetes.cluster import leftovers, store
 from tests.kubernetes.layout import Built
 
 HERE = Path(__file__).parent
-NAMESPACES = ("unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill-child=SIGKILL", "--mount-proc")
+NAMESPACES = (
+    "unshare",
+    "--mount",
+    "--pid",
+    "--net",
+    "--uts",
+    "--fork",
+    "--kill-child=SIGKILL",
+    "--mount-proc",
+)
 BUILD_LIMIT_S, START_LIMIT_S, STOP_LIMIT_S = 1800, 180, 30
 
 
@@ -48,9 +60,16 @@ class Cluster:
         return ["nsenter", f"--net=/proc/{self.pid}/ns/net", *map(str, command)]
 
     def kubectl(self, *arguments: str, text: str | None = None, timeout_s: float = 60) -> str:
-        """Run kubectl as the administrator; its standard output. Raises RuntimeError with what it said."""
-        command = self.inside([self.programs / "kubectl", "--kubeconfig", self.kubeconfig, *arguments])
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=timeout_s)
+        """Run kubectl as the administrator; its standard output.
+
+        Raises RuntimeError with what it said.
+        """
+        command = self.inside(
+            [self.programs / "kubectl", "--kubeconfig", self.kubeconfig, *arguments]
+        )
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=timeout_s
+        )
         if done.returncode != 0:
             raise RuntimeError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
@@ -71,7 +90,10 @@ class Cluster:
             raise RuntimeError(f"{line}: {said}")
 
     def import_image(self, built: Built) -> None:
-        """Make an image known to the node, if it is not the newest that it has from the store. Raises RuntimeError."""
+        """Make an image known to the node, if it is not the newest that it has from the store.
+
+        Raises RuntimeError.
+        """
         if self.images[-1:] != (built.identity,):
             self.ctr.read(built, self.blobs)
 
@@ -89,21 +111,36 @@ def why_not() -> str:
         return "a Kubernetes cluster for tests needs root, for namespaces and cgroups"
     if shutil.which("go") is None:
         return "a Kubernetes cluster for tests is built from source and needs Go"
-    trial = subprocess.run([*NAMESPACES, "true"], capture_output=True, text=True, timeout=STOP_LIMIT_S)
+    trial = subprocess.run(
+        [*NAMESPACES, "true"], capture_output=True, text=True, timeout=STOP_LIMIT_S
+    )
     if trial.returncode != 0:
         return f"a Kubernetes cluster for tests needs namespaces of its own: {trial.stderr.strip()}"
-    if not any(os.access(path, os.W_OK) for path in (leftovers.CGROUPS, *leftovers.CGROUPS.glob("memory"))):
-        return f"a Kubernetes cluster for tests needs cgroups of its own, and {leftovers.CGROUPS} cannot be written"
+    if not any(
+        os.access(path, os.W_OK) for path in (leftovers.CGROUPS, *leftovers.CGROUPS.glob("memory"))
+    ):
+        return (
+            f"a Kubernetes cluster for tests needs cgroups of its own, and {leftovers.CGROUPS}"
+            " cannot be written"
+        )
     return ""
 
 
 @contextlib.contextmanager
 def running(images: Path | None = None) -> Iterator[Cluster]:
-    """A cluster for as long as the context lasts. Raises RuntimeError with the reason if it does not come up.
+    """A cluster for as long as the context lasts.
+
+    Raises RuntimeError with the reason if it does not come up.
 
     `images`: a store (`store.py`) of images that its node has from the start.
     """
-    built = subprocess.run([HERE / "programs/build"], stdout=subprocess.PIPE, text=True, timeout=BUILD_LIMIT_S, check=True)
+    built = subprocess.run(
+        [HERE / "programs/build"],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=BUILD_LIMIT_S,
+        check=True,
+    )
     programs = Path(built.stdout.strip().splitlines()[-1])
     leftovers.clean_up()
     state = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX, dir=leftovers.STATES))
@@ -113,7 +150,10 @@ def running(images: Path | None = None) -> Iterator[Cluster]:
         try:
             said = _first_line(process)
             if said != "READY":
-                raise RuntimeError(f"the cluster did not start: {said or 'its first process ended'}; {_tails(state)}")
+                raise RuntimeError(
+                    f"the cluster did not start: {said or 'its first process ended'};"
+                    f" {_tails(state)}"
+                )
             yield Cluster(_only_child(process.pid), state, programs, process, had, blobs)
         finally:
             _stop(process)
@@ -155,7 +195,11 @@ def _first_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        return process.stdout.readline().strip() if selector.select(START_LIMIT_S) else f"nothing heard in {START_LIMIT_S} s"
+        return (
+            process.stdout.readline().strip()
+            if selector.select(START_LIMIT_S)
+            else f"nothing heard in {START_LIMIT_S} s"
+        )
 
 
 def _only_child(pid: int) -> int:
@@ -177,7 +221,9 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def main() -> None:
-    """Run one until Ctrl-C, printing how to reach it, with an image of the project and its model zoo."""
+    """Run one until Ctrl-C, printing how to reach it, with an image of the project and its model
+    zoo.
+    """
     from tests.kubernetes import image
 
     if reason := why_not():
@@ -185,7 +231,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt), running(image.store_folder()) as cluster:
         inside = " ".join(cluster.inside(["env", f"KUBECONFIG={cluster.kubeconfig}", "bash"]))
-        print(f"Kubernetes is up. KUBECONFIG={cluster.kubeconfig}\nA shell in its network: {inside}\nCtrl-C ends it.", flush=True)
+        print(
+            f"Kubernetes is up. KUBECONFIG={cluster.kubeconfig}\nA shell in its network:"
+            f" {inside}\nCtrl-C ends it.",
+            flush=True,
+        )
         print("Building the image; the first time takes ten minutes ...", flush=True)
         cluster.import_image(image.project_zoo())
         print(f"In the cluster now: --image-name {image.ZOO} --image-pull-policy Never", flush=True)

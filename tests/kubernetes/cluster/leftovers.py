@@ -1,7 +1,10 @@
-"""What a cluster could leave on this machine, found by its name, and removing what those left whose test run was killed.
+"""What a cluster could leave on this machine, found by its name, and removing what those left whose
+test run was killed.
 
-A cluster's name is that of its state folder. It is in the arguments or the cgroup of each of its processes, in the paths of its
-mounts and cgroups. Whoever runs a cluster holds a lock in its state folder: a cluster whose lock is free has nobody any more.
+A cluster's name is that of its state folder. It is in the arguments or the cgroup of each of its
+processes, in the paths of its
+mounts and cgroups. Whoever runs a cluster holds a lock in its state folder: a cluster whose lock is
+free has nobody any more.
 """
 
 from __future__ import annotations
@@ -43,12 +46,18 @@ def found(name: str = PREFIX) -> list[str]:
 
 
 def elsewhere() -> list[str]:
-    """What is there where kubelets, containerd and CNI plugins write although nobody told them to."""
-    return sorted(str(path) for place in ELSEWHERE if Path(place).is_dir() for path in Path(place).iterdir())
+    """What is there where kubelets, containerd and CNI plugins write although nobody told them
+    to.
+    """
+    return sorted(
+        str(path) for place in ELSEWHERE if Path(place).is_dir() for path in Path(place).iterdir()
+    )
 
 
 def processes(name: str) -> list[int]:
-    """Processes of a cluster: in its cgroups, or with its name among their arguments and not of our own kind."""
+    """Processes of a cluster: in its cgroups, or with its name among their arguments and not of our
+    own kind.
+    """
     return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _belongs(entry, name)]
 
 
@@ -79,7 +88,12 @@ def mounts(name: str) -> list[str]:
 
 def cgroups(name: str) -> list[Path]:
     """The topmost cgroups of a cluster, one in each hierarchy."""
-    return [path for pattern in (f"{name}*", f"*/{name}*") for path in CGROUPS.glob(pattern) if path.is_dir()]
+    return [
+        path
+        for pattern in (f"{name}*", f"*/{name}*")
+        for path in CGROUPS.glob(pattern)
+        if path.is_dir()
+    ]
 
 
 @contextlib.contextmanager
@@ -113,7 +127,10 @@ def _is_abandoned(state: Path) -> bool:
 
 
 def remove(name: str) -> None:
-    """End what runs of a cluster, and remove its cgroups and its folder. Raises TimeoutError that names what would not go."""
+    """End what runs of a cluster, and remove its cgroups and its folder.
+
+    Raises TimeoutError that names what would not go.
+    """
     deadline_s = time.monotonic() + CLEAN_LIMIT_S
     while pids := processes(name):
         for pid in pids:

@@ -1,9 +1,13 @@
-"""A whole Kubernetes cluster as the children of one process, which is PID 1 of namespaces of its own.
+"""A whole Kubernetes cluster as the children of one process, which is PID 1 of namespaces of its
+own.
 
-Run by `cluster.py` under `unshare --mount --pid --net`: whatever happens to this process, the kernel ends every program of
-the cluster and drops its mounts, interfaces and addresses with it. There is no route out of the network namespace.
+Run by `cluster.py` under `unshare --mount --pid --net`: whatever happens to this process, the
+kernel ends every program of
+the cluster and drops its mounts, interfaces and addresses with it. There is no route out of the
+network namespace.
 
-Says READY on stdout when the node is ready, takes orders on stdin (`kill kubelet`, `start kubelet`; each answered with a
+Says READY on stdout when the node is ready, takes orders on stdin (`kill kubelet`, `start kubelet`;
+each answered with a
 line), and ends when its stdin does.
 """
 
@@ -23,7 +27,12 @@ from pathlib import Path
 from tests.kubernetes.cluster import store
 
 NODE, NODE_ADDRESS = "node0", "10.240.0.1"
-API_SERVICE, DNS_SERVICE, SERVICES, PODS = "10.96.0.1", "10.96.0.10", "10.96.0.0/16", "10.244.0.0/16"
+API_SERVICE, DNS_SERVICE, SERVICES, PODS = (
+    "10.96.0.1",
+    "10.96.0.10",
+    "10.96.0.0/16",
+    "10.244.0.0/16",
+)
 TOKENS = {
     "admin": ("kubernetes-admin", "system:masters"),
     "kubelet": (f"system:node:{NODE}", "system:nodes"),
@@ -64,7 +73,12 @@ class Node:
         self.wait_for("the API server", lambda: self.api("/readyz") == b"ok")
         self.controllers()
         store.mount(self.images, self.state / "containerd")
-        self.spawn("containerd", shutil.which("containerd") or "containerd", "--config", self.state / "containerd.toml")
+        self.spawn(
+            "containerd",
+            shutil.which("containerd") or "containerd",
+            "--config",
+            self.state / "containerd.toml",
+        )
         self.wait_for("containerd", lambda: (self.state / "containerd.sock").exists())
         self.import_pause_image()
         self.node_programs()
@@ -75,7 +89,9 @@ class Node:
         self.commands[name] = command
         with (self.logs / f"{name}.log").open("ab") as log:
             arguments = [str(part) for part in command]
-            self.running[name] = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.running[name] = subprocess.Popen(
+                arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
 
     def order(self, verb: str, name: str) -> None:
         """Kill a program, or start it again."""
@@ -104,12 +120,16 @@ class Node:
 
     def api(self, path: str) -> bytes:
         context = ssl.create_default_context(cafile=str(self.state / "ca.crt"))
-        request = urllib.request.Request(f"https://{NODE_ADDRESS}:6443{path}", headers={"Authorization": "Bearer admin"})
+        request = urllib.request.Request(
+            f"https://{NODE_ADDRESS}:6443{path}", headers={"Authorization": "Bearer admin"}
+        )
         with urllib.request.urlopen(request, context=context, timeout=2) as answer:
             return answer.read()
 
     def node_is_ready(self) -> bool:
-        conditions = json.loads(self.api(f"/api/v1/nodes/{NODE}")).get("status", {}).get("conditions", [])
+        conditions = (
+            json.loads(self.api(f"/api/v1/nodes/{NODE}")).get("status", {}).get("conditions", [])
+        )
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
     def certificates(self) -> None:
@@ -122,14 +142,26 @@ class Node:
         rows = [f'{token},{user},{token},"{group}"' for token, (user, group) in TOKENS.items()]
         (self.state / "tokens.csv").write_text("\n".join(rows) + "\n")
         for token in TOKENS:
-            (self.state / f"{token}.kubeconfig").write_text(kubeconfig(token, self.state / "ca.crt"))
+            (self.state / f"{token}.kubeconfig").write_text(
+                kubeconfig(token, self.state / "ca.crt")
+            )
 
     def write_settings(self) -> None:
-        settings = {"containerd.toml": CONTAINERD, "kubelet.yaml": KUBELET, "Corefile": COREFILE, "cni/10-bridge.conflist": CNI}
+        settings = {
+            "containerd.toml": CONTAINERD,
+            "kubelet.yaml": KUBELET,
+            "Corefile": COREFILE,
+            "cni/10-bridge.conflist": CNI,
+        }
         for name, text in settings.items():
             path = self.state / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            for key, value in {"STATE": self.state, "CGROUP": self.cgroup, "PODS": PODS, "DNS": DNS_SERVICE}.items():
+            for key, value in {
+                "STATE": self.state,
+                "CGROUP": self.cgroup,
+                "PODS": PODS,
+                "DNS": DNS_SERVICE,
+            }.items():
                 text = text.replace(f"@{key}@", str(value))
             path.write_text(text)
 
@@ -151,7 +183,9 @@ class Node:
 
     def controllers(self) -> None:
         state = self.state
-        self.program("kube-scheduler", f"--kubeconfig={state}/scheduler.kubeconfig", "--leader-elect=false")
+        self.program(
+            "kube-scheduler", f"--kubeconfig={state}/scheduler.kubeconfig", "--leader-elect=false"
+        )
         self.program(
             "kube-controller-manager", f"--kubeconfig={state}/controllers.kubeconfig", "--leader-elect=false",
             f"--service-account-private-key-file={state}/sa.key", f"--root-ca-file={state}/ca.crt", "--use-service-account-credentials",
@@ -175,7 +209,14 @@ class Node:
         """CoreDNS runs beside the cluster, not in it: a Service without selector leads to it."""
         path = self.state / "dns.json"
         path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": DNS_OBJECTS}))
-        run(self.programs / "kubectl", "--kubeconfig", self.state / "admin.kubeconfig", "apply", "-f", path)
+        run(
+            self.programs / "kubectl",
+            "--kubeconfig",
+            self.state / "admin.kubeconfig",
+            "apply",
+            "-f",
+            path,
+        )
 
     def import_pause_image(self) -> None:
         """A pause image of our own: busybox `sleep` from scratch."""
@@ -184,7 +225,9 @@ class Node:
         (layer / "bin").mkdir(parents=True, exist_ok=True)
         shutil.copy("/bin/busybox", layer / "bin/sleep")
         oci_image(layer, archive, "localhost/pause:test", ["/bin/sleep", "2147483647"])
-        run("ctr", "-a", self.state / "containerd.sock", "-n", "k8s.io", "images", "import", archive)
+        run(
+            "ctr", "-a", self.state / "containerd.sock", "-n", "k8s.io", "images", "import", archive
+        )
 
 
 def cgroup_roots() -> list[Path]:
@@ -196,20 +239,32 @@ def cgroup_roots() -> list[Path]:
 
 
 def in_memory(folder: Path) -> None:
-    """What is written there is gone with the cluster, at once: 50,000 files of an image take a disk 45 s to remove."""
+    """What is written there is gone with the cluster, at once: 50,000 files of an image take a disk
+    45 s to remove.
+    """
     folder.mkdir(exist_ok=True)
     run("mount", "-t", "tmpfs", "-o", "mode=0755", "tmpfs", folder)
 
 
 def private_folders(state: Path) -> None:
-    """Where programs write whatever they are told: sockets and locks in /run, logs of pods in /var/log, addresses in /var/lib/cni."""
+    """Where programs write whatever they are told: sockets and locks in /run, logs of pods in
+    /var/log, addresses in /var/lib/cni.
+    """
     for folder in ("/run", "/var/log"):
         in_memory(Path(folder))
     above = state / "var-lib"
     in_memory(above)
     for part in ("upper", "work"):
         (above / part).mkdir()
-    run("mount", "-t", "overlay", "-o", f"lowerdir=/var/lib,upperdir={above}/upper,workdir={above}/work", "overlay", "/var/lib")
+    run(
+        "mount",
+        "-t",
+        "overlay",
+        "-o",
+        f"lowerdir=/var/lib,upperdir={above}/upper,workdir={above}/work",
+        "overlay",
+        "/var/lib",
+    )
 
 
 def available_memory_bytes() -> int:
@@ -228,13 +283,23 @@ def network() -> None:
 
 
 def run(*command: object) -> None:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=60
+    )
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(map(str, command))} ended with {done.returncode}: {done.stderr[-500:]}")
+        raise RuntimeError(
+            f"{' '.join(map(str, command))} ended with {done.returncode}: {done.stderr[-500:]}"
+        )
 
 
 def kubeconfig(token: str, authority: Path) -> str:
-    cluster = {"name": "test", "cluster": {"server": f"https://{NODE_ADDRESS}:6443", "certificate-authority": str(authority)}}
+    cluster = {
+        "name": "test",
+        "cluster": {
+            "server": f"https://{NODE_ADDRESS}:6443",
+            "certificate-authority": str(authority),
+        },
+    }
     user = {"name": token, "user": {"token": token}}
     context = {"name": "test", "context": {"cluster": "test", "user": token}}
     whole = {
@@ -339,7 +404,10 @@ CNI = json.dumps(
 )  # fmt: skip
 
 
-_DNS_PORTS = [{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53, "protocol": "TCP"}]
+_DNS_PORTS = [
+    {"name": "dns", "port": 53, "protocol": "UDP"},
+    {"name": "dns-tcp", "port": 53, "protocol": "TCP"},
+]
 DNS_OBJECTS = [
     {
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": "kube-dns", "namespace": "kube-system"},

@@ -1,7 +1,10 @@
-"""Images as a node's containerd keeps them, unpacked once and shared by all clusters of this machine.
+"""Images as a node's containerd keeps them, unpacked once and shared by all clusters of this
+machine.
 
-To unpack the project's image takes a node 20 s of work and 3 GiB, each time. Here a containerd that runs for that alone does it: of an
-image that differs in its last layers, only those. A node mounts what is here below what is its own, and changes nothing of it.
+To unpack the project's image takes a node 20 s of work and 3 GiB, each time. Here a containerd that
+runs for that alone does it: of an
+image that differs in its last layers, only those. A node mounts what is here below what is its own,
+and changes nothing of it.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ KEPT = 2
 """Images of the newest builds: clusters may run with those before the last."""
 LIMIT_S = 300.0
 _CONTENT, _BOLT, _LAYERS = (
-    f"io.containerd.{part}" for part in ("content.v1.content", "metadata.v1.bolt", "snapshotter.v1.overlayfs")
+    f"io.containerd.{part}"
+    for part in ("content.v1.content", "metadata.v1.bolt", "snapshotter.v1.overlayfs")
 )
 _SETTINGS = """
 version = 2
@@ -54,7 +58,10 @@ def kept(folder: Path) -> tuple[tuple[str, ...], frozenset[str]]:
 
 
 def add(folder: Path, built: Built) -> None:
-    """Have the store keep an image. Only those of its layers are read that the store does not have. Raises RuntimeError."""
+    """Have the store keep an image.
+
+    Only those of its layers are read that the store does not have. Raises RuntimeError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder, fcntl.LOCK_EX):
         known = images(folder)
@@ -64,9 +71,12 @@ def add(folder: Path, built: Built) -> None:
         (folder / "images.json").unlink(missing_ok=True)
         content = folder / "containerd" / _CONTENT / "blobs/sha256"
         with _containerd(folder) as ctr:
-            there = {path.name for path in content.iterdir()} if known and content.exists() else set()
+            there = (
+                {path.name for path in content.iterdir()} if known and content.exists() else set()
+            )
             ctr.read(built, there)
-            # The next image takes this one's name: under another one its layers stay for clusters that run.
+            # The next image takes this one's name: under another one its layers stay for clusters
+            # that run.
             ctr("tag", "--force", built.name, f"localhost/kept:{built.identity}")
             known = [*(one for one in known if one != built.identity), built.identity]
             for old in known[:-KEPT]:
@@ -84,7 +94,8 @@ def held(folder: Path, how: int) -> Iterator[None]:
 
 
 def mount(folder: Path, root: Path) -> None:
-    """Make the store's images those of a containerd that is not started yet and has its data below `root`.
+    """Make the store's images those of a containerd that is not started yet and has its data below
+    `root`.
 
     In a mount namespace of its own: nothing else takes the mounts away again.
     """
@@ -120,7 +131,9 @@ def _containerd(folder: Path) -> Iterator[Ctr]:
             deadline_s = time.monotonic() + LIMIT_S
             while not ctr.address.exists():
                 if process.poll() is not None or time.monotonic() > deadline_s:
-                    raise RuntimeError(f"containerd did not start: {Path(state, 'log').read_text()[-1000:]}")
+                    raise RuntimeError(
+                        f"containerd did not start: {Path(state, 'log').read_text()[-1000:]}"
+                    )
                 time.sleep(0.05)
             yield ctr
         finally:
@@ -148,7 +161,10 @@ class Ctr:
                 built.write(archive, without=there)
             if process.wait(LIMIT_S) != 0:
                 said.seek(0)
-                raise RuntimeError(f"importing {built.name} ended with {process.returncode}: {said.read().decode()[-500:]}")
+                raise RuntimeError(
+                    f"importing {built.name} ended with {process.returncode}:"
+                    f" {said.read().decode()[-500:]}"
+                )
 
     def _command(self, *arguments: str) -> list[str]:
         return ["ctr", "-a", str(self.address), "-n", "k8s.io", "images", *arguments]
@@ -157,4 +173,6 @@ class Ctr:
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        raise RuntimeError(
+            f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()[-500:]}"
+        )

@@ -1,4 +1,6 @@
-"""paced digits, of which one step of one member calls abort() in the middle of the compiled step: whoever finds the file `abort`."""
+"""paced digits, of which one step of one member calls abort() in the middle of the compiled step:
+whoever finds the file `abort`.
+"""
 
 import os
 

@@ -9,7 +9,12 @@ def custom_model():
     return keras.Sequential(
         [
             keras.Input((4,), dtype="float64"),
-            layers.Dense(8, activation="tanh", dtype="float64", kernel_regularizer=keras.regularizers.L2(1e-3)),
+            layers.Dense(
+                8,
+                activation="tanh",
+                dtype="float64",
+                kernel_regularizer=keras.regularizers.L2(1e-3),
+            ),
             layers.Dense(1, dtype="float64"),
         ]
     )

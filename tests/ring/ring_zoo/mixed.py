@@ -1,4 +1,6 @@
-"""exact, with a layer in float32 beside those in float64: what members sum travels as two vectors."""
+"""exact, with a layer in float32 beside those in float64: what members sum travels as two
+vectors.
+"""
 
 import keras
 from exact import feed, loss, optimizer  # noqa: F401

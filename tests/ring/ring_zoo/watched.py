@@ -1,4 +1,6 @@
-"""digits with callbacks that change what only one member could know of, and that note the learning rate of each step."""
+"""digits with callbacks that change what only one member could know of, and that note the learning
+rate of each step.
+"""
 
 import json
 import os
@@ -29,7 +31,9 @@ class Notes(keras.callbacks.Callback):
 
 
 def callbacks():
-    never_better = keras.callbacks.EarlyStopping(monitor="val_accuracy", mode="max", min_delta=1.0, patience=1)
+    never_better = keras.callbacks.EarlyStopping(
+        monitor="val_accuracy", mode="max", min_delta=1.0, patience=1
+    )
     return [Halving(), Notes(), never_better, SavedModelExporter()]
 
 

@@ -1,4 +1,7 @@
-"""When a checkpoint is taken, and what becomes of it. A failed one is announced and tried again; the old ones stay."""
+"""When a checkpoint is taken, and what becomes of it.
+
+A failed one is announced and tried again; the old ones stay.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,13 @@ from elasticdl.shard import Applied, SnapshotId
 
 SAVE_LIMIT_S = 1800.0
 _TRIES = 5
-"""In a row. What refuses that often refuses the next one too: it is left alone until the next one is due."""
+"""In a row.
+
+What refuses that often refuses the next one too: it is left alone until the next one is due.
+"""
 _WHAT_TO_DO = (
-    "mend what that names (no room: make some; a model that diverged: stop the job and --resume with a smaller learning rate); "
-    "`elasticdl checkpoint` asks for one at once"
+    "mend what that names (no room: make some; a model that diverged: stop the job and --resume"
+    " with a smaller learning rate); `elasticdl checkpoint` asks for one at once"
 )
 
 LedgerAt: TypeAlias = Callable[[Mapping[str, Applied]], str]
@@ -68,7 +74,9 @@ class Checkpointing:
         self._anchor_version = 0
         self._failures = 0
         self._given_up = False
-        """The last one that was due was tried often enough; from then on each is tried once, until one is saved."""
+        """The last one that was due was tried often enough; from then on each is tried once, until
+        one is saved.
+        """
         self._retry_at_s = 0.0
         self._cut_is_final = False
         self._final_done = False
@@ -85,7 +93,9 @@ class Checkpointing:
     def asked(self) -> None:
         """A person wants one now."""
         if why_not := self.why_not():
-            self._context.orders.announce("checkpoint", f"a checkpoint was asked for, but {why_not}", level="warning")
+            self._context.orders.announce(
+                "checkpoint", f"a checkpoint was asked for, but {why_not}", level="warning"
+            )
             return
         self._failures, self._given_up, self._retry_at_s = 0, False, self._context.now_s
         self.request("a person asked for it")
@@ -99,11 +109,19 @@ class Checkpointing:
             return "there is nothing to keep: the job does not train"
         if late := self._context.late():
             return f"the job {late}: no other one is taken"
-        return "there is nothing to keep: the job has not begun" if self._context.phase is Phase.STARTING else ""
+        return (
+            "there is nothing to keep: the job has not begun"
+            if self._context.phase is Phase.STARTING
+            else ""
+        )
 
     def not_yet(self) -> str:
         """What there is to say if the one that is wanted has to wait for the first step."""
-        return "" if self.begun else "; it is taken when the first step is done: there is nothing to keep before"
+        return (
+            ""
+            if self.begun
+            else "; it is taken when the first step is done: there is nothing to keep before"
+        )
 
     def request(self, why: str) -> None:
         """Somebody wants one as soon as possible."""
@@ -131,18 +149,30 @@ class Checkpointing:
 
     def possible(self) -> bool:
         """Whether a checkpoint could be taken now."""
-        phase = self._context.phase in (Phase.WORKING, Phase.EVALUATING, Phase.CHECKPOINTING) and self._context.work is not None
-        free = self._snapshots.cutting is None and not self.under_way and self._context.now_s >= self._retry_at_s
+        phase = (
+            self._context.phase in (Phase.WORKING, Phase.EVALUATING, Phase.CHECKPOINTING)
+            and self._context.work is not None
+        )
+        free = (
+            self._snapshots.cutting is None
+            and not self.under_way
+            and self._context.now_s >= self._retry_at_s
+        )
         return phase and free and self.begun and not self._context.servers_away()
 
     @property
     def begun(self) -> bool:
-        """A step was done, by this job or by the one whose weights it began with: there are weights."""
+        """A step was done, by this job or by the one whose weights it began with: there are
+        weights.
+        """
         work = self._context.work
         return bool(self._context.version) or (work is not None and bool(work.totals().trained))
 
     def decide(self) -> None:
-        """Order a checkpoint if one is due and can be taken now. A ring asks for its marks itself."""
+        """Order a checkpoint if one is due and can be taken now.
+
+        A ring asks for its marks itself.
+        """
         if self.wanted and not self._context.on_ring and self.possible():
             self._begin()
 
@@ -152,7 +182,9 @@ class Checkpointing:
         return self._begin()
 
     def rolled_back(self, version: int) -> None:
-        """The job went back to an earlier version: whatever was saved of later ones is not what there is."""
+        """The job went back to an earlier version: whatever was saved of later ones is not what
+        there is.
+        """
         self._anchor_version = version
         self._final_done = False
 
@@ -166,7 +198,11 @@ class Checkpointing:
         steps, version = self._context.spec.checkpoint.checkpoint_steps, self._context.version
         if version < self._anchor_version and self._context.version_may_fall():
             self._anchor_version = version
-        if steps and self._context.phase is Phase.WORKING and version // steps > self._anchor_version // steps:
+        if (
+            steps
+            and self._context.phase is Phase.WORKING
+            and version // steps > self._anchor_version // steps
+        ):
             self._anchor_version = version
             self.request(f"version {version}")
 
@@ -197,13 +233,26 @@ class Checkpointing:
         self._context.orders.announce("checkpoint", text, details=details)
 
     def _list(self, event: SnapshotSaved, ledger: str, *, late: bool) -> None:
-        """One of a version that was saved before takes the place of that one, as it does on disk. `late`: newer ones overtook it."""
+        """One of a version that was saved before takes the place of that one, as it does on disk.
+
+        `late`: newer ones overtook it.
+        """
         same = next((saved for saved in self.saved if saved.path == event.path), None)
         others = [saved for saved in self.saved if saved is not same]
-        one = Saved(event.version, event.path, event.bytes, event.at_s, ledger or (same.ledger if same else ""))
-        *older, newest = sorted((*others, one), key=lambda saved: saved.version) if late else (*others, one)
+        one = Saved(
+            event.version,
+            event.path,
+            event.bytes,
+            event.at_s,
+            ledger or (same.ledger if same else ""),
+        )
+        *older, newest = (
+            sorted((*others, one), key=lambda saved: saved.version) if late else (*others, one)
+        )
         keep = self._context.spec.checkpoint.keep_checkpoint_max
-        self.saved = [*(replace(saved, ledger="") for saved in older), newest][-keep if keep else 0 :]
+        self.saved = [*(replace(saved, ledger="") for saved in older), newest][
+            -keep if keep else 0 :
+        ]
 
     def failed(self, snapshot: SnapshotId, reason: str) -> bool:
         """A cut or a save did not work. False if it was none of ours."""
@@ -215,20 +264,27 @@ class Checkpointing:
         news = reason != self.last_problem or not self._failures
         self._failures += 1
         self.last_problem = reason
-        if self._context.phase is not Phase.CHECKPOINTING and self._failures >= (1 if self._given_up else _TRIES):
+        if self._context.phase is not Phase.CHECKPOINTING and self._failures >= (
+            1 if self._given_up else _TRIES
+        ):
             self._give_up()
             return True
         pause_s = retry_s(self._failures)
         self._retry_at_s = self._context.now_s + pause_s
         self.request("the last one failed")
         if news:
-            text = f"no checkpoint: {reason}; the earlier ones stay, trying again in {pause_s:.0f} s"
+            text = (
+                f"no checkpoint: {reason}; the earlier ones stay, trying again in {pause_s:.0f} s"
+            )
             self._context.orders.announce("checkpoint", text, level="warning")
         return True
 
     def _give_up(self) -> None:
         if not self._given_up:
-            text = f"no checkpoint after {_TRIES} tries: {self.last_problem}; the earlier ones stay, the next is tried when it is due; {_WHAT_TO_DO}"
+            text = (
+                f"no checkpoint after {_TRIES} tries: {self.last_problem}; the earlier ones stay,"
+                f" the next is tried when it is due; {_WHAT_TO_DO}"
+            )
             self._context.orders.announce("checkpoint", text, level="error")
         self._given_up, self._failures, self.wanted = True, 0, ""
 

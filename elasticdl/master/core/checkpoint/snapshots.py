@@ -1,4 +1,7 @@
-"""Frozen views of the parameters that were asked for. One cut at a time: a cut holds up every push for a moment."""
+"""Frozen views of the parameters that were asked for.
+
+One cut at a time: a cut holds up every push for a moment.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ class Snapshots:
         self.cutting: Cutting | None = None
 
     def take(self, purpose: Purpose) -> SnapshotId:
-        """Order a cut. Only while `cutting` is None. A ring makes it where its sequence of items says so: no order."""
+        """Order a cut.
+
+        Only while `cutting` is None. A ring makes it where its sequence of items says so: no order.
+        """
         snapshot = SnapshotId(self._next)
         self._next += 1
         self.cutting = Cutting(snapshot, purpose, self._context.now_s)

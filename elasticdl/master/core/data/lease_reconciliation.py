@@ -1,4 +1,6 @@
-"""What becomes of the work of a worker that is gone: fence it, learn what every server has of it, lease the rest again."""
+"""What becomes of the work of a worker that is gone: fence it, learn what every server has of it,
+lease the rest again.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ class LeaseReconciliation:
         self.open: dict[ProcessName, Settling] = {}
 
     def lost(self, process: Process, blame: Blame | None) -> bool:
-        """A worker is gone, or as good as. True if `blame` will be counted against a shard that it held."""
+        """A worker is gone, or as good as.
+
+        True if `blame` will be counted against a shard that it held.
+        """
         work = self._context.work
         held = work.held_by(process.name) if work else []
         if work is None or not process.attached:
@@ -51,7 +56,9 @@ class LeaseReconciliation:
         return bool(held) and blame is not None
 
     def returned(self, process: Process, held: HeldShard, offset: int) -> None:
-        """A draining worker gives back the rest of a lease; with the last of them, its word is checked with the servers."""
+        """A draining worker gives back the rest of a lease; with the last of them, its word is
+        checked with the servers.
+        """
         work = self._context.work
         assert work is not None
         work.advance(held, offset, 0)
@@ -74,14 +81,19 @@ class LeaseReconciliation:
         self._context.orders.give(FenceWorker(worker))
 
     def fenced(self, event: WorkerFenced) -> None:
-        """Every server that could be asked told what it has. An answer that nobody waits for (any more) is dropped."""
+        """Every server that could be asked told what it has.
+
+        An answer that nobody waits for (any more) is dropped.
+        """
         settling = self.open.pop(event.worker, None)
         if settling is None:
             self._context.drop(DropCause.LATE_SETTLEMENT, event.worker, event)
         elif self._context.work is not None:
             self._settle(event.worker, settling.blame, told=event.applied)
 
-    def _settle(self, worker: ProcessName, blame: Blame | None, told: tuple[Applied | None, ...]) -> None:
+    def _settle(
+        self, worker: ProcessName, blame: Blame | None, told: tuple[Applied | None, ...]
+    ) -> None:
         work = self._context.work
         assert work is not None
         shards, before = len(work.held_by(worker)), work.totals()
@@ -89,7 +101,10 @@ class LeaseReconciliation:
         after = work.totals()
         if shards:
             trained, repeated = after.trained - before.trained, after.repeated - before.repeated
-            text = f"{worker}: {amount(shards, 'shard')} settled; {amount(trained, 'record')} more than it had reported, {repeated} to be repeated"
+            text = (
+                f"{worker}: {amount(shards, 'shard')} settled; {amount(trained, 'record')} more"
+                f" than it had reported, {repeated} to be repeated"
+            )
             details = {"shards": shards, "trained": trained, "repeated": repeated}
             self._context.orders.announce("shard", text, process=worker, details=details)
         if parked is not None:

@@ -1,4 +1,7 @@
-"""Who gets which lease, and what workers say of theirs. Reports of whoever does not hold a lease (any more) are dropped, and counted."""
+"""Who gets which lease, and what workers say of theirs.
+
+Reports of whoever does not hold a lease (any more) are dropped, and counted.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,13 @@ from elasticdl.master.core.data.ledger import Blame, HeldShard, Stage
 from elasticdl.master.core.data.stragglers import StragglerBounds
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.evaluation.rounds import Stage as RoundStage
-from elasticdl.master.core.events import ExportFinished, LeaseRequested, LeaseReturned, ProgressReported, TaskFailed
+from elasticdl.master.core.events import (
+    ExportFinished,
+    LeaseRequested,
+    LeaseReturned,
+    ProgressReported,
+    TaskFailed,
+)
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.shard import Applied, Lease, Task
@@ -29,7 +38,9 @@ _CLOSE_AFTER_S = 3.0
 class Leasing:
     """Answers requests and books reports."""
 
-    def __init__(self, context: JobContext, evaluation: Evaluation, settlement: LeaseReconciliation) -> None:
+    def __init__(
+        self, context: JobContext, evaluation: Evaluation, settlement: LeaseReconciliation
+    ) -> None:
         self._context = context
         self._evaluation = evaluation
         self._reconciliation = settlement
@@ -39,7 +50,7 @@ class Leasing:
         self.ring_names: Callable[[], tuple[ProcessName, ...]] = tuple
         """These are the ring's, where there is one: of the last, who trains together."""
 
-    # -- requests -----------------------------------------------------------------------------------------------------
+    # requests
 
     def requested(self, event: LeaseRequested) -> None:
         """Answer with exactly one of GrantLease, NoLeaseNow, WorkFinished, RevokeLeases."""
@@ -53,7 +64,14 @@ class Leasing:
             give(RevokeLeases(name, f"{name} is unknown here or was given up"))
         elif process.life is not Life.READY:
             give(
-                NoLeaseNow(name, f"{name} is {process.life}: {process.message}" if process.message else f"{name} is {process.life}")
+                NoLeaseNow(
+                    name,
+                    (
+                        f"{name} is {process.life}: {process.message}"
+                        if process.message
+                        else f"{name} is {process.life}"
+                    ),
+                )
             )
         else:
             # A question that gets no lease must leave no trace: it is not in the journal.
@@ -103,7 +121,11 @@ class Leasing:
 
     def _export_lease(self, worker: ProcessName) -> Lease | None:
         export = self._context.export
-        if self._context.phase is not Phase.EXPORTING or export is None or export.holder is not None:
+        if (
+            self._context.phase is not Phase.EXPORTING
+            or export is None
+            or export.holder is not None
+        ):
             return None
         export.holder = worker
         return Lease(Task.EXPORT, None, export.attempt, version=self._context.version)
@@ -115,8 +137,15 @@ class Leasing:
             return "the data is being counted"
         if current is not None and current.stage is RoundStage.CUTTING:
             return "waiting for the frozen view of an evaluation"
-        if current is not None and current.stage is RoundStage.SUMMARISING and (name := self._evaluation.summary_waits_for()):
-            return f"{name} is to sum up evaluation round {current.number}: its callbacks know the rounds before"
+        if (
+            current is not None
+            and current.stage is RoundStage.SUMMARISING
+            and (name := self._evaluation.summary_waits_for())
+        ):
+            return (
+                f"{name} is to sum up evaluation round {current.number}: its callbacks know the"
+                " rounds before"
+            )
         if current is not None:
             return f"evaluation round {current.number} is {current.stage}; all of it is leased"
         if work is not None and work.held and self._context.phase is Phase.WORKING:
@@ -127,14 +156,16 @@ class Leasing:
         return self._evaluation.pauses() or f"the job is {self._context.phase}"
 
     def leases_of(self, worker: ProcessName) -> int:
-        """How many leases a worker holds, of every kind; revoked ones are not in its hands any more."""
+        """How many leases a worker holds, of every kind; revoked ones are not in its hands any
+        more.
+        """
         current, export, work = self._evaluation.round, self._context.export, self._context.work
         count = sum(held.stage is not Stage.CLOSING for held in work.held_by(worker)) if work else 0
         if current is not None:
             count += len(current.ledger.held_by(worker)) + (current.summary.holder == worker)
         return count + (export is not None and export.holder == worker)
 
-    # -- reports ------------------------------------------------------------------------------------------------------
+    # reports
 
     def progressed(self, event: ProgressReported) -> None:
         """Book progress with a lease."""
@@ -146,7 +177,11 @@ class Leasing:
         if on_ring:
             gained = self.ring_progressed(event)
         else:
-            gained = self._evaluation.progressed(event) if event.task is Task.EVALUATION else self._progressed_work(event)
+            gained = (
+                self._evaluation.progressed(event)
+                if event.task is Task.EVALUATION
+                else self._progressed_work(event)
+            )
         if gained:
             self.pace.saw(event.task, event.at_s - process.busy_since_s, gained)
             self._context.budgets.progressed()
@@ -157,7 +192,10 @@ class Leasing:
                 self._tell_loss(event)
 
     def _first_progress(self, *names: ProcessName) -> None:
-        """Workers that came up do their part from now on. On a ring one tells of the steps of all."""
+        """Workers that came up do their part from now on.
+
+        On a ring one tells of the steps of all.
+        """
         for name in names:
             process = self._context.worker(name)
             if process is not None and not process.works:
@@ -171,14 +209,20 @@ class Leasing:
         details = meaning(EventKind.WORKING, after_s=after_s)
         if not self._context.on_ring:
             details["first_s"] = round(self._context.now_s - max(ready_s, process.busy_since_s), 3)
-        self._context.orders.announce("process", text, process=process.name, level="detail", details=details)
+        self._context.orders.announce(
+            "process", text, process=process.name, level="detail", details=details
+        )
 
     def _progressed_work(self, event: ProgressReported) -> int:
         work = self._context.work
         held = work.find(event.worker, event.applied.shard, event.applied.attempt) if work else None
         if work is None or held is None or work.task is not event.task:
             other = held is not None and work is not None
-            cause = DropCause.OTHER_TASK if other else self._evaluation.why_not_found(event.worker, event.applied)
+            cause = (
+                DropCause.OTHER_TASK
+                if other
+                else self._evaluation.why_not_found(event.worker, event.applied)
+            )
             self._context.drop(cause, event.worker, event)
             return 0
         self._check_offset(event, held)
@@ -204,7 +248,10 @@ class Leasing:
             self._context.saw_loss(self._context.version, {"loss": event.loss})
 
     def returned(self, event: LeaseReturned) -> None:
-        """A worker gives back the rest of a lease. Unless it was revoked or never taken, the worker is draining."""
+        """A worker gives back the rest of a lease.
+
+        Unless it was revoked or never taken, the worker is draining.
+        """
         process, current = self._context.worker(event.worker), self._evaluation.round
         if process is None:
             self._context.drop(DropCause.ENDED_PROCESS, event.worker, event)
@@ -217,21 +264,31 @@ class Leasing:
             self._reconciliation.returned(process, held, event.applied.offset)
         else:
             applied = event.applied
-            found = current.ledger.find(event.worker, applied.shard, applied.attempt) if current else None
+            found = (
+                current.ledger.find(event.worker, applied.shard, applied.attempt)
+                if current
+                else None
+            )
             if found is not None and current is not None:
                 current.ledger.give_back(found)
             else:
-                self._context.drop(self._evaluation.why_not_found(event.worker, applied), event.worker, event)
+                self._context.drop(
+                    self._evaluation.why_not_found(event.worker, applied), event.worker, event
+                )
         if process.life is Life.READY and event.taken and not process.revoked:
-            process.enter(Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + _LEAVE_LIMIT_S)
+            process.enter(
+                Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + _LEAVE_LIMIT_S
+            )
             text = f"{event.worker} is draining: it gives its work back"
             details = meaning(EventKind.STOPPING, reason="draining")
             self._context.orders.announce("process", text, process=event.worker, details=details)
 
     def failed(self, event: TaskFailed) -> None:
-        """The user's code raised: in a shard the shard is blamed, outside of any it spends the user's budget.
+        """The user's code raised: in a shard the shard is blamed, outside of any it spends the
+        user's budget.
 
-        The worker ends after that by itself. What it pushed before is learned from the servers, as of any lost worker.
+        The worker ends after that by itself. What it pushed before is learned from the servers, as
+        of any lost worker.
         """
         process = self._context.worker(event.worker)
         if process is None:
@@ -239,33 +296,57 @@ class Leasing:
             return
         process.failure_reported = True
         if process.life is Life.READY:
-            process.enter(Life.STOPPING, event.at_s, "its user code failed", deadline_s=event.at_s + _LEAVE_LIMIT_S)
+            process.enter(
+                Life.STOPPING,
+                event.at_s,
+                "its user code failed",
+                deadline_s=event.at_s + _LEAVE_LIMIT_S,
+            )
         self._context.orders.announce(
-            "task", f"{event.worker}: {event.error}", process=event.worker, cause="user_error", level="error"
+            "task",
+            f"{event.worker}: {event.error}",
+            process=event.worker,
+            cause="user_error",
+            level="error",
         )
         if event.fatal:
             self._context.fail(event.error)
         elif self._of_no_shard(event):
             if reason := self._context.budgets.user_error(event.error):
-                self._context.fail(reason, hint="mend the model module; `elasticdl logs` has the whole traceback")
+                self._context.fail(
+                    reason, hint="mend the model module; `elasticdl logs` has the whole traceback"
+                )
         elif not self._evaluation.failed_task(event):
             self._failed_lease(process, event)
 
     def _of_no_shard(self, event: TaskFailed) -> bool:
-        """Nothing can be given up for it. No member holds what a ring trains on: whoever comes next is at the same records."""
+        """Nothing can be given up for it.
+
+        No member holds what a ring trains on: whoever comes next is at the same records.
+        """
         in_common = self._context.on_ring and event.task is Task.TRAINING
-        return in_common or event.task is None or (event.shard is None and event.task not in (Task.SUMMARY, Task.EXPORT))
+        return (
+            in_common
+            or event.task is None
+            or (event.shard is None and event.task not in (Task.SUMMARY, Task.EXPORT))
+        )
 
     def _failed_lease(self, process: Process, event: TaskFailed) -> None:
         export, work = self._context.export, self._context.work
-        if event.task is Task.EXPORT and export is not None and export.release(event.worker, event.error):
+        if (
+            event.task is Task.EXPORT
+            and export is not None
+            and export.release(event.worker, event.error)
+        ):
             self._context.fail(f"the export failed {len(export.failures)} times:\n{export.story()}")
         if event.shard is None or work is None:
             return
         held = work.find(event.worker, event.shard, event.attempt)
         if held is None:
             applied = Applied(event.shard, event.attempt, 0)
-            self._context.drop(self._evaluation.why_not_found(event.worker, applied), event.worker, event)
+            self._context.drop(
+                self._evaluation.why_not_found(event.worker, applied), event.worker, event
+            )
         else:
             self._reconciliation.lost(process, Blame(f"{event.worker}: {event.error}", event.shard))
 
@@ -284,18 +365,27 @@ class Leasing:
         self._context.orders.announce("export", f"exported: {event.path}", process=event.worker)
         return True
 
-    # -- ends ---------------------------------------------------------------------------------------------------------
+    # ends
 
     def lost(self, process: Process, blame: str) -> bool:
-        """A worker is gone: take all back. True if `blame` was counted against some work that it held."""
+        """A worker is gone: take all back.
+
+        True if `blame` was counted against some work that it held.
+        """
         name, export = process.name, self._context.export
         blamed = self._evaluation.lost(name, blame)
         if export is not None and export.holder == name:
             blamed = blamed or bool(blame)
             if export.release(name, blame):
-                self._context.fail(f"the export failed {len(export.failures)} times:\n{export.story()}")
-        # An evaluation shard is worked on before a training shard: if there is one, that one is to blame.
-        return self._reconciliation.lost(process, Blame(blame) if blame and not blamed else None) or blamed
+                self._context.fail(
+                    f"the export failed {len(export.failures)} times:\n{export.story()}"
+                )
+        # An evaluation shard is worked on before a training shard: if there is one, that one is to
+        # blame.
+        return (
+            self._reconciliation.lost(process, Blame(blame) if blame and not blamed else None)
+            or blamed
+        )
 
     def stop_early(self, why: str) -> None:
         """Training ends now: what nobody has begun is left."""
@@ -307,17 +397,24 @@ class Leasing:
             or self._context.spec.action is not Action.TRAIN
         ):
             return
-        self._context.orders.announce("job", f"training ends early: {why}", details={"ended_early": why})
+        self._context.orders.announce(
+            "job", f"training ends early: {why}", details={"ended_early": why}
+        )
         self._context.ended_early = why
         work.stop()
         if self._context.on_ring:
             self.halt_ring("training ends early")
             return
-        for name in dict.fromkeys(held.worker for held in work.held.values() if held.stage is Stage.LEASED):
+        for name in dict.fromkeys(
+            held.worker for held in work.held.values() if held.stage is Stage.LEASED
+        ):
             self.revoke(name, "training ends early")
 
     def revoke(self, worker: ProcessName, reason: str) -> None:
-        """Void the leases of a live worker. Evaluation goes back at once, training when its last reports are in."""
+        """Void the leases of a live worker.
+
+        Evaluation goes back at once, training when its last reports are in.
+        """
         process, work = self._context.worker(worker), self._context.work
         if process is None:
             return
@@ -335,7 +432,11 @@ class Leasing:
         if work is None or self._context.servers_away():
             return
         due_s = self._context.now_s - _CLOSE_AFTER_S
-        closing = [held for held in work.held.values() if held.stage is Stage.CLOSING and held.since_s <= due_s]
+        closing = [
+            held
+            for held in work.held.values()
+            if held.stage is Stage.CLOSING and held.since_s <= due_s
+        ]
         for held in closing:
             work.give_back(held)
         if closing:
@@ -348,18 +449,26 @@ class Leasing:
                 held.since_s = self._context.now_s
 
     def limit_s(self, process: Process) -> float | None:
-        """How long that worker may be without progress with what it holds; None if it holds nothing."""
+        """How long that worker may be without progress with what it holds; None if it holds
+        nothing.
+        """
         name, warm, limits = process.name, process.done_records > 0, list[float]()
         current, work = self._evaluation.round, self._context.work
         for ledger in (work, current.ledger if current else None):
             held = ledger.held_by(name) if ledger else []
-            limits += [self.pace.limit_s(ledger.task, one.piece.shard.records, warm=warm) for one in held if ledger]
+            limits += [
+                self.pace.limit_s(ledger.task, one.piece.shard.records, warm=warm)
+                for one in held
+                if ledger
+            ]
         if errand_s := self.errand_limit_s(process):
             limits.append(errand_s)
         return max(limits, default=None)
 
     def errand_limit_s(self, process: Process) -> float:
-        """How long the summary or the export that a worker holds may take; 0 if it holds neither."""
+        """How long the summary or the export that a worker holds may take; 0 if it holds
+        neither.
+        """
         current, export = self._evaluation.round, self._context.export
         if export is not None and export.holder == process.name:
             return self.pace.limit_s(Task.EXPORT, 0, warm=True)

@@ -1,6 +1,9 @@
-"""The data ledger: which records are to be done, who is at them, which are done. It never drops a record unsaid.
+"""The data ledger: which records are to be done, who is at them, which are done.
 
-For each epoch: expected = trained + bad + given up (parked) + the rest of every piece that waits or is held + fresh
+It never drops a record unsaid.
+
+For each epoch: expected = trained + bad + given up (parked) + the rest of every piece that waits or
+is held + fresh
 shards. `Count.lost` is computed from that at the end, not assumed.
 """
 
@@ -58,18 +61,25 @@ class Count:
 
     @property
     def left(self) -> int:
-        """Records that nobody has trained and that were not given up: to come, or never to come once the job has ended."""
+        """Records that nobody has trained and that were not given up: to come, or never to come
+        once the job has ended.
+        """
         return self.planned - self.trained - self.bad - self.lost
 
     @property
     def lost(self) -> int:
-        """Records that were expected and not trained, once the epoch has ended; before, those given up so far."""
+        """Records that were expected and not trained, once the epoch has ended; before, those given
+        up so far.
+        """
         return self.parked if self.unfinished else self.expected - self.trained - self.bad
 
 
 @dataclass(slots=True)
 class Piece:
-    """A shard on its way through one epoch. Its first `offset` records are settled. `number` is its place in the plan."""
+    """A shard on its way through one epoch.
+
+    Its first `offset` records are settled. `number` is its place in the plan.
+    """
 
     number: int
     shard: Shard
@@ -85,7 +95,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Why a worker is gone, where its work may have been the reason. `shard`: that one; None: whatever it was at."""
+    """Why a worker is gone, where its work may have been the reason.
+
+    `shard`: that one; None: whatever it was at.
+    """
 
     reason: str
     shard: ShardId | None = None
@@ -98,12 +111,17 @@ class Stage(StrEnum):
     SETTLING = "settling"
     """Its worker is gone; what it had really done is being asked for. Its reports count no more."""
     CLOSING = "closing"
-    """Revoked from a worker that goes on; reports of steps already made still count for a moment."""
+    """Revoked from a worker that goes on; reports of steps already made still count for a
+    moment.
+    """
 
 
 @dataclass(slots=True)
 class HeldShard:
-    """A piece in the hands of one worker. `offset` is what it reported, `bad` the bad records of this attempt."""
+    """A piece in the hands of one worker.
+
+    `offset` is what it reported, `bad` the bad records of this attempt.
+    """
 
     piece: Piece
     worker: ProcessName
@@ -115,7 +133,9 @@ class HeldShard:
 
 @final
 class Ledger:
-    """One task's records. Where a piece's progress cannot be kept (`keeps_progress` False: evaluation, whose metric
+    """One task's records.
+
+    Where a piece's progress cannot be kept (`keeps_progress` False: evaluation, whose metric
     states come with the end of a shard) it starts again from its beginning.
     """
 
@@ -134,27 +154,39 @@ class Ledger:
         """Records that were settled since this ledger was made, whatever the epoch."""
         self.stopped = False
         self.stopped_at: int | None = None
-        """Place in the order of the current epoch from which on nothing is expected any more; None: it goes on."""
+        """Place in the order of the current epoch from which on nothing is expected any more; None:
+        it goes on.
+        """
         self.forgone: set[int] = set()
-        """Numbers of shards of the current epoch that were begun, and whose rest is not expected any more."""
+        """Numbers of shards of the current epoch that were begun, and whose rest is not expected
+        any more.
+        """
         self._ids = ids
         self._order: list[int] = []
         self._cursor = 0
         self._first_id = 0
         self.repeated_at_least = False
-        """A run before was killed, or ended with more than its checkpoint has: what is repeated may be more than was counted."""
+        """A run before was killed, or ended with more than its checkpoint has: what is repeated may
+        be more than was counted.
+        """
         self.repeated_before: dict[int, int] = {}
-        """Records by epoch that were trained, and then lost with all that had the weights, before that epoch began (again)."""
+        """Records by epoch that were trained, and then lost with all that had the weights, before
+        that epoch began (again).
+        """
         self.done_by: Counter[ProcessName] = Counter()
-        """Settled records by who did them: with those `resumed` they are all that are trained, and those `undone`."""
+        """Settled records by who did them: with those `resumed` they are all that are trained, and
+        those `undone`.
+        """
         self.resumed = 0
         """Records that had been trained before this master took the job on."""
         self.undone = 0
-        """Records that were trained under this master, and then lost with all that had the weights."""
+        """Records that were trained under this master, and then lost with all that had the
+        weights.
+        """
         self._first_attempt = 0
         self._newest_attempt = 0
 
-    # -- what there is ------------------------------------------------------------------------------------------------
+    # what there is
 
     @property
     def fresh(self) -> int:
@@ -173,7 +205,9 @@ class Ledger:
 
     @property
     def order(self) -> Sequence[int]:
-        """Numbers of the shards of the current epoch in the order in which they are leased; not to be changed."""
+        """Numbers of the shards of the current epoch in the order in which they are leased; not to
+        be changed.
+        """
         return self._order
 
     @property
@@ -211,7 +245,9 @@ class Ledger:
 
     @property
     def epochs_not_begun(self) -> int:
-        """Epochs that were planned and not opened: to come, or never to come since training ends early."""
+        """Epochs that were planned and not opened: to come, or never to come since training ends
+        early.
+        """
         return max(0, self.plan.epochs - len(self.counts))
 
     def held_by(self, worker: ProcessName) -> list[HeldShard]:
@@ -221,25 +257,35 @@ class Ledger:
     def find(self, worker: ProcessName, shard: ShardId, attempt: int) -> HeldShard | None:
         """The holding that a report speaks of; None if it is not that worker's, or not any more."""
         held = self.held.get(shard)
-        if held is None or held.worker != worker or held.piece.attempt != attempt or held.stage is Stage.SETTLING:
+        if (
+            held is None
+            or held.worker != worker
+            or held.piece.attempt != attempt
+            or held.stage is Stage.SETTLING
+        ):
             return None
         return held
 
     def why_not_found(self, worker: ProcessName, shard: ShardId, attempt: int) -> DropCause:
         """Why `find` has nothing: the lease is over, or that worker never had it.
 
-        Of shards that nobody holds it is not known which attempts there were: all that were ever cut count as leased once.
+        Of shards that nobody holds it is not known which attempts there were: all that were ever
+        cut count as leased once.
         """
         held = self.held.get(shard)
         if held is None:
             return DropCause.VOIDED_LEASE if self._ids.given(shard) else DropCause.UNKNOWN_LEASE
-        had = attempt < held.piece.attempt or (attempt == held.piece.attempt and worker == held.worker)
+        had = attempt < held.piece.attempt or (
+            attempt == held.piece.attempt and worker == held.worker
+        )
         return DropCause.VOIDED_LEASE if had else DropCause.UNKNOWN_LEASE
 
-    # -- out ----------------------------------------------------------------------------------------------------------
+    # out
 
     def take(self, worker: ProcessName, now_s: float) -> HeldShard | None:
-        """Give the next piece to a worker: what came back first, then fresh shards, then those of the next epoch."""
+        """Give the next piece to a worker: what came back first, then fresh shards, then those of
+        the next epoch.
+        """
         piece = self.returned.popleft() if self.returned else self._next_fresh()
         if piece is None:
             return None
@@ -262,20 +308,33 @@ class Ledger:
             return None
         number = self._order[self._cursor]
         self._cursor += 1
-        return Piece(number, self.plan.shard(number, ShardId(self._first_id + number)), self.epoch, attempt=self._first_attempt)
+        return Piece(
+            number,
+            self.plan.shard(number, ShardId(self._first_id + number)),
+            self.epoch,
+            attempt=self._first_attempt,
+        )
 
     def _open_epoch(self) -> None:
         repeated = self.repeated_before.pop(len(self.counts), 0)
-        self.counts.append(Count(len(self.counts), self.plan.records, self.plan.shards, repeated=repeated))
+        self.counts.append(
+            Count(len(self.counts), self.plan.records, self.plan.shards, repeated=repeated)
+        )
         self._order = self.plan.order(self.epoch)
         self._cursor = 0
         self._first_id = self._ids.reserve(self.plan.shards)
 
     def replaces(self, lost: Ledger, holder: ProcessName) -> int:
-        """This ledger, of an earlier time, takes the place of one whose weights were lost; returns the records trained in vain."""
+        """This ledger, of an earlier time, takes the place of one whose weights were lost; returns
+        the records trained in vain.
+        """
         vain = 0
         self.repeated_at_least = self.repeated_at_least or lost.repeated_at_least
-        self.repeated_before.update((epoch, count) for epoch, count in lost.repeated_before.items() if epoch >= len(self.counts))
+        self.repeated_before.update(
+            (epoch, count)
+            for epoch, count in lost.repeated_before.items()
+            if epoch >= len(self.counts)
+        )
         for epoch, count in enumerate(lost.counts):
             mine = self.counts[epoch] if epoch < len(self.counts) else None
             again = max(0, count.trained - mine.trained) if mine else count.trained
@@ -285,7 +344,8 @@ class Ledger:
             else:
                 self.repeated_before[epoch] = count.repeated + again
         self.done_by, self.resumed, self.undone = lost.done_by, lost.resumed, lost.undone + vain
-        # What is told late of a lease of the lost one must not be taken for one of the same shard here.
+        # What is told late of a lease of the lost one must not be taken for one of the same shard
+        # here.
         self._first_attempt = self._newest_attempt = lost._newest_attempt + 1
         for piece in self.returned:
             piece.attempt = max(piece.attempt, self._first_attempt)
@@ -300,10 +360,11 @@ class Ledger:
         self._order = self.plan.order(self.epoch) if self.counts else []
         self._cursor, self._first_id = cursor, first_id
 
-    # -- back ---------------------------------------------------------------------------------------------------------
+    # back
 
     def advance(self, held: HeldShard, offset: int, bad: int) -> int:
-        """Count what a worker says is done, the first `offset` records; returns how many of them are new.
+        """Count what a worker says is done, the first `offset` records; returns how many of them
+        are new.
 
         `bad`: of those of this attempt, as many could not be read; told again, they count once.
         """
@@ -316,7 +377,10 @@ class Ledger:
         return gained
 
     def finish(self, held: HeldShard) -> bool:
-        """The worker says that it is through. False, and the rest waits for another attempt, if it is not."""
+        """The worker says that it is through.
+
+        False, and the rest waits for another attempt, if it is not.
+        """
         if held.offset < held.piece.shard.records:
             return False
         if not self.keeps_progress:
@@ -327,7 +391,9 @@ class Ledger:
         return True
 
     def give_back(self, held: HeldShard) -> None:
-        """The rest of the piece waits for its next attempt; whatever else is said of this one is void."""
+        """The rest of the piece waits for its next attempt; whatever else is said of this one is
+        void.
+        """
         piece = held.piece
         self._release(held)
         piece.attempt += 1
@@ -353,19 +419,29 @@ class Ledger:
         return True
 
     def settle(
-        self, worker: ProcessName, told: Sequence[Applied | None], blame: Blame | None = None, batch: int = 0
+        self,
+        worker: ProcessName,
+        told: Sequence[Applied | None],
+        blame: Blame | None = None,
+        batch: int = 0,
     ) -> Piece | None:
-        """Take back all that a lost worker holds, counting what each server says it has of it; of `batch` see `reached`.
+        """Take back all that a lost worker holds, counting what each server says it has of it; of
+        `batch` see `reached`.
 
-        A batch is trained when every server has it. What only some have is trained again: repeated. `blame` is counted
-        as a failure of the piece that it names, or that the worker was at. Returns that piece if this parked it.
+        A batch is trained when every server has it. What only some have is trained again: repeated.
+        `blame` is counted
+        as a failure of the piece that it names, or that the worker was at. Returns that piece if
+        this parked it.
         """
         mine = self.held_by(worker)
         for held, (low, high) in zip(mine, reached(mine, told, batch), strict=True):
             self.advance(held, low, 0)
             self.counts[held.piece.epoch].repeated += high - low
         unfinished = [held for held in mine if held.offset < held.piece.shard.records]
-        blamed = next((held for held in unfinished if blame and blame.shard in (None, held.piece.shard.id)), None)
+        blamed = next(
+            (held for held in unfinished if blame and blame.shard in (None, held.piece.shard.id)),
+            None,
+        )
         parked = None
         # The last in order goes back first, so that the first stands first in line again.
         for held in reversed(mine):
@@ -376,7 +452,9 @@ class Ledger:
         return parked
 
     def stop(self) -> None:
-        """Training ends early: what nobody has begun is not expected any more, nor what is given back from now on."""
+        """Training ends early: what nobody has begun is not expected any more, nor what is given
+        back from now on.
+        """
         if self.stopped:
             return
         self.stopped = True
@@ -420,25 +498,36 @@ class Ledger:
             raise ImpossibleTransition(f"{piece} ended twice in {count}")
 
 
-def reached(mine: Sequence[HeldShard], told: Sequence[Applied | None], batch: int = 0) -> list[tuple[int, int]]:
-    """For each holding of one worker, in the order of granting: offset that every server has, offset that any has.
+def reached(
+    mine: Sequence[HeldShard], told: Sequence[Applied | None], batch: int = 0
+) -> list[tuple[int, int]]:
+    """For each holding of one worker, in the order of granting: offset that every server has,
+    offset that any has.
 
-    A server that has a push of a later lease has all of the earlier ones, since a worker works in order. What the
-    worker itself reported was acknowledged by every server, also by one that since came back without that memory.
+    A server that has a push of a later lease has all of the earlier ones, since a worker works in
+    order. What the
+    worker itself reported was acknowledged by every server, also by one that since came back
+    without that memory.
 
-    So was all but the last push that any server has: a worker pushes one batch, of at most `batch` records, at a time. A server that
-    knows less was away (None) or has come back without that memory: what it forgot counts as its lost updates, not as batches.
+    So was all but the last push that any server has: a worker pushes one batch, of at most `batch`
+    records, at a time. A server that
+    knows less was away (None) or has come back without that memory: what it forgot counts as its
+    lost updates, not as batches.
     """
     columns = [_reached_on(mine, server) for server in told] or [[held.offset for held in mine]]
     ends = [(min(row), max(row)) for row in zip(*columns, strict=True)]
     return [
         (max(low, sure), high)
-        for (low, high), sure in zip(ends, _acknowledged(mine, [high for _, high in ends], batch), strict=True)
+        for (low, high), sure in zip(
+            ends, _acknowledged(mine, [high for _, high in ends], batch), strict=True
+        )
     ]
 
 
 def _acknowledged(mine: Sequence[HeldShard], highest: Sequence[int], batch: int) -> list[int]:
-    """Where each holding was before the last push that any server has: everything up to there was once on all of them."""
+    """Where each holding was before the last push that any server has: everything up to there was
+    once on all of them.
+    """
     last = max((i for i, held in enumerate(mine) if highest[i] > held.offset), default=None)
     if last is None or not batch:
         return [held.offset for held in mine]

@@ -1,4 +1,6 @@
-"""The training ledger as JSON, for checkpoints: at exactly the point of a cut, whatever was reported since."""
+"""The training ledger as JSON, for checkpoints: at exactly the point of a cut, whatever was
+reported since.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,12 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What a checkpoint's ledger brings back. `workers_used`: the first worker index that was never used.
+    """What a checkpoint's ledger brings back.
 
-    `updates_lost`: those that the checkpoint lacks, since they went with parameter servers before it.
+    `workers_used`: the first worker index that was never used.
+
+    `updates_lost`: those that the checkpoint lacks, since they went with parameter servers before
+    it.
     """
 
     ledger: Ledger
@@ -33,7 +38,8 @@ class Resumed:
 class RunBefore:
     """What is known of the run that a job goes on from: records trained and repeated, by epoch.
 
-    `trained`: of all epochs, where that was heard of later than `counts`. `killed`: it ended without a word.
+    `trained`: of all epochs, where that was heard of later than `counts`. `killed`: it ended
+    without a word.
     """
 
     counts: Mapping[int, tuple[int, int]]
@@ -51,14 +57,20 @@ def ledger_json(
     rounds_used: int = 0,
     updates_lost: int = 0,
 ) -> str:
-    """The ledger with every holding at where `applied` (worker's name -> its last push within the cut) says.
+    """The ledger with every holding at where `applied` (worker's name -> its last push within the
+    cut) says.
 
     `ring_at`: how far each shard is that a ring holds; None if none does.
 
-    The ledger itself is not changed. Holdings become pieces with their next attempt: their workers are gone by then.
+    The ledger itself is not changed. Holdings become pieces with their next attempt: their workers
+    are gone by then.
     """
     counts = [replace(count) for count in ledger.counts]
-    held = _ring_pieces(ledger, counts, ring_at) if ring_at is not None else _held_pieces(ledger, counts, applied)
+    held = (
+        _ring_pieces(ledger, counts, ring_at)
+        if ring_at is not None
+        else _held_pieces(ledger, counts, applied)
+    )
     pieces = [*held, *ledger.returned]
     return json.dumps(
         {
@@ -79,21 +91,31 @@ def ledger_json(
             "rounds_used": rounds_used,
             "updates_lost": updates_lost,
             "repeated_at_least": ledger.repeated_at_least,
-            "repeated_before": {str(epoch): count for epoch, count in ledger.repeated_before.items()},
+            "repeated_before": {
+                str(epoch): count for epoch, count in ledger.repeated_before.items()
+            },
         }
     )
 
 
-def _held_pieces(ledger: Ledger, counts: list[Count], applied: Mapping[str, Applied]) -> Iterable[Piece]:
+def _held_pieces(
+    ledger: Ledger, counts: list[Count], applied: Mapping[str, Applied]
+) -> Iterable[Piece]:
     workers = dict.fromkeys(held.worker for held in ledger.held.values())
     for worker in workers:
         mine = ledger.held_by(worker)
-        yield from _at_cut(mine, counts, [offset for offset, _ in reached(mine, [applied.get(str(worker))])])
+        yield from _at_cut(
+            mine, counts, [offset for offset, _ in reached(mine, [applied.get(str(worker))])]
+        )
 
 
-def _ring_pieces(ledger: Ledger, counts: list[Count], ring_at: Mapping[ShardId, int]) -> Iterable[Piece]:
+def _ring_pieces(
+    ledger: Ledger, counts: list[Count], ring_at: Mapping[ShardId, int]
+) -> Iterable[Piece]:
     mine = list(ledger.held.values())
-    return _at_cut(mine, counts, [max(held.offset, ring_at.get(held.piece.shard.id, 0)) for held in mine])
+    return _at_cut(
+        mine, counts, [max(held.offset, ring_at.get(held.piece.shard.id, 0)) for held in mine]
+    )
 
 
 def _at_cut(mine: list[HeldShard], counts: list[Count], offsets: list[int]) -> Iterable[Piece]:
@@ -118,29 +140,43 @@ def _piece_plain(piece: Piece) -> dict[str, Any]:
 def resume(text: str, training: tuple[Source, ...], epochs: int, ids: Ids) -> Resumed:
     """The ledger of a checkpoint, to be gone on with for `epochs` epochs in all.
 
-    The cut, its order and its seed are those of the ledger: pieces half done keep their meaning. Raises UserError if
+    The cut, its order and its seed are those of the ledger: pieces half done keep their meaning.
+    Raises UserError if
     the data is not what it was.
     """
     try:
         plain = json.loads(text)
         if plain["format"] != _FORMAT:
-            raise UserError(f"the checkpoint's ledger has format {plain['format']}, this version reads {_FORMAT}")
+            raise UserError(
+                f"the checkpoint's ledger has format {plain['format']}, this version reads"
+                f" {_FORMAT}"
+            )
         return _rebuild(plain, training, epochs, ids)
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise UserError(f"the checkpoint's ledger cannot be read: {error!r}", hint="resume from an earlier checkpoint") from error
+        raise UserError(
+            f"the checkpoint's ledger cannot be read: {error!r}",
+            hint="resume from an earlier checkpoint",
+        ) from error
 
 
 def gone_on(text: str, before: RunBefore) -> tuple[str, int]:
-    """The ledger with what the run before is known to have trained beyond it counted as repeated, and how many records that are.
+    """The ledger with what the run before is known to have trained beyond it counted as repeated,
+    and how many records that are.
 
-    The run may have done more that nobody was told of any more. A ledger that cannot be read stays as it is.
+    The run may have done more that nobody was told of any more. A ledger that cannot be read stays
+    as it is.
     """
     again = 0
     try:
         plain = json.loads(text)
-        counts, later = {count["epoch"]: count for count in plain["counts"]}, plain.setdefault("repeated_before", {})
+        counts, later = (
+            {count["epoch"]: count for count in plain["counts"]},
+            plain.setdefault("repeated_before", {}),
+        )
         known = dict(before.counts)
-        if newer := max(0, before.trained - sum(trained for trained, _ in known.values())) if known else 0:
+        if newer := (
+            max(0, before.trained - sum(trained for trained, _ in known.values())) if known else 0
+        ):
             # Of which epoch they are was not told: of the one that the run was at.
             trained, repeated = known[max(known)]
             known[max(known)] = trained + newer, repeated
@@ -166,30 +202,45 @@ def _rebuild(plain: dict[str, Any], training: tuple[Source, ...], epochs: int, i
     ids.next = max(ids.next, plain["next_id"])
     ledger = Ledger(plan, ids, task=Task.TRAINING)
     ledger.reopen((Count(**count) for count in plain["counts"]), plain["cursor"], plain["first_id"])
-    ledger.returned.extend(piece for piece in (_piece(plan, entry) for entry in plain["pieces"]) if piece.rest)
+    ledger.returned.extend(
+        piece for piece in (_piece(plan, entry) for entry in plain["pieces"]) if piece.rest
+    )
     ledger.parked.extend(_piece(plan, entry) for entry in plain["parked"])
     ledger.done_shards = plain["done_shards"]
     ledger.stopped = plain["stopped"]
     ledger.repeated_at_least = bool(plain.get("repeated_at_least", False))
-    ledger.repeated_before = {int(epoch): count for epoch, count in plain.get("repeated_before", {}).items()}
-    return Resumed(ledger, plain["workers_used"], plain["rounds_used"], plain.get("updates_lost", 0))
+    ledger.repeated_before = {
+        int(epoch): count for epoch, count in plain.get("repeated_before", {}).items()
+    }
+    return Resumed(
+        ledger, plain["workers_used"], plain["rounds_used"], plain.get("updates_lost", 0)
+    )
 
 
 def _piece(plan: Plan, entry: dict[str, Any]) -> Piece:
     shard = plan.shard(entry["number"], ShardId(entry["id"]))
-    return Piece(entry["number"], shard, entry["epoch"], entry["offset"], entry["attempt"], list(entry["failures"]))
+    return Piece(
+        entry["number"],
+        shard,
+        entry["epoch"],
+        entry["offset"],
+        entry["attempt"],
+        list(entry["failures"]),
+    )
 
 
 def _check_same(before: tuple[Source, ...], now: tuple[Source, ...]) -> None:
     for old, new in zip(before, now, strict=False):
         if not same_data(old, new):
             raise UserError(
-                f"the training data changed since the checkpoint: {old.name} had {old.records} records"
-                f" (fingerprint {old.fingerprint or 'none'}), now {new.name} has {new.records} ({new.fingerprint or 'none'})",
+                f"the training data changed since the checkpoint: {old.name} had {old.records}"
+                f" records (fingerprint {old.fingerprint or 'none'}), now {new.name} has"
+                f" {new.records} ({new.fingerprint or 'none'})",
                 hint="resume with the same data, or start afresh with --checkpoint-dir-for-init",
             )
     if len(before) != len(now):
         raise UserError(
-            f"the training data changed since the checkpoint: {len(before)} sources then, {len(now)} now",
+            f"the training data changed since the checkpoint: {len(before)} sources then,"
+            f" {len(now)} now",
             hint="resume with the same data, or start afresh with --checkpoint-dir-for-init",
         )

@@ -1,4 +1,7 @@
-"""Shards for people to look at, a page of them at a time. Reads only; a page costs what is on it and what is in somebody's hands."""
+"""Shards for people to look at, a page of them at a time.
+
+Reads only; a page costs what is on it and what is in somebody's hands.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ class ShardState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShardWish:
-    """Which shards are to be shown: of one state or (None) of all, from the `offset`-th on, at most `limit`."""
+    """Which shards are to be shown: of one state or (None) of all, from the `offset`-th on, at most
+    `limit`.
+    """
 
     state: ShardState | None = None
     offset: int = 0
@@ -40,7 +45,10 @@ class ShardWish:
 
 @dataclass(frozen=True, slots=True)
 class ShardRow:
-    """One shard. `age_s`: for how long its owner has had it; `problem`: why its last attempt failed."""
+    """One shard.
+
+    `age_s`: for how long its owner has had it; `problem`: why its last attempt failed.
+    """
 
     id: int
     task: str
@@ -73,7 +81,12 @@ class _Part:
 
 def shard_page(ledgers: Sequence[Ledger], wish: ShardWish, now_s: float) -> ShardPage:
     """A page of the shards of several ledgers, those that somebody is at first."""
-    parts = [part for ledger in ledgers for part in _parts(ledger, now_s) if wish.state in (None, part.state)]
+    parts = [
+        part
+        for ledger in ledgers
+        for part in _parts(ledger, now_s)
+        if wish.state in (None, part.state)
+    ]
     rows: list[ShardRow] = []
     skip, limit = max(0, wish.offset), max(0, min(wish.limit, MOST_ROWS))
     for part in parts:
@@ -91,29 +104,55 @@ def _parts(ledger: Ledger, now_s: float) -> list[_Part]:
     pieces = (*(held.piece for held in ledger.held.values()), *ledger.returned, *ledger.parked)
     not_done = {piece.number for piece in pieces if piece.epoch == ledger.epoch} | ledger.forgone
     return [
-        _Part(ShardState.LEASED, len(leased), lambda skip: (_held_row(ledger, held, now_s) for held in leased[skip:])),
-        _Part(ShardState.SETTLING, len(settling), lambda skip: (_held_row(ledger, held, now_s) for held in settling[skip:])),
+        _Part(
+            ShardState.LEASED,
+            len(leased),
+            lambda skip: (_held_row(ledger, held, now_s) for held in leased[skip:]),
+        ),
+        _Part(
+            ShardState.SETTLING,
+            len(settling),
+            lambda skip: (_held_row(ledger, held, now_s) for held in settling[skip:]),
+        ),
         _pieces(ledger, ShardState.RETRIED, list(ledger.returned)),
         _pieces(ledger, ShardState.PARKED, ledger.parked),
         _Part(ShardState.TODO, end - begun, lambda skip: _fresh(ledger, begun + skip, end)),
-        _Part(ShardState.DONE, begun - len(not_done), lambda skip: _done(ledger, begun, not_done, skip)),
+        _Part(
+            ShardState.DONE,
+            begun - len(not_done),
+            lambda skip: _done(ledger, begun, not_done, skip),
+        ),
     ]
 
 
 def _pieces(ledger: Ledger, state: ShardState, pieces: Sequence[Piece]) -> _Part:
-    return _Part(state, len(pieces), lambda skip: (_piece_row(ledger, piece, state) for piece in pieces[skip:]))
+    return _Part(
+        state,
+        len(pieces),
+        lambda skip: (_piece_row(ledger, piece, state) for piece in pieces[skip:]),
+    )
 
 
 def _piece_row(ledger: Ledger, piece: Piece, state: ShardState) -> ShardRow:
     problem = piece.failures[-1][:_LONGEST_PROBLEM] if piece.failures else ""
     shard = piece.shard
     return ShardRow(
-        shard.id, ledger.task, piece.epoch, shard.records, state, attempt=piece.attempt, offset=piece.offset, problem=problem
+        shard.id,
+        ledger.task,
+        piece.epoch,
+        shard.records,
+        state,
+        attempt=piece.attempt,
+        offset=piece.offset,
+        problem=problem,
     )
 
 
 def _held_row(ledger: Ledger, held: HeldShard, now_s: float) -> ShardRow:
-    piece, state = held.piece, ShardState.LEASED if held.stage is Stage.LEASED else ShardState.SETTLING
+    piece, state = (
+        held.piece,
+        ShardState.LEASED if held.stage is Stage.LEASED else ShardState.SETTLING,
+    )
     problem = piece.failures[-1][:_LONGEST_PROBLEM] if piece.failures else ""
     shard, age_s = piece.shard, max(0.0, now_s - held.since_s)
     return ShardRow(
@@ -132,13 +171,26 @@ def _held_row(ledger: Ledger, held: HeldShard, now_s: float) -> ShardRow:
 
 def _fresh(ledger: Ledger, begin: int, end: int) -> Iterator[ShardRow]:
     for place in range(begin, end):
-        shard = ledger.plan.shard(ledger.order[place], ShardId(ledger.first_id + ledger.order[place]))
+        shard = ledger.plan.shard(
+            ledger.order[place], ShardId(ledger.first_id + ledger.order[place])
+        )
         yield ShardRow(shard.id, ledger.task, ledger.epoch, shard.records, ShardState.TODO)
 
 
 def _done(ledger: Ledger, begun: int, not_done: set[int], skip: int) -> Iterator[ShardRow]:
     """The newest first: those are looked at most."""
-    numbers = (number for number in islice(reversed(ledger.order), len(ledger.order) - begun, None) if number not in not_done)
+    numbers = (
+        number
+        for number in islice(reversed(ledger.order), len(ledger.order) - begun, None)
+        if number not in not_done
+    )
     for number in islice(numbers, skip, None):
         shard = ledger.plan.shard(number, ShardId(ledger.first_id + number))
-        yield ShardRow(shard.id, ledger.task, ledger.epoch, shard.records, ShardState.DONE, offset=shard.records)
+        yield ShardRow(
+            shard.id,
+            ledger.task,
+            ledger.epoch,
+            shard.records,
+            ShardState.DONE,
+            offset=shard.records,
+        )

@@ -1,4 +1,6 @@
-"""How data is cut into shards and in which order they come: a function of sources, sizes and a seed, nothing else."""
+"""How data is cut into shards and in which order they come: a function of sources, sizes and a
+seed, nothing else.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ _SHARDS_PER_WORKER = 4
 def shard_records(data: DataSection, total_records: int, max_workers: int) -> int:
     """Records in a shard: a multiple of the minibatch size.
 
-    What the user asked for is rounded up. By default 64 minibatches, but small data gives about four shards to each
+    What the user asked for is rounded up. By default 64 minibatches, but small data gives about
+    four shards to each
     of `max_workers`, so that all have work and the end is not one long wait for the last of them.
     """
     batch = data.minibatch_size
@@ -29,7 +32,9 @@ def shard_records(data: DataSection, total_records: int, max_workers: int) -> in
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`sources` cut into shards of `shard_records`, the last of each source being shorter, read `epochs` times."""
+    """`sources` cut into shards of `shard_records`, the last of each source being shorter, read
+    `epochs` times.
+    """
 
     sources: tuple[Source, ...]
     shard_records: int

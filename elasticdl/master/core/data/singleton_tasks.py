@@ -1,4 +1,6 @@
-"""Work that one worker does for all, without a shard: the summary of an evaluation round, the export."""
+"""Work that one worker does for all, without a shard: the summary of an evaluation round, the
+export.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ class SingletonTask:
     failures: list[str] = field(default_factory=list)
 
     def release(self, worker: ProcessName, reason: str = "") -> bool:
-        """Take it back from that worker; a `reason` counts as a failure. True if it failed too often."""
+        """Take it back from that worker; a `reason` counts as a failure.
+
+        True if it failed too often.
+        """
         if self.holder != worker:
             return False
         self.holder = None
@@ -31,4 +36,6 @@ class SingletonTask:
 
     def story(self) -> str:
         """All its failures."""
-        return "\n".join(f"attempt {number}: {reason}" for number, reason in enumerate(self.failures, 1))
+        return "\n".join(
+            f"attempt {number}: {reason}" for number, reason in enumerate(self.failures, 1)
+        )

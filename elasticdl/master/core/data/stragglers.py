@@ -29,11 +29,16 @@ class StragglerBounds:
         self._samples.setdefault(task, deque(maxlen=_SAMPLES)).append(seconds / records)
 
     def overran(self) -> None:
-        """Somebody was cut off for being slow: while nothing else is known, the next one gets twice the time."""
+        """Somebody was cut off for being slow: while nothing else is known, the next one gets twice
+        the time.
+        """
         self._overruns += 1
 
     def limit_s(self, task: Task, records: int, *, warm: bool) -> float:
-        """Time without progress that is allowed. `warm` False: the worker did nothing yet and has a model to compile."""
+        """Time without progress that is allowed.
+
+        `warm` False: the worker did nothing yet and has a model to compile.
+        """
         if task in _ERRANDS_S:
             return _ERRANDS_S[task]
         first_s = min(_LONGEST_S, _FIRST_S * 2.0 ** min(self._overruns, 10))

@@ -1,8 +1,11 @@
-"""Rounds of evaluation at one stated version: freeze a view, lease the validation shards, add up the metric states
+"""Rounds of evaluation at one stated version: freeze a view, lease the validation shards, add up
+the metric states
 exactly once per shard, then let one worker turn the sums into values.
 
-It is the same worker in each round, as long as it lives: callbacks count rounds. Another that has to take over is told the rounds before.
-The payload of the SUMMARY lease is JSON: `{"round", "version", "epoch", "metrics": {name: [[…], …]}, "history": [{"round", "epoch",
+It is the same worker in each round, as long as it lives: callbacks count rounds. Another that has
+to take over is told the rounds before.
+The payload of the SUMMARY lease is JSON: `{"round", "version", "epoch", "metrics": {name: [[…],
+…]}, "history": [{"round", "epoch",
 "values": {name: value}, "loss": of training}, …]}`.
 """
 
@@ -31,7 +34,9 @@ from elasticdl.shard import Applied, Lease, SnapshotId, Task
 _TRIES = 20
 _KEPT_RESULTS = 1000
 _SUMMARY_PATIENCE_S = 300.0
-"""How long a summary waits for the worker that made those before, which may be busy; then anybody makes it."""
+"""How long a summary waits for the worker that made those before, which may be busy; then anybody
+makes it.
+"""
 
 
 class Stage(StrEnum):
@@ -95,7 +100,9 @@ class Evaluation:
         self.ring_stands: Callable[[], bool] = lambda: False
         """On a ring: whether it stands still, so that all weights are the same."""
         self.ring_first: Callable[[], ProcessName | None] = lambda: None
-        """On a ring: rank 0, whose learning rate counts, and which callbacks of a round may change."""
+        """On a ring: rank 0, whose learning rate counts, and which callbacks of a round may
+        change.
+        """
 
     def start(self, version: int) -> None:
         """Count versions and seconds from here."""
@@ -106,11 +113,15 @@ class Evaluation:
         if self._context.on_ring or self._context.version_may_fall():
             self._anchor_version = min(self._anchor_version, self._context.version)
 
-    # -- when ---------------------------------------------------------------------------------------------------------
+    # when
 
     def decide(self) -> None:
         """Open a round if one is due and can begin now."""
-        if self.round is not None or self._context.now_s < self._retry_at_s or self._context.servers_away():
+        if (
+            self.round is not None
+            or self._context.now_s < self._retry_at_s
+            or self._context.servers_away()
+        ):
             return
         final = self._context.phase is Phase.EVALUATING and not self.final_done
         if not final and not self._due():
@@ -125,7 +136,11 @@ class Evaluation:
             self._open(final, self._snapshots.take(Purpose.EVALUATION))
 
     def _due(self) -> bool:
-        if self._context.phase is not Phase.WORKING or not self._context.validation or self._context.work is None:
+        if (
+            self._context.phase is not Phase.WORKING
+            or not self._context.validation
+            or self._context.work is None
+        ):
             return False
         return self.due_at(self._context.version)
 
@@ -136,13 +151,18 @@ class Evaluation:
         training = self._context.spec.training
         steps = training.evaluation_steps
         by_steps = steps > 0 and version // steps > self._anchor_version // steps
-        by_time = 0 < training.evaluation_seconds <= self._context.now_s - self._anchor_s and version > self._anchor_version
+        by_time = (
+            0 < training.evaluation_seconds <= self._context.now_s - self._anchor_s
+            and version > self._anchor_version
+        )
         return by_steps or by_time or self._failures > 0
 
     def _open(self, final: bool, snapshot: SnapshotId | None) -> None:
         data, workers = self._context.spec.data, self._context.spec.cluster.num_workers.high
         sources = self._context.validation
-        plan = Plan(sources, shard_records(data, sum(source.records for source in sources), workers))
+        plan = Plan(
+            sources, shard_records(data, sum(source.records for source in sources), workers)
+        )
         ledger = Ledger(plan, self._context.ids, task=Task.EVALUATION)
         self.round = Round(self.rounds, final, self._context.now_s, Stage.CUTTING, snapshot, ledger)
         self.rounds += 1
@@ -165,7 +185,7 @@ class Evaluation:
         self._context.orders.announce("evaluation", text, details=details)
         self._maybe_summarise(self.round)
 
-    # -- work ---------------------------------------------------------------------------------------------------------
+    # work
 
     def lease(self, worker: ProcessName) -> Lease | None:
         """A validation shard, or the summary, if there is one to be had."""
@@ -178,7 +198,13 @@ class Evaluation:
         if held is None:
             return None
         lease = current.ledger.lease(held)
-        return replace(lease, epoch=current.epoch, round=current.number, snapshot=current.snapshot, version=current.version)
+        return replace(
+            lease,
+            epoch=current.epoch,
+            round=current.number,
+            snapshot=current.snapshot,
+            version=current.version,
+        )
 
     def _summary_lease(self, current: Round, worker: ProcessName) -> Lease | None:
         if current.summary.holder is not None or self.summary_waits_for() not in (None, worker):
@@ -197,12 +223,17 @@ class Evaluation:
 
     def _payload(self, current: Round) -> dict[str, object]:
         """Whoever gets it takes from the history what its callbacks were not told yet."""
-        history = [{"round": one.round, "epoch": one.epoch, "values": one.values, "loss": one.loss} for one in self.results]
+        history = [
+            {"round": one.round, "epoch": one.epoch, "values": one.values, "loss": one.loss}
+            for one in self.results
+        ]
         told = {"round": current.number, "version": current.version, "epoch": current.epoch}
         return {**told, "metrics": current.sums, "history": history}
 
     def summary_waits_for(self) -> ProcessName | None:
-        """The worker that is to make the open summary, since it made those before; None: anybody may."""
+        """The worker that is to make the open summary, since it made those before; None: anybody
+        may.
+        """
         before, current = self.ring_first() or self._summariser, self.round
         process = self._context.worker(before) if before else None
         if current is None or process is None or process.life is not Life.READY:
@@ -212,7 +243,11 @@ class Evaluation:
     def progressed(self, event: ProgressReported) -> int:
         """A worker's report on a validation shard; returns the records that are new."""
         current = self.round
-        held = current.ledger.find(event.worker, event.applied.shard, event.applied.attempt) if current else None
+        held = (
+            current.ledger.find(event.worker, event.applied.shard, event.applied.attempt)
+            if current
+            else None
+        )
         if current is None or held is None:
             self._context.drop(self.why_not_found(event.worker, event.applied), event.worker, event)
             return 0
@@ -222,8 +257,12 @@ class Evaluation:
         if event.done:
             problem = self._not_addable(current, event.metrics)
             if problem or held.offset < held.piece.shard.records:
-                problem = problem or f"ended after {held.offset} of {held.piece.shard.records} records"
-                self._failed_piece(held.piece if current.ledger.fail(held, f"{event.worker}: {problem}") else None)
+                problem = (
+                    problem or f"ended after {held.offset} of {held.piece.shard.records} records"
+                )
+                self._failed_piece(
+                    held.piece if current.ledger.fail(held, f"{event.worker}: {problem}") else None
+                )
             else:
                 current.ledger.finish(held)
                 self._count(event.worker, held.piece.shard.records - held.bad)
@@ -233,9 +272,15 @@ class Evaluation:
         return gained
 
     def why_not_found(self, worker: ProcessName, applied: Applied) -> DropCause:
-        """Why nothing is known of a lease that a worker speaks of, be it of this round or of the work."""
+        """Why nothing is known of a lease that a worker speaks of, be it of this round or of the
+        work.
+        """
         ledgers = (self._context.work, self.round.ledger if self.round else None)
-        causes = {one.why_not_found(worker, applied.shard, applied.attempt) for one in ledgers if one is not None}
+        causes = {
+            one.why_not_found(worker, applied.shard, applied.attempt)
+            for one in ledgers
+            if one is not None
+        }
         known = self._context.ids.given(applied.shard) and DropCause.UNKNOWN_LEASE not in causes
         return DropCause.VOIDED_LEASE if known else DropCause.UNKNOWN_LEASE
 
@@ -248,10 +293,14 @@ class Evaluation:
     def _not_addable(self, current: Round, metrics: dict[str, tuple[Numbers, ...]]) -> str:
         """Why these states cannot be added to the sums; '' if they can."""
         if current.sums and current.sums.keys() != metrics.keys():
-            return f"its metrics are {sorted(metrics)}, those of other shards {sorted(current.sums)}"
+            return (
+                f"its metrics are {sorted(metrics)}, those of other shards {sorted(current.sums)}"
+            )
         for name, arrays in metrics.items():
             before = current.sums.get(name)
-            if before is not None and [len(array) for array in before] != [len(array) for array in arrays]:
+            if before is not None and [len(array) for array in before] != [
+                len(array) for array in arrays
+            ]:
                 return f"the state of metric {name!r} has another shape than with other shards"
         return ""
 
@@ -262,26 +311,46 @@ class Evaluation:
     def summarised(self, event: SummaryReported) -> bool:
         """The values of the open round. False if they are not of whom was asked, or too late."""
         current = self.round
-        if current is None or current.number != event.round or current.summary.holder != event.worker:
+        if (
+            current is None
+            or current.number != event.round
+            or current.summary.holder != event.worker
+        ):
             known = 0 <= event.round < self.rounds
             cause = DropCause.LATE_SUMMARY if known else DropCause.UNKNOWN_LEASE
             self._context.drop(cause, event.worker, event)
             return False
         # In one order: over the wire they come in any.
-        values = {name: event.values[name] for name in sorted(event.values, key=lambda name: (name != "loss", name))}
+        values = {
+            name: event.values[name]
+            for name in sorted(event.values, key=lambda name: (name != "loss", name))
+        }
         loss = self._context.loss
-        self.results.append(Result(current.number, current.version, current.epoch, event.at_s, values, loss))
+        self.results.append(
+            Result(current.number, current.version, current.epoch, event.at_s, values, loss)
+        )
         del self.results[:-_KEPT_RESULTS]
         self._summariser = event.worker
         self._context.metrics = dict(values)
-        trained = self._context.work.totals().trained if self._context.work else current.ledger.totals().trained
+        trained = (
+            self._context.work.totals().trained
+            if self._context.work
+            else current.ledger.totals().trained
+        )
         orders = self._context.orders
         orders.give(RecordMetrics("evaluation", current.version, trained, dict(values)))
         found = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         seconds = event.at_s - current.since_s
-        text = f"evaluation round {current.number} at version {current.version}: {found or 'no metrics'}"
+        text = (
+            f"evaluation round {current.number} at version {current.version}:"
+            f" {found or 'no metrics'}"
+        )
         orders.announce(
-            "evaluation", text, details=meaning(EventKind.ENDED, round=current.number, version=current.version, seconds=seconds)
+            "evaluation",
+            text,
+            details=meaning(
+                EventKind.ENDED, round=current.number, version=current.version, seconds=seconds
+            ),
         )
         self.final_done = self.final_done or current.final
         self._failures = 0
@@ -289,26 +358,37 @@ class Evaluation:
         self._close()
         return True
 
-    # -- what goes wrong ----------------------------------------------------------------------------------------------
+    # what goes wrong
 
     def failed_task(self, event: TaskFailed) -> bool:
-        """User code raised in a shard or in the summary. False if that lease is not of this round."""
+        """User code raised in a shard or in the summary.
+
+        False if that lease is not of this round.
+        """
         current = self.round
         if current is None:
             return False
         if event.shard is None:
-            return event.task is Task.SUMMARY and current.summary.holder == event.worker and self._failed_summary(event)
+            return (
+                event.task is Task.SUMMARY
+                and current.summary.holder == event.worker
+                and self._failed_summary(event)
+            )
         held = current.ledger.find(event.worker, event.shard, event.attempt)
         if held is None:
             return False
-        self._failed_piece(held.piece if current.ledger.fail(held, f"{event.worker}: {event.error}") else None)
+        self._failed_piece(
+            held.piece if current.ledger.fail(held, f"{event.worker}: {event.error}") else None
+        )
         self._maybe_summarise(current)
         return True
 
     def _failed_summary(self, event: TaskFailed) -> bool:
         assert self.round is not None
         if self.round.summary.release(event.worker, event.error):
-            self._context.fail(f"the summary of an evaluation failed:\n{self.round.summary.story()}")
+            self._context.fail(
+                f"the summary of an evaluation failed:\n{self.round.summary.story()}"
+            )
         return True
 
     def _failed_piece(self, parked: Piece | None) -> None:
@@ -320,7 +400,9 @@ class Evaluation:
         current = self.round
         if current is None:
             return False
-        blamed = bool(blame) and (current.summary.holder == worker or bool(current.ledger.held_by(worker)))
+        blamed = bool(blame) and (
+            current.summary.holder == worker or bool(current.ledger.held_by(worker))
+        )
         if current.summary.release(worker, blame):
             self._context.fail(f"the summary of an evaluation failed:\n{current.summary.story()}")
         self._failed_piece(current.ledger.settle(worker, (), Blame(blame) if blame else None))
@@ -335,7 +417,9 @@ class Evaluation:
         pause_s = retry_s(self._failures)
         self._retry_at_s = self._context.now_s + pause_s
         self._context.orders.announce(
-            "evaluation", f"no evaluation yet: {reason}; trying again in {pause_s:.0f} s", level="warning"
+            "evaluation",
+            f"no evaluation yet: {reason}; trying again in {pause_s:.0f} s",
+            level="warning",
         )
         if self._failures >= _TRIES:
             self._context.fail(f"no evaluation after {_TRIES} tries: {reason}")
@@ -344,10 +428,16 @@ class Evaluation:
         """Why the round that is due is only tried again later; '' if it is not."""
         if self.round is not None or not self._failures or self._context.now_s >= self._retry_at_s:
             return ""
-        return f"no evaluation yet: {self._problem}; trying again in {self._retry_at_s - self._context.now_s:.0f} s"
+        return (
+            f"no evaluation yet: {self._problem}; trying again in"
+            f" {self._retry_at_s - self._context.now_s:.0f} s"
+        )
 
     def server_lost(self, name: ProcessName) -> list[ProcessName]:
-        """A frozen view is gone with the server that held a part of it. Returns who is working with that view."""
+        """A frozen view is gone with the server that held a part of it.
+
+        Returns who is working with that view.
+        """
         current = self.round
         if current is None or current.snapshot is None or current.stage is Stage.CUTTING:
             return []
@@ -377,4 +467,7 @@ def _add(sums: dict[str, list[list[float]]], metrics: dict[str, tuple[Numbers, .
         if name not in sums:
             sums[name] = [list(array) for array in arrays]
         else:
-            sums[name] = [[a + b for a, b in zip(one, other, strict=True)] for one, other in zip(sums[name], arrays, strict=True)]
+            sums[name] = [
+                [a + b for a, b in zip(one, other, strict=True)]
+                for one, other in zip(sums[name], arrays, strict=True)
+            ]

@@ -1,6 +1,9 @@
-"""What each cause of an end may cost before the job must end. What a cluster does to processes never spends anything.
+"""What each cause of an end may cost before the job must end.
 
-Only what the user can mend ends a job: their own errors, their own memory limit, their own image. A crash that nobody explains
+What a cluster does to processes never spends anything.
+
+Only what the user can mend ends a job: their own errors, their own memory limit, their own image. A
+crash that nobody explains
 ends it only if it keeps coming back without one batch done in between.
 """
 
@@ -21,7 +24,10 @@ _START_BACK_OFF_S = (0.0, 0.5, 2.0, 5.0, 15.0, 30.0)
 
 @dataclass(slots=True)
 class Budgets:
-    """How often each cause happened, as far as it is limited. `in_a_row` counts since the last batch that was done."""
+    """How often each cause happened, as far as it is limited.
+
+    `in_a_row` counts since the last batch that was done.
+    """
 
     max_user_errors: int
     user_errors: int = 0
@@ -45,20 +51,34 @@ class Budgets:
         self.deaths_in_a_row = 0
 
     def user_error(self, error: str) -> str:
-        """Count an error of the user's code outside of any shard. Returns why the job must end, or ''."""
+        """Count an error of the user's code outside of any shard.
+
+        Returns why the job must end, or ''.
+        """
         self.user_errors += 1
         self.last_error = error
         if self.user_errors <= self.max_user_errors:
             return ""
-        return f"the user's code failed {amount(self.user_errors, 'time')} (--max-relaunches {self.max_user_errors}): {error}"
+        return (
+            f"the user's code failed {amount(self.user_errors, 'time')} (--max-relaunches"
+            f" {self.max_user_errors}): {error}"
+        )
 
     def died(
-        self, who: str, told: Verdict, *, answered: bool, role_ran: bool = True, life: tuple[float, float] | None = None
+        self,
+        who: str,
+        told: Verdict,
+        *,
+        answered: bool,
+        role_ran: bool = True,
+        life: tuple[float, float] | None = None,
     ) -> str:
         """Count an end of a process. Returns why the job must end, or ''.
 
-        `answered`: a shard is blamed for it, the next one gets more memory, or others have to come back first. `role_ran`: some process of
-        that role ran before. `life`: from when to when the process was there; None: after all that was counted before.
+        `answered`: a shard is blamed for it, the next one gets more memory, or others have to come
+        back first. `role_ran`: some process of
+        that role ran before. `life`: from when to when the process was there; None: after all that
+        was counted before.
         """
         self.deaths_in_a_row += 1
         match told.cause:
@@ -74,7 +94,14 @@ class Budgets:
                 return self._in_a_row(who, told, self.crashes_in_a_row) if over else ""
             case Cause.STRANDED if answered:
                 return ""
-            case Cause.INFRASTRUCTURE | Cause.SILENT | Cause.STRAGGLER | Cause.STALLED | Cause.FENCED | Cause.STRANDED:
+            case (
+                Cause.INFRASTRUCTURE
+                | Cause.SILENT
+                | Cause.STRAGGLER
+                | Cause.STALLED
+                | Cause.FENCED
+                | Cause.STRANDED
+            ):
                 self.kills_in_a_row += self._follows("kill", life)
                 over = self.kills_in_a_row >= _KILLS_IN_A_ROW
                 return self._in_a_row(who, told, self.kills_in_a_row) if over else ""
@@ -86,12 +113,19 @@ class Budgets:
         self.kills_in_a_row = max(0, self.kills_in_a_row - 1)
 
     def back_off_s(self) -> float:
-        """How long to wait before the next start: 0 at first, growing to 5 s (30 s if nothing can be started) without progress."""
+        """How long to wait before the next start: 0 at first, growing to 5 s (30 s if nothing can
+        be started) without progress.
+        """
         pause_s = _BACK_OFF_S[min(self.deaths_in_a_row, len(_BACK_OFF_S) - 1)]
-        return max(pause_s, _START_BACK_OFF_S[min(self.starts_in_a_row, len(_START_BACK_OFF_S) - 1)])
+        return max(
+            pause_s, _START_BACK_OFF_S[min(self.starts_in_a_row, len(_START_BACK_OFF_S) - 1)]
+        )
 
     def _follows(self, kind: str, life: tuple[float, float] | None) -> bool:
-        """Whether an end comes after the last that was counted. What takes many at the same time, a node or a network, is one."""
+        """Whether an end comes after the last that was counted.
+
+        What takes many at the same time, a node or a network, is one.
+        """
         began_s, ended_s = life or (float("inf"), 0.0)
         follows = began_s >= self._counted_s.get(kind, float("-inf"))
         if follows and life is not None:
@@ -104,12 +138,19 @@ class Budgets:
         return f"{who} {told.text}; this was the {self.out_of_memory}th such end" if over else ""
 
     def _not_started(self, who: str, told: Verdict, role_ran: bool) -> str:
-        """A registry was asked for long before it is told; a program that is not there may be a runtime's hiccup."""
+        """A registry was asked for long before it is told; a program that is not there may be a
+        runtime's hiccup.
+        """
         self.starts_in_a_row += 1
-        if not role_ran and (told.cause is Cause.IMAGE or self.starts_in_a_row >= _FIRST_START_ERRORS):
+        if not role_ran and (
+            told.cause is Cause.IMAGE or self.starts_in_a_row >= _FIRST_START_ERRORS
+        ):
             return f"{who}: {told.text}"
         over = self.starts_in_a_row >= _KILLS_IN_A_ROW
         return self._in_a_row(who, told, self.starts_in_a_row) if over else ""
 
     def _in_a_row(self, who: str, told: Verdict, times: int) -> str:
-        return f"{times} processes died in a row without one batch done in between; the last, {who}: {told.text}"
+        return (
+            f"{times} processes died in a row without one batch done in between; the last, {who}:"
+            f" {told.text}"
+        )

@@ -1,6 +1,9 @@
-"""Why a process ended: one cause out of the facts, in words. `budgets.py` says what each cause may cost.
+"""Why a process ended: one cause out of the facts, in words.
 
-The words of the platform that are known here are those that `cluster/kubernetes/pods.py` and `cluster/kubernetes/pod_tracker.py` hand on, and those that a
+`budgets.py` says what each cause may cost.
+
+The words of the platform that are known here are those that `cluster/kubernetes/pods.py` and
+`cluster/kubernetes/pod_tracker.py` hand on, and those that a
 kubelet, a scheduler and the controllers write. One that is not known is shown as it is.
 """
 
@@ -45,9 +48,25 @@ class Cause(StrEnum):
     """It gave up waiting for others: the master, or servers that stayed away."""
 
 
-PROBLEMS = frozenset(Cause) - {Cause.DRAINED, Cause.FENCED, Cause.FINISHED, Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_DRAINED}
+PROBLEMS = frozenset(Cause) - {
+    Cause.DRAINED,
+    Cause.FENCED,
+    Cause.FINISHED,
+    Cause.PREEMPTED,
+    Cause.EVICTED,
+    Cause.NODE_DRAINED,
+}
 """Causes that somebody may want to do something about."""
-PLATFORM = frozenset((Cause.OUT_OF_MEMORY, Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_DRAINED, Cause.NODE_LOST, Cause.DELETED))
+PLATFORM = frozenset(
+    (
+        Cause.OUT_OF_MEMORY,
+        Cause.PREEMPTED,
+        Cause.EVICTED,
+        Cause.NODE_DRAINED,
+        Cause.NODE_LOST,
+        Cause.DELETED,
+    )
+)
 """Causes that only the platform can tell, maybe long after a process was missed."""
 MEMORY_WORDS = "out of memory"
 """In each sentence about such an end."""
@@ -55,7 +74,10 @@ MEMORY_WORDS = "out of memory"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A cause and how to say it. `blames_work`: what the process was working on may have killed it."""
+    """A cause and how to say it.
+
+    `blames_work`: what the process was working on may have killed it.
+    """
 
     cause: Cause
     text: str
@@ -63,9 +85,15 @@ class Verdict:
 
 
 _DISRUPTIONS = {
-    "PreemptionByScheduler": (Cause.PREEMPTED, "preempted by the scheduler for a pod of higher priority"),
+    "PreemptionByScheduler": (
+        Cause.PREEMPTED,
+        "preempted by the scheduler for a pod of higher priority",
+    ),
     "EvictionByEvictionAPI": (Cause.EVICTED, "evicted by request (a node is being emptied)"),
-    "TerminationByKubelet": (Cause.EVICTED, "ended by its node, which is short of something or shutting down"),
+    "TerminationByKubelet": (
+        Cause.EVICTED,
+        "ended by its node, which is short of something or shutting down",
+    ),
     "DeletionByTaintManager": (Cause.NODE_DRAINED, "its node was tainted"),
     "DeletionByPodGC": (Cause.NODE_LOST, "its node is gone"),
 }
@@ -83,27 +111,45 @@ _REASONS = {
     "StartError": (Cause.START_ERROR, "could not be started"),
     "ContainerCannotRun": (Cause.START_ERROR, "could not be started"),
 }
-_REJECTED = ("OutOf", "UnexpectedAdmissionError", "NodeAffinity", "NodePorts", "TopologyAffinityError", "UnexpectedPodsLimit")
+_REJECTED = (
+    "OutOf",
+    "UnexpectedAdmissionError",
+    "NodeAffinity",
+    "NodePorts",
+    "TopologyAffinityError",
+    "UnexpectedPodsLimit",
+)
 """How reasons begin with which a node sends a pod away that was placed on it."""
 _TELLS_MORE = (Cause.EVICTED, Cause.IMAGE, Cause.START_ERROR)
 """Of these, where a reason names them, `log_tail` begins with the platform's own words."""
 _NO_NEWS = ("ContainerStatusUnknown", "Deleted")
 """Of a process that we ended ourselves."""
 _CRASH_SIGNALS = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
-_OURS = ("elasticdl.errors.TransientError", "elasticdl.errors.PermanentError", "elasticdl.errors.Refused")
+_OURS = (
+    "elasticdl.errors.TransientError",
+    "elasticdl.errors.PermanentError",
+    "elasticdl.errors.Refused",
+)
 
 
-def verdict(facts: ExitFacts, *, finished: bool = False, limit_bytes: int | None = None, worker: bool = True) -> Verdict:
+def verdict(
+    facts: ExitFacts, *, finished: bool = False, limit_bytes: int | None = None, worker: bool = True
+) -> Verdict:
     """One cause out of the facts of an exit.
 
-    `finished`: the process was told that there is no more work. `limit_bytes`: the memory that it might use, if that is known.
+    `finished`: the process was told that there is no more work. `limit_bytes`: the memory that it
+    might use, if that is known.
     `worker`: it is one, and has work to give back.
     """
     if facts.reason == "OOMKilled":
         return Verdict(Cause.OUT_OF_MEMORY, _memory(facts, limit_bytes), blames_work=True)
     told = _by_platform(facts)
     if told is not None:
-        gave_back = "; it gave its work back first" if facts.exit_code == ExitCode.DRAINED and worker else ""
+        gave_back = (
+            "; it gave its work back first"
+            if facts.exit_code == ExitCode.DRAINED and worker
+            else ""
+        )
         return Verdict(told.cause, told.text + gave_back)
     if facts.exit_code == ExitCode.DRAINED:
         return Verdict(Cause.DRAINED, "gave its work back and left" if worker else "left in order")
@@ -113,35 +159,50 @@ def verdict(facts: ExitFacts, *, finished: bool = False, limit_bytes: int | None
         return Verdict(Cause.DRAINED, "ended as asked")
     if facts.signal is not None:
         crashed = facts.signal in _CRASH_SIGNALS
-        return Verdict(Cause.INFRASTRUCTURE, f"killed by {_signal_name(facts.signal)}", blames_work=crashed)
+        return Verdict(
+            Cause.INFRASTRUCTURE, f"killed by {_signal_name(facts.signal)}", blames_work=crashed
+        )
     if facts.reason:
-        return Verdict(Cause.INFRASTRUCTURE, f"{facts.reason}: {facts.log_tail.strip() or 'no more was told'}")
+        return Verdict(
+            Cause.INFRASTRUCTURE, f"{facts.reason}: {facts.log_tail.strip() or 'no more was told'}"
+        )
     return Verdict(Cause.NODE_LOST, "gone, and nothing is known of its end")
 
 
 def _memory(facts: ExitFacts, limit_bytes: int | None) -> str:
-    """Whoever is killed at a limit was at it: what it told of itself before is only news where that was much less."""
+    """Whoever is killed at a limit was at it: what it told of itself before is only news where that
+    was much less.
+    """
     peak = facts.memory_peak_bytes
     if limit_bytes is None:
         return MEMORY_WORDS + (f"; it had {gibibytes(peak)} when last heard of" if peak else "")
-    before = f" ({gibibytes(peak)} when last heard of)" if peak and peak < 0.95 * limit_bytes else ""
+    before = (
+        f" ({gibibytes(peak)} when last heard of)" if peak and peak < 0.95 * limit_bytes else ""
+    )
     limit = gibibytes(limit_bytes)
     return f"{MEMORY_WORDS} at {limit.partition(' ')[0]} of {limit}{before}"
 
 
 def gibibytes(size_bytes: int) -> str:
     """`1.5 GiB`, or `512 MiB` where that says more."""
-    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f} MiB"
+    return (
+        f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f} MiB"
+    )
 
 
 def _by_platform(facts: ExitFacts) -> Verdict | None:
-    """What the platform says of why it ended the process; None if it says nothing that we did not ask for."""
+    """What the platform says of why it ended the process; None if it says nothing that we did not
+    ask for.
+    """
     found = _REASONS.get(facts.reason) if not (facts.asked and facts.reason in _NO_NEWS) else None
     if facts.reason.startswith(_REJECTED):
         found = (Cause.EVICTED, f"not taken by its node ({facts.reason})")
     if found is not None and found[0] in _TELLS_MORE:
         said = next((line.strip() for line in facts.log_tail.splitlines() if line.strip()), "")
-        return Verdict(found[0], ": ".join(part for part in (found[1], said) if part) or "its image cannot be had")
+        return Verdict(
+            found[0],
+            ": ".join(part for part in (found[1], said) if part) or "its image cannot be had",
+        )
     found = found or _disruption(facts)
     return Verdict(*found) if found else None
 
@@ -150,7 +211,8 @@ def _disruption(facts: ExitFacts) -> tuple[Cause, str] | None:
     for condition in facts.conditions:
         kind, _, why = condition.partition(":")
         if kind == "DisruptionTarget":
-            # Of a node that ended it in order the end is known; one that is lost is tainted, too, and tells nothing.
+            # Of a node that ended it in order the end is known; one that is lost is tainted, too,
+            # and tells nothing.
             if why == "DeletionByTaintManager" and facts.exit_code is None and facts.signal is None:
                 return Cause.NODE_LOST, "its node was tainted and does not answer"
             return _DISRUPTIONS.get(why, (Cause.EVICTED, f"disrupted ({why or 'no reason given'})"))
@@ -170,9 +232,19 @@ def _by_exit_code(facts: ExitFacts, code: int, finished: bool) -> Verdict:
     if facts.asked:
         return Verdict(Cause.DRAINED, "ended as asked")
     if code == 0:
-        return Verdict(Cause.INFRASTRUCTURE, "ended with exit code 0 although there is work left", blames_work=True)
-    if "Traceback (most recent call last)" in facts.log_tail and not _last_line(facts).startswith(_OURS):
-        return Verdict(Cause.USER_ERROR, f"exit code {code} after an exception: {_last_line(facts)}", blames_work=True)
+        return Verdict(
+            Cause.INFRASTRUCTURE,
+            "ended with exit code 0 although there is work left",
+            blames_work=True,
+        )
+    if "Traceback (most recent call last)" in facts.log_tail and not _last_line(facts).startswith(
+        _OURS
+    ):
+        return Verdict(
+            Cause.USER_ERROR,
+            f"exit code {code} after an exception: {_last_line(facts)}",
+            blames_work=True,
+        )
     # 128 + n is how shells and container runtimes say "signal n".
     text = f"exit code {code}" + (f" ({_signal_name(code - 128)})" if 128 < code < 160 else "")
     killed = code in (128 + signal.SIGKILL, 128 + signal.SIGTERM)

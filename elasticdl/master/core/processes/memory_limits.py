@@ -1,4 +1,6 @@
-"""What processes may use: raised for a role when one of it ran out of memory, up to the job's limit."""
+"""What processes may use: raised for a role when one of it ran out of memory, up to the job's
+limit.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ def policies(spec: JobSpec) -> dict[Role, MemoryPolicy]:
     """Of each role whose memory is limited: where nothing limits it, more would not help."""
     found = {}
     for role in (Role.WORKER, Role.PS):
-        first, limit = spec.kubernetes.memory_limit_bytes(role), spec.kubernetes.oom_limit_bytes(role)
+        first, limit = (
+            spec.kubernetes.memory_limit_bytes(role),
+            spec.kubernetes.oom_limit_bytes(role),
+        )
         if first is not None and limit is not None:
             found[role] = MemoryPolicy(first, limit)
     return found
@@ -51,7 +56,10 @@ class MemoryLimits:
         return policy.limit_bytes if policy else None
 
     def answer(self, role: Role, had_bytes: int | None) -> int | None:
-        """One that had so much ran out of it. What the next gets, or None where that would be no more: half as much again."""
+        """One that had so much ran out of it.
+
+        What the next gets, or None where that would be no more: half as much again.
+        """
         policy = self._policies.get(role)
         if policy is None or had_bytes is None:
             return None

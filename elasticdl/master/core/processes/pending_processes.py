@@ -1,6 +1,7 @@
 """Which processes have no place yet, and why: one sentence a role, told when it changes.
 
-Nobody waits for the workers that are missing: training goes on with those that are there, from the first one on. So there is no
+Nobody waits for the workers that are missing: training goes on with those that are there, from the
+first one on. So there is no
 deadline either, only a name for the wait. Without all of its parameter servers no job can train.
 """
 
@@ -47,7 +48,9 @@ class PendingProcesses:
         self._spell = _Spell()
 
     def waits(self) -> list[str]:
-        """What is waited for now, in words: `2 of 4 workers placed; quota team exhausted: cpu 8 of 8 used, 2 more asked for`."""
+        """What is waited for now, in words: `2 of 4 workers placed; quota team exhausted: cpu 8 of
+        8 used, 2 more asked for`.
+        """
         if self._context.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED):
             return []
         waits = [text for role in (Role.PS, Role.WORKER) if (text := self._wait(role))]
@@ -62,13 +65,21 @@ class PendingProcesses:
         if not now and self._told and self._context.phase in _PLACING and self._some_on_their_way():
             # Between two reasons to wait nobody has a place yet.
             return
-        if now == self._told or (now and self._told and self._context.now_s - self._told_s < _TELL_EVERY_S):
+        if now == self._told or (
+            now and self._told and self._context.now_s - self._told_s < _TELL_EVERY_S
+        ):
             return
         self._told, self._told_s = now, self._context.now_s
         if now:
-            self._context.orders.announce("wait", now, level="warning", details=self._details(EventKind.BEGUN))
+            self._context.orders.announce(
+                "wait", now, level="warning", details=self._details(EventKind.BEGUN)
+            )
             return
-        text = "every process has its place" if self._context.phase in _PLACING else "no place is waited for any more: the job ends"
+        text = (
+            "every process has its place"
+            if self._context.phase in _PLACING
+            else "no place is waited for any more: the job ends"
+        )
         self._context.orders.announce("wait", text, details=self._details(EventKind.ENDED))
         self._spell = _Spell()
 
@@ -76,15 +87,25 @@ class PendingProcesses:
         """A process that is wanted is not ordered yet, or does not run yet."""
         workers = self._processes(Role.WORKER)
         unplaced = (Life.REQUESTED, Life.PENDING, Life.REFUSED)
-        return len(workers) < self._scaling.low or any(one.life in unplaced for one in (*workers, *self._processes(Role.PS)))
+        return len(workers) < self._scaling.low or any(
+            one.life in unplaced for one in (*workers, *self._processes(Role.PS))
+        )
 
     def _measure(self, waits: bool) -> None:
-        """Add the time since the last look to the reasons of now. A wait counts from the order of whoever waits longest."""
+        """Add the time since the last look to the reasons of now.
+
+        A wait counts from the order of whoever waits longest.
+        """
         spell, now_s = self._spell, self._context.now_s
         looked_s, spell.looked_s = spell.looked_s, now_s
         if not waits:
             return
-        waiting = [one for role in (Role.PS, Role.WORKER) for one in self._processes(role) if self._waits(one)]
+        waiting = [
+            one
+            for role in (Role.PS, Role.WORKER)
+            for one in self._processes(role)
+            if self._waits(one)
+        ]
         if spell.since_s is None:
             looked_s = spell.since_s = min((one.ordered_s for one in waiting), default=now_s)
         for reason in dict.fromkeys(map(_reason, waiting)) or (self._scaling.waiting_turn(),):
@@ -93,7 +114,13 @@ class PendingProcesses:
     def _details(self, step: EventKind) -> dict[str, Value]:
         since_s = self._context.now_s if self._spell.since_s is None else self._spell.since_s
         waited_s = self._context.now_s - since_s
-        return meaning(step, wait=str(Awaited.PLACE), since_s=since_s, waited_s=waited_s, reason=self._spell.reasons.words())
+        return meaning(
+            step,
+            wait=str(Awaited.PLACE),
+            since_s=since_s,
+            waited_s=waited_s,
+            reason=self._spell.reasons.words(),
+        )
 
     def _wait(self, role: Role) -> str:
         processes = self._processes(role)
@@ -116,7 +143,10 @@ class PendingProcesses:
     def _waits(self, process: Process) -> bool:
         if process.life is Life.REFUSED or (process.life is Life.REQUESTED and process.refusals):
             return True
-        return process.life in (Life.REQUESTED, Life.PENDING) and self._context.now_s - process.ordered_s >= _SETTLE_S
+        return (
+            process.life in (Life.REQUESTED, Life.PENDING)
+            and self._context.now_s - process.ordered_s >= _SETTLE_S
+        )
 
 
 def _reason(process: Process) -> str:

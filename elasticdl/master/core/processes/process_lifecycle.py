@@ -1,4 +1,6 @@
-"""What happens to processes, and what that means for the job: causes, budgets, replacements, addresses."""
+"""What happens to processes, and what that means for the job: causes, budgets, replacements,
+addresses.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import ProcessAttached, ProcessEnded, ProcessSeen, ProcessSilent
 from elasticdl.master.core.job_context import MORE_MEMORY, JobContext, Phase
-from elasticdl.master.core.processes.failures import PLATFORM, PROBLEMS, Cause, Verdict, gibibytes, verdict
+from elasticdl.master.core.processes.failures import (
+    PLATFORM,
+    PROBLEMS,
+    Cause,
+    Verdict,
+    gibibytes,
+    verdict,
+)
 from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.master.core.status_builder import main_ledger
@@ -25,8 +34,13 @@ _START_LIMIT_S = 1800.0
 """Of one part of a worker's start. It may compile for long, but not for ever."""
 _HINTS = {
     Cause.OUT_OF_MEMORY: MORE_MEMORY,
-    Cause.IMAGE: "see that the image has that name and that the cluster may pull it (--image-name, --image-pull-secrets)",
-    Cause.START_ERROR: "build the image on this project's (`elasticdl zoo build`), or see what it lacks",
+    Cause.IMAGE: (
+        "see that the image has that name and that the cluster may pull it (--image-name,"
+        " --image-pull-secrets)"
+    ),
+    Cause.START_ERROR: (
+        "build the image on this project's (`elasticdl zoo build`), or see what it lacks"
+    ),
 }
 
 
@@ -35,7 +49,12 @@ class ProcessLifecycle:
     """Keeps the process table in step with what is told of it."""
 
     def __init__(
-        self, context: JobContext, leasing: Leasing, scaling: Scaling, evaluation: Evaluation, checkpointing: Checkpointing
+        self,
+        context: JobContext,
+        leasing: Leasing,
+        scaling: Scaling,
+        evaluation: Evaluation,
+        checkpointing: Checkpointing,
     ) -> None:
         self._context = context
         self._leasing = leasing
@@ -45,16 +64,20 @@ class ProcessLifecycle:
         self._published: tuple[str, ...] = ("",) * context.servers
         self._begun = False
         self.busy: Callable[[Process], bool] = lambda process: False
-        """Whether a worker's own code is at work, and has not taken too long for that: it is no straggler then."""
+        """Whether a worker's own code is at work, and has not taken too long for that: it is no
+        straggler then.
+        """
 
-    # -- coming up ----------------------------------------------------------------------------------------------------
+    # coming up
 
     def seen(self, event: ProcessSeen) -> None:
         """The cluster shows a process. One that nobody ordered is ended: it can only do harm."""
         process = self._context.processes.all.get(event.name)
         if process is None:
             if event.name.role is not Role.MASTER:
-                self._context.orders.give(StopProcess(event.name, 0.0, "it is not a process of this job"))
+                self._context.orders.give(
+                    StopProcess(event.name, 0.0, "it is not a process of this job")
+                )
             return
         process.where = event.where or process.where
         process.ran = process.ran or event.running
@@ -70,7 +93,12 @@ class ProcessLifecycle:
     def may_attach(self, name: ProcessName) -> bool:
         """Whether a process of that name is expected, or there already and not given up."""
         process = self._context.processes.going.get(name)
-        return process is not None and process.life in (Life.REQUESTED, Life.PENDING, Life.STARTING, Life.READY)
+        return process is not None and process.life in (
+            Life.REQUESTED,
+            Life.PENDING,
+            Life.STARTING,
+            Life.READY,
+        )
 
     def attached(self, event: ProcessAttached) -> None:
         """A process presented itself; again, if it lost the reply to its first time."""
@@ -78,7 +106,9 @@ class ProcessLifecycle:
         if process is None or not self.may_attach(event.name):
             self._context.drop(DropCause.ENDED_PROCESS, event.name, event)
             if event.name.role is Role.WORKER:
-                self._context.orders.give(RevokeLeases(event.name, f"{event.name} is not expected (any more)"))
+                self._context.orders.give(
+                    RevokeLeases(event.name, f"{event.name} is not expected (any more)")
+                )
             return
         first = not process.attached
         process.attached = process.ran = True
@@ -112,32 +142,52 @@ class ProcessLifecycle:
     def _ready(self, process: Process) -> None:
         process.ready_s = self._context.now_s
         text = f"{process.name} is ready after {self._context.now_s - process.started_s:.1f} s"
-        self._context.orders.announce("process", text, process=process.name, details=_started(process))
+        self._context.orders.announce(
+            "process", text, process=process.name, details=_started(process)
+        )
 
     def least_version(self) -> int:
-        """The version that no server can be below: each began with that of its checkpoint, and only grows."""
+        """The version that no server can be below: each began with that of its checkpoint, and only
+        grows.
+        """
         servers = (self._context.processes.server(index) for index in range(self._context.servers))
         return min((server.restored_version if server else 0 for server in servers), default=0)
 
     def _server_back(self, event: ProcessAttached) -> None:
         if event.name.incarnation:
-            known, restored = max(self._context.version, self._context.acknowledged_version), event.restored_version or 0
+            known, restored = (
+                max(self._context.version, self._context.acknowledged_version),
+                event.restored_version or 0,
+            )
             self._context.acknowledged_version = restored
             self._context.server_back_s = event.at_s
             lost = max(0, known - restored)
             self._context.updates_lost += lost
             if lost:
-                text = f"{event.name} came back with version {restored}: {amount(lost, 'update')} of its part lost"
+                text = (
+                    f"{event.name} came back with version {restored}: {amount(lost, 'update')} of"
+                    " its part lost"
+                )
                 newest = max((saved.version for saved in self._checkpointing.saved), default=0)
                 if restored < newest:
                     text += f"; the checkpoint of version {newest} was damaged, says its log"
-                self._context.orders.announce("server", text, process=event.name, level="warning", details={"updates_lost": lost})
+                self._context.orders.announce(
+                    "server",
+                    text,
+                    process=event.name,
+                    level="warning",
+                    details={"updates_lost": lost},
+                )
         if not self._context.servers_away():
             self._all_there()
             self.forgive()
 
     def _all_there(self) -> None:
-        """Every server is up. For the first time: the parameters that the job begins with have the version that was restored."""
+        """Every server is up.
+
+        For the first time: the parameters that the job begins with have the version that was
+        restored.
+        """
         if self._begun:
             return
         self._begun = True
@@ -147,14 +197,19 @@ class ProcessLifecycle:
             self._evaluation.start(self._context.version)
 
     def forgive(self, stalled_s: float = 0.0) -> None:
-        """Nobody could make progress meanwhile: the clocks of workers start again. `stalled_s`: nor could anybody be heard so long."""
+        """Nobody could make progress meanwhile: the clocks of workers start again.
+
+        `stalled_s`: nor could anybody be heard so long.
+        """
         for worker in self._context.processes.workers():
             worker.busy_since_s = self._context.now_s
         for process in self._context.processes.going.values():
-            process.deadline_s = None if process.deadline_s is None else process.deadline_s + stalled_s
+            process.deadline_s = (
+                None if process.deadline_s is None else process.deadline_s + stalled_s
+            )
         self._leasing.put_off_closing()
 
-    # -- ending -------------------------------------------------------------------------------------------------------
+    # ending
 
     def ended(self, event: ProcessEnded) -> None:
         """The cluster says that a process has ended; told twice, it counts once."""
@@ -162,35 +217,52 @@ class ProcessLifecycle:
         if process is None:
             return
         worker = event.name.role is Role.WORKER
-        told = verdict(event.facts, finished=process.finished, limit_bytes=process.memory_bytes, worker=worker)
+        told = verdict(
+            event.facts, finished=process.finished, limit_bytes=process.memory_bytes, worker=worker
+        )
         if process.life is Life.LOST:
             self._explained(process, told)
             return
         if told.cause not in (Cause.IMAGE, Cause.START_ERROR):
-            process.ran = process.ran or event.facts.exit_code is not None or event.facts.signal is not None
+            process.ran = (
+                process.ran or event.facts.exit_code is not None or event.facts.signal is not None
+            )
         if told.cause is Cause.DRAINED and process.message:
             told = Verdict(Cause.DRAINED, f"{told.text} ({process.message})")
         self._context.processes.end(process, told.cause, told.text, event.at_s)
         self._account(process, told, event.facts)
 
     def _explained(self, process: Process, told: Verdict) -> None:
-        """The end of one that was given up. Why we did is the cause, but for silence, which the platform may explain later."""
+        """The end of one that was given up.
+
+        Why we did is the cause, but for silence, which the platform may explain later.
+        """
         if process.cause is not Cause.SILENT or told.cause not in PLATFORM:
-            self._context.processes.end(process, process.cause or told.cause, process.message, self._context.now_s)
+            self._context.processes.end(
+                process, process.cause or told.cause, process.message, self._context.now_s
+            )
             return
         self._context.processes.end(process, told.cause, told.text, self._context.now_s)
         self._context.budgets.explained()
         text = f"{process.name}, which had fallen silent: {told.text}"
         details = meaning(EventKind.EXPLAINED, reason=told.text)
-        self._context.orders.announce("process", text, process=process.name, cause=told.cause, details=details)
+        self._context.orders.announce(
+            "process", text, process=process.name, cause=told.cause, details=details
+        )
         if told.cause is Cause.OUT_OF_MEMORY:
             self._give_more(process)
 
     def silent(self, event: ProcessSilent) -> None:
         """Nothing was heard of a process: it is given up now, whatever it does later."""
         process = self._context.processes.going.get(event.name)
-        if process is not None and process.life in (Life.READY, Life.STOPPING) and not process.finished:
-            self.give_up(process, Verdict(Cause.SILENT, f"nothing heard for {event.silent_s:.0f} s"))
+        if (
+            process is not None
+            and process.life in (Life.READY, Life.STOPPING)
+            and not process.finished
+        ):
+            self.give_up(
+                process, Verdict(Cause.SILENT, f"nothing heard for {event.silent_s:.0f} s")
+            )
 
     def give_up(self, process: Process, told: Verdict) -> None:
         """End a process at once and take its work back without waiting for its end."""
@@ -206,21 +278,36 @@ class ProcessLifecycle:
         done = f"; it had done {amount(records, 'record')}" if records else ""
         ended = "" if told.text.startswith("ended ") else "ended: "
         text = f"{name} {ended}{told.text}{done}"
-        details = {**_ended(process, told, self._context.now_s), "records": records, **_how(context), **self._held(process)}
-        self._context.orders.announce("process", text, process=name, cause=told.cause, level=level, details=details)
+        details = {
+            **_ended(process, told, self._context.now_s),
+            "records": records,
+            **_how(context),
+            **self._held(process),
+        }
+        self._context.orders.announce(
+            "process", text, process=name, cause=told.cause, level=level, details=details
+        )
         if expected:
             return
         more = told.cause is Cause.OUT_OF_MEMORY and self._give_more(process)
-        blame = f"{name}: {told.text}" if told.blames_work and not process.failure_reported and not more else ""
+        blame = (
+            f"{name}: {told.text}"
+            if told.blames_work and not process.failure_reported and not more
+            else ""
+        )
         counted = process.failure_reported and told.cause is Cause.USER_ERROR
         stranded = told.cause is Cause.STRANDED and bool(self._context.servers_away())
         answered = self._take_back(process, blame) or more or counted or stranded
         ran, life = self._context.processes.ran(name.role), (process.ordered_s, self._context.now_s)
-        if reason := self._context.budgets.died(str(name), told, answered=answered, role_ran=ran, life=life):
+        if reason := self._context.budgets.died(
+            str(name), told, answered=answered, role_ran=ran, life=life
+        ):
             self._context.fail(reason, hint=_HINTS.get(told.cause, "see its log"))
 
     def _done(self, process: Process) -> int:
-        """Records of the receipt that are known to be its work by now; what the servers have beside is told when it is settled."""
+        """Records of the receipt that are known to be its work by now; what the servers have beside
+        is told when it is settled.
+        """
         main = main_ledger(self._context, self._evaluation)
         return main.done_by[process.name] if main else 0
 
@@ -228,7 +315,11 @@ class ProcessLifecycle:
         """What it was at: `shard`, the attempt at it, and the records of it that were done."""
         work = self._context.work
         for held in work.held_by(process.name) if work and process.name.role is Role.WORKER else ():
-            return {"shard": int(held.piece.shard.id), "attempt": held.piece.attempt, "offset": held.offset}
+            return {
+                "shard": int(held.piece.shard.id),
+                "attempt": held.piece.attempt,
+                "offset": held.offset,
+            }
         return {}
 
     def _take_back(self, process: Process, blame: str) -> bool:
@@ -245,12 +336,17 @@ class ProcessLifecycle:
         more_bytes, limit_bytes = memory.answer(role, process.memory_bytes), memory.limit(role)
         if more_bytes is None or limit_bytes is None:
             return False
-        text = f"the next {role} gets {gibibytes(more_bytes)} (--oom-memory-limit {gibibytes(limit_bytes)})"
+        text = (
+            f"the next {role} gets {gibibytes(more_bytes)} (--oom-memory-limit"
+            f" {gibibytes(limit_bytes)})"
+        )
         details = {"next_bytes": more_bytes, "limit_bytes": limit_bytes}
-        self._context.orders.announce("memory", text, process=process.name, cause=Cause.OUT_OF_MEMORY, details=details)
+        self._context.orders.announce(
+            "memory", text, process=process.name, cause=Cause.OUT_OF_MEMORY, details=details
+        )
         return True
 
-    # -- time ---------------------------------------------------------------------------------------------------------
+    # time
 
     def tick(self) -> None:
         """Look for what takes too long."""
@@ -258,10 +354,15 @@ class ProcessLifecycle:
         for process in list(self._context.processes.going.values()):
             if process.deadline_s is not None and self._context.now_s > process.deadline_s:
                 self._overdue(process)
-            elif process.life is Life.REQUESTED and self._context.now_s - process.since_s > _ATTACH_LIMIT_S:
+            elif (
+                process.life is Life.REQUESTED
+                and self._context.now_s - process.since_s > _ATTACH_LIMIT_S
+            ):
                 process.since_s = self._context.now_s
                 self._scaling.order(process)
-                self._context.orders.announce("wait", f"{process.name} was not seen yet; ordered again", process=process.name)
+                self._context.orders.announce(
+                    "wait", f"{process.name} was not seen yet; ordered again", process=process.name
+                )
             elif process.life is Life.READY and process.name.role is Role.WORKER and not stalled:
                 self._check_pace(process)
 
@@ -271,13 +372,25 @@ class ProcessLifecycle:
                 text = f"it runs, but did not present itself within {_ATTACH_LIMIT_S:.0f} s"
                 self.give_up(process, Verdict(Cause.INFRASTRUCTURE, text, blames_work=True))
             case Life.STOPPING if not process.message.startswith("killed"):
-                self.give_up(process, Verdict(Cause.DRAINED, f"killed: it did not end in time ({process.message})"))
+                self.give_up(
+                    process,
+                    Verdict(Cause.DRAINED, f"killed: it did not end in time ({process.message})"),
+                )
             case Life.STOPPING | Life.LOST:
                 text = f"{process.message}; its end was never seen"
-                self._context.processes.end(process, process.cause or Cause.NODE_LOST, text, self._context.now_s)
+                self._context.processes.end(
+                    process, process.cause or Cause.NODE_LOST, text, self._context.now_s
+                )
                 said, details = f"{process.name}: {text}", meaning(EventKind.ENDED, reason=text)
                 cause = str(process.cause or "")
-                self._context.orders.announce("process", said, process=process.name, cause=cause, level="warning", details=details)
+                self._context.orders.announce(
+                    "process",
+                    said,
+                    process=process.name,
+                    cause=cause,
+                    level="warning",
+                    details=details,
+                )
             case _:
                 pass
 
@@ -286,7 +399,10 @@ class ProcessLifecycle:
         idle_s = self._context.now_s - process.busy_since_s
         if limit_s is not None and idle_s > limit_s and not self.busy(process):
             self._leasing.pace.overran()
-            text = f"no progress for {idle_s:.0f} s, where {limit_s:.0f} s are allowed (ten times the usual)"
+            text = (
+                f"no progress for {idle_s:.0f} s, where {limit_s:.0f} s are allowed (ten times the"
+                " usual)"
+            )
             self.give_up(process, Verdict(Cause.STRAGGLER, text, blames_work=True))
             return
         starting_s = self._context.now_s - max(process.part_since_s, process.busy_since_s)
@@ -304,14 +420,23 @@ class ProcessLifecycle:
 
 
 def _started(process: Process) -> dict[str, Value]:
-    """How long each part of a start took: until it ran, until it presented itself, and what it told of after that."""
+    """How long each part of a start took: until it ran, until it presented itself, and what it told
+    of after that.
+    """
     ready_s, there_s = process.ready_s or 0.0, process.attached_s or 0.0
     running_s = there_s if process.running_s is None else process.running_s
     pending_s = max(0.0, running_s - process.ordered_s)
     start_s = max(0.0, there_s - process.ordered_s - pending_s)
     after_s = ready_s - process.started_s
     parts = {f"{part}_s": took_s for part, took_s in process.took_s.items()}
-    return meaning(EventKind.READY, after_s=after_s, pending_s=pending_s, start_s=start_s, where=process.where, **parts)
+    return meaning(
+        EventKind.READY,
+        after_s=after_s,
+        pending_s=pending_s,
+        start_s=start_s,
+        where=process.where,
+        **parts,
+    )
 
 
 def _ended(process: Process, told: Verdict, now_s: float) -> dict[str, Value]:
@@ -327,5 +452,9 @@ def _ended(process: Process, told: Verdict, now_s: float) -> dict[str, Value]:
 def _how(context: ExitFacts | None) -> dict[str, Value]:
     if context is None:
         return {}
-    found = {"exit_code": context.exit_code, "signal": context.signal, "peak_bytes": context.memory_peak_bytes}
+    found = {
+        "exit_code": context.exit_code,
+        "signal": context.signal,
+        "peak_bytes": context.memory_peak_bytes,
+    }
     return {key: value for key, value in found.items() if value is not None}

@@ -1,4 +1,6 @@
-"""How many processes there are to be: plan (what the user wants), requested (what was ordered), observed (what is ready)."""
+"""How many processes there are to be: plan (what the user wants), requested (what was ordered),
+observed (what is ready).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from elasticdl.master.core.processes.table import Life, Process
 DRAIN_GRACE_S = 30.0
 _STOP_MARGIN_S = 30.0
 _EXPLAIN_LIMIT_S = 60.0
-"""Platforms tell of a lost node half a minute after its grace; nobody waits for that but the table of processes."""
+"""Platforms tell of a lost node half a minute after its grace; nobody waits for that but the table
+of processes.
+"""
 _REFUSED_RETRY_S = 1.0
 _LONGEST_REFUSED_RETRY_S = 30.0
 _COME_UP_LIMIT_S = 120.0
@@ -40,15 +44,28 @@ class Scaling:
     def requested(self, event: ScaleRequested) -> None:
         """A person wants another range."""
         if not 1 <= event.min_workers <= event.max_workers:
-            text = f"scaling to {event.min_workers}:{event.max_workers} is not possible: expected 1 <= MIN <= MAX"
+            text = (
+                f"scaling to {event.min_workers}:{event.max_workers} is not possible: expected 1 <="
+                " MIN <= MAX"
+            )
             self._context.orders.announce("scale", text, level="warning")
             return
         if (why_not := self.why_not_scale()) and self._context.phase is not Phase.STARTING:
-            self._context.orders.announce("scale", f"workers stay {self.low}:{self.high}: {why_not}", level="warning")
+            self._context.orders.announce(
+                "scale", f"workers stay {self.low}:{self.high}: {why_not}", level="warning"
+            )
             return
-        before, self.low, self.high = f"{self.low}:{self.high}", event.min_workers, event.max_workers
+        before, self.low, self.high = (
+            f"{self.low}:{self.high}",
+            event.min_workers,
+            event.max_workers,
+        )
         details = {"low": self.low, "high": self.high}
-        self._context.orders.announce("scale", f"workers scaled from {before} to {self.low}:{self.high}, as asked", details=details)
+        self._context.orders.announce(
+            "scale",
+            f"workers scaled from {before} to {self.low}:{self.high}, as asked",
+            details=details,
+        )
         self._context.orders.give(KeepScale(self.low, self.high))
 
     def why_not_scale(self) -> str:
@@ -64,36 +81,56 @@ class Scaling:
         if process is None:
             return f"{name} is not a process of this job"
         if name.role is not Role.WORKER:
-            return f"{name} is a parameter server: what it has learnt since the newest checkpoint would be lost with it"
+            return (
+                f"{name} is a parameter server: what it has learnt since the newest checkpoint"
+                " would be lost with it"
+            )
         if not process.live:
-            return f"{name} is {process.life} already" + (f": {process.message}" if process.message else "")
+            return f"{name} is {process.life} already" + (
+                f": {process.message}" if process.message else ""
+            )
         late = self._context.late()
         return f"the job {late}: nobody comes in the place of {name}" if late else ""
 
     def replace(self, event: ReplaceRequested, why_not: str) -> None:
-        """A person wants another worker in the place of one: it drains, and the next one is started at once, unless that cannot be."""
+        """A person wants another worker in the place of one: it drains, and the next one is started
+        at once, unless that cannot be.
+        """
         if why_not:
-            self._context.orders.announce("scale", f"{event.name} is not replaced: {why_not}", level="warning")
+            self._context.orders.announce(
+                "scale", f"{event.name} is not replaced: {why_not}", level="warning"
+            )
             return
         self.stop(self._context.processes.all[event.name], DRAIN_GRACE_S, "replaced, as asked")
 
     def desired_workers(self) -> int:
-        """Workers that there is work for, within the plan. Those that are there already are never too many for that."""
+        """Workers that there is work for, within the plan.
+
+        Those that are there already are never too many for that.
+        """
         match self._context.phase:
             case Phase.WORKING | Phase.EVALUATING | Phase.EXPORTING:
                 return min(self.high, max(1, self._work_items()))
             case Phase.CHECKPOINTING if self._context.outcome is None:
-                return min(self.high, 1) if self._context.spec.checkpoint.output or self._context.on_ring else 0
+                return (
+                    min(self.high, 1)
+                    if self._context.spec.checkpoint.output or self._context.on_ring
+                    else 0
+                )
             case _:
                 return 0
 
     def _work_items(self) -> int:
-        """Shards to be had, and one for each worker that holds any: what a dead one holds comes back."""
+        """Shards to be had, and one for each worker that holds any: what a dead one holds comes
+        back.
+        """
         if self._context.on_ring and self._context.phase is Phase.WORKING:
             return self.high
         current = self._evaluation.round
         work = self._context.work if self._context.phase is Phase.WORKING else None
-        ledgers = [ledger for ledger in (work, current.ledger if current else None) if ledger is not None]
+        ledgers = [
+            ledger for ledger in (work, current.ledger if current else None) if ledger is not None
+        ]
         if any(ledger.epochs_left for ledger in ledgers):
             return self.high
         holders = {held.worker for ledger in ledgers for held in ledger.held.values()}
@@ -105,7 +142,9 @@ class Scaling:
             return
         for index in range(self._context.servers):
             if self._context.processes.server(index) is None:
-                self._start(ProcessName(Role.PS, index, self._context.processes.next_incarnation(index)))
+                self._start(
+                    ProcessName(Role.PS, index, self._context.processes.next_incarnation(index))
+                )
         live = self._context.processes.live_workers()
         for _ in range(min(self._missing(live), self._room(live))):
             self._start(self._context.processes.new_worker_name())
@@ -123,18 +162,31 @@ class Scaling:
         if at_once is None:
             return self._missing(live)
         since_s = self._context.now_s - _COME_UP_LIMIT_S
-        return max(0, at_once - sum(not self._came_up(process) and process.ordered_s > since_s for process in live))
+        return max(
+            0,
+            at_once
+            - sum(not self._came_up(process) and process.ordered_s > since_s for process in live),
+        )
 
     def _came_up(self, process: Process) -> bool:
-        """What wants a core for seconds is over. On a ring only the first member asks for leases: who is warm has come up."""
+        """What wants a core for seconds is over.
+
+        On a ring only the first member asks for leases: who is warm has come up.
+        """
         return process.leased or (self._context.on_ring and process.up)
 
     def waiting_turn(self) -> str:
-        """That workers are not started yet since too many would come up at once, in words; '' if that is not so."""
+        """That workers are not started yet since too many would come up at once, in words; '' if
+        that is not so.
+        """
         live = self._context.processes.live_workers()
         left = self._missing(live) if self._context.limits.starting is not None else 0
-        who = "1 more worker waits for its" if left == 1 else f"{left:,} more workers wait for their"
-        return f"{who} turn to start: {self._context.limits.starting} at a time here" if left else ""
+        who = (
+            "1 more worker waits for its" if left == 1 else f"{left:,} more workers wait for their"
+        )
+        return (
+            f"{who} turn to start: {self._context.limits.starting} at a time here" if left else ""
+        )
 
     def _start(self, name: ProcessName) -> None:
         delay_s = self._context.budgets.back_off_s()
@@ -149,14 +201,20 @@ class Scaling:
             details["replaces"] = str(before.name)
         if process.memory_bytes is not None:
             details["memory_bytes"] = process.memory_bytes
-        self._context.orders.announce("process", f"{name} is started{wait}", process=name, details=details)
+        self._context.orders.announce(
+            "process", f"{name} is started{wait}", process=name, details=details
+        )
 
     def order(self, process: Process, delay_s: float = 0.0) -> None:
         """Have it started, for the first time or again, with what it was to have."""
         raised = self._context.memory.raised(process.name.role)
-        self._context.orders.give(StartProcess(process.name, delay_s, process.memory_bytes if raised else None))
+        self._context.orders.give(
+            StartProcess(process.name, delay_s, process.memory_bytes if raised else None)
+        )
 
-    def stop(self, process: Process, grace_s: float, reason: str, *, life: Life = Life.STOPPING) -> None:
+    def stop(
+        self, process: Process, grace_s: float, reason: str, *, life: Life = Life.STOPPING
+    ) -> None:
         """Ask a process to end. LOST instead of STOPPING: nothing that it says counts any more."""
         now_s = self._context.now_s
         never_made = process.life is Life.REFUSED
@@ -167,14 +225,21 @@ class Scaling:
             return
         self._context.orders.give(StopProcess(process.name, grace_s, reason))
         details = meaning(EventKind.STOPPING, reason=reason, grace_s=grace_s)
-        self._context.orders.announce("process", f"{process.name} is asked to end: {reason}", process=process.name, details=details)
+        self._context.orders.announce(
+            "process",
+            f"{process.name} is asked to end: {reason}",
+            process=process.name,
+            details=details,
+        )
 
     def _end(self, process: Process, cause: Cause, reason: str) -> None:
         """The end of one that never was."""
         self._context.processes.end(process, cause, reason, self._context.now_s)
         details = meaning(EventKind.ENDED, reason=reason)
         text = f"{process.name} ended: {reason}"
-        self._context.orders.announce("process", text, process=process.name, cause=cause, details=details)
+        self._context.orders.announce(
+            "process", text, process=process.name, cause=cause, details=details
+        )
 
     def create_failed(self, event: CreateFailed) -> None:
         """The cluster refused to create a process: wait and ask again, or give that process up."""
@@ -183,26 +248,42 @@ class Scaling:
             return
         if event.retry:
             process.refusals += 1
-            process.enter(Life.REFUSED, event.at_s, event.reason, deadline_s=event.at_s + _pause_s(process))
+            process.enter(
+                Life.REFUSED, event.at_s, event.reason, deadline_s=event.at_s + _pause_s(process)
+            )
             return
         process.replaced = True
         self._end(process, Cause.INFRASTRUCTURE, event.reason)
         text = f"{event.name} cannot be created: {event.reason}"
         others = len(self._context.processes.live_workers())
         if event.name.role is Role.PS or others < self.low:
-            self._context.fail(text, exit_code=ExitCode.CLUSTER_REFUSED, hint="`elasticdl check` tells which rights are missing")
+            self._context.fail(
+                text,
+                exit_code=ExitCode.CLUSTER_REFUSED,
+                hint="`elasticdl check` tells which rights are missing",
+            )
         else:
             self.high = others
-            self._context.orders.announce("scale", f"{text}; going on with {amount(others, 'worker')}", level="warning")
+            self._context.orders.announce(
+                "scale", f"{text}; going on with {amount(others, 'worker')}", level="warning"
+            )
 
     def _retry_refused(self) -> None:
-        for process in [process for process in self._context.processes.going.values() if process.life is Life.REFUSED]:
+        for process in [
+            process
+            for process in self._context.processes.going.values()
+            if process.life is Life.REFUSED
+        ]:
             if process.deadline_s is not None and self._context.now_s >= process.deadline_s:
                 process.enter(Life.REQUESTED, self._context.now_s, process.message)
                 self.order(process)
 
 
 def _pause_s(process: Process) -> float:
-    """Growing, and another for each process, so that not all of them ask at once: a function of its name, for replays."""
-    longest_s = min(_LONGEST_REFUSED_RETRY_S, _REFUSED_RETRY_S * 2.0 ** min(process.refusals - 1, 10))
+    """Growing, and another for each process, so that not all of them ask at once: a function of its
+    name, for replays.
+    """
+    longest_s = min(
+        _LONGEST_REFUSED_RETRY_S, _REFUSED_RETRY_S * 2.0 ** min(process.refusals - 1, 10)
+    )
     return longest_s * random.Random(f"{process.name}/{process.refusals}").uniform(0.8, 1.0)

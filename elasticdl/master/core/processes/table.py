@@ -1,6 +1,8 @@
-"""The process table: every worker and parameter server of the job, from its start to its end with its cause.
+"""The process table: every worker and parameter server of the job, from its start to its end with
+its cause.
 
-A worker's index is never used twice. A parameter server keeps its index and comes back under the next incarnation.
+A worker's index is never used twice. A parameter server keeps its index and comes back under the
+next incarnation.
 """
 
 from __future__ import annotations
@@ -48,7 +50,11 @@ def _nothing() -> None:
 
 @dataclass(slots=True)
 class Process:
-    """One process. `since_s`: when it came into its present state. `deadline_s`: when that state has lasted too long."""
+    """One process.
+
+    `since_s`: when it came into its present state. `deadline_s`: when that state has lasted too
+    long.
+    """
 
     name: ProcessName
     life: Life
@@ -67,9 +73,14 @@ class Process:
     failure_reported: bool = False
     """Its user code's failure was told and counted already: its exit is not counted again."""
     revoked: bool = False
-    """Its leases were voided and it has not asked for new ones since: what it gives back is no sign of draining."""
+    """Its leases were voided and it has not asked for new ones since: what it gives back is no sign
+    of draining.
+    """
     done_records: int = 0
-    """Of whatever task, as it reported: whether and when it gets on. What counts as done is the ledger's to say."""
+    """Of whatever task, as it reported: whether and when it gets on.
+
+    What counts as done is the ledger's to say.
+    """
     evaluated_records: int = 0
     busy_since_s: float = 0.0
     """Last progress, or when it got a lease while it had none."""
@@ -113,10 +124,14 @@ class Process:
         """What it says counts."""
         return self.life not in (Life.LOST, Life.ENDED)
 
-    def enter(self, life: Life, at_s: float, message: str = "", *, deadline_s: float | None = None) -> None:
+    def enter(
+        self, life: Life, at_s: float, message: str = "", *, deadline_s: float | None = None
+    ) -> None:
         """Change the state. Raises ImpossibleTransition out of ENDED."""
         if self.life is Life.ENDED:
-            raise ImpossibleTransition(f"{self.name} has ended ({self.message}) and cannot become {life}")
+            raise ImpossibleTransition(
+                f"{self.name} has ended ({self.message}) and cannot become {life}"
+            )
         self.changes()
         self.life, self.since_s, self.message, self.deadline_s = life, at_s, message, deadline_s
 
@@ -170,7 +185,9 @@ class Processes:
             del self.shown[self._shown_ended.popleft()]
 
     def take_unreplaced(self, name: ProcessName) -> Process | None:
-        """In whose place `name` comes: the first that is gone or going without another; that one is not given again."""
+        """In whose place `name` comes: the first that is gone or going without another; that one is
+        not given again.
+        """
         for process in self.all.values():
             if process.name.role is not name.role or process.live or process.replaced:
                 continue
@@ -185,9 +202,14 @@ class Processes:
 
     def live_workers(self) -> list[Process]:
         """Workers that work, or may be expected to, in the order of their index."""
-        # Looked at after every event, and there may be a thousand: made anew only after one of them changed. Nobody changes the list.
+        # Looked at after every event, and there may be a thousand: made anew only after one of them
+        # changed. Nobody changes the list.
         if self._live is None:
-            live = [process for process in self.going.values() if process.life in _LIVE and process.name.role is Role.WORKER]
+            live = [
+                process
+                for process in self.going.values()
+                if process.life in _LIVE and process.name.role is Role.WORKER
+            ]
             self._live = sorted(live, key=_index)
         return self._live
 
@@ -211,9 +233,14 @@ class Processes:
     def addresses(self, servers: int) -> tuple[str, ...]:
         """Bulk addresses in index order, '' where a server is away."""
         found = (self.server(index) for index in range(servers))
-        return tuple(process.bulk_address if process and process.life is Life.READY else "" for process in found)
+        return tuple(
+            process.bulk_address if process and process.life is Life.READY else ""
+            for process in found
+        )
 
     def away(self, servers: int) -> list[int]:
         """Indices of servers that are not ready."""
         found = ((index, self.server(index)) for index in range(servers))
-        return [index for index, process in found if process is None or process.life is not Life.READY]
+        return [
+            index for index, process in found if process is None or process.life is not Life.READY
+        ]

@@ -41,7 +41,9 @@ class _Word:
 class RingMembership:
     """`present` is the newest generation, `formed` the newest that all of its members entered."""
 
-    def __init__(self, context: JobContext, scaling: Scaling, leasing: Leasing, work: RingWork) -> None:
+    def __init__(
+        self, context: JobContext, scaling: Scaling, leasing: Leasing, work: RingWork
+    ) -> None:
         self._context = context
         self._leasing = leasing
         self._scaling = scaling
@@ -50,7 +52,9 @@ class RingMembership:
         self._holders: dict[ProcessName, None] = {}
         """Who has the weights that the ring has come to."""
         self._since: dict[ProcessName, int] = {}
-        """Since which generation each member was in every one: none of these made a step without it."""
+        """Since which generation each member was in every one: none of these made a step without
+        it.
+        """
         self._begun = False
         self._looking_s: float | None = None
         self._wanted_anew = ""
@@ -70,13 +74,21 @@ class RingMembership:
 
     def waits_for(self) -> str:
         """Why there is no ring that trains, in words; '' if there is one."""
-        return "" if self.present is not None and self.formed == self.present.number else self.reason
+        return (
+            "" if self.present is not None and self.formed == self.present.number else self.reason
+        )
 
     def absent(self) -> tuple[ProcessName, ...]:
-        """Members of the newest generation that are not in it; without one, workers that are not ready for it."""
+        """Members of the newest generation that are not in it; without one, workers that are not
+        ready for it.
+        """
         if self.present is None:
             workers = self._context.processes.live_workers()
-            unready = (one.name for one in workers if (word := self._words.get(one.name)) is None or word.free_since_s is None)
+            unready = (
+                one.name
+                for one in workers
+                if (word := self._words.get(one.name)) is None or word.free_since_s is None
+            )
             return tuple(unready) or tuple(one.name for one in workers)
         number = self.present.number
         words = ((name, self._words.get(name)) for name in self.present.members)
@@ -105,35 +117,64 @@ class RingMembership:
             word.free_since_s = None
         elif word.free_since_s is None or event.broken > word.broken:
             word.free_since_s = event.at_s
-        if event.broken > word.broken and event.problem and self.present is not None and event.broken >= self.present.number:
+        if (
+            event.broken > word.broken
+            and event.problem
+            and self.present is not None
+            and event.broken >= self.present.number
+        ):
             # Of an earlier one it is no news: the generation that it led to is there.
-            self.problem = textwrap.shorten(event.problem.splitlines()[0], _MOST_CHARS, placeholder=" …")
+            self.problem = textwrap.shorten(
+                event.problem.splitlines()[0], _MOST_CHARS, placeholder=" …"
+            )
         word.heard_s, word.cut_off, word.leaving = event.at_s, False, event.leaving
         word.entered, word.broken = max(word.entered, event.entered), max(word.broken, event.broken)
         if event.leaving and process.life is Life.READY:
             text = f"{event.worker} is draining: the ring goes on without it"
-            process.enter(Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + _LEAVE_LIMIT_S)
+            process.enter(
+                Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + _LEAVE_LIMIT_S
+            )
             details = meaning(EventKind.STOPPING, reason="draining")
             self._context.orders.announce("process", text, process=event.worker, details=details)
-        if self._context.phase in (Phase.ENDING, Phase.ENDED) and event.broken >= event.entered and process.finished:
+        if (
+            self._context.phase in (Phase.ENDING, Phase.ENDED)
+            and event.broken >= event.entered
+            and process.finished
+        ):
             # Others were faster to leave, and it may wait for a ring that never comes.
             self._context.orders.give(WorkFinished(event.worker))
         self._entered(event)
 
     def _inside(self, event: RingTold) -> bool:
         present = self.present
-        here = present is not None and event.worker in present.members and event.entered == present.number
+        here = (
+            present is not None
+            and event.worker in present.members
+            and event.entered == present.number
+        )
         return here and event.broken < event.entered
 
     def why_not_replace(self, name: ProcessName) -> str:
-        """Why a worker that lives cannot be sent away without losing what the ring has learnt; '' if it can."""
-        others = (process for process in self._context.processes.live_workers() if process.name != name)
-        if name not in self._holders or any(one.life is Life.READY and one.name in self._holders for one in others):
+        """Why a worker that lives cannot be sent away without losing what the ring has learnt; ''
+        if it can.
+        """
+        others = (
+            process for process in self._context.processes.live_workers() if process.name != name
+        )
+        if name not in self._holders or any(
+            one.life is Life.READY and one.name in self._holders for one in others
+        ):
             return ""
-        return f"no other worker has the weights yet that {name} could leave to it: what was learnt since the newest checkpoint would be lost"
+        return (
+            f"no other worker has the weights yet that {name} could leave to it: what was learnt"
+            " since the newest checkpoint would be lost"
+        )
 
     def lost_connection(self, event: ConnectionLost) -> None:
-        """A worker's order stream broke: it may well be dead. The next thing that it says proves that it is not."""
+        """A worker's order stream broke: it may well be dead.
+
+        The next thing that it says proves that it is not.
+        """
         word = self._words.get(event.name)
         if word is not None:
             word.cut_off = True
@@ -146,12 +187,19 @@ class RingMembership:
             self._holders[event.worker] = None
         if event.entered != present.number:
             return
-        if self.formed < present.number and all(self._words[name].entered >= present.number for name in present.members):
+        if self.formed < present.number and all(
+            self._words[name].entered >= present.number for name in present.members
+        ):
             self.formed = present.number
             took_s = event.at_s - present.since_s
-            text = f"generation {present.number} of the ring is complete after {took_s * 1000:.0f} ms: {self._listed()}"
+            text = (
+                f"generation {present.number} of the ring is complete after {took_s * 1000:.0f} ms:"
+                f" {self._listed()}"
+            )
             self._context.orders.announce(
-                "ring", text, details=meaning(EventKind.COMPLETE, generation=present.number, seconds=took_s)
+                "ring",
+                text,
+                details=meaning(EventKind.COMPLETE, generation=present.number, seconds=took_s),
             )
             self._work.formed(present.members)
 
@@ -159,25 +207,45 @@ class RingMembership:
         """Publish another generation if one is due."""
         if self._context.phase not in _WORKING:
             return
-        workers = [standing for process in self._context.processes.workers() if (standing := self._standing(process)) is not None]
-        wanted = next_generation.RingTarget(self._scaling.low, self._scaling.high, self._coming(), self._anew())
+        workers = [
+            standing
+            for process in self._context.processes.workers()
+            if (standing := self._standing(process)) is not None
+        ]
+        wanted = next_generation.RingTarget(
+            self._scaling.low, self._scaling.high, self._coming(), self._anew()
+        )
         decision = next_generation.decide(self._context.now_s, self.present, workers, wanted)
         self.reason = decision.reason
         if decision.look_again_s is not None and decision.look_again_s != self._looking_s:
             self._looking_s = decision.look_again_s
-            self._context.orders.give(LookAgain(max(0.0, decision.look_again_s - self._context.now_s)))
-        if decision.generation > (self.present.number if self.present else 0) and not self._in_doubt(decision):
+            self._context.orders.give(
+                LookAgain(max(0.0, decision.look_again_s - self._context.now_s))
+            )
+        if decision.generation > (
+            self.present.number if self.present else 0
+        ) and not self._in_doubt(decision):
             self._publish(decision)
 
     def _in_doubt(self, decision: next_generation.Decision) -> bool:
-        """Nobody is known to have the weights, but members of the present generation may have got them a moment ago.
+        """Nobody is known to have the weights, but members of the present generation may have got
+        them a moment ago.
 
-        Nothing more can come of that generation: as soon as it is withdrawn, they say how far they came.
+        Nothing more can come of that generation: as soon as it is withdrawn, they say how far they
+        came.
         """
         present, now_s = self.present, self._context.now_s
-        if present is None or not self._begun or any(name in self._holders for name in decision.members):
+        if (
+            present is None
+            or not self._begun
+            or any(name in self._holders for name in decision.members)
+        ):
             return False
-        unsure = [name for name in decision.members if name in present.members and not self._has_said(name, present.number)]
+        unsure = [
+            name
+            for name in decision.members
+            if name in present.members and not self._has_said(name, present.number)
+        ]
         if not unsure:
             return False
         if self._withdrawn != present.number:
@@ -200,26 +268,46 @@ class RingMembership:
             if name not in decision.members and word is not None:
                 # It is out: what counts is what it says when it has learned of that.
                 word.free_since_s = None
-                # Its weights are not the ring's any more: what it was to do with them goes to others.
+                # Its weights are not the ring's any more: what it was to do with them goes to
+                # others.
                 self._leasing.revoke(name, "the ring went on without it")
         self._holders = {name: None for name in self._holders if name in decision.members}
         restore_from = ""
         if not self._holders and self._begun:
-            restore_from = self._work.roll_back(f"all members that had the weights are gone ({decision.reason})")
+            restore_from = self._work.roll_back(
+                f"all members that had the weights are gone ({decision.reason})"
+            )
             self._since.clear()
         self._begun, self._wanted_anew = True, ""
-        self._since = {name: self._since.get(name, decision.generation) for name in decision.members}
-        self.present = next_generation.Generation(decision.generation, decision.members, self._context.now_s)
+        self._since = {
+            name: self._since.get(name, decision.generation) for name in decision.members
+        }
+        self.present = next_generation.Generation(
+            decision.generation, decision.members, self._context.now_s
+        )
         holders = tuple(rank for rank, name in enumerate(decision.members) if name in self._holders)
         self._work.halt_published = bool(self._work.halting)
         self._context.orders.give(
-            PublishRing(decision.generation, decision.members, holders, self._work.first_number, restore_from)
+            PublishRing(
+                decision.generation,
+                decision.members,
+                holders,
+                self._work.first_number,
+                restore_from,
+            )
         )
         text = f"generation {decision.generation} of the ring: {self._listed()} ({decision.reason})"
         problem, self.problem = self.problem, ""
-        reason, members = f"{decision.reason}: {problem}" if problem else decision.reason, " ".join(map(str, decision.members))
-        details = meaning(EventKind.PUBLISHED, generation=decision.generation, members=members, reason=reason)
-        self._context.orders.announce("ring", f"{text}: {problem}" if problem else text, details=details)
+        reason, members = (
+            f"{decision.reason}: {problem}" if problem else decision.reason,
+            " ".join(map(str, decision.members)),
+        )
+        details = meaning(
+            EventKind.PUBLISHED, generation=decision.generation, members=members, reason=reason
+        )
+        self._context.orders.announce(
+            "ring", f"{text}: {problem}" if problem else text, details=details
+        )
 
     def _standing(self, process: Process) -> next_generation.MemberState | None:
         """None for a worker that is not there yet, or not any more."""
@@ -242,7 +330,9 @@ class RingMembership:
         found = 0
         for process in self._context.processes.live_workers():
             word = self._words.get(process.name)
-            found += process.life is not Life.REFUSED and (word is None or (word.free_since_s is None and not word.entered))
+            found += process.life is not Life.REFUSED and (
+                word is None or (word.free_since_s is None and not word.entered)
+            )
         return found
 
     def _listed(self) -> str:

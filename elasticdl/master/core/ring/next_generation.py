@@ -1,8 +1,11 @@
 """Who is in the ring: a pure decision over what is known of the workers.
 
-A generation is a fixed list of members. `decide` says which one there is to be, why, and when to look again if only time
-can change that. Generations only ever grow. Members of one generation meet at a rendezvous that lets early ones wait, so
-a new generation may be published while some of its members are still in a step; but one that says nothing at all while
+A generation is a fixed list of members. `decide` says which one there is to be, why, and when to
+look again if only time
+can change that. Generations only ever grow. Members of one generation meet at a rendezvous that
+lets early ones wait, so
+a new generation may be published while some of its members are still in a step; but one that says
+nothing at all while
 the others wait for it is left out of the next.
 """
 
@@ -20,15 +23,20 @@ SETTLE_S = 0.3
 """Workers that become ready within this time of one another join together."""
 LONGEST_SETTLE_S = 1.0
 UNHEARD_S = 3.0
-"""Every worker reports every two seconds. One that is due at a rendezvous and was not heard of for so long is left out."""
+"""Every worker reports every two seconds.
+
+One that is due at a rendezvous and was not heard of for so long is left out.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
     """What is known of a worker that has not ended.
 
-    `entered`: the newest generation that it said it is in. `broken`: the newest that it said it fell out of. `free_since_s`:
-    since when it is warm and in no generation; None while it is not. `cut_off`: its connection broke and did not come back.
+    `entered`: the newest generation that it said it is in. `broken`: the newest that it said it
+    fell out of. `free_since_s`:
+    since when it is warm and in no generation; None while it is not. `cut_off`: its connection
+    broke and did not come back.
     """
 
     name: ProcessName
@@ -53,7 +61,9 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class RingTarget:
-    """What the plan asks for. `coming`: workers that are starting and may be ready soon. `anew`: a new generation is due in
+    """What the plan asks for.
+
+    `coming`: workers that are starting and may be ready soon. `anew`: a new generation is due in
     any case, and why.
     """
 
@@ -65,7 +75,9 @@ class RingTarget:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`members` by rank. `generation` is the present one if all is to stay as it is. `look_again_s`: when time alone may
+    """`members` by rank.
+
+    `generation` is the present one if all is to stay as it is. `look_again_s`: when time alone may
     change that, None if it cannot.
     """
 
@@ -75,7 +87,9 @@ class Decision:
     look_again_s: float | None = None
 
 
-def decide(now_s: float, present: Generation | None, workers: Sequence[MemberState], wanted: RingTarget) -> Decision:
+def decide(
+    now_s: float, present: Generation | None, workers: Sequence[MemberState], wanted: RingTarget
+) -> Decision:
     """The generation that there is to be. `workers`: all that have not ended, in any order."""
     known = {worker.name: worker for worker in workers}
     if present is None or not any(name in known for name in present.members):
@@ -86,24 +100,39 @@ def decide(now_s: float, present: Generation | None, workers: Sequence[MemberSta
     room = max(0, wanted.high - sum(not known[name].leaving for name in survivors))
     joining = joiners[:room]
     if not survivors:
-        return _first(now_s, present, [worker for worker in workers if worker.name not in present.members], wanted)
+        return _first(
+            now_s,
+            present,
+            [worker for worker in workers if worker.name not in present.members],
+            wanted,
+        )
     if why or wanted.anew:
         return _next(present, survivors, joining, why or wanted.anew)
     entered = all(known[name].entered >= present.number for name in present.members)
     if not joining:
-        return _stay(present, "complete" if entered else "its members are entering it", look_again_s)
+        return _stay(
+            present, "complete" if entered else "its members are entering it", look_again_s
+        )
     if not entered:
         return _stay(present, f"{_names(joining)} may join when all members are in", look_again_s)
     urgent = any(known[name].leaving for name in survivors)
     at_s = now_s if urgent else _settled_s(joiners, wanted, enough=len(joiners) >= room)
     if now_s < at_s:
         return _stay(present, f"{_names(joining)} may join; others may be about to", at_s)
-    return _next(present, survivors, joining, f"{_names(joining)} {'take over' if urgent else 'joined'}")
+    return _next(
+        present, survivors, joining, f"{_names(joining)} {'take over' if urgent else 'joined'}"
+    )
 
 
-def _first(now_s: float, present: Generation | None, workers: Sequence[MemberState], wanted: RingTarget) -> Decision:
+def _first(
+    now_s: float, present: Generation | None, workers: Sequence[MemberState], wanted: RingTarget
+) -> Decision:
     """Nobody is in a ring: wait for enough, but not for ever."""
-    free = _in_order(worker for worker in workers if worker.free_since_s is not None and not worker.leaving and not worker.cut_off)
+    free = _in_order(
+        worker
+        for worker in workers
+        if worker.free_since_s is not None and not worker.leaving and not worker.cut_off
+    )
     number = present.number if present else 0
     if not free:
         return Decision((), number, "no worker is ready yet")
@@ -112,7 +141,10 @@ def _first(now_s: float, present: Generation | None, workers: Sequence[MemberSta
     if len(free) >= wanted.low or not wanted.coming:
         at_s = min(at_s, _settled_s(free, wanted, enough=len(free) >= wanted.high))
     if now_s < at_s:
-        few = f"{len(free)} of {amount(wanted.low, 'worker')} ready; waiting for the others for at most {QUORUM_S:.0f} s"
+        few = (
+            f"{len(free)} of {amount(wanted.low, 'worker')} ready; waiting for the others for at"
+            f" most {QUORUM_S:.0f} s"
+        )
         enough = f"{amount(len(free), 'worker')} ready; others may be about to be"
         return Decision((), number, few if len(free) < wanted.low else enough, at_s)
     members = tuple(worker.name for worker in free[: wanted.high])
@@ -123,12 +155,15 @@ def _first(now_s: float, present: Generation | None, workers: Sequence[MemberSta
 def _survivors(
     now_s: float, present: Generation, known: dict[ProcessName, MemberState]
 ) -> tuple[tuple[ProcessName, ...], str, float | None]:
-    """Members that stay, by rank; why a new generation is due without regard to joiners; when to look again.
+    """Members that stay, by rank; why a new generation is due without regard to joiners; when to
+    look again.
 
     One that leaves stays as long as nobody else has the weights.
     """
     here = [known[name] for name in present.members if name in known]
-    spare = any(worker.holds_state and not worker.leaving for worker in here) or not any(worker.holds_state for worker in here)
+    spare = any(worker.holds_state and not worker.leaving for worker in here) or not any(
+        worker.holds_state for worker in here
+    )
     reasons, look_again_s = [], None
     gone = [name for name in present.members if name not in known]
     if gone:
@@ -138,10 +173,16 @@ def _survivors(
         reasons.append(f"{_names(leaving)} {'leaves' if len(leaving) == 1 else 'leave'}")
     staying = [worker for worker in here if worker not in leaving]
     broken = [worker for worker in staying if worker.broken >= present.number]
-    awaited = [worker for worker in staying if worker.broken < present.number and (broken or worker.entered < present.number)]
+    awaited = [
+        worker
+        for worker in staying
+        if worker.broken < present.number and (broken or worker.entered < present.number)
+    ]
     if broken or len(awaited) < len(staying):
         # The others stand and wait for these.
-        lost = [worker for worker in awaited if worker.cut_off or now_s - worker.heard_s >= UNHEARD_S]
+        lost = [
+            worker for worker in awaited if worker.cut_off or now_s - worker.heard_s >= UNHEARD_S
+        ]
         if lost and not any(worker.holds_state for worker in staying if worker not in lost):
             lost = [worker for worker in lost if not worker.holds_state]
         staying = [worker for worker in staying if worker not in lost]
@@ -152,7 +193,9 @@ def _survivors(
     if reasons:
         # A new generation comes anyway: whoever may be dead is not in it, if that costs no weights.
         sure = [worker for worker in staying if not worker.cut_off]
-        if any(worker.holds_state for worker in sure) or not any(worker.holds_state for worker in staying):
+        if any(worker.holds_state for worker in sure) or not any(
+            worker.holds_state for worker in staying
+        ):
             staying = sure
     elif broken:
         reasons, look_again_s = _broken(now_s, present, broken, awaited, look_again_s)
@@ -160,10 +203,20 @@ def _survivors(
 
 
 def _broken(
-    now_s: float, present: Generation, broken: list[MemberState], awaited: list[MemberState], look_again_s: float | None
+    now_s: float,
+    present: Generation,
+    broken: list[MemberState],
+    awaited: list[MemberState],
+    look_again_s: float | None,
 ) -> tuple[list[str], float | None]:
-    """Some fell out of the generation, and nobody is known to be gone. Those who say so, or were heard of since, go on."""
-    told_s = min(worker.free_since_s if worker.free_since_s is not None else worker.heard_s for worker in broken)
+    """Some fell out of the generation, and nobody is known to be gone.
+
+    Those who say so, or were heard of since, go on.
+    """
+    told_s = min(
+        worker.free_since_s if worker.free_since_s is not None else worker.heard_s
+        for worker in broken
+    )
     unsure = [worker for worker in awaited if worker.heard_s <= told_s]
     if unsure:
         return [], _unheard_s(now_s, unsure)
@@ -171,19 +224,28 @@ def _broken(
 
 
 def _unheard_s(now_s: float, unsure: Sequence[MemberState]) -> float | None:
-    """When the next of these is left out if it says nothing; None if nobody is: the last that has the weights stays."""
-    return min((at_s for worker in unsure if (at_s := worker.heard_s + UNHEARD_S) > now_s), default=None)
+    """When the next of these is left out if it says nothing; None if nobody is: the last that has
+    the weights stays.
+    """
+    return min(
+        (at_s for worker in unsure if (at_s := worker.heard_s + UNHEARD_S) > now_s), default=None
+    )
 
 
 def _joiners(present: Generation, workers: Sequence[MemberState]) -> list[MemberState]:
     return _in_order(
         worker
         for worker in workers
-        if worker.name not in present.members and worker.free_since_s is not None and not worker.leaving and not worker.cut_off
+        if worker.name not in present.members
+        and worker.free_since_s is not None
+        and not worker.leaving
+        and not worker.cut_off
     )
 
 
-def _next(present: Generation, survivors: Sequence[ProcessName], joining: Sequence[MemberState], why: str) -> Decision:
+def _next(
+    present: Generation, survivors: Sequence[ProcessName], joining: Sequence[MemberState], why: str
+) -> Decision:
     return Decision((*survivors, *(worker.name for worker in joining)), present.number + 1, why)
 
 

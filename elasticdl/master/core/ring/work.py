@@ -1,7 +1,10 @@
-"""The ring's work: one numbered sequence of items, the same for every member, and one position of progress for all.
+"""The ring's work: one numbered sequence of items, the same for every member, and one position of
+progress for all.
 
-Leases of the ledger are held by the ring as a whole. An item ends where an evaluation or a checkpoint is due, so these
-come at exactly the version that they are asked for. A *pause* has the members stand still: then the weights are the same
+Leases of the ledger are held by the ring as a whole. An item ends where an evaluation or a
+checkpoint is due, so these
+come at exactly the version that they are asked for. A *pause* has the members stand still: then the
+weights are the same
 everywhere and nothing but leases for single workers is handed out.
 """
 
@@ -55,10 +58,17 @@ class Item:
 class RingWork:
     """Hands out items and books the ring's progress.
 
-    `first_number`: items below are void. `halting`: why the ring is to stop where it is, until it has.
+    `first_number`: items below are void. `halting`: why the ring is to stop where it is, until it
+    has.
     """
 
-    def __init__(self, context: JobContext, evaluation: Evaluation, checkpointing: Checkpointing, snapshots: Snapshots) -> None:
+    def __init__(
+        self,
+        context: JobContext,
+        evaluation: Evaluation,
+        checkpointing: Checkpointing,
+        snapshots: Snapshots,
+    ) -> None:
         self._context = context
         self._evaluation = evaluation
         self._checkpointing = checkpointing
@@ -77,20 +87,30 @@ class RingWork:
         """The ledger that the job began with, JSON; '' for a fresh one."""
         self.begun_version = 0
         self.restore: Callable[[str], int] = lambda ledger: 0
-        """Puts the ledger of a checkpoint in the place of the job's, and returns how many records were trained in vain."""
+        """Puts the ledger of a checkpoint in the place of the job's, and returns how many records
+        were trained in vain.
+        """
 
-    # -- out ----------------------------------------------------------------------------------------------------------
+    # out
 
     def item(self, number: int) -> WorkItem | None:
-        """The item of that number, made now if it is the next one and there is something for the ring to do."""
+        """The item of that number, made now if it is the next one and there is something for the
+        ring to do.
+        """
         found = next((item for item in self._items if item.number == number), None)
         if found is None and number == self.next_number and not self.halting:
             found = self._append()
         return self._told(found) if found else None
 
     def present(self, number: int) -> WorkItem | None:
-        """What the ring trains on now (0), or was given to train on: one that is to join may read it before it does."""
-        left = () if self.halting else (item for item in self._items if item.steps_left and number in (0, item.number))
+        """What the ring trains on now (0), or was given to train on: one that is to join may read
+        it before it does.
+        """
+        left = (
+            ()
+            if self.halting
+            else (item for item in self._items if item.steps_left and number in (0, item.number))
+        )
         found = next(iter(left), None)
         return self._told(found) if found else None
 
@@ -98,7 +118,11 @@ class RingWork:
     def standing(self) -> bool:
         """The ring has come to a pause, and all of its work before that is booked."""
         last = self._items[-1] if self._items else None
-        return last is not None and last.mark is Barrier.PAUSE and not any(item.steps_left for item in self._items)
+        return (
+            last is not None
+            and last.mark is Barrier.PAUSE
+            and not any(item.steps_left for item in self._items)
+        )
 
     @property
     def idle(self) -> bool:
@@ -128,7 +152,13 @@ class RingWork:
     def _append(self) -> Item | None:
         context, paused = self._context, bool(self._items) and self._items[-1].mark is Barrier.PAUSE
         if self._checkpoint_due():
-            return self._add(Item(self.next_number, Barrier.CHECKPOINT, snapshot=self._checkpointing.mark(self.planned_version)))
+            return self._add(
+                Item(
+                    self.next_number,
+                    Barrier.CHECKPOINT,
+                    snapshot=self._checkpointing.mark(self.planned_version),
+                )
+            )
         if context.phase is Phase.WORKING and not self._pause_due():
             item = self._training_item()
             if item is not None:
@@ -148,7 +178,11 @@ class RingWork:
 
     def _checkpoint_due(self) -> bool:
         steps, planned = self._context.spec.checkpoint.checkpoint_steps, self.planned_version
-        by_steps = bool(steps) and self._context.phase is Phase.WORKING and planned // steps > self._checkpointing.anchor // steps
+        by_steps = (
+            bool(steps)
+            and self._context.phase is Phase.WORKING
+            and planned // steps > self._checkpointing.anchor // steps
+        )
         return (by_steps or bool(self._checkpointing.wanted)) and self._checkpointing.possible()
 
     def _pause_due(self) -> bool:
@@ -158,7 +192,11 @@ class RingWork:
         work = self._context.work
         assert work is not None
         held = self._open[-1] if self._open else None
-        begin = max([held.offset, *(item.end for item in self._items if item.held is held)]) if held else 0
+        begin = (
+            max([held.offset, *(item.end for item in self._items if item.held is held)])
+            if held
+            else 0
+        )
         if held is None or begin >= held.piece.shard.records:
             held = work.take(RING, self._context.now_s)
             if held is None:
@@ -197,15 +235,24 @@ class RingWork:
             lease = replace(work.lease(item.held), offset=item.begin, limit=limit)
         return WorkItem(item.number, lease, item.batch, item.rate_scale, item.mark, item.snapshot)
 
-    # -- back ---------------------------------------------------------------------------------------------------------
+    # back
 
     def progressed(self, event: ProgressReported) -> int:
-        """Book what the ring has for certain; returns the records that are new. All before the lease told of is done."""
+        """Book what the ring has for certain; returns the records that are new.
+
+        All before the lease told of is done.
+        """
         work, applied = self._context.work, event.applied
-        at = next((i for i, held in enumerate(self._open) if held.piece.shard.id == applied.shard), None)
+        at = next(
+            (i for i, held in enumerate(self._open) if held.piece.shard.id == applied.shard), None
+        )
         if work is None or at is None or self._open[at].piece.attempt != applied.attempt:
             # The leases are the ring's: any member may tell of them.
-            wrong = work is None or work.why_not_found(RING, applied.shard, applied.attempt) is DropCause.UNKNOWN_LEASE
+            wrong = (
+                work is None
+                or work.why_not_found(RING, applied.shard, applied.attempt)
+                is DropCause.UNKNOWN_LEASE
+            )
             cause = DropCause.UNKNOWN_LEASE if wrong else DropCause.VOIDED_LEASE
             self._context.drop(cause, event.worker, event)
             return 0
@@ -231,7 +278,8 @@ class RingWork:
         return gained
 
     def _share_out(self, *tellers: ProcessName) -> None:
-        """What the ring did is the work of all its members alike: parts of a step differ by a record at most.
+        """What the ring did is the work of all its members alike: parts of a step differ by a
+        record at most.
 
         What was told of one that has ended stands: what is booked after that is the others'.
         """
@@ -240,7 +288,9 @@ class RingWork:
         assert work is not None
         records = work.done_by.pop(RING, 0) if names else 0
         for index, name in enumerate(names):
-            work.done_by[name] += records * (index + 1) // len(names) - records * index // len(names)
+            work.done_by[name] += records * (index + 1) // len(names) - records * index // len(
+                names
+            )
 
     def _handed_out(self, held: HeldShard) -> int:
         return max((item.end for item in self._items if item.held is held), default=held.offset)
@@ -254,12 +304,16 @@ class RingWork:
         for item in self._items:
             if passed and item.held is not None and item.held.offset > item.begin:
                 self._snapshots.answered(cutting.id)
-                self._checkpointing.failed(cutting.id, "the worker that had the copy of the weights is gone")
+                self._checkpointing.failed(
+                    cutting.id, "the worker that had the copy of the weights is gone"
+                )
                 return
             passed = passed or item.snapshot == cutting.id
 
     def _doubtful_cut(self) -> None:
-        """The ring has come to a checkpoint mark, and another generation: whoever was to make the copy may be gone."""
+        """The ring has come to a checkpoint mark, and another generation: whoever was to make the
+        copy may be gone.
+        """
         cutting = self._snapshots.cutting
         if cutting is None:
             return
@@ -274,13 +328,20 @@ class RingWork:
         if event.loss is None:
             return
         batch, scale = self._batch()
-        values = {"loss": event.loss, "global_batch": float(batch), "learning_rate_scale": scale, "workers": float(self.members)}
+        values = {
+            "loss": event.loss,
+            "global_batch": float(batch),
+            "learning_rate_scale": scale,
+            "workers": float(self.members),
+        }
         self._context.saw_loss(event.version, values)
 
-    # -- changes ------------------------------------------------------------------------------------------------------
+    # changes
 
     def formed(self, names: tuple[ProcessName, ...]) -> None:
-        """All members of a generation are in, with weights that are booked: what was void is void now."""
+        """All members of a generation are in, with weights that are booked: what was void is void
+        now.
+        """
         self.names, self.members = names, len(names)
         self._doubtful_cut()
         if self.halting and self.halt_published:
@@ -294,11 +355,17 @@ class RingWork:
             self._fail_cut(why)
 
     def roll_back(self, why: str) -> str:
-        """The weights are gone: back to the newest checkpoint, or to the beginning. Returns where the weights are, '' for
+        """The weights are gone: back to the newest checkpoint, or to the beginning.
+
+        Returns where the weights are, '' for
         where the job began.
         """
         saved = self._checkpointing.saved[-1] if self._checkpointing.saved else None
-        ledger, version, path = (saved.ledger, saved.version, saved.path) if saved else (self.begun_with, self.begun_version, "")
+        ledger, version, path = (
+            (saved.ledger, saved.version, saved.path)
+            if saved
+            else (self.begun_with, self.begun_version, "")
+        )
         self._fail_cut(why)
         self._items.clear()
         self._open.clear()
@@ -311,8 +378,13 @@ class RingWork:
         self._evaluation.version_changed()
         if repeated:
             where = path or "the beginning"
-            text = f"{why}: training goes on from {where}, version {version}; {amount(repeated, 'record')} to be trained again"
-            self._context.orders.announce("ring", text, level="warning", details={"repeated": repeated, "version": version})
+            text = (
+                f"{why}: training goes on from {where}, version {version};"
+                f" {amount(repeated, 'record')} to be trained again"
+            )
+            self._context.orders.announce(
+                "ring", text, level="warning", details={"repeated": repeated, "version": version}
+            )
         return path
 
     def _drop_items(self) -> None:
