@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 import click
 
 from elasticdl.cli.completion_sources import context_names, namespace_names
-from elasticdl.cli.jobs.resolve_job import directories
+from elasticdl.cli.job_argument import directories
 from elasticdl.cli.request import Request
 from elasticdl.flag import Offer, Value, mark
 from elasticdl.job import FIELDS, SECTIONS, Action, is_needed, is_used
@@ -122,7 +122,3 @@ FILE_OPTION = click.option(
     metavar="YAML",
     help="Read missing options from this file.",
 )
-FLAG_SETTINGS: dict[str, Any] = {
-    "token_normalize_func": lambda token: token.replace("_", "-"),
-    "help_option_names": ["-h", "--help"],
-}

@@ -14,7 +14,7 @@ from rich.console import Console
 from elasticdl.cli.jobs.file_tail import Events, Tail
 from elasticdl.cli.jobs.job import JobLocation, Kind, Report
 from elasticdl.cli.jobs.outcome import Outcome, outcome_of, summary
-from elasticdl.cli.verbs.running import lines
+from elasticdl.cli.verbs.status import lines
 from elasticdl.cli.views import progress
 from elasticdl.cli.views.documents import Format
 from elasticdl.cli.views.live_view import LineView, LiveView, picture, view_for

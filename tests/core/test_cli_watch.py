@@ -11,7 +11,7 @@ import pytest
 from elasticdl.cli.jobs import watch
 from elasticdl.cli.jobs.job import JobLocation, Kind, Report, blank_status
 from elasticdl.cli.jobs.outcome import Outcome
-from elasticdl.cli.verbs import running
+from elasticdl.cli.verbs import status as status_verb
 from elasticdl.cli.views.documents import Format
 from elasticdl.cli.views.line_progress import EVERY_S, LineProgress
 
@@ -106,7 +106,7 @@ def test_a_watch_ends_with_the_end_of_the_job_and_its_exit_code(
 ) -> None:
     monkeypatch.setattr(watch, "LOOK_EVERY_S", 0.0)
     job: Any = Scripted(report(10), report(20, "evaluating"), ended(1))
-    assert running._watch(job, form) == 1
+    assert status_verb._watch(job, form) == 1
     output = capsys.readouterr().out
     if form is Format.TABLE:
         *lines, exit_line, hint = output.splitlines()

@@ -10,7 +10,6 @@ if there is none, the one in the namespace of the current
 from __future__ import annotations
 
 import errno
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from elasticdl.cli.completion_sources import context_names, job_names, namespace_names
 from elasticdl.cli.jobs.directory_job import DirectoryJob, no_such_job
 from elasticdl.cli.jobs.job import Job, JobQuery
 from elasticdl.cli.jobs.kubeconfig import no_cluster
@@ -30,8 +28,6 @@ from elasticdl.jobdir.layout import JOBS, JobDirectory
 from elasticdl.jobdir.process_liveness import check_of
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from elasticdl.cli.jobs.cluster_client import ClusterClient
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,42 +35,6 @@ RULE = (
     "A name is looked for in ./jobs, then in the current kube context; --job-dir or --namespace"
     " says which."
 )
-
-
-def cluster_options(command: F) -> F:
-    """--namespace and --kube-context."""
-    on = "On the cluster of this kube context."
-    command = click.option(
-        "--kube-context", default="", metavar="NAME", shell_complete=context_names, help=on
-    )(command)
-    within = "On a cluster, in this namespace."
-    return click.option(
-        "--namespace", default="", metavar="NAME", shell_complete=namespace_names, help=within
-    )(command)
-
-
-def directories(
-    _context: click.Context, _parameter: click.Parameter, begun: str
-) -> list[CompletionItem[str]]:
-    """Completed by the shell itself."""
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(begun, type="dir")]
-
-
-def job_argument(command: F) -> F:
-    """JOB, --job-dir, --namespace, --kube-context: all of them as the one parameter `sought`."""
-
-    @functools.wraps(command)
-    def with_job(*, job: str, job_dir: str, namespace: str, kube_context: str, **rest: Any) -> Any:  # noqa: ANN401 - click's own
-        return command(sought=JobQuery(job, job_dir, namespace, kube_context), **rest)
-
-    options = cluster_options(with_job)
-    help_text = "The job of this directory."
-    options = click.option(
-        "--job-dir", default="", metavar="PATH", shell_complete=directories, help=help_text
-    )(options)
-    return click.argument("job", required=False, default="", shell_complete=_complete)(options)  # type: ignore[return-value]
 
 
 @contextmanager
@@ -182,14 +142,4 @@ def _known() -> str:
     names = local_names()[-8:]
     return (
         f"in ./{JOBS} there are {', '.join(names)}; `elasticdl list` shows all" if names else RULE
-    )
-
-
-def _complete(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-    if context.params.get("job_dir"):
-        return []
-    return job_names(
-        begun,
-        str(context.params.get("namespace") or ""),
-        str(context.params.get("kube_context") or ""),
     )

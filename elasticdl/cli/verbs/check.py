@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from elasticdl.cli.options import FILE_OPTION, FLAG_SETTINGS, JobCommand, job_options, request_of
+from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS
+from elasticdl.cli.options import FILE_OPTION, JobCommand, job_options, request_of
 from elasticdl.cli.request import settle
-from elasticdl.cli.verbs.running import FORMAT_OPTION
 from elasticdl.cli.views.console import plain
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.cli.views.progress import table
@@ -20,7 +20,7 @@ from elasticdl.formatting import amount
 from elasticdl.job import Action, JobSpec
 
 
-@click.command(cls=JobCommand, context_settings=FLAG_SETTINGS)
+@click.command(cls=JobCommand, context_settings=SETTINGS)
 @job_options()
 @FILE_OPTION
 @click.option(

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import click
 
+from elasticdl.cli.job_argument import SETTINGS, job_argument
 from elasticdl.cli.jobs.job import Job, JobQuery, Kind
-from elasticdl.cli.jobs.resolve_job import RULE, found, job_argument
-from elasticdl.cli.verbs.running import SETTINGS
+from elasticdl.cli.jobs.resolve_job import RULE, found
 from elasticdl.cli.views.console import tell
 from elasticdl.errors import ExitCode, TransientError
 from elasticdl.jobdir.layout import write_whole

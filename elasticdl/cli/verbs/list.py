@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS, cluster_options
 from elasticdl.cli.jobs.job import Report
 from elasticdl.cli.jobs.kubeconfig import no_cluster
 from elasticdl.cli.jobs.local_jobs import local_jobs
-from elasticdl.cli.jobs.resolve_job import cluster_options
-from elasticdl.cli.verbs.running import FORMAT_OPTION, SETTINGS
 from elasticdl.cli.views import progress
 from elasticdl.cli.views.console import plain, tell
 from elasticdl.cli.views.documents import Format, render

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import click
 
+from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS, job_argument
 from elasticdl.cli.jobs.job import JobQuery, LogWish
 from elasticdl.cli.jobs.kubeconfig import no_cluster
 from elasticdl.cli.jobs.local_jobs import local_names
-from elasticdl.cli.jobs.resolve_job import RULE, found, job_argument
+from elasticdl.cli.jobs.resolve_job import RULE, found
 from elasticdl.cli.param_types import Lines
-from elasticdl.cli.verbs.running import FORMAT_OPTION, SETTINGS
 from elasticdl.cli.views.console import plain
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.errors import ElasticDLError

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from elasticdl.cli.job_argument import SETTINGS, job_argument
 from elasticdl.cli.jobs.job import Job, JobQuery
-from elasticdl.cli.jobs.resolve_job import RULE, found, job_argument
-from elasticdl.cli.verbs.running import SETTINGS
+from elasticdl.cli.jobs.resolve_job import RULE, found
 from elasticdl.errors import UserError
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elasticdl.cli.options import FILE_OPTION, FLAG_SETTINGS, JobCommand, job_options, request_of
+from elasticdl.cli.job_argument import SETTINGS
+from elasticdl.cli.options import FILE_OPTION, JobCommand, job_options, request_of
 from elasticdl.cli.request import Request, settle, validated
 from elasticdl.cli.views.console import silence, tell
 from elasticdl.cli.views.documents import Format, render
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _verb(action: Action, doc: str) -> click.Command:
-    @click.command(str(action), cls=JobCommand, context_settings=FLAG_SETTINGS, help=doc)
+    @click.command(str(action), cls=JobCommand, context_settings=SETTINGS, help=doc)
     @job_options(action)
     @FILE_OPTION
     @click.option(

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
+from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS, job_argument
 from elasticdl.cli.jobs.job import Diagnosis, Job, JobQuery
-from elasticdl.cli.jobs.resolve_job import RULE, found, job_argument
+from elasticdl.cli.jobs.resolve_job import RULE, found
 from elasticdl.cli.param_types import Lines
-from elasticdl.cli.verbs.running import FORMAT_OPTION, SETTINGS
 from elasticdl.cli.views.console import plain, tell
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.formatting import amount, duration, spoken

@@ -1,0 +1,76 @@
+"""What many verbs take: which job is meant, and how results are printed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from elasticdl.cli.completion_sources import context_names, job_names, namespace_names
+from elasticdl.cli.jobs.job import JobQuery
+from elasticdl.cli.views.documents import Format
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+F = TypeVar("F", bound=Callable[..., Any])
+SETTINGS: dict[str, Any] = {
+    "token_normalize_func": lambda token: token.replace("_", "-"),
+    "help_option_names": ["-h", "--help"],
+}
+FORMAT_OPTION = click.option(
+    "-o",
+    "--format",
+    "form",
+    type=click.Choice([str(one) for one in Format]),
+    default=str(Format.TABLE),
+    help="How it is printed. [table]",
+)
+
+
+def cluster_options(command: F) -> F:
+    """--namespace and --kube-context."""
+    on = "On the cluster of this kube context."
+    command = click.option(
+        "--kube-context", default="", metavar="NAME", shell_complete=context_names, help=on
+    )(command)
+    within = "On a cluster, in this namespace."
+    return click.option(
+        "--namespace", default="", metavar="NAME", shell_complete=namespace_names, help=within
+    )(command)
+
+
+def directories(
+    _context: click.Context, _parameter: click.Parameter, begun: str
+) -> list[CompletionItem[str]]:
+    """Completed by the shell itself."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(begun, type="dir")]
+
+
+def job_argument(command: F) -> F:
+    """JOB, --job-dir, --namespace, --kube-context: all of them as the one parameter `sought`."""
+
+    @functools.wraps(command)
+    def with_job(*, job: str, job_dir: str, namespace: str, kube_context: str, **rest: Any) -> Any:  # noqa: ANN401 - click's own
+        return command(sought=JobQuery(job, job_dir, namespace, kube_context), **rest)
+
+    options = cluster_options(with_job)
+    help_text = "The job of this directory."
+    options = click.option(
+        "--job-dir", default="", metavar="PATH", shell_complete=directories, help=help_text
+    )(options)
+    return click.argument("job", required=False, default="", shell_complete=_complete)(options)  # type: ignore[return-value]
+
+
+def _complete(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+    if context.params.get("job_dir"):
+        return []
+    return job_names(
+        begun,
+        str(context.params.get("namespace") or ""),
+        str(context.params.get("kube_context") or ""),
+    )

@@ -1,0 +1,18 @@
+"""`checkpoint`: take a checkpoint of a job now."""
+
+from __future__ import annotations
+
+import click
+
+from elasticdl.cli.job_argument import SETTINGS, job_argument
+from elasticdl.cli.jobs.job import JobQuery
+from elasticdl.cli.jobs.resolve_job import RULE, found
+
+
+@click.command(context_settings=SETTINGS, epilog=RULE)
+@job_argument
+def checkpoint(sought: JobQuery) -> None:
+    """Ask for a checkpoint now."""
+    with found(sought) as job:
+        job.checkpoint()
+    click.echo("asked for a checkpoint; `elasticdl status` shows it when it is complete", err=True)

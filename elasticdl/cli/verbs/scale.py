@@ -1,0 +1,24 @@
+"""`scale`: change the number of workers of a job."""
+
+from __future__ import annotations
+
+import click
+
+from elasticdl.cli.job_argument import SETTINGS, job_argument
+from elasticdl.cli.jobs.job import JobQuery
+from elasticdl.cli.jobs.resolve_job import RULE, found
+from elasticdl.cli.param_types import typed_range
+from elasticdl.formatting import amount
+
+
+@click.command(context_settings=SETTINGS, epilog=RULE)
+@job_argument
+@click.option("--num-workers", required=True, metavar="N|MIN:MAX", help="Workers from now on.")
+def scale(sought: JobQuery, num_workers: str) -> None:
+    """Ask for another range of workers."""
+    low, high = typed_range(num_workers)
+    with found(sought) as job:
+        job.scale(low, high)
+    click.echo(
+        f"asked for {amount(low, 'worker') if low == high else f'{low}:{high} workers'}", err=True
+    )

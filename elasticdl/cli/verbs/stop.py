@@ -1,0 +1,44 @@
+"""`stop`: end a job gracefully, or at once."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from elasticdl.cli.job_argument import SETTINGS, job_argument
+from elasticdl.cli.jobs.job import JobQuery
+from elasticdl.cli.jobs.resolve_job import RULE, found
+from elasticdl.cli.views.console import tell
+from elasticdl.errors import ExitCode
+
+
+@click.command(context_settings=SETTINGS, epilog=RULE)
+@job_argument
+@click.option(
+    "--reason", default="`elasticdl stop`", show_default=True, help="Shown in the job's events."
+)
+@click.option(
+    "--now",
+    is_flag=True,
+    help="End it at once, without a last checkpoint; works without its master, too.",
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def stop(sought: JobQuery, reason: str, now: bool, yes: bool) -> int:
+    """Stop a job in order: workers give their work back and a last checkpoint is taken.
+
+    A job on a cluster whose master does not run (not yet, or for good) is deleted.
+    """
+    with found(sought) as job:
+        where = f"job {job.name} in {job.place}"
+        if job.outcome() is not None:
+            click.echo(f"{where} has ended already", err=True)
+            return ExitCode.DONE
+        if not yes:
+            if not sys.stdin.isatty():
+                raise click.UsageError(f"This stops {where}: say --yes.")
+            if not click.confirm(f"Stop {where}?", err=True):
+                tell(f"{where} goes on")
+                return ExitCode.INTERRUPTED
+        click.echo(job.end(reason) if now else job.stop(reason), err=True)
+    return ExitCode.DONE

@@ -1,0 +1,35 @@
+"""`wait`: until a job has ended."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS, job_argument
+from elasticdl.cli.jobs.job import JobQuery
+from elasticdl.cli.jobs.resolve_job import RULE, found
+from elasticdl.cli.param_types import Seconds
+from elasticdl.cli.views.documents import Format
+
+
+@click.command(context_settings=SETTINGS, epilog=RULE)
+@job_argument
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Seconds(),
+    metavar="SECONDS",
+    help="Give up after so long, with exit code 124.",
+)
+@FORMAT_OPTION
+def wait(sought: JobQuery, timeout_s: float | None, form: str) -> int:
+    """Wait until a job has ended. The exit code is the job's."""
+    from elasticdl.cli.jobs import watch
+    from elasticdl.cli.views.live_view import LineView
+    from elasticdl.cli.views.result_output import tell_end
+
+    with found(sought) as job:
+        outcome = watch.wait(job, LineView(sys.stderr), timeout_s)
+    tell_end(outcome, Format(form))
+    return outcome.exit_code
