@@ -41,7 +41,7 @@ class Action(StrEnum):
 
 
 class Strategy(StrEnum):
-    """How workers keep one model."""
+    """How workers share one model."""
 
     PARAMETER_SERVER = "ParameterServerStrategy"
     """Asynchronous: workers pull weights from parameter servers and push gradients."""
@@ -184,13 +184,14 @@ class ModelSection(_Section):
     """Which model."""
 
     model_zoo: Directory = Field(
-        description="Directory of model modules; on a cluster by default /model_zoo of the image."
+        description="Directory of model modules; default on a cluster: /model_zoo in the image."
     )
     model_def: Annotated[str, Value("MODULE")] = Field(
-        description="Module, or module.function, that makes the model: `iris` or `mnist.cnn.Model`."
+        description="Module, or module.function, that builds the model: `iris` or `mnist.cnn.Model`."
     )
     model_params: Params = Field(
-        default_factory=dict, description="`key=value;…` for custom_model; typed, not evaluated."
+        default_factory=dict,
+        description="`key=value;…`: arguments of custom_model, typed, never evaluated.",
     )
 
 
@@ -200,43 +201,44 @@ class DataSection(_Section):
     training_data: Annotated[Data, UsedBy(_TRAIN), NeededBy(_TRAIN)] = Field(
         default="",
         description=(
-            "Data to train on: file, directory, glob, or what the module's own reader takes."
+            "Data to train on: file, directory, glob, or what custom_data_reader accepts."
         ),
     )
     validation_data: Annotated[Data, UsedBy(_TRAIN + _EVALUATE), NeededBy(_EVALUATE)] = Field(
         default="",
         description=(
-            "Data to evaluate on: file, directory, glob, or what the module's own reader takes."
+            "Data to evaluate on: file, directory, glob, or what custom_data_reader accepts."
         ),
     )
     prediction_data: Annotated[Data, UsedBy(_PREDICT), NeededBy(_PREDICT)] = Field(
         default="",
         description=(
-            "Data to predict for: file, directory, glob, or what the module's own reader takes."
+            "Data to predict for: file, directory, glob, or what custom_data_reader accepts."
         ),
     )
     data_reader_params: Params = Field(
-        default_factory=dict, description="`key=value;…` for the data reader."
+        default_factory=dict, description="`key=value;…`: arguments of custom_data_reader."
     )
     minibatch_size: int = Field(
-        default=64, ge=1, description="Records a worker trains on in one step."
+        default=64, ge=1, description="Records per training step of a worker."
     )
     records_per_task: int = Field(
         default=0,
         ge=0,
-        description="Records in a shard; 0: 64 minibatches, fewer if the data is small.",
+        description="Records per shard; 0 selects 64 minibatches, fewer if the data is small.",
     )
     num_epochs: Annotated[int, UsedBy(_TRAIN)] = Field(
         default=1, ge=1, description="Passes over the training data."
     )
     shuffle: Annotated[Shuffle, UsedBy(_TRAIN)] = Field(
-        default=Shuffle.RECORDS, description="Order of training data: none, shards, or records too."
+        default=Shuffle.RECORDS,
+        description="What to shuffle: none, shards, or also records within shards.",
     )
     seed: int = Field(
-        default=0, ge=0, lt=2**63, description="Seed of shuffling and of initial weights."
+        default=0, ge=0, lt=2**63, description="Seed for shuffling and initial weights."
     )
     max_bad_records: int = Field(
-        default=0, ge=0, description="Unreadable records to leave out before the job fails."
+        default=0, ge=0, description="Number of unreadable records to skip before the job fails."
     )
 
 
@@ -244,13 +246,16 @@ class TrainingSection(_Section):
     """How to train."""
 
     distribution_strategy: Strategy = Field(
-        default=Strategy.PARAMETER_SERVER, description="How workers keep one model."
+        default=Strategy.PARAMETER_SERVER, description="How workers share one model."
     )
     evaluation_steps: Annotated[int, UsedBy(_TRAIN)] = Field(
-        default=0, ge=0, description="Evaluate every N steps; 0: at the end only."
+        default=0, ge=0, description="Evaluate every N steps; 0 evaluates only at the end."
     )
     evaluation_seconds: Annotated[float, UsedBy(_TRAIN)] = Field(
-        default=0, ge=0, allow_inf_nan=False, description="Evaluate at this interval; 0 disables."
+        default=0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Evaluate at this interval; 0 disables it.",
     )
     max_staleness: Annotated[
         int, UsedBy(_TRAIN), UnusedOnRing("a ring's steps are in common, none is stale")
@@ -266,21 +271,17 @@ class TrainingSection(_Section):
         default=2 << 20,
         ge=0,
         description=(
-            "keras.layers.Embedding layers of at least this size live on the parameter servers by"
-            " row."
+            "Minimum size of a keras.layers.Embedding layer whose rows live on the parameter"
+            " servers."
         ),
     )
     global_batch: Annotated[GlobalBatch, UsedBy(_TRAIN)] = Field(
         default=GlobalBatch.FIXED,
-        description=(
-            "AllReduce: --minibatch-size is that of the whole ring, or of each member (scaled)."
-        ),
+        description=("AllReduce: --minibatch-size is per ring (fixed) or per member (scaled)."),
     )
     lr_scaling: Annotated[RateScaling, UsedBy(_TRAIN)] = Field(
         default=RateScaling.NONE,
-        description=(
-            "AllReduce, scaled: how the learning rate grows with the members: none, linear, sqrt."
-        ),
+        description=("AllReduce, scaled: how the learning rate grows with the number of members."),
     )
     max_nonfinite_steps: Annotated[
         int,
@@ -288,9 +289,13 @@ class TrainingSection(_Section):
         UnusedOnRing(
             "a ring's steps are in common, and the first one that gives NaN or Inf ends the job"
         ),
-    ] = Field(default=3, ge=1, description="Steps in a row with NaN or Inf before the job fails.")
+    ] = Field(
+        default=3, ge=1, description="Consecutive steps with NaN or Inf before the job fails."
+    )
     max_failed_shards: int = Field(
-        default=0, ge=0, description="Shards that may be given up after three failures each."
+        default=0,
+        ge=0,
+        description="Number of shards to skip, after three failures each, before the job fails.",
     )
 
 
@@ -298,26 +303,26 @@ class CheckpointSection(_Section):
     """What is kept."""
 
     checkpoint_steps: Annotated[int, UsedBy(_TRAIN)] = Field(
-        default=0, ge=0, description="Make a checkpoint every N steps; 0: never."
+        default=0, ge=0, description="Take a checkpoint every N steps; 0 disables it."
     )
     keep_checkpoint_max: Annotated[int, UsedBy(_TRAIN)] = Field(
-        default=3, ge=0, description="Newest checkpoints to keep; 0 keeps all."
+        default=3, ge=0, description="Number of newest checkpoints to keep; 0 keeps all."
     )
     checkpoint_dir_for_init: Annotated[Directory, NeededBy(_EVALUATE + _PREDICT)] = Field(
-        default="", description="Checkpoint directory to take the parameters from."
+        default="", description="Checkpoint directory to initialize the parameters from."
     )
     resume: Annotated[bool, UsedBy(_TRAIN)] = Field(
-        default=False, description="Go on with the job in --job-dir from its newest checkpoint."
+        default=False, description="Resume the job in --job-dir from its newest checkpoint."
     )
     output: Annotated[Directory, UsedBy(_TRAIN + _PREDICT)] = Field(
         default="",
         description=(
-            "Directory for the exported model, or for predictions, unless a"
-            " PredictionOutputsProcessor takes them."
+            "Directory for the exported model, or for predictions if the module has no"
+            " PredictionOutputsProcessor."
         ),
     )
     tensorboard_log_dir: Annotated[Directory, UsedBy(_TRAIN + _EVALUATE)] = Field(
-        default="", description="Directory for TensorBoard: loss and metrics by model version."
+        default="", description="Directory for TensorBoard logs: loss and metrics by model version."
     )
 
 
@@ -325,36 +330,36 @@ class ClusterSection(_Section):
     """Where and with how many processes."""
 
     job_name: Annotated[str, Value("NAME")] = Field(
-        default="", description="Name of the job; default: from the model and the time."
+        default="", description="Name of the job; default: model and time."
     )
     job_dir: Directory = Field(
-        default="", description="Directory for all that the job leaves; default: jobs/NAME."
+        default="", description="Directory for the job's files; default: jobs/NAME."
     )
     num_workers: Annotated[WorkerRange, BeforeValidator(WorkerRange.parse), Value("N|MIN:MAX")] = (
-        Field(default=WorkerRange(low=1, high=1), description="Workers, as N or MIN:MAX.")
+        Field(default=WorkerRange(low=1, high=1), description="Number of workers, as N or MIN:MAX.")
     )
     num_ps_pods: int = Field(
-        default=1, ge=0, description="Parameter servers; none with AllreduceStrategy."
+        default=1, ge=0, description="Number of parameter servers; AllreduceStrategy has none."
     )
     max_relaunches: int = Field(
         default=3,
         ge=0,
-        description="Failures by the user's own code to retry before the job fails.",
+        description="Failures in user code to retry before the job fails.",
     )
     stall_seconds: float = Field(
         default=60,
         ge=0,
         allow_inf_nan=False,
-        description="Act on a job in which nothing has moved for this long; 0: only report it.",
+        description="Act on a job that made no progress for this long; 0 only reports it.",
     )
     status_port: int = Field(
         default=0,
         ge=0,
         le=65535,
-        description="Port of the status page on this machine; 0: any that is free.",
+        description="Port of the local status page; 0 selects a free one.",
     )
     envs: Envs = Field(
-        default_factory=dict, description="`KEY=value;…` for the environment of all processes."
+        default_factory=dict, description="`KEY=value;…`: environment variables of all processes."
     )
 
 

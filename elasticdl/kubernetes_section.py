@@ -259,7 +259,7 @@ class KubernetesSection(BaseModel):
 
     image_name: Annotated[str, AfterValidator(_image), Value("IMAGE")] = Field(
         default="",
-        description="Image of all processes. Given: the job runs on a Kubernetes cluster.",
+        description="Image of all processes. With it, the job runs on a Kubernetes cluster.",
     )
     image_pull_policy: PullPolicy = Field(
         default=PullPolicy.IF_NOT_PRESENT, description="When to pull the image."
@@ -269,9 +269,7 @@ class KubernetesSection(BaseModel):
         BeforeValidator(parse_names),
         AfterValidator(_object_names),
         Value("NAME,…"),
-    ] = Field(
-        default=(), description="`a,b`: Secrets of the namespace with the registry's passwords."
-    )
+    ] = Field(default=(), description="`a,b`: Secrets with the registry's credentials.")
     kube_context: Annotated[str, Value("NAME", Offer.CONTEXTS)] = Field(
         default="", description="Context of the kubeconfig; default: the current one."
     )
@@ -280,7 +278,7 @@ class KubernetesSection(BaseModel):
     )
     service_account: ObjectName = Field(
         default="elasticdl",
-        description="The master's; docker/rbac.yaml makes one with the rights needed.",
+        description="Service account of the master; docker/rbac.yaml creates one.",
     )
     volume: Annotated[
         tuple[Mount, ...],
@@ -290,68 +288,70 @@ class KubernetesSection(BaseModel):
     ] = Field(
         default=(),
         description=(
-            "`claim_name=C,mount_path=/data;host_path=P,mount_path=/x`, also with sub_path and"
-            " read_only; JSON or YAML with `source` for other kinds."
+            "Volumes to mount: `claim_name=C,mount_path=/data;host_path=P,mount_path=/x`, with"
+            " optional sub_path and read_only; JSON or YAML with `source` for other kinds."
         ),
     )
     fs_group: int = Field(
         default=1000,
         ge=0,
-        description="Group that owns the files of volumes; 0: as the volume has it.",
+        description="Group that owns the files of volumes; 0 keeps the volume's group.",
     )
     run_as_user: int = Field(
-        default=0, ge=0, description="User that processes run as; 0: the image's."
+        default=0, ge=0, description="User id of the processes; 0 keeps the image's user."
     )
     master_resource_request: Resource = Field(
-        default_factory=dict, description="`cpu=1,memory=2Gi,…` that the master asks for."
+        default_factory=dict, description="Resource requests of the master: `cpu=1,memory=2Gi,…`."
     )
     master_resource_limit: Resource = Field(
         default_factory=dict, description="Resource limits of the master."
     )
     worker_resource_request: Resource = Field(
-        default_factory=dict, description="The same for each worker."
+        default_factory=dict, description="Resource requests of each worker."
     )
     worker_resource_limit: Resource = Field(
-        default_factory=dict, description="`…,nvidia.com/gpu=1` for each worker."
+        default_factory=dict,
+        description="Resource limits of each worker, such as `nvidia.com/gpu=1`.",
     )
     ps_resource_request: Annotated[Resource, _NO_SERVERS] = Field(
-        default_factory=dict, description="The same for each parameter server."
+        default_factory=dict, description="Resource requests of each parameter server."
     )
     ps_resource_limit: Annotated[Resource, _NO_SERVERS] = Field(
-        default_factory=dict, description="The same for each parameter server."
+        default_factory=dict, description="Resource limits of each parameter server."
     )
     master_pod_priority: ClassName = Field(default="", description="Priority class of the master.")
     worker_pod_priority: ClassName = Field(
-        default="", description="Priority class of workers; `{rung}` in it: their rung, from 1."
+        default="",
+        description="Priority class of workers; `{rung}` stands for the worker's rung, from 1.",
     )
     ps_pod_priority: Annotated[ClassName, _NO_SERVERS] = Field(
         default="", description="Priority class of parameter servers."
     )
     node_selector: Pairs = Field(
-        default_factory=dict, description="`key=value,…` that nodes must have."
+        default_factory=dict, description="Labels that nodes must have: `key=value,…`."
     )
     tolerations: Annotated[
         tuple[Mapping[str, Any], ...],
         BeforeValidator(lambda v: _no_nothing(parse_json(v))),
         Value("JSON"),
-    ] = Field(default=(), description="JSON (or YAML): Kubernetes' list of tolerations.")
+    ] = Field(default=(), description="List of Kubernetes tolerations, as JSON or YAML.")
     affinity: Annotated[Mapping[str, Any] | None, BeforeValidator(parse_json), Value("JSON")] = (
         Field(
             default=None,
             description=(
-                "JSON (or YAML): Kubernetes' affinity, in place of workers near servers, servers"
+                "Kubernetes affinity, as JSON or YAML; default: workers near servers, servers"
                 " apart."
             ),
         )
     )
     ttl_seconds: int = Field(
-        default=24 * 3600, ge=0, description="Seconds for which an ended job's objects stay."
+        default=24 * 3600, ge=0, description="Time to keep the Kubernetes objects of an ended job."
     )
     oom_memory_limit: Annotated[str, AfterValidator(_memory), Value("QUANTITY")] = Field(
         default="",
         description=(
-            "Most memory, such as 8Gi, for a process that comes back from out of memory; default:"
-            " twice its first limit."
+            "Maximum memory limit, such as 8Gi, for a process restarted after running out of"
+            " memory; default: twice its first limit."
         ),
     )
 

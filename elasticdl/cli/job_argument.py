@@ -26,7 +26,7 @@ FORMAT_OPTION = click.option(
     "form",
     type=click.Choice([str(one) for one in Format]),
     default=str(Format.TABLE),
-    help="How it is printed. [table]",
+    help="Output format. [table]",
 )
 
 
@@ -36,7 +36,7 @@ def cluster_options(command: F) -> F:
     command = click.option(
         "--kube-context", default="", metavar="NAME", shell_complete=context_names, help=on
     )(command)
-    within = "On a cluster, in this namespace."
+    within = "Namespace on the cluster."
     return click.option(
         "--namespace", default="", metavar="NAME", shell_complete=namespace_names, help=within
     )(command)

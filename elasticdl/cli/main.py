@@ -1,6 +1,6 @@
-"""`elasticdl`: finds the verb and turns what it raises into words and an exit code.
+"""The `elasticdl` command: runs a subcommand and maps its errors to messages and exit codes.
 
-Verbs are imported when they are called, so that `elasticdl --help` is there at once.
+Each subcommand is imported when it is called, so `elasticdl --help` answers at once.
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ class _Verb:
     module: str
     help: str
     function: str = ""
-    """Where it is not called as the verb is."""
+    """Name of the function if it differs from the command's."""
 
 
 VERBS = {
     "train": _Verb("train", "Train a model, on this machine or on a cluster."),
     "evaluate": _Verb("train", "Evaluate a trained model."),
     "predict": _Verb("train", "Write a trained model's predictions."),
-    "check": _Verb("check", "Look at the model and the data; start nothing."),
-    "list": _Verb("list", "List the jobs of this machine and of the cluster.", "list_"),
-    "status": _Verb("status", "Show how a job is doing."),
+    "check": _Verb("check", "Validate model and data without starting a job."),
+    "list": _Verb("list", "List jobs on this machine and on the cluster.", "list_"),
+    "status": _Verb("status", "Show the state of a job."),
     "dashboard": _Verb("dashboard", "Open a job's status page in the browser."),
-    "why": _Verb("why", "Tell what happened to a job, and why it took so long."),
-    "report": _Verb("report", "Write a job's status page into one file."),
-    "logs": _Verb("logs", "Show what a process of a job printed."),
-    "scale": _Verb("scale", "Ask for another range of workers."),
-    "checkpoint": _Verb("checkpoint", "Ask for a checkpoint now."),
-    "wait": _Verb("wait", "Wait until a job has ended; the exit code is the job's."),
-    "stop": _Verb("stop", "Stop a job in order: nothing is lost that a resume needs."),
-    "completion": _Verb("completion", "Print what bash, zsh or fish need to complete all of this."),
-    "zoo": _Verb("zoo", "Make an image of a model zoo: init, build, push."),
+    "why": _Verb("why", "Explain what happened and what slowed it down."),
+    "report": _Verb("report", "Save a job's status page as a single file."),
+    "logs": _Verb("logs", "Print the logs of a job's processes."),
+    "scale": _Verb("scale", "Change the number of workers."),
+    "checkpoint": _Verb("checkpoint", "Take a checkpoint now."),
+    "wait": _Verb("wait", "Wait for a job to end and exit with its exit code."),
+    "stop": _Verb("stop", "Stop a job gracefully so that it can be resumed."),
+    "completion": _Verb("completion", "Print the shell completion script."),
+    "zoo": _Verb("zoo", "Build and push the image of a model zoo."),
 }
 
 
 COMPLETING = "_ELASTICDL_COMPLETE"
-"""The variable by which a shell asks what it may offer."""
+"""Environment variable that a shell sets when it asks for completions."""
 
 
 class _ReaderIsGone(Exception):
-    """Whoever read our output has enough. No OSError: click would make a failure of that one."""
+    """The reader of our output closed its end. Not an OSError: click reports those as failures."""
 
 
 GROUPS = {
     "Start a job": ("train", "evaluate", "predict", "check"),
-    "See how it is doing": ("list", "status", "dashboard", "why", "report", "logs"),
-    "Steer it": ("scale", "checkpoint", "wait", "stop"),
+    "Inspect jobs": ("list", "status", "dashboard", "why", "report", "logs"),
+    "Control a job": ("scale", "checkpoint", "wait", "stop"),
     "Other": ("completion", "zoo"),
 }
 
 
 @final
 class _Verbs(click.Group):
-    """Knows the verbs by name and imports one when it is needed."""
+    """Imports a command's module when the command is needed."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -133,17 +133,17 @@ def _version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> N
     help="Show the version.",
 )
 def elasticdl() -> None:
-    """Elastic deep learning: one command, one job, whatever happens to its processes.
+    """Train Keras models on workers that may come, go and fail at any time.
 
-    `elasticdl VERB --help` tells a verb's flags. Exit codes: 0 done, 1 job failed, 2 bad usage or
-    job, 3 refused by the
-    cluster, 4 no such job, 5 the job stood still, 124 timed out, 130 interrupted.
+    Run `elasticdl COMMAND --help` for options. Exit codes: 0 done, 1 job failed, 2 bad usage or
+    job, 3 refused by the cluster, 4 no such job, 5 job stalled, 124 timed out, 130 interrupted.
     """
 
 
 def exit_code_of(error: ElasticDLError) -> ExitCode:
-    """The command's exit code for an error; codes that are for the master's eyes become ones for
-    people.
+    """Return the command's exit code for an error.
+
+    Codes that only a master interprets map to those that users know.
     """
     if isinstance(error, UserError) and error.exit_code is ExitCode.USER_ERROR:
         return ExitCode.USAGE
@@ -155,14 +155,14 @@ def exit_code_of(error: ElasticDLError) -> ExitCode:
 
 
 def report(error: ElasticDLError) -> None:
-    """On stderr: what is wrong, and what to do on a line of its own."""
+    """Print the error to stderr, and its hint on a second line."""
     tell(f"Error: {error.message}")
     if error.hint:
         tell(f"Hint: {error.hint}")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Raises nothing that a person could cause."""
+    """Run one command and return its exit code. No user error escapes as an exception."""
     if COMPLETING in os.environ:
         from elasticdl.cli.completion_scripts import use_ours
 
@@ -196,7 +196,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def main() -> None:
-    """The console script."""
+    """Entry point of the console script."""
     whole_streams()
     code = run()
     try:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 RULE = (
-    "A name is looked for in ./jobs, then in the current kube context; --job-dir or --namespace"
-    " says which."
+    "Looks for JOB in ./jobs, then in the current kube context; --job-dir or --namespace selects"
+    " one."
 )
 
 

@@ -28,17 +28,17 @@ from elasticdl.job import Action, JobSpec
     "action",
     type=click.Choice([str(one) for one in Action]),
     default=str(Action.TRAIN),
-    help="Which verb to check for. [train]",
+    help="Command to check for. [train]",
 )
 @FORMAT_OPTION
 def check(file: Path | None, action: str, form: str, **parameters: Any) -> int:  # noqa: ANN401 - the flags
-    """Load the model module, run one batch through it and count the data.
+    """Validate model and data without starting a job.
 
-    Starts and leaves nothing.
+    Loads the model module, runs one batch through it and counts the records. Leaves no files.
 
-    With --image-name the cluster is asked instead: rights, quota, priority classes, pod security,
-    volumes. The model and the data
-    are then those of the pods, where the job's master looks at them before it starts anything.
+    With --image-name, checks the cluster instead: permissions, quota, priority classes, pod
+    security and volumes. The job's master checks model and data, which are in the image, before
+    it starts any other process.
     """
     spec = settle(request_of(Action(action), file, parameters))
     return _on_cluster(spec, Format(form)) if spec.on_kubernetes else _here(spec, Format(form))

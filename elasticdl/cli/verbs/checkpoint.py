@@ -12,7 +12,7 @@ from elasticdl.cli.jobs.resolve_job import RULE, found
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
 def checkpoint(sought: JobQuery) -> None:
-    """Ask for a checkpoint now."""
+    """Take a checkpoint now."""
     with found(sought) as job:
         job.checkpoint()
     click.echo("asked for a checkpoint; `elasticdl status` shows it when it is complete", err=True)

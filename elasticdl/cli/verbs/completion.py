@@ -10,14 +10,15 @@ SHELLS = ("bash", "zsh", "fish")
 @click.command()
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
-    """Print what SHELL needs to complete elasticdl's verbs, flags and jobs.
+    """Print the completion script of SHELL.
 
     \b
     bash:  echo 'eval "$(elasticdl completion bash)"' >> ~/.bashrc
     zsh:   echo 'eval "$(elasticdl completion zsh)"' >> ~/.zshrc
     fish:  elasticdl completion fish > ~/.config/fish/completions/elasticdl.fish
 
-    Names of jobs and namespaces on the cluster are waited for for ELASTICDL_COMPLETION_SECONDS at most, 1.5 if that is not set; 0: not looked for.
+    ELASTICDL_COMPLETION_SECONDS limits the wait for names from the cluster: 1.5 by default, 0
+    disables it.
     """  # noqa: D301 - click's mark for a paragraph that stays as it is
     from click.shell_completion import get_completion_class
 

@@ -26,13 +26,13 @@ from elasticdl.jobdir.layout import write_whole
 @click.option(
     "--no-browser",
     is_flag=True,
-    help="Print the page's address only, with the token that opens it.",
+    help="Only print the page's address, with the token that opens it.",
 )
 def dashboard(sought: JobQuery, no_browser: bool) -> int:
     """Open a job's status page in the browser.
 
-    The page of a job on a cluster is reached through the API server, as by `kubectl port-forward`,
-    until Ctrl-C or the job's end.
+    For a job on a cluster, the connection goes through the API server, like `kubectl
+    port-forward`, and lasts until Ctrl-C or the end of the job.
     """
     with found(sought) as job, job.page() as address:
         _see_that_it_answers(job, address)

@@ -29,13 +29,12 @@ _CALL_S = 4.0
 
 @click.command("list", context_settings=SETTINGS)
 @cluster_options
-@click.option(
-    "-A", "--all-namespaces", "everywhere", is_flag=True, help="Of the cluster's every namespace."
-)
+@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="In all namespaces.")
 @FORMAT_OPTION
 def list_(namespace: str, kube_context: str, everywhere: bool, form: str) -> None:
-    """List the jobs in ./jobs and those of the current kube context; with --namespace,
-    --kube-context or -A only the latter.
+    """List the jobs in ./jobs and those of the current kube context.
+
+    With --namespace, --kube-context or -A, list only the jobs on the cluster.
     """
     if everywhere and namespace:
         raise click.UsageError(

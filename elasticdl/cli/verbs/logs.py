@@ -38,20 +38,20 @@ def _processes(context: click.Context, _parameter: click.Parameter, begun: str) 
     type=Lines(),
     default=200,
     metavar="N",
-    help="The last lines only; 0: all. [200]",
+    help="Print only the last N lines; 0 prints all. [200]",
 )
 @click.option(
     "-f",
     "--follow",
     is_flag=True,
-    help="Go on as it grows, until the process or the job has ended.",
+    help="Keep printing until the process or the job ends.",
 )
 @FORMAT_OPTION
 def logs(sought: JobQuery, process: str, lines: int, follow: bool, form: str) -> None:
     """Print the log of PROCESS (worker-0, ps-1, master-0), or list the logs.
 
-    On a cluster each incarnation of a process has a log of its own: `ps-0` is the newest, `ps-0.0`
-    the first, `ps-0.1` the second.
+    On a cluster each incarnation of a process has its own log: `ps-0` is the newest, `ps-0.0` the
+    first, `ps-0.1` the second.
     """
     if sought.job_dir and sought.job and not process:
         sought, process = replace(sought, job=""), sought.job  # `logs --job-dir D worker-0`

@@ -19,15 +19,14 @@ from elasticdl.errors import UserError
     type=click.Path(),
     default="",
     metavar="FILE",
-    help="Where to; `-` is stdout. [report.html of the job]",
+    help="Output file; `-` is stdout. [report.html of the job]",
 )
 def report(sought: JobQuery, output: str) -> None:
-    """Write a job's status page, as it stands, into one file: to keep, to send, to open without a
-    network.
+    """Save a job's status page, as it is now, as one file that opens without a network.
 
-    A job leaves one in its directory when it ends. The file is written to report.html there for a
-    job of this machine, to
-    JOB-report.html in this directory for one on a cluster. Its path goes to stdout.
+    A job writes one into its directory when it ends. For a local job the default is report.html in
+    the job's directory, for a job on a cluster JOB-report.html in the current directory. Prints
+    the path of the file.
     """
     from elasticdl.page import render_report
 

@@ -13,9 +13,9 @@ from elasticdl.formatting import amount
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
-@click.option("--num-workers", required=True, metavar="N|MIN:MAX", help="Workers from now on.")
+@click.option("--num-workers", required=True, metavar="N|MIN:MAX", help="New number of workers.")
 def scale(sought: JobQuery, num_workers: str) -> None:
-    """Ask for another range of workers."""
+    """Change the number of workers."""
     low, high = typed_range(num_workers)
     with found(sought) as job:
         job.scale(low, high)

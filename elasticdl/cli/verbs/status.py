@@ -27,12 +27,12 @@ from elasticdl.formatting import amount
     "--watch",
     is_flag=True,
     help=(
-        "Go on until the job has ended, or Ctrl-C; the exit code is then the job's. Into a file or"
-        " pipe: a line when something has changed."
+        "Keep watching until the job ends, and exit with its exit code. Into a file or pipe, print"
+        " a line for each change."
     ),
 )
 def status(sought: JobQuery, form: str, watch: bool) -> int:
-    """Show how a job is doing, or how it ended."""
+    """Show the state of a job, or how it ended."""
     with found(sought) as job:
         if watch:
             return _watch(job, Format(form))

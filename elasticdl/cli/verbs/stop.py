@@ -21,13 +21,13 @@ from elasticdl.errors import ExitCode
 @click.option(
     "--now",
     is_flag=True,
-    help="End it at once, without a last checkpoint; works without its master, too.",
+    help="Kill it without a last checkpoint. Also works when its master is gone.",
 )
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def stop(sought: JobQuery, reason: str, now: bool, yes: bool) -> int:
-    """Stop a job in order: workers give their work back and a last checkpoint is taken.
+    """Stop a job gracefully: workers return unfinished work, and a last checkpoint is taken.
 
-    A job on a cluster whose master does not run (not yet, or for good) is deleted.
+    A job on a cluster is deleted if its master is not running.
     """
     with found(sought) as job:
         where = f"job {job.name} in {job.place}"

@@ -30,14 +30,14 @@ def _verb(action: Action, doc: str) -> click.Command:
     @click.option(
         "--detach",
         is_flag=True,
-        help="On a cluster: return when the job is submitted and seen to start.",
+        help="On a cluster: return once the job has started.",
     )
     @click.option(
         "--dry-run",
         is_flag=True,
         help=(
-            "Start nothing; print the job, ready for -f, or the object of a job on a cluster, ready"
-            " for `kubectl create -f -`."
+            "Start nothing. Print the job for use with -f, or the Kubernetes object for use with"
+            " `kubectl create -f -`."
         ),
     )
     @click.option(
@@ -45,7 +45,7 @@ def _verb(action: Action, doc: str) -> click.Command:
         "--format",
         "form",
         type=click.Choice([str(one) for one in Format]),
-        help="How results are printed.",
+        help="Output format of results.",
     )
     def command(
         file: Path | None,
@@ -75,24 +75,24 @@ def _verb(action: Action, doc: str) -> click.Command:
 
 train = _verb(
     Action.TRAIN,
-    "Train a model on this machine: a master, workers and parameter servers as processes of their"
-    " own.\n\nCtrl-C stops in order and tells how to go on; a second one ends everything at"
-    " once.\n\nWith --image-name the job runs on the Kubernetes cluster of the current context:"
-    " paths are those in its pods, and Ctrl-C leaves it running.",
+    "Train a model on this machine: the master, workers and parameter servers run as local"
+    " processes.\n\nCtrl-C stops the job gracefully and prints how to resume it; a second Ctrl-C"
+    " kills it.\n\nWith --image-name, the job runs on the Kubernetes cluster of the current"
+    " context. Paths are then paths in its pods, and Ctrl-C leaves the job running.",
 )
 _WHERE = (
-    "On this machine, or with --image-name on the Kubernetes cluster of the current context; Ctrl-C"
-    " as with `elasticdl train`."
+    "Runs on this machine, or with --image-name on the Kubernetes cluster of the current context."
+    " Ctrl-C works as with `elasticdl train`."
 )
 evaluate = _verb(
     Action.EVALUATE,
-    "Evaluate the parameters of --checkpoint-dir-for-init on --validation-data. The metrics are"
-    f" printed, and are in the job's directory.\n\n{_WHERE}",
+    "Evaluate the checkpoint in --checkpoint-dir-for-init on --validation-data. Prints the metrics"
+    f" and keeps them in the job's directory.\n\n{_WHERE}",
 )
 predict = _verb(
     Action.PREDICT,
-    "Write what the parameters of --checkpoint-dir-for-init predict for --prediction-data to"
-    f" --output.\n\n{_WHERE}",
+    "Write predictions for --prediction-data, made with the checkpoint in"
+    f" --checkpoint-dir-for-init, to --output.\n\n{_WHERE}",
 )
 
 

@@ -20,11 +20,11 @@ from elasticdl.cli.views.documents import Format
     "timeout_s",
     type=Seconds(),
     metavar="SECONDS",
-    help="Give up after so long, with exit code 124.",
+    help="Give up after this long, with exit code 124.",
 )
 @FORMAT_OPTION
 def wait(sought: JobQuery, timeout_s: float | None, form: str) -> int:
-    """Wait until a job has ended. The exit code is the job's."""
+    """Wait for a job to end and exit with its exit code."""
     from elasticdl.cli.jobs import watch
     from elasticdl.cli.views.live_view import LineView
     from elasticdl.cli.views.result_output import tell_end

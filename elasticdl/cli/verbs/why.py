@@ -26,16 +26,15 @@ from elasticdl.formatting import amount, duration, spoken
     type=Lines(),
     default=100,
     metavar="N",
-    help="The last lines only; 0: all. [100]",
+    help="Print only the last N lines; 0 prints all. [100]",
 )
 @FORMAT_OPTION
 def why(sought: JobQuery, lines: int, form: str) -> None:
-    """Tell what happened to a job, and why it took so long.
+    """Explain what happened to a job and what slowed it down.
 
-    A line for each process that ended otherwise than in order, with its cause and who took over;
-    for each wait and slow start, with
-    its reason and how long it took; and for each phase of the job. For jobs that run and that have
-    ended.
+    Prints a line for each process that failed, with its cause and its successor; for each wait and
+    slow start, with its reason and duration; and for each phase of the job. Works for running and
+    for ended jobs.
     """
     with found(sought) as job:
         report = job.report()

@@ -22,7 +22,7 @@ _SETTINGS: dict[str, Any] = {"token_normalize_func": lambda token: token.replace
 _BUILDER = click.option(
     "--builder",
     type=click.Choice([str(one) for one in image_builders.Builder]),
-    help="What builds and pushes; default: the first of these that works.",
+    help="Program that builds and pushes; default: the first that works.",
 )
 _LIMIT = click.option(
     "--timeout",
@@ -30,15 +30,15 @@ _LIMIT = click.option(
     type=Seconds(at_least=1),
     default=BUILD_LIMIT_S,
     metavar="SECONDS",
-    help=f"Give up after so long. [{BUILD_LIMIT_S:g}]",
+    help=f"Give up after this long. [{BUILD_LIMIT_S:g}]",
 )
 
 
 @click.group(context_settings=_SETTINGS)
 def zoo() -> None:
-    """Make an image of a model zoo, for `elasticdl train --image-name`.
+    """Build and push the image of a model zoo, for `elasticdl train --image-name`.
 
-    The modules are in /model_zoo there: `--model-zoo /model_zoo`.
+    The modules are in /model_zoo of the image: `--model-zoo /model_zoo`.
     """
 
 
@@ -48,12 +48,10 @@ def zoo() -> None:
     "--base-image",
     default=BASE_IMAGE,
     show_default=True,
-    help="ElasticDL's own image, which it is built upon.",
+    help="ElasticDL's image to build on.",
 )
 def init(folder: Path, base_image: str) -> None:
-    """Write a Dockerfile, a requirements.txt and, where there is none yet, a model module with data
-    into DIR.
-    """
+    """Write a Dockerfile and requirements.txt into DIR, and an example module if it has none."""
     texts = {
         "Dockerfile": zoo_template.DOCKERFILE.replace(
             "@BASE_IMAGE@", image_builders.usable_name(base_image)
@@ -94,7 +92,7 @@ def init(folder: Path, base_image: str) -> None:
     "--base-image",
     default="",
     metavar="NAME",
-    help="In place of the one that the Dockerfile names.",
+    help="Base image instead of the Dockerfile's.",
 )
 @_BUILDER
 @_LIMIT
@@ -107,7 +105,7 @@ def build(
     limit_s: float,
     extra: tuple[str, ...],
 ) -> None:
-    """Build an image of the model zoo in DIR; prints its name."""
+    """Build an image of the model zoo in DIR and print its name."""
     if not (folder / "Dockerfile").is_file():
         raise SpecError(f"there is no Dockerfile in {folder}", hint=f"elasticdl zoo init {folder}")
     image_builders.usable_name(image)
@@ -126,9 +124,7 @@ def build(
 @_BUILDER
 @_LIMIT
 def push(image: str, builder: str | None, limit_s: float) -> None:
-    """Push IMAGE to the registry that its name begins with; log in there first, with the builder's
-    own `login`.
-    """
+    """Push IMAGE to the registry in its name. Log in there first, with `docker login` or alike."""
     image_builders.usable_name(image)
     program = image_builders.owner_of(image, builder)
     image_builders.carry_out([program, "push", image], f"pushing {image}", limit_s)

@@ -31,10 +31,10 @@ class HttpProtocol(web.RequestHandler):
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
-            access_log=None,
+            access_log=None,  # type: ignore[arg-type]
             logger=_LOG,
             keepalive_timeout=_KEEP_OPEN_S,
-        )  # type: ignore[arg-type]
+        )
 
     def handle_error(
         self,
