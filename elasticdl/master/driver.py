@@ -49,13 +49,13 @@ class Driver:
         core: Core,
         journal: Journal,
         queue: EventQueue,
-        desk: ProcessGateway,
+        gateway: ProcessGateway,
         executor: Executor,
     ) -> None:
         self._core = core
         self._journal = journal
         self._queue = queue
-        self._desk = desk
+        self._gateway = gateway
         self._executor = executor
 
     async def run(self, cluster: Cluster) -> FinishJob:
@@ -89,7 +89,7 @@ class Driver:
             if not entry.handled.done():
                 entry.handled.set_result(None)
         if any(may_free_work(entry.event) for entry in entries):
-            self._desk.leases.work_appeared()
+            self._gateway.leases.work_appeared()
 
     async def _watch(self, cluster: Cluster) -> None:
         async for event in cluster.observe():
@@ -101,15 +101,15 @@ class Driver:
                     )
                 case ProcessExited():
                     facts = replace(
-                        event.facts, memory_peak_bytes=self._desk.sessions.peak_bytes(event.name)
+                        event.facts, memory_peak_bytes=self._gateway.sessions.peak_bytes(event.name)
                     )
-                    self._desk.leave(event.name, "has ended")
+                    self._gateway.leave(event.name, "has ended")
                     self._queue.post(ProcessEnded(at_s, event.name, facts))
 
     async def _keep_time(self) -> None:
         while True:
             before_s = self._queue.at_s()
             await asyncio.sleep(TICK_S)
-            self._desk.tick()
+            self._gateway.tick()
             now_s = self._queue.at_s()
             self._queue.post(Tick(now_s, max(0.0, now_s - before_s - TICK_S)))

@@ -149,14 +149,14 @@ class Master:
             lambda name, address: GrpcServerControl(str(name), address, credentials, plan.term),
         )
         self._fences = Fences(self._registry)
-        self._desk = ProcessGateway(
+        self._gateway = ProcessGateway(
             self.queue, self._registry, self._fences, _MAIN_TASK[spec.action], self.core.may_attach
         )
         if (
             spec.training.distribution_strategy is Strategy.ALLREDUCE
             and spec.action is Action.TRAIN
         ):
-            self._desk.ring = RingCoordinator(self._desk.orders, plan.beginning.restore_from)
+            self._gateway.ring = RingCoordinator(self._gateway.orders, plan.beginning.restore_from)
         self._archive = CheckpointArchive(spec, directory.checkpoints)
         self._archive.restore_from = plan.beginning.restore_from
         found = plan.preflight
@@ -164,7 +164,7 @@ class Master:
         welcome = Welcome(
             plan.term, spec.model_dump_json(), lambda: self._archive.restore_from, data
         )
-        service = MasterService(self.queue, self._desk, welcome, self.status_json, self.core)
+        service = MasterService(self.queue, self._gateway, welcome, self.status_json, self.core)
         self._server = MasterServer(service, environment.token)
         what = about(
             spec,
@@ -173,7 +173,7 @@ class Master:
             after_a_stop(spec, directory),
         )
         self._watched = JobView(
-            what, self.core, self._desk, self.queue, self.event_log, self.collector
+            what, self.core, self._gateway, self.queue, self.event_log, self.collector
         )
         self._page = StatusServer(
             self._watched, AccessGuard(environment.token, environment.page.names), plan.term
@@ -182,7 +182,7 @@ class Master:
 
     def status(self) -> dict[str, Any]:
         """The core's status with what only an onlooker knows."""
-        return job_status(self.core, self._desk)
+        return job_status(self.core, self._gateway)
 
     def status_json(self) -> str:
         """The same for the wire."""
@@ -208,8 +208,8 @@ class Master:
         port = await self._server.start(environment.host, environment.port)
         journal = JournalFile(directory.journal)
         try:
-            if self._desk.ring is not None:
-                await self._desk.ring.start(
+            if self._gateway.ring is not None:
+                await self._gateway.ring.start(
                     environment.host.strip("[]"), environment.rendezvous_port
                 )
             process_env = self._platform.process_env(self._plan.spec, environment, port)
@@ -223,8 +223,8 @@ class Master:
                 return self._finish
         finally:
             await self._page.close(self._finish and self.with_way_on(self._finish))
-            if self._desk.ring is not None:
-                await self._desk.ring.close()
+            if self._gateway.ring is not None:
+                await self._gateway.ring.close()
             await self._registry.close()
             await self._server.close()
             journal.close()
@@ -254,7 +254,7 @@ class Master:
             self.event_log,
             self._metrics,
         )
-        executor = Executor(self.queue, self._desk, means)
+        executor = Executor(self.queue, self._gateway, means)
         for stale in (
             self._environment.directory.receipt,
             self._environment.directory.report,
@@ -275,7 +275,9 @@ class Master:
             )
         self.queue.post(self._started())
         try:
-            return await Driver(self.core, journal, self.queue, self._desk, executor).run(cluster)
+            return await Driver(self.core, journal, self.queue, self._gateway, executor).run(
+                cluster
+            )
         except asyncio.CancelledError:
             for process in () if self.has_left else self.core.status().processes:
                 await cluster.delete(ProcessName.parse(process.name), grace_s=0.0)

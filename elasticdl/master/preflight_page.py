@@ -85,7 +85,9 @@ class PreflightPage:
         queue, core = EventQueue(clock, event_log.began_s), JobState(self._spec)
         on = resume_command(self._spec.model_dump(mode="json"), self._environment.directory)
         what = about(self._spec, event_log.started_at, place.namespace, on)
-        watched = JobView(what, core, self._desk(queue), queue, event_log, Collector(None, clock))
+        watched = JobView(
+            what, core, self._gateway(queue), queue, event_log, Collector(None, clock)
+        )
         server = StatusServer(
             watched, AccessGuard(self._environment.token, place.names), _NO_MASTER
         )
@@ -110,7 +112,7 @@ class PreflightPage:
             await server.close(None)
             event_log.close()
 
-    def _desk(self, queue: EventQueue) -> ProcessGateway:
+    def _gateway(self, queue: EventQueue) -> ProcessGateway:
         """Nobody comes to it."""
         credentials = Credentials(self._environment.token, "master")
         registry = PsRegistry(

@@ -236,15 +236,15 @@ class RingGeneration:
 
     All take the weights of the member with the most steps among the ranks `holders`. No holders:
     rank 0 restores
-    `restore_from`, or begins afresh if that is ''. Items below `first_number` are void. The
+    `restore_from`, or begins afresh if that is ''. Items below `first_item` are void. The
     rendezvous is served on `port`
     of the master's host, below the secret path `scope` ('' for a ring of one).
     """
 
-    generation: int
+    number: int
     members: tuple[str, ...]
     holders: tuple[int, ...]
-    first_number: int
+    first_item: int
     restore_from: str = ""
     port: int = 0
     scope: str = ""

@@ -212,7 +212,7 @@ def order_to_wire(order: Order) -> pb.Order:
         case Finish():
             return pb.Order(finish=pb.Done())
         case RingGeneration():
-            return pb.Order(ring_form=ring.form_to_wire(order))
+            return pb.Order(ring_form=ring.generation_to_wire(order))
         case RingSave(snapshot, directory):
             return pb.Order(ring_save=pb.RingSave(snapshot=snapshot, directory=directory))
         case RingDrop(snapshot):
@@ -233,7 +233,7 @@ def order_from_wire(message: pb.Order) -> Order:
         case "finish":
             return Finish()
         case "ring_form":
-            return ring.form_from_wire(message.ring_form)
+            return ring.generation_from_wire(message.ring_form)
         case "ring_save":
             return ring.save_from_wire(message.ring_save)
         case "tell_state":
@@ -323,7 +323,7 @@ def report_to_wire(report: Report, sequence: int) -> pb.ReportRequest:
         version=report.version,
         gauges=report.gauges,
         sequence=sequence,
-        ring=ring.word_to_wire(report.ring) if report.ring is not None else None,
+        ring=ring.report_to_wire(report.ring) if report.ring is not None else None,
         ring_cuts=[ring.cut_to_wire(cut) for cut in report.ring_cuts],
         ring_saves=[ring.saved_to_wire(saved) for saved in report.ring_saves],
         starting=report.starting,
@@ -375,7 +375,7 @@ def report_from_wire(message: pb.ReportRequest) -> Report:
             for name, value in _numbers(message.gauges, "gauges").items()
             if math.isfinite(value)
         },
-        ring=ring.word_from_wire(message.ring) if message.HasField("ring") else None,
+        ring=ring.report_from_wire(message.ring) if message.HasField("ring") else None,
         ring_cuts=tuple(ring.cut_from_wire(cut) for cut in message.ring_cuts),
         ring_saves=tuple(ring.saved_from_wire(saved) for saved in message.ring_saves),
         starting=_start_parts(message.starting),

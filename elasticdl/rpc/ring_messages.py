@@ -27,21 +27,21 @@ def _count(value: int, what: str) -> int:
     return value
 
 
-def word_to_wire(word: RingReport) -> pb.RingWord:
+def report_to_wire(report: RingReport) -> pb.RingWord:
     """RingReport -> message."""
     return pb.RingWord(
-        ready=word.ready,
-        entered=word.entered,
-        broken=word.broken,
-        leaving=word.leaving,
-        problem=word.problem[:_MAX_TEXT_CHARS],
-        version=word.version,
-        number=word.number,
-        offset=word.offset,
+        ready=report.ready,
+        entered=report.entered,
+        broken=report.broken,
+        leaving=report.leaving,
+        problem=report.problem[:_MAX_TEXT_CHARS],
+        version=report.version,
+        number=report.number,
+        offset=report.offset,
     )
 
 
-def word_from_wire(message: pb.RingWord) -> RingReport:
+def report_from_wire(message: pb.RingWord) -> RingReport:
     """Message -> RingReport. Raises ValueError."""
     return RingReport(
         message.ready,
@@ -103,20 +103,20 @@ def saved_from_wire(message: pb.RingSaved) -> RingSaved:
     )
 
 
-def form_to_wire(form: RingGeneration) -> pb.RingForm:
+def generation_to_wire(generation: RingGeneration) -> pb.RingForm:
     """RingGeneration -> message."""
     return pb.RingForm(
-        generation=form.generation,
-        members=form.members,
-        holders=form.holders,
-        first_number=form.first_number,
-        restore_from=form.restore_from,
-        port=form.port,
-        scope=form.scope,
+        generation=generation.number,
+        members=generation.members,
+        holders=generation.holders,
+        first_number=generation.first_item,
+        restore_from=generation.restore_from,
+        port=generation.port,
+        scope=generation.scope,
     )
 
 
-def form_from_wire(message: pb.RingForm) -> RingGeneration:
+def generation_from_wire(message: pb.RingForm) -> RingGeneration:
     """Message -> RingGeneration. Raises ValueError."""
     members, holders = tuple(message.members), tuple(message.holders)
     if not 1 <= len(members) <= _MAX_MEMBERS or not all(
@@ -127,10 +127,10 @@ def form_from_wire(message: pb.RingForm) -> RingGeneration:
             f" {list(holders)}"
         )
     return RingGeneration(
-        generation=_count(message.generation, "generation"),
+        number=_count(message.generation, "generation"),
         members=members,
         holders=holders,
-        first_number=_count(message.first_number, "first_number"),
+        first_item=_count(message.first_number, "first_number"),
         restore_from=message.restore_from,
         port=_count(message.port, "port"),
         scope=message.scope,

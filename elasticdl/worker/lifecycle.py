@@ -144,7 +144,7 @@ class Link:
     orders: Orders
     reporter: Reporter
     parameters: Parameters
-    forms: Generations
+    generations: Generations
     revival: Revival
 
     @classmethod
@@ -170,8 +170,8 @@ class Link:
                 revival.moved(servers)
 
         orders = Orders(client.orders, move, shutdown)
-        forms = Generations(shutdown, outbox.drop)
-        orders.ring_by(forms.follow)
+        generations = Generations(shutdown, outbox.drop)
+        orders.ring_by(generations.follow)
         states = StateReports(outbox, watch)
         orders.state_by(states.ask)
         reporter = Reporter(outbox, gauges, client, attached.heartbeat_s, shutdown, states)
@@ -182,7 +182,7 @@ class Link:
             _tell_standing(error, outbox, reporter)
 
         watch.start(shutdown, lambda: leave(shutdown), report)
-        return cls(attached, context, orders, reporter, parameters, forms, revival)
+        return cls(attached, context, orders, reporter, parameters, generations, revival)
 
 
 def work(
@@ -232,8 +232,8 @@ def _work_on_ring(environment: WorkerEnvironment, client: MasterClient, link: Li
     with link.context.watch.starting(
         f"{IMPORTING}, or {BUILDING},", link.attached.spec.model.model_zoo
     ):
-        worker = assemble_ring(assignment, host, client, link.forms, link.context)
-    link.forms.copies_by(worker.copies.follow)
+        worker = assemble_ring(assignment, host, client, link.generations, link.context)
+    link.generations.copies_by(worker.copies.follow)
     # It says itself when it is warm.
     link.context.outbox.starting("compile")
     worker.run()

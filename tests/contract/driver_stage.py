@@ -202,7 +202,7 @@ class Stage:
             2, lambda name, address: GrpcServerControl(str(name), address, credentials, TERM)
         )
         fences = Fences(self.roster)
-        self.desk = ProcessGateway(
+        self.gateway = ProcessGateway(
             self.inbox, self.roster, fences, Task.TRAINING, lambda name: name.index < 9
         )
         self.cluster = FakeCluster()
@@ -213,14 +213,18 @@ class Stage:
             launcher, fences, Snapshots(self.roster), NoArchive(), self.events, self.metrics
         )
         driver = Driver(
-            self.core, self.journal, self.inbox, self.desk, Executor(self.inbox, self.desk, means)
+            self.core,
+            self.journal,
+            self.inbox,
+            self.gateway,
+            Executor(self.inbox, self.gateway, means),
         )
         welcome = Welcome(TERM, SPEC.model_dump_json(), lambda: "checkpoints/version-5")
         service = MasterService(
             self.inbox,
-            self.desk,
+            self.gateway,
             welcome,
-            lambda: json.dumps({"state": "fine", **self.desk.numbers()}),
+            lambda: json.dumps({"state": "fine", **self.gateway.numbers()}),
             self.core,
         )
         self._service = service

@@ -127,7 +127,7 @@ class FakeJob:
             self.spec.cluster.num_ps_pods, lambda name, _: self.servers[str(name)]
         )
         fences = Fences(self._roster)
-        self.desk = ProcessGateway(
+        self.gateway = ProcessGateway(
             self.inbox, self._roster, fences, Task.TRAINING, self.core.may_attach
         )
         self._lines = (
@@ -138,7 +138,11 @@ class FakeJob:
         launcher = Launcher(self.cluster, lambda name: ProcessSpec(name, ("train",)))
         means = ExecutorDeps(launcher, fences, Snapshots(self._roster), NoArchive(), *self._lines)
         self._driver = driver.Driver(
-            self.core, NoJournal(), self.inbox, self.desk, Executor(self.inbox, self.desk, means)
+            self.core,
+            NoJournal(),
+            self.inbox,
+            self.gateway,
+            Executor(self.inbox, self.gateway, means),
         )
         self._lives: dict[ProcessName, asyncio.Task[None]] = {}
 
@@ -193,20 +197,24 @@ class FakeJob:
 
     async def _server(self, name: ProcessName) -> None:
         self.servers[str(name)] = CountingServer()
-        await self.desk.attach(ProcessAttached(self.inbox.at_s(), name, "here", "here"), str(name))
+        await self.gateway.attach(
+            ProcessAttached(self.inbox.at_s(), name, "here", "here"), str(name)
+        )
         sequence = 0
         while True:
             sequence += 1
-            await self.desk.report(name, Report(version=1, gauges={"rss_bytes": 2.0**29}), sequence)
+            await self.gateway.report(
+                name, Report(version=1, gauges={"rss_bytes": 2.0**29}), sequence
+            )
             await asyncio.sleep(0.02)
 
     async def _worker(self, name: ProcessName) -> None:
         with suppress(Refused):
-            await self.desk.attach(ProcessAttached(self.inbox.at_s(), name), str(name))
+            await self.gateway.attach(ProcessAttached(self.inbox.at_s(), name), str(name))
             reports = leases = 0
             while True:
                 leases += 1
-                answer = await self.desk.poll(name, leases, 0.05)
+                answer = await self.gateway.poll(name, leases, 0.05)
                 if isinstance(answer, Finished):
                     if name in self.cluster.live:
                         self.cluster.exit(name, ExitFacts(exit_code=0))
@@ -228,7 +236,7 @@ class FakeJob:
                 Task.TRAINING, applied, version=1, loss=1.0, done=end == lease.shard.records
             )
             reports += 1
-            await self.desk.report(
+            await self.gateway.report(
                 name, Report(progress=(progress,), gauges={"rss_bytes": 0.98 * 2**30}), reports
             )
         return reports

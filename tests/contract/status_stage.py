@@ -88,7 +88,7 @@ class Stage:
             1, lambda name, address: GrpcServerControl(str(name), address, credentials, 1)
         )
         fences = Fences(self._roster)
-        self.desk = ProcessGateway(
+        self.gateway = ProcessGateway(
             self.inbox, self._roster, fences, Task.TRAINING, self.core.may_attach
         )
         self.chronicle = EventLog(directory / "events.jsonl", clock.wall_s())
@@ -98,7 +98,7 @@ class Stage:
         self.watched = JobView(
             about(job, clock.wall_s()),
             self.core,
-            self.desk,
+            self.gateway,
             self.inbox,
             self.chronicle,
             self.collector,
@@ -132,10 +132,10 @@ class Stage:
             self.chronicle,
             self._metrics,
         )
-        hands = Executor(self.inbox, self.desk, means)
+        hands = Executor(self.inbox, self.gateway, means)
         self.port = await self.server.start("127.0.0.1", 0)
         self.running = asyncio.ensure_future(
-            Driver(self.core, NoJournal(), self.inbox, self.desk, hands).run(self.cluster)
+            Driver(self.core, NoJournal(), self.inbox, self.gateway, hands).run(self.cluster)
         )
         await self.post(happened.JobStarted(self.inbox.at_s(), (Source("iris.csv", records),)))
 
@@ -164,7 +164,7 @@ class Stage:
     async def lease(self, name: ProcessName) -> int:
         """The shard that the worker gets."""
         self._asked += 1
-        lease = await self.desk.poll(name, self._asked, LIMIT_S)
+        lease = await self.gateway.poll(name, self._asked, LIMIT_S)
         assert isinstance(lease, Lease) and lease.shard is not None
         return lease.shard.id
 

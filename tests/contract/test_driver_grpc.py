@@ -359,7 +359,7 @@ def test_a_process_that_is_not_heard_of_is_given_up_once(stage: Stage) -> None:
     async def pass_time() -> None:
         for _ in range(8):
             stage.clock.advance(2)
-            stage.desk.tick()
+            stage.gateway.tick()
 
     stage.call(pass_time())
     silent = stage.core.wait_for(happened.ProcessSilent)
@@ -374,7 +374,7 @@ def test_a_master_that_was_stopped_itself_gives_nobody_up(stage: Stage) -> None:
     stage.clock.advance(3600)
 
     async def tick() -> None:
-        stage.desk.tick()
+        stage.gateway.tick()
 
     stage.call(tick())
     assert not stage.core.of(happened.ProcessSilent)

@@ -74,7 +74,7 @@ class Job:
         self.variables = [
             keras.Variable(np.zeros(shape, np.float32), trainable=False) for shape in SHAPES
         ]
-        self.forms = Generations(self.shutdown)
+        self.generations = Generations(self.shutdown)
         self.script: deque = deque()
         self.when_broken = lambda: None
         """What the master does when it hears of that."""
@@ -94,18 +94,18 @@ class Job:
         parts = RingParts(
             self.peer, Exchange(self.peer, self.variables, chunk_bytes=1), self, self, self
         )
-        self.trainer = RingTrainer(ME, "here", parts, context, self.forms)
+        self.trainer = RingTrainer(ME, "here", parts, context, self.generations)
 
-    def form(self, generation: int, members=(ME,), holders=(), first_number=1) -> None:
-        self.forms.put(RingGeneration(generation, members, holders, first_number))
+    def form(self, generation: int, members=(ME,), holders=(), first_item=1) -> None:
+        self.generations.put(RingGeneration(generation, members, holders, first_item))
 
     def values(self) -> set[float]:
         return {float(value) for one in self.variables for value in one.numpy().ravel()}
 
     # the way to the master
 
-    def say(self, word: RingReport) -> None:
-        if word.broken > word.entered:
+    def say(self, report: RingReport) -> None:
+        if report.broken > report.entered:
             self.when_broken()
 
     # the reading

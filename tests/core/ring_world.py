@@ -306,7 +306,7 @@ class RingWorld:
             return
         worker.form, worker.inside = form, 0
         worker.items = {
-            number: item for number, item in worker.items.items() if number >= form.first_number
+            number: item for number, item in worker.items.items() if number >= form.first_item
         }
         worker.marks.clear()
         if worker.name not in form.members:
@@ -415,11 +415,11 @@ class RingWorld:
             elected = max(holders, key=lambda weights: weights.version)
         else:
             elected = self.saved[self.ring.restore_from] if self.ring.restore_from else Weights()
-            if self.ring.first_number > 1:
-                elected = elected.at(self.ring.first_number)
+            if self.ring.first_item > 1:
+                elected = elected.at(self.ring.first_item)
         handed = elected
-        if elected.number < self.ring.first_number:
-            elected = elected.at(self.ring.first_number)
+        if elected.number < self.ring.first_item:
+            elected = elected.at(self.ring.first_item)
         # Restored ones were told before; handed over ones are safe when everybody has them.
         for rank, one in enumerate(members):
             if rank < torn:

@@ -490,7 +490,7 @@ class Ring(RuleBasedStateMachine):
         for command in self.world.put(e.LeaseRequested(0, worker.name, number, False)):
             if isinstance(command, c.GrantItem):
                 assert number in (0, command.item.number)
-                assert command.item.number >= self.world.ring.first_number
+                assert command.item.number >= self.world.ring.first_item
                 others = [one.items.get(command.item.number) for one in self.world.workers.values()]
                 assert all(item in (None, command.item) for item in others)
 

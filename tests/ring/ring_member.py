@@ -1,4 +1,4 @@
-"""One member of a ring, for tests: the worker's own loop on records in memory, told of forms on
+"""One member of a ring, for tests: the worker's own loop on records in memory, told of generations on
 stdin, telling on stdout.
 
 Its process is forked from one that has imported all this and done nothing else yet: to import takes
@@ -165,7 +165,7 @@ def main(name: str, setting: dict) -> None:
     )
     ring = HorovodRing()
     exchange = Exchange(ring, list(model.state().values()))
-    reading, forms = (
+    reading, generations = (
         RingReading(Items(setting), sources, context.watch, shutdown),
         Generations(shutdown),
     )
@@ -176,16 +176,20 @@ def main(name: str, setting: dict) -> None:
         reading,
         Telling(setting["delay_s"], setting["long"].get(name)),
     )
-    trainer = RingTrainer(name, "127.0.0.1", parts, context, forms)
+    trainer = RingTrainer(name, "127.0.0.1", parts, context, generations)
     trainer.warm_up(first_batch(sources, Task.TRAINING))
     reading.start()
 
     def hear() -> None:
         for line in sys.stdin:
-            form = json.loads(line)
-            forms.put(
+            generation = json.loads(line)
+            generations.put(
                 RingGeneration(
-                    **{**form, "members": tuple(form["members"]), "holders": tuple(form["holders"])}
+                    **{
+                        **generation,
+                        "members": tuple(generation["members"]),
+                        "holders": tuple(generation["holders"]),
+                    }
                 )
             )
 

@@ -207,14 +207,14 @@ class RingStage:
             self._rendezvous.open(self._scope)
         holders = tuple(rank for rank, one in enumerate(members) if one.name in self._holders)
         names = tuple(one.name for one in members)
-        form = RingGeneration(
+        generation = RingGeneration(
             self._generation, names, holders, 1, port=self._port, scope=self._scope
         )
         told = {id(one): one for one in (*members, *self.members)}.values()
         self.members = members
         for member in told:
             if member.process.returncode is None:
-                member.process.tell(json.dumps(asdict(form)) + "\n")
+                member.process.tell(json.dumps(asdict(generation)) + "\n")
         if wait:
             generation = self._generation
             for member in members:

@@ -115,23 +115,25 @@ class Master:
         self.journal = Journal()
         roster = PsRegistry(plan.servers, lambda name, address: Control(world, address))
         fences = Fences(roster)
-        self.desk = ProcessGateway(self.inbox, roster, fences, Task.TRAINING, self.state.may_attach)
+        self.gateway = ProcessGateway(
+            self.inbox, roster, fences, Task.TRAINING, self.state.may_attach
+        )
         if plan.on_ring:
-            self.desk.ring = RingCoordinator(self.desk.orders, "", world.hub)
+            self.gateway.ring = RingCoordinator(self.gateway.orders, "", world.hub)
         self.archive = Archive(world)
         told = _Told(world)
         launcher = Launcher(world.cluster, _spec_of)
         means = ExecutorDeps(launcher, fences, Snapshots(roster), self.archive, told, told)  # type: ignore[arg-type]
-        self._hands = Executor(self.inbox, self.desk, means)
+        self._hands = Executor(self.inbox, self.gateway, means)
         self._driver = Driver(
-            _Core(world, self.state), self.journal, self.inbox, self.desk, self._hands
+            _Core(world, self.state), self.journal, self.inbox, self.gateway, self._hands
         )
         self._roster = roster
 
     async def run(self) -> do.FinishJob:
         plan = self._world.plan
-        if self.desk.ring is not None:
-            await self.desk.ring.start("master")
+        if self.gateway.ring is not None:
+            await self.gateway.ring.start("master")
         self.inbox.post(happened.JobStarted(0.0, plan.training, plan.validation))
         finish = await self._driver.run(self._world.cluster)  # type: ignore[arg-type]
         self.over = True

@@ -85,7 +85,7 @@ MUTANTS = (
         "void items are trained",
         RING,
         "worker.ring.trainer:_from_first",
-        "position.number >= form.first_number",
+        "position.number >= generation.first_item",
         "True",
     ),
     Mutant(
@@ -138,11 +138,11 @@ MUTANTS = (
         "item.lease.offset",
     ),
     Mutant(
-        "an old form replaces a newer one",
+        "an old generation replaces a newer one",
         RING,
         "worker.ring.generations:Generations.put",
-        "if form.generation <= self.generation:",
-        "if form.generation < 0:",
+        "if generation.number <= self.newest:",
+        "if generation.number < 0:",
     ),
     Mutant(
         "a broken ring is not told",
@@ -225,7 +225,7 @@ MUTANTS = (
         "rolled back, items are not void",
         RING,
         "master.core.ring.work:RingWork.roll_back",
-        "self.first_number, self.halting = self.next_number",
+        "self.first_item, self.halting = self.next_number",
         "_, self.halting = self.next_number",
     ),
     Mutant(
@@ -243,10 +243,10 @@ MUTANTS = (
         "pass",
     ),
     Mutant(
-        "a new stream lacks the newest form",
+        "a new stream lacks the newest generation",
         RING,
         "master.gateway.order_streams:OrderStreams._orders",
-        "if name in self._forms:",
+        "if name in self._generations:",
         "if False:",
     ),
     Mutant(

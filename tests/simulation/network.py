@@ -111,15 +111,15 @@ class Client:
         starting: bool = False,
     ) -> Attached:
         """See MasterClient."""
-        desk, inbox = self._master.desk, self._master.inbox
+        gateway, inbox = self._master.gateway, self._master.inbox
 
         async def handle() -> Attached:
             event = ProcessAttached(
                 inbox.at_s(), self._name, control, bulk, restored_version, starting=starting
             )
-            await desk.attach(event, str(self._name))
+            await gateway.attach(event, str(self._name))
             return Attached(
-                1, 2.0, self._master.spec, desk.orders.servers, self._master.archive.restore_from
+                1, 2.0, self._master.spec, gateway.orders.servers, self._master.archive.restore_from
             )
 
         return self._call(handle, _ATTEMPT_S)
@@ -138,7 +138,7 @@ class Client:
 
             async def handle() -> LeaseAnswer:
                 self._check()
-                return await self._master.desk.poll(
+                return await self._master.gateway.poll(
                     self._name, sequence, wait_s, ring_number=number, at_mark=at_mark
                 )
 
@@ -153,7 +153,7 @@ class Client:
 
             async def handle() -> None:
                 self._check()
-                await self._master.desk.report(self._name, report, sequence)
+                await self._master.gateway.report(self._name, report, sequence)
                 self._master.reported(self._name, report)
 
             self._call(handle, _ATTEMPT_S)
@@ -210,7 +210,7 @@ class Client:
         except Refused as refused:
             self._arrive(stream, refused)
             return
-        orders = self._master.desk.stream(self._name)
+        orders = self._master.gateway.stream(self._name)
         try:
             async for order in orders:
                 if (
@@ -243,7 +243,7 @@ class Client:
 
     def _check(self) -> None:
         """What the servicer does before it lets a process in."""
-        why = self._master.desk.sessions.refusal(self._name, str(self._name))
+        why = self._master.gateway.sessions.refusal(self._name, str(self._name))
         if why:
             raise Refused(why)
 

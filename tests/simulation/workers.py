@@ -179,8 +179,8 @@ def _link(world: World, worker: SimulatedWorker, client: Client, shutdown: Shutd
             revival.moved(servers)
 
     orders = Orders(client.orders, move, shutdown)
-    forms = Generations(shutdown, outbox.drop)
-    orders.ring_by(forms.follow)
+    generations = Generations(shutdown, outbox.drop)
+    orders.ring_by(generations.follow)
     states = StateReports(outbox, watch)
     orders.state_by(states.ask)
     reporter = Reporter(outbox, gauges, client, attached.heartbeat_s, shutdown, states)  # type: ignore[arg-type]
@@ -192,7 +192,7 @@ def _link(world: World, worker: SimulatedWorker, client: Client, shutdown: Shutd
     reporter.start()
     orders.start()
     watch.start(shutdown, leave)
-    return Link(attached, context, orders, reporter, parameters, forms, revival)
+    return Link(attached, context, orders, reporter, parameters, generations, revival)
 
 
 # On a ring
@@ -305,8 +305,10 @@ def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) 
     listener = _Watched(RingListener(marks, copies, callbacks, rate, restore), step)  # type: ignore[arg-type]
     reading = RingReading(client, sources, context.watch, context.shutdown)
     parts = RingParts(ring, exchange, step, reading, listener)  # type: ignore[arg-type]
-    trainer = worker.trainer = RingTrainer(str(worker.name), "master", parts, context, link.forms)
-    link.forms.copies_by(copies.follow)
+    trainer = worker.trainer = RingTrainer(
+        str(worker.name), "master", parts, context, link.generations
+    )
+    link.generations.copies_by(copies.follow)
     context.outbox.starting("compile")
     return _RingWorker(sources, trainer, reading, callbacks)
 

@@ -125,14 +125,14 @@ class PublishRing(Command):
 
     They take the weights of the member with the most steps among the ranks `holders`. With none,
     rank 0 restores
-    `restore_from`, '' being what the job began with. Items of the ring below `first_number` are
+    `restore_from`, '' being what the job began with. Items of the ring below `first_item` are
     void.
     """
 
     generation: int
     members: tuple[ProcessName, ...]
     holders: tuple[int, ...]
-    first_number: int
+    first_item: int
     restore_from: str = ""
 
 

@@ -78,9 +78,9 @@ class ExecutorDeps:
 class Executor:
     """Use it from one event loop."""
 
-    def __init__(self, queue: EventQueue, desk: ProcessGateway, means: ExecutorDeps) -> None:
+    def __init__(self, queue: EventQueue, gateway: ProcessGateway, means: ExecutorDeps) -> None:
         self._queue = queue
-        self._desk = desk
+        self._gateway = gateway
         self._means = means
         self.finish: do.FinishJob | None = None
         """Set by the last command of a job."""
@@ -95,15 +95,15 @@ class Executor:
             case do.FenceWorker():
                 self._queue.spawn(f"fence of {command.worker}", self._fence(command.worker))
             case do.PublishRing():
-                assert self._desk.ring is not None
-                self._desk.ring.publish(command)
+                assert self._gateway.ring is not None
+                self._gateway.ring.publish(command)
             case do.WithdrawRing():
-                assert self._desk.ring is not None
-                self._desk.ring.withdraw()
+                assert self._gateway.ring is not None
+                self._gateway.ring.withdraw()
             case do.LookAgain(after_s):
                 self._queue.spawn("a look at the ring", self._look_again(after_s))
             case do.PublishServers():
-                self._desk.orders.publish(command.addresses)
+                self._gateway.orders.publish(command.addresses)
             case do.TakeSnapshot() | do.SaveSnapshot() | do.DropSnapshot():
                 self._snapshot(command)
             case do.Announce():
@@ -121,20 +121,20 @@ class Executor:
         """Commands that a worker hears of."""
         match command:
             case do.GrantLease():
-                self._desk.throughput.granted(command.lease)
-                self._desk.leases.answer(command.worker, command.lease)
+                self._gateway.throughput.granted(command.lease)
+                self._gateway.leases.answer(command.worker, command.lease)
             case do.GrantItem():
-                self._desk.give_item(command.worker, command.item)
+                self._gateway.give_item(command.worker, command.item)
             case do.NoLeaseNow():
-                self._desk.leases.answer(command.worker, Wait(command.reason))
+                self._gateway.leases.answer(command.worker, Wait(command.reason))
             case do.WorkFinished():
-                if not self._desk.leases.answer(command.worker, Finished()):
+                if not self._gateway.leases.answer(command.worker, Finished()):
                     # It is busy coming up, or going: it need not ask first.
                     self._order(command.worker, Finish())
             case do.RevokeLeases():
                 self._order(
                     command.worker,
-                    Revoke(command.reason, self._desk.leases.revoked(command.worker)),
+                    Revoke(command.reason, self._gateway.leases.revoked(command.worker)),
                 )
             case do.AskState():
                 self._order(command.process, TellState())
@@ -147,8 +147,8 @@ class Executor:
                 self._queue.spawn(f"cut of view {command.snapshot}", self._cut(command.snapshot))
             case do.SaveSnapshot():
                 self._queue.spawn(f"save of view {command.snapshot}", self._save(command))
-            case do.DropSnapshot(snapshot) if self._desk.ring is not None:
-                self._desk.ring.drop(snapshot)
+            case do.DropSnapshot(snapshot) if self._gateway.ring is not None:
+                self._gateway.ring.drop(snapshot)
             case do.DropSnapshot():
                 self._queue.spawn(
                     f"drop of view {command.snapshot}", self._means.snapshots.drop(command.snapshot)
@@ -179,7 +179,7 @@ class Executor:
         self._queue.post(happened.Tick(self._queue.at_s()))
 
     async def _fence(self, worker: ProcessName) -> None:
-        self._desk.leave(worker, "was fenced")
+        self._gateway.leave(worker, "was fenced")
         applied = await self._means.fences.fence(str(worker))
         self._queue.post(happened.WorkerFenced(self._queue.at_s(), worker, applied))
 
@@ -199,7 +199,7 @@ class Executor:
     async def _save(self, command: do.SaveSnapshot) -> None:
         try:
             path, size_bytes = await self._means.archive.save(
-                command, self._desk.ring or self._means.snapshots
+                command, self._gateway.ring or self._means.snapshots
             )
         except ElasticDLError as error:
             self._queue.post(
@@ -213,8 +213,8 @@ class Executor:
 
     def _order(self, worker: ProcessName, order: Order) -> None:
         """One that has left, or has not come, cannot be told anything."""
-        if worker in self._desk.sessions:
-            self._desk.orders.put(worker, order)
+        if worker in self._gateway.sessions:
+            self._gateway.orders.put(worker, order)
 
     def _announce(self, command: do.Announce) -> None:
         _LOG.log(_LEVELS.get(command.level, logging.INFO), "%s", command.text)

@@ -72,17 +72,17 @@ class RingCoordinator:
         self._scope = new_scope(command.generation) if len(command.members) > 1 else ""
         if self._scope:
             self._rendezvous.open(self._scope)
-        form = RingGeneration(
+        generation = RingGeneration(
             command.generation,
             tuple(map(str, command.members)),
             command.holders,
-            command.first_number,
+            command.first_item,
             "" if command.holders else command.restore_from or self._begin_from,
             self._port,
             self._scope,
         )
         for name in dict.fromkeys((*self._members, *command.members)):
-            self._orders.form(name, form)
+            self._orders.publish_generation(name, generation)
         self._members = command.members
 
     def withdraw(self) -> None:

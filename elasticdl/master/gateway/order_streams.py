@@ -23,7 +23,7 @@ class OrderStreams:
         self._servers = Servers(("",) * servers)
         self._waiting: dict[ProcessName, deque[Order]] = {}
         self._wake: dict[ProcessName, asyncio.Event] = {}
-        self._forms: dict[ProcessName, RingGeneration] = {}
+        self._generations: dict[ProcessName, RingGeneration] = {}
         self.broke: Callable[[ProcessName], None] = lambda name: None
         """Told when a stream ends without our doing."""
 
@@ -45,13 +45,13 @@ class OrderStreams:
         if wake is not None:
             wake.set()
 
-    def form(self, name: ProcessName, form: RingGeneration) -> None:
+    def publish_generation(self, name: ProcessName, generation: RingGeneration) -> None:
         """Tell one process the newest generation of the ring; again with each stream that it
         opens.
         """
         if name in self._wake:
-            self.put(name, form)
-        self._forms[name] = form
+            self.put(name, generation)
+        self._generations[name] = generation
 
     async def stream(self, name: ProcessName) -> AsyncIterator[Order]:
         """The servers' addresses, then every order as it comes, until `leave` or a newer stream."""
@@ -69,10 +69,10 @@ class OrderStreams:
         self, name: ProcessName, wake: asyncio.Event, waiting: deque[Order]
     ) -> AsyncIterator[Order]:
         yield self._servers
-        if name in self._forms:
+        if name in self._generations:
             # What waits may have an older one, or the same: a worker takes each once, and none that
             # is older.
-            yield self._forms[name]
+            yield self._generations[name]
         while self._wake.get(name) is wake:
             wake.clear()
             while waiting and self._wake.get(name) is wake:
@@ -87,7 +87,7 @@ class OrderStreams:
     def leave(self, name: ProcessName) -> None:
         """The process is gone."""
         self._waiting.pop(name, None)
-        self._forms.pop(name, None)
+        self._generations.pop(name, None)
         self._end_stream(name)
 
     def _end_stream(self, name: ProcessName) -> None:

@@ -47,11 +47,18 @@ def events_of(worker: ProcessName, report: Report, at_s: float) -> Iterator[Even
         yield ExportFinished(at_s, worker, report.exported)
     if report.stop_asked:
         yield StopAsked(at_s, worker, report.stop_asked)
-    if report.ring is not None:
-        word = report.ring
-        place = (word.version, word.number, word.offset)
+    if (ring := report.ring) is not None:
         yield RingTold(
-            at_s, worker, word.ready, word.entered, word.broken, word.leaving, word.problem, *place
+            at_s,
+            worker,
+            ring.ready,
+            ring.entered,
+            ring.broken,
+            ring.leaving,
+            ring.problem,
+            ring.version,
+            ring.number,
+            ring.offset,
         )
     if report.state is not None:
         yield state_told(worker, report.state, at_s)

@@ -86,14 +86,14 @@ class MasterService(MasterServicer):
     def __init__(
         self,
         queue: EventQueue,
-        desk: ProcessGateway,
+        gateway: ProcessGateway,
         welcome: Welcome,
         status: Callable[[], str],
         wishes: Wishes,
     ) -> None:
         """`status` gives the job's status as JSON; `wishes` knows what can still be asked for."""
         self._queue = queue
-        self._desk = desk
+        self._gateway = gateway
         self._welcome = welcome
         self._status = status
         self._wishes = wishes
@@ -114,14 +114,14 @@ class MasterService(MasterServicer):
             name = ProcessName.parse(caller.name)
         except ValueError:
             return f"{caller.name!r} is not the name of a process"
-        return self._desk.sessions.refusal(name, caller.instance)
+        return self._gateway.sessions.refusal(name, caller.instance)
 
     async def Attach(self, request: pb.AttachRequest, context: AsyncContext) -> pb.AttachReply:
         caller = _caller(context)
         try:
             with _sense():
                 event = self._attached(caller.name, request)
-            await self._desk.attach(event, caller.instance)
+            await self._gateway.attach(event, caller.instance)
         except _NonsenseError as error:
             await _invalid(context, error)
         except Refused as refused:
@@ -130,7 +130,7 @@ class MasterService(MasterServicer):
             term=self._welcome.term,
             heartbeat_s=HEARTBEAT_S,
             job=self._welcome.job,
-            servers=self._desk.orders.servers,
+            servers=self._gateway.orders.servers,
             restore_from=self._welcome.restore_from(),
             sources=self._sources() if event.name.role is Role.WORKER else (),
         )
@@ -147,7 +147,7 @@ class MasterService(MasterServicer):
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, f"{name} asks for item {number} of the ring"
             )
-        answer = await self._desk.poll(
+        answer = await self._gateway.poll(
             name, request.sequence, wait_s, ring_number=number, at_mark=request.at_mark
         )
         return messages.lease_answer_to_wire(answer)
@@ -156,7 +156,7 @@ class MasterService(MasterServicer):
         try:
             with _sense():
                 report = messages.report_from_wire(request)
-            await self._desk.report(_name(context), report, request.sequence)
+            await self._gateway.report(_name(context), report, request.sequence)
         except _NonsenseError as error:
             await _invalid(context, error)
         except Refused as refused:
@@ -166,7 +166,7 @@ class MasterService(MasterServicer):
     async def Orders(
         self, request: pb.OrdersRequest, context: AsyncContext
     ) -> AsyncIterator[pb.Order]:
-        async for order in self._desk.stream(_name(context)):
+        async for order in self._gateway.stream(_name(context)):
             yield messages.order_to_wire(order)
 
     async def Status(self, request: pb.StatusRequest, context: AsyncContext) -> pb.StatusReply:

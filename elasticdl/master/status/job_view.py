@@ -39,9 +39,9 @@ _ROW = tuple(field.name for field in fields(ProcessStatus))
 row_of = attrgetter(*_ROW)
 
 
-def job_status(core: JobState, desk: ProcessGateway) -> dict[str, Any]:
+def job_status(core: JobState, gateway: ProcessGateway) -> dict[str, Any]:
     """The core's status with what only an onlooker knows."""
-    numbers, status = desk.numbers(), core.status()
+    numbers, status = gateway.numbers(), core.status()
     found = asdict(replace(status, processes=()))
     # There may be a thousand of them, and `asdict` takes its time.
     found["processes"] = [
@@ -77,13 +77,13 @@ class JobView:
         self,
         about: About,
         core: JobState,
-        desk: ProcessGateway,
+        gateway: ProcessGateway,
         queue: EventQueue,
         event_log: EventLog,
         collector: Collector,
     ) -> None:
         self.about = about
-        self._core, self._desk, self._queue = core, desk, queue
+        self._core, self._gateway, self._queue = core, gateway, queue
         self.event_log = event_log
         self.collector = collector
         self.cluster: Cluster | None = None
@@ -99,7 +99,7 @@ class JobView:
         """The status as /api/v1/status has it, at most half a second old. Not to be changed."""
         now_s = self._queue.clock.now_s()
         if self._reading is None or now_s - self._read_s >= FRESH_S:
-            found = job_status(self._core, self._desk)
+            found = job_status(self._core, self._gateway)
             view_age_s = self.cluster.view_age_s if self.cluster is not None else None
             wall_s = self._queue.clock.wall_s()
             self._reading = shown_status(

@@ -137,7 +137,7 @@ class Outbox:
         self._failures: list[Failure] = []
         self._exported = ""
         self._stop_asked = ""
-        self._word: RingReport | None = None
+        self._ring: RingReport | None = None
         self._cuts: list[RingCut] = []
         self._saves: list[RingSaved] = []
         self._starting: list[str] = []
@@ -274,10 +274,10 @@ class Outbox:
             self._stop_asked = reason
         self.urgent.set()
 
-    def say(self, word: RingReport) -> None:
+    def say(self, report: RingReport) -> None:
         """Where this worker stands with the ring; told in each report from now on."""
         with self._lock:
-            self._word = word
+            self._ring = report
         self.urgent.set()
 
     def cut(self, cut: RingCut) -> None:
@@ -292,11 +292,11 @@ class Outbox:
             self._saves.append(saved)
         self.urgent.set()
 
-    def _placed(self, word: RingReport | None) -> RingReport | None:
-        if word is None or self.position is None:
-            return word
+    def _placed(self, report: RingReport | None) -> RingReport | None:
+        if report is None or self.position is None:
+            return report
         version, number, offset = self.position()
-        return replace(word, version=version, number=number, offset=offset)
+        return replace(report, version=version, number=number, offset=offset)
 
     def take(self, gauges: Mapping[str, float]) -> Report:
         """All that waits, as one report. Empty but for the gauges if nothing does."""
@@ -315,7 +315,7 @@ class Outbox:
                         for cause, count in self._dropped.items()
                     },
                 },
-                ring=self._placed(self._word),
+                ring=self._placed(self._ring),
                 ring_cuts=tuple(self._cuts),
                 ring_saves=tuple(self._saves),
                 starting=tuple(self._starting),

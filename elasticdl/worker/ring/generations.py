@@ -16,15 +16,15 @@ from elasticdl.worker.process.shutdown import Draining, Shutdown
 
 
 class ReportSink(Protocol):
-    """Who takes the word to the master: the outbox."""
+    """Who takes the report to the master: the outbox."""
 
-    def say(self, word: RingReport) -> None:
+    def say(self, report: RingReport) -> None:
         """It is told with the next report, at once."""
 
 
 @final
 class Generations:
-    """Thread-safe: the orders' thread puts forms in, the loop's thread takes them.
+    """Thread-safe: the orders' thread puts generations in, the loop's thread takes them.
 
     `listen`ers hear of each newer one.
     """
@@ -42,9 +42,9 @@ class Generations:
         shutdown.listen(self._wake)
 
     @property
-    def generation(self) -> int:
-        """The newest one, 0 before the first."""
-        return self._newest.generation if self._newest is not None else 0
+    def newest(self) -> int:
+        """The number of the newest one, 0 before the first."""
+        return self._newest.number if self._newest is not None else 0
 
     def follow(self, order: RingGeneration | RingSave | RingDrop) -> None:
         """An order of the master's about the ring.
@@ -60,19 +60,19 @@ class Generations:
         """Orders about copies of the weights go there."""
         self._copies = copies
 
-    def put(self, form: RingGeneration) -> None:
+    def put(self, generation: RingGeneration) -> None:
         """The master published this generation. Old ones that come late or again are dropped."""
         with self._changed:
-            if form.generation <= self.generation:
+            if generation.number <= self.newest:
                 self._drop(DropCause.STALE_GENERATION)
                 return
-            self._newest = form
+            self._newest = generation
             self._changed.notify_all()
         for listener in self._listeners:
             listener()
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call this, from the thread that puts, after each newer form."""
+        """Call this, from the thread that puts, after each newer generation."""
         self._listeners.append(listener)
 
     def after(self, generation: int, limit_s: float) -> RingGeneration | None:
@@ -82,7 +82,7 @@ class Generations:
         """
         with self._changed:
             if not self._changed.wait_for(
-                lambda: self.generation > generation or self._ended(), min(limit_s, LOOK_AGAIN_S)
+                lambda: self.newest > generation or self._ended(), min(limit_s, LOOK_AGAIN_S)
             ):
                 return None
             if self._ended():
@@ -102,10 +102,10 @@ class Generations:
 class MemberReporter:
     """What this worker last said of itself. Belongs to the loop's thread, but for `leave`."""
 
-    def __init__(self, speaker: ReportSink) -> None:
-        self._speaker = speaker
+    def __init__(self, sink: ReportSink) -> None:
+        self._sink = sink
         self._lock = threading.Lock()
-        self._word = RingReport()
+        self._report = RingReport()
 
     def ready(self) -> None:
         """Warm: what is left to do is to enter and to take the others' state."""
@@ -125,5 +125,5 @@ class MemberReporter:
 
     def _say(self, **facts: object) -> None:
         with self._lock:
-            self._word = replace(self._word, **facts)  # type: ignore[arg-type]
-            self._speaker.say(self._word)
+            self._report = replace(self._report, **facts)  # type: ignore[arg-type]
+            self._sink.say(self._report)

@@ -132,7 +132,12 @@ class RingTrainer:
     """Belongs to the loop's thread."""
 
     def __init__(
-        self, name: str, host: str, parts: RingParts, context: WorkerContext, forms: Generations
+        self,
+        name: str,
+        host: str,
+        parts: RingParts,
+        context: WorkerContext,
+        generations: Generations,
     ) -> None:
         """`name` is this worker's, as the master knows it; `host` the master's, which serves the
         rendezvous.
@@ -141,8 +146,8 @@ class RingTrainer:
         self._host = host
         self._parts = parts
         self._context = context
-        self._forms = forms
-        self._word = MemberReporter(context.outbox)
+        self._generations = generations
+        self._reporter = MemberReporter(context.outbox)
         self._position = Position()
         self._unsafe: Advance | None = None
         """What to tell the master of the steps since, once they are safe."""
@@ -158,7 +163,7 @@ class RingTrainer:
         self._rank = 0
         self._pause: Pause | None = None
         """Since the last step in the ring before, until the first in this one."""
-        forms.listen(parts.reading.wake)
+        generations.listen(parts.reading.wake)
 
     @property
     def version(self) -> int:
@@ -191,13 +196,13 @@ class RingTrainer:
         self._context.shutdown.listen(self._leave_if_draining)
         self._pause = Pause()
         self._context.outbox.position = lambda: self._position.numbers()[:3]
-        self._word.ready()
+        self._reporter.ready()
         try:
             while True:
-                form = self._awaited()
-                if form is None:
+                generation = self._awaited()
+                if generation is None:
                     return
-                if self._in(form):
+                if self._in(generation):
                     return
         finally:
             self._release()
@@ -205,7 +210,7 @@ class RingTrainer:
 
     def _leave_if_draining(self) -> None:
         if isinstance(self._context.shutdown.reason, Draining):
-            self._word.leave()
+            self._reporter.leave()
             self._parts.reading.wake()
 
     def _awaited(self) -> RingGeneration | None:
@@ -214,70 +219,74 @@ class RingTrainer:
         """
         begin_s = time.monotonic()
         while True:
-            form = self._forms.after(self._tried, LEAVE_S)
+            generation = self._generations.after(self._tried, LEAVE_S)
             draining = isinstance(self._context.shutdown.reason, Draining)
-            if form is not None:
-                self._tried = form.generation
-                if self._name in form.members:
-                    return form
-                _log.info("generation %d of the ring is without this worker", form.generation)
+            if generation is not None:
+                self._tried = generation.number
+                if self._name in generation.members:
+                    return generation
+                _log.info("generation %d of the ring is without this worker", generation.number)
                 begin_s = time.monotonic()
-            if draining and (form is not None or time.monotonic() - begin_s > LEAVE_S):
+            if draining and (generation is not None or time.monotonic() - begin_s > LEAVE_S):
                 return None
 
-    def _in(self, form: RingGeneration) -> bool:
+    def _in(self, generation: RingGeneration) -> bool:
         """Enter and train; True when all is done, False when there will be a newer ring."""
         try:
-            self._enter(form)
-            return self._train(form)
+            self._enter(generation)
+            return self._train(generation)
         except RingBroken as error:
-            _log.warning("generation %d of the ring broke: %s", form.generation, error)
-            self._word.broken(form.generation, error.message)
+            _log.warning("generation %d of the ring broke: %s", generation.number, error)
+            self._reporter.broken(generation.number, error.message)
             return False
         finally:
             self._pause = self._pause or Pause()
             self._parts.ring.leave()
             self._pause.lap("leaving")
 
-    def _enter(self, form: RingGeneration) -> None:
-        rank, size = form.members.index(self._name), len(form.members)
-        rendezvous = f"{self._host}:{form.port}/{form.scope}" if size > 1 else ""
+    def _enter(self, generation: RingGeneration) -> None:
+        rank, size = generation.members.index(self._name), len(generation.members)
+        rendezvous = f"{self._host}:{generation.port}/{generation.scope}" if size > 1 else ""
         self._lap("waiting")
         if (
-            rank in form.holders
+            rank in generation.holders
         ):  # most likely nobody has more: what comes next is read while the members meet
-            self._plan(form, self._position)
-        self._parts.ring.enter(RingPlace(form.generation, rank, size, rendezvous))
+            self._plan(generation, self._position)
+        self._parts.ring.enter(RingPlace(generation.number, rank, size, rendezvous))
         self._lap("meeting")
         self._rank = rank
-        if not form.holders and rank == 0:
+        if not generation.holders and rank == 0:
             with self._context.watch.doing("restoring the weights"):
                 self._position = Position(
-                    self._parts.listener.restore(form.restore_from), form.first_number
+                    self._parts.listener.restore(generation.restore_from), generation.first_item
                 )
-        self._elect(form)
+        self._elect(generation)
         self._tell_state()
-        self._position = _from_first(self._position, form)
-        self._word.entered(form.generation)
+        self._position = _from_first(self._position, generation)
+        self._reporter.entered(generation.number)
         _log.info(
-            "generation %d: rank %d of %d at version %d", form.generation, rank, size, self.version
+            "generation %d: rank %d of %d at version %d",
+            generation.number,
+            rank,
+            size,
+            self.version,
         )
 
     def _lap(self, what: str) -> None:
         if self._pause is not None:
             self._pause.lap(what)
 
-    def _elect(self, form: RingGeneration) -> None:
+    def _elect(self, generation: RingGeneration) -> None:
         """All get the state of the member with the most steps, if theirs is not that already."""
         told = self._parts.exchange.gather(self._position.numbers())
         self._lap("comparing")
-        holders = form.holders or (0,)
+        holders = generation.holders or (0,)
         elected = max(holders, key=lambda rank: (*told[rank], -rank))
         position = Position(*(int(number) for number in told[elected]))
-        self._plan(form, position)
+        self._plan(generation, position)
         same = all(
-            rank in form.holders and (told[rank] == told[elected]).all()
-            for rank in range(len(form.members))
+            rank in generation.holders and (told[rank] == told[elected]).all()
+            for rank in range(len(generation.members))
         )
         if not same:
             # One that lacks a step of the elected's is the next to be elected if this goes wrong,
@@ -288,11 +297,11 @@ class RingTrainer:
             self._lap("handing over")
         self._position, self._has_state = position, True
 
-    def _train(self, form: RingGeneration) -> bool:
-        self._plan(form, self._position)
+    def _train(self, generation: RingGeneration) -> bool:
+        self._plan(generation, self._position)
 
         def newer() -> bool:
-            return self._forms.generation > form.generation
+            return self._generations.newest > generation.number
 
         while True:
             with self._context.gauges.timed("wait_ms"):
@@ -304,16 +313,16 @@ class RingTrainer:
                     if self._one_step(found, newer()):
                         return False
                 case AtBarrier(item):
-                    if not self._at_mark(item, newer, form):
+                    if not self._at_mark(item, newer, generation):
                         return False
                 case End():  # the last pause has confirmed all; others may have left already
                     return True
 
-    def _plan(self, form: RingGeneration, position: Position) -> None:
+    def _plan(self, generation: RingGeneration, position: Position) -> None:
         """Begin to read for this member's part of the ring, unless that has begun already."""
-        position = _from_first(position, form)
+        position = _from_first(position, generation)
         offset = None if position.offset == AT_BEGIN else position.offset
-        rank, size = form.members.index(self._name), len(form.members)
+        rank, size = generation.members.index(self._name), len(generation.members)
         self._parts.reading.begin(ReadPlan(position.number, offset, rank, size))
 
     def _one_step(self, part: BatchPart, wish: bool) -> bool:
@@ -380,7 +389,9 @@ class RingTrainer:
             )
         return outcome
 
-    def _at_mark(self, item: WorkItem, newer: Callable[[], bool], form: RingGeneration) -> bool:
+    def _at_mark(
+        self, item: WorkItem, newer: Callable[[], bool], generation: RingGeneration
+    ) -> bool:
         if item.mark == "pause":
             self._confirm()
         self._position = replace(self._position, number=item.number, offset=AT_BEGIN)
@@ -388,7 +399,7 @@ class RingTrainer:
             return False
         self._position = replace(self._position, number=item.number + 1, offset=AT_BEGIN)
         if item.mark == "pause":
-            self._plan(form, self._position)
+            self._plan(generation, self._position)
         return True
 
     def _confirm(self) -> None:
@@ -445,12 +456,12 @@ class RingTrainer:
         self._told = None
 
 
-def _from_first(position: Position, form: RingGeneration) -> Position:
-    """Items before the form's first are void: what is left of one is not trained."""
+def _from_first(position: Position, generation: RingGeneration) -> Position:
+    """Items before the generation's first are void: what is left of one is not trained."""
     return (
         position
-        if position.number >= form.first_number
-        else replace(position, number=form.first_number, offset=AT_BEGIN)
+        if position.number >= generation.first_item
+        else replace(position, number=generation.first_item, offset=AT_BEGIN)
     )
 
 

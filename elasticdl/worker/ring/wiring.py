@@ -72,7 +72,7 @@ def assemble_ring(
     assignment: Assignment,
     host: str,
     source: ItemSource,
-    forms: Generations,
+    generations: Generations,
     context: WorkerContext,
 ) -> RingWorker:
     """Load the user's module, build the model and all stages. `host` is the master's.
@@ -116,7 +116,7 @@ def assemble_ring(
     )
     reading = RingReading(source, sources, context.watch, context.shutdown)
     parts = RingParts(ring, exchange, RingStep(model, ring), reading, listener)
-    trainer = RingTrainer(str(assignment.name), host, parts, context, forms)
+    trainer = RingTrainer(str(assignment.name), host, parts, context, generations)
     return RingWorker(assignment, sources, trainer, reading, callbacks, copies)
 
 

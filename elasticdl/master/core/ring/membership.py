@@ -292,7 +292,7 @@ class RingMembership:
                 decision.generation,
                 decision.members,
                 holders,
-                self._work.first_number,
+                self._work.first_item,
                 restore_from,
             )
         )

@@ -58,7 +58,7 @@ class Item:
 class RingWork:
     """Hands out items and books the ring's progress.
 
-    `first_number`: items below are void. `halting`: why the ring is to stop where it is, until it
+    `first_item`: items below are void. `halting`: why the ring is to stop where it is, until it
     has.
     """
 
@@ -77,7 +77,7 @@ class RingWork:
         self._open: list[HeldShard] = []
         """What the ring holds, in the order of taking."""
         self.next_number = 1
-        self.first_number = 1
+        self.first_item = 1
         self.halting = ""
         self.halt_published = False
         self.members = 1
@@ -351,7 +351,7 @@ class RingWork:
     def halt(self, why: str) -> None:
         """The ring is to stop at the step that it is at: the rest of what it holds goes back."""
         if not self.halting and self._items:
-            self.halting, self.halt_published, self.first_number = why, False, self.next_number
+            self.halting, self.halt_published, self.first_item = why, False, self.next_number
             self._fail_cut(why)
 
     def roll_back(self, why: str) -> str:
@@ -369,7 +369,7 @@ class RingWork:
         self._fail_cut(why)
         self._items.clear()
         self._open.clear()
-        self.first_number, self.halting = self.next_number, ""
+        self.first_item, self.halting = self.next_number, ""
         self._evaluation.abandon()
         repeated = self.restore(ledger)
         self._share_out()

@@ -47,26 +47,26 @@ async def taken(board: OrderStreams, name: ProcessName, count: int) -> list[Orde
 def test_a_generation_is_told_to_its_members_and_to_those_who_are_out_and_again_at_every_new_stream():
     async def scene():
         board = OrderStreams(0)
-        desk = RingCoordinator(board, "old/version-7")
-        port = await desk.start("127.0.0.1")
-        desk.publish(PublishRing(1, (FIRST, SECOND), (), 1))
-        desk.publish(PublishRing(2, (SECOND, THIRD), (0,), 1))
+        coordinator = RingCoordinator(board, "old/version-7")
+        port = await coordinator.start("127.0.0.1")
+        coordinator.publish(PublishRing(1, (FIRST, SECOND), (), 1))
+        coordinator.publish(PublishRing(2, (SECOND, THIRD), (0,), 1))
         for name in (FIRST, SECOND, THIRD):
             for _ in range(2):
-                servers, form = await taken(board, name, 2)
+                servers, generation = await taken(board, name, 2)
                 assert servers == Servers(())
-                assert isinstance(form, RingGeneration)
-                assert form.generation == 2
-                assert form.members == ("worker-1", "worker-2")
-                assert form.port == port
-                assert form.restore_from == ""
-        desk.publish(PublishRing(3, (SECOND,), (), 1))
+                assert isinstance(generation, RingGeneration)
+                assert generation.number == 2
+                assert generation.members == ("worker-1", "worker-2")
+                assert generation.port == port
+                assert generation.restore_from == ""
+        coordinator.publish(PublishRing(3, (SECOND,), (), 1))
         alone = (await taken(board, SECOND, 2))[1]
         assert alone.scope == ""
         assert alone.restore_from == "old/version-7"
-        desk.publish(PublishRing(4, (SECOND,), (), 9, "new/version-9"))
+        coordinator.publish(PublishRing(4, (SECOND,), (), 9, "new/version-9"))
         assert (await taken(board, SECOND, 2))[1].restore_from == "new/version-9"
-        await desk.close()
+        await coordinator.close()
 
     asyncio.run(scene())
 
@@ -81,18 +81,18 @@ def test_each_generation_has_a_rendezvous_of_its_own_that_ends_with_the_next():
 
     async def scene():
         board = OrderStreams(0)
-        desk = RingCoordinator(board, "")
-        await desk.start("127.0.0.1")
-        desk.publish(PublishRing(1, (FIRST, SECOND), (), 1))
+        coordinator = RingCoordinator(board, "")
+        await coordinator.start("127.0.0.1")
+        coordinator.publish(PublishRing(1, (FIRST, SECOND), (), 1))
         first = (await taken(board, FIRST, 2))[1]
         waiting = asyncio.ensure_future(get(first.port, first.scope))
         await asyncio.sleep(0)
-        desk.publish(PublishRing(2, (FIRST, SECOND), (0, 1), 1))
+        coordinator.publish(PublishRing(2, (FIRST, SECOND), (0, 1), 1))
         async with asyncio.timeout(5):
             assert b" 410 " in await waiting
         second = (await taken(board, FIRST, 2))[1]
         assert second.scope != first.scope
-        await desk.close()
+        await coordinator.close()
 
     asyncio.run(scene())
 
@@ -100,11 +100,13 @@ def test_each_generation_has_a_rendezvous_of_its_own_that_ends_with_the_next():
 def test_a_copy_of_the_weights_is_saved_by_whoever_made_it():
     async def scene():
         board = OrderStreams(0)
-        desk = RingCoordinator(board, "")
-        desk.cut(FIRST, SnapshotId(4))
-        saving = asyncio.ensure_future(desk.save(SnapshotId(4), "there"))
+        coordinator = RingCoordinator(board, "")
+        coordinator.cut(FIRST, SnapshotId(4))
+        saving = asyncio.ensure_future(coordinator.save(SnapshotId(4), "there"))
         assert (await taken(board, FIRST, 2))[1] == RingSave(SnapshotId(4), "there")
-        desk.saved(RingSaved(SnapshotId(4), 12, (WrittenFile("a", 3, "crc32c:00000000"),), "{}", 5))
+        coordinator.saved(
+            RingSaved(SnapshotId(4), 12, (WrittenFile("a", 3, "crc32c:00000000"),), "{}", 5)
+        )
         (saved,) = await saving
         assert (saved.version, saved.rows, saved.parameters, saved.files[0].name) == (
             12,
@@ -112,7 +114,7 @@ def test_a_copy_of_the_weights_is_saved_by_whoever_made_it():
             "{}",
             "a",
         )
-        desk.drop(SnapshotId(4))
+        coordinator.drop(SnapshotId(4))
         assert (await taken(board, FIRST, 3))[2] == RingDrop(SnapshotId(4))
 
     asyncio.run(scene())
@@ -120,15 +122,15 @@ def test_a_copy_of_the_weights_is_saved_by_whoever_made_it():
 
 def test_a_copy_that_went_with_its_worker_is_a_checkpoint_that_failed():
     async def scene():
-        desk = RingCoordinator(OrderStreams(0), "")
-        desk.cut(FIRST, SnapshotId(4))
-        saving = asyncio.ensure_future(desk.save(SnapshotId(4), "there"))
+        coordinator = RingCoordinator(OrderStreams(0), "")
+        coordinator.cut(FIRST, SnapshotId(4))
+        saving = asyncio.ensure_future(coordinator.save(SnapshotId(4), "there"))
         await asyncio.sleep(0)
-        desk.leave(FIRST)
+        coordinator.leave(FIRST)
         with pytest.raises(TransientError, match="worker-0: it is gone"):
             await saving
         with pytest.raises(TransientError, match="nobody has a copy"):
-            await desk.save(SnapshotId(4), "there")
+            await coordinator.save(SnapshotId(4), "there")
 
     asyncio.run(scene())
 
