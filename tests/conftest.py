@@ -38,7 +38,7 @@ LONG = (
     "test_job_runs.py",
     "test_fates_in_a_job.py",
     "test_master_process_job.py",
-    "test_cluster_furnishing.py",
+    "test_kubernetes_resources.py",
     "test_ring_step.py",
     "test_cluster_reflector.py",
     "test_worker_in_job.py",

@@ -18,14 +18,14 @@ from elasticdl.cluster.base import (
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.labels import pod_name
 from elasticdl.cluster.kubernetes.plans import Identity, Image, Owner, PodPlan, Resources
-from tests.kubernetes.place import Place
+from tests.kubernetes.target_cluster import TargetCluster
 
 LIMIT_S = 30.0
 SLEEP = "echo $$ >/tmp/pid; exec sleep 600"
 STUBBORN = "trap '' TERM; echo $$ >/tmp/pid; exec sleep 600"
 
 
-def plan(place: Place, **resources: dict[str, str]) -> PodPlan:
+def plan(place: TargetCluster, **resources: dict[str, str]) -> PodPlan:
     given = {"requests": {"cpu": "10m", "memory": "16Mi"}} | resources
     return PodPlan(
         Image(place.busybox), Resources(**given), identity=Identity(user=1000), grace_s=5
@@ -41,7 +41,9 @@ class KubernetesBench:
     at_hand = False
     cluster: KubernetesCluster
 
-    def __init__(self, place: Place, owner: Owner, plans: dict[ProcessName, PodPlan]) -> None:
+    def __init__(
+        self, place: TargetCluster, owner: Owner, plans: dict[ProcessName, PodPlan]
+    ) -> None:
         """`plans` are those of some processes; all others get `default`."""
         self.place, self.owner, self.plans, self.default = place, owner, plans, plan(place)
         self._uids: dict[ProcessName, set[str]] = {}
@@ -153,7 +155,7 @@ class KubernetesBench:
 
 
 @asynccontextmanager
-async def bench(place: Place, owner: Owner) -> AsyncIterator[KubernetesBench]:
+async def bench(place: TargetCluster, owner: Owner) -> AsyncIterator[KubernetesBench]:
     """A cluster under test for `owner`; what is left of it ends with the context."""
     api = await place.connect()
     plans: dict[ProcessName, PodPlan] = {}

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cluster.kubernetes.plans import Owner
-from tests.kubernetes import image
-from tests.kubernetes import place as places
+from tests.kubernetes import image, target_cluster
 from tests.kubernetes.cluster import leftovers
 from tests.kubernetes.jobs import RBAC, Jobs, volume
-from tests.kubernetes.place import Place
+from tests.kubernetes.target_cluster import TargetCluster
 
 LONGEST_FIRST = (
     "job_faults",
@@ -45,13 +44,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def whole_cluster() -> Iterator[Place]:
-    if reason := places.why_not():
+def whole_cluster() -> Iterator[TargetCluster]:
+    if reason := target_cluster.why_not():
         if os.environ.get("CI"):
             pytest.fail(f"in CI the Kubernetes tests must run, but {reason}")
         pytest.skip(reason)
     before = leftovers.elsewhere()
-    with places.found() as place:
+    with target_cluster.found() as place:
         yield place
     if place.own is not None:
         assert leftovers.found(place.own.state.name) == []
@@ -59,13 +58,13 @@ def whole_cluster() -> Iterator[Place]:
 
 
 @pytest.fixture
-def place(whole_cluster: Place) -> Iterator[Place]:
+def place(whole_cluster: TargetCluster) -> Iterator[TargetCluster]:
     with whole_cluster.entered():
         yield whole_cluster
 
 
 @pytest.fixture
-def namespace(place: Place) -> Iterator[str]:
+def namespace(place: TargetCluster) -> Iterator[str]:
     name = f"elasticdl-test-{uuid.uuid4().hex[:8]}"
     place.make_namespace(name)
     yield name
@@ -73,12 +72,12 @@ def namespace(place: Place) -> Iterator[str]:
 
 
 @pytest.fixture
-def owner(place: Place, namespace: str) -> Owner:
+def owner(place: TargetCluster, namespace: str) -> Owner:
     return place.owner(namespace)
 
 
 @pytest.fixture(scope="session")
-def elasticdl_image(whole_cluster: Place) -> str:
+def elasticdl_image(whole_cluster: TargetCluster) -> str:
     """The project's image with a model zoo on top: the project's own modules, and those of
     `zoo/`.
     """
@@ -93,7 +92,9 @@ def elasticdl_image(whole_cluster: Place) -> str:
 
 
 @pytest.fixture
-def jobs(place: Place, namespace: str, elasticdl_image: str, tmp_path: Path) -> Iterator[Jobs]:
+def jobs(
+    place: TargetCluster, namespace: str, elasticdl_image: str, tmp_path: Path
+) -> Iterator[Jobs]:
     """Jobs in a namespace with docker/rbac.yaml and a volume."""
     if place.own is None:
         pytest.skip("only the tests' own cluster has a volume in a folder of this machine")

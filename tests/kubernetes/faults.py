@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.kubernetes.jobs import Job, make
-from tests.kubernetes.place import Place
+from tests.kubernetes.target_cluster import TargetCluster
 
 
 def kubectl(job: Job, *arguments: str, text: str | None = None) -> str:
@@ -91,7 +91,7 @@ def filled(job: Job, cpu_m: int) -> Iterator[None]:
         kubectl(job, "delete", "priorityclass", above)
 
 
-def until_all_have_gone(place: Place, limit_s: float = 120) -> None:
+def until_all_have_gone(place: TargetCluster, limit_s: float = 120) -> None:
     """Until no pod is on its way out: those of namespaces that tests before left have their grace,
     and their room, until then.
     """
@@ -102,7 +102,7 @@ def until_all_have_gone(place: Place, limit_s: float = 120) -> None:
         time.sleep(0.5)
 
 
-def _leaving(place: Place) -> list[str]:
+def _leaving(place: TargetCluster) -> list[str]:
     gone = {
         one["metadata"]["name"]
         for one in place.read("namespaces")["items"]
@@ -112,12 +112,12 @@ def _leaving(place: Place) -> list[str]:
     return [pod["name"] for pod in pods if "deletionTimestamp" in pod or pod["namespace"] in gone]
 
 
-def room_m(place: Place) -> int:
+def room_m(place: TargetCluster) -> int:
     """Thousandths of cores that the node has for pods."""
     return _m(place.read("nodes")["items"][0]["status"]["allocatable"]["cpu"])
 
 
-def free_m(place: Place) -> int:
+def free_m(place: TargetCluster) -> int:
     """Those of them that no pod has asked for."""
     pods = [
         pod

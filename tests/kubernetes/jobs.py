@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo import make_data
-from tests.kubernetes.place import Place
+from tests.kubernetes.target_cluster import TargetCluster
 
 ROOT = Path(__file__).parents[2]
 CLAIM, DATA = "data", "/data"
@@ -25,7 +25,7 @@ CALL_LIMIT_S, STEP_LIMIT_S, CAUSES_LIMIT_S = 180.0, 240.0, 60.0
 RBAC = (ROOT / "docker/rbac.yaml").read_text()
 
 
-def make(place: Place, kind: str, metadata: dict[str, str], spec: dict[str, Any]) -> None:
+def make(place: TargetCluster, kind: str, metadata: dict[str, str], spec: dict[str, Any]) -> None:
     text = json.dumps({"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec})
     # What it names (a priority class) may be so new that the API server's own checks have not heard
     # of it.
@@ -33,7 +33,7 @@ def make(place: Place, kind: str, metadata: dict[str, str], spec: dict[str, Any]
 
 
 @contextlib.contextmanager
-def volume(place: Place, namespace: str, folder: Path) -> Iterator[None]:
+def volume(place: TargetCluster, namespace: str, folder: Path) -> Iterator[None]:
     """A claim of the namespace on a folder of this machine, which only the tests' own cluster
     has.
     """
@@ -59,7 +59,7 @@ def volume(place: Place, namespace: str, folder: Path) -> Iterator[None]:
 class Jobs:
     """Jobs of a namespace that keep everything on one volume: `folder` here, /data in the pods."""
 
-    place: Place
+    place: TargetCluster
     namespace: str
     image: str
     folder: Path

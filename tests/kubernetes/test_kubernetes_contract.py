@@ -14,7 +14,7 @@ import pytest
 from elasticdl.cluster.kubernetes.plans import Owner
 from tests.contract import test_cluster_contract as contract
 from tests.kubernetes.bench import KubernetesBench, bench
-from tests.kubernetes.place import Place
+from tests.kubernetes.target_cluster import TargetCluster
 
 pytestmark = pytest.mark.kubernetes
 LIMIT_S = 120.0
@@ -22,7 +22,7 @@ LIMIT_S = 120.0
 
 @pytest.fixture
 def run(
-    place: Place, owner: Owner
+    place: TargetCluster, owner: Owner
 ) -> Callable[[Callable[[KubernetesBench], Coroutine[Any, Any, None]]], None]:
     def run_scenario(scenario: Callable[[KubernetesBench], Coroutine[Any, Any, None]]) -> None:
         async def with_cluster() -> None:

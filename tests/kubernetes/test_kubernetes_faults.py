@@ -18,7 +18,7 @@ from elasticdl.cluster.kubernetes.manifests import pod
 from elasticdl.cluster.kubernetes.plans import Identity, Image, Owner, Placement, Resources
 from elasticdl.master.core.processes.failures import Cause, verdict
 from tests.kubernetes.bench import SLEEP, KubernetesBench, bench, plan
-from tests.kubernetes.place import Place
+from tests.kubernetes.target_cluster import TargetCluster
 from tests.kubernetes.test_kubernetes_scale import fake_nodes  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.kubernetes
@@ -28,7 +28,7 @@ Scenario: TypeAlias = Callable[[KubernetesBench], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture
-def run(place: Place, owner: Owner) -> Callable[[Scenario], None]:
+def run(place: TargetCluster, owner: Owner) -> Callable[[Scenario], None]:
     def run_scenario(scenario: Scenario) -> None:
         async def with_cluster() -> None:
             async with asyncio.timeout(LIMIT_S), bench(place, owner) as ready:
@@ -39,7 +39,7 @@ def run(place: Place, owner: Owner) -> Callable[[Scenario], None]:
     return run_scenario
 
 
-def apply(place: Place, namespace: str, **body: Any) -> None:
+def apply(place: TargetCluster, namespace: str, **body: Any) -> None:
     metadata = {
         "name": "test",
         **({"namespace": namespace} if namespace else {}),
@@ -138,7 +138,7 @@ def test_a_program_that_is_not_there_ends_with_the_platforms_words(run) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def unpullable(whole_cluster: Place) -> Iterator[Future[None]]:
+def unpullable(whole_cluster: TargetCluster) -> Iterator[Future[None]]:
     """How it goes with a pod whose image is nowhere: that takes most of a minute, in which the
     other tests go on.
     """
@@ -153,7 +153,7 @@ def unpullable(whole_cluster: Place) -> Iterator[Future[None]]:
     whole_cluster.kubectl("delete", "namespace", namespace, "--wait=false")
 
 
-async def _unpullable(place: Place, owner: Owner) -> None:
+async def _unpullable(place: TargetCluster, owner: Owner) -> None:
     async with asyncio.timeout(LIMIT_S), bench(place, owner) as b:
         began_s = time.monotonic()
         b.change_plan(W0, image=Image("registry.invalid/zoo:1"))

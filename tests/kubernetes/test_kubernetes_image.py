@@ -14,13 +14,13 @@ from elasticdl.cluster.base import ExitFacts, ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.plans import Identity, Image, Owner, Resources
 from tests.kubernetes import image
 from tests.kubernetes.bench import bench, plan
-from tests.kubernetes.place import Place
+from tests.kubernetes.target_cluster import TargetCluster
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 LIMIT_S = 90.0
 
 
-def printed(place: Place, owner: Owner, name: str, *command: str) -> tuple[ExitFacts, str]:
+def printed(place: TargetCluster, owner: Owner, name: str, *command: str) -> tuple[ExitFacts, str]:
     """How a pod with this command ended, and all that it printed."""
 
     async def scenario() -> tuple[ExitFacts, str]:
@@ -39,7 +39,7 @@ def printed(place: Place, owner: Owner, name: str, *command: str) -> tuple[ExitF
     return asyncio.run(scenario())
 
 
-def test_elasticdl_runs_in_a_pod(place: Place, owner: Owner, elasticdl_image: str) -> None:
+def test_elasticdl_runs_in_a_pod(place: TargetCluster, owner: Owner, elasticdl_image: str) -> None:
     facts, output = printed(place, owner, elasticdl_image, "elasticdl", "--help")
     assert facts.exit_code == 0, output
     assert "Train a model" in output

@@ -15,7 +15,7 @@ from elasticdl.cluster.base import ProcessSpec
 from elasticdl.cluster.kubernetes.labels import MASTER
 from elasticdl.cluster.kubernetes.manifests import job
 from elasticdl.cluster.kubernetes.plans import Identity, Image, JobPlan, PodPlan
-from tests.kubernetes.place import Place
+from tests.kubernetes.target_cluster import TargetCluster
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 LIMIT_S = 120.0
@@ -72,7 +72,7 @@ asyncio.run(main())
 
 
 def test_a_submitted_job_makes_its_processes_and_takes_all_of_them_with_it(
-    place: Place, namespace: str, elasticdl_image: str
+    place: TargetCluster, namespace: str, elasticdl_image: str
 ) -> None:
     rbac = (Path(__file__).parents[2] / "docker/rbac.yaml").read_text()
     place.kubectl("-n", namespace, "create", "-f", "-", text=rbac)
@@ -104,7 +104,7 @@ def test_a_submitted_job_makes_its_processes_and_takes_all_of_them_with_it(
     assert place.read(*mine)["items"] == []
 
 
-def _ended(place: Place, namespace: str) -> str:
+def _ended(place: TargetCluster, namespace: str) -> str:
     """The condition that a Job ends with."""
     deadline_s = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline_s:

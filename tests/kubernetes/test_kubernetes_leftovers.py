@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubernetes import place as places
+from tests.kubernetes import target_cluster
 from tests.kubernetes.cluster import cluster, leftovers
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 def killed() -> Iterator[str]:
     """The name of a cluster with a running pod, whose test run was ended by SIGKILL."""
     program = (
-        "import time; from tests.kubernetes import place\nwith place.found() as p:\n "
+        "import time; from tests.kubernetes import target_cluster\nwith target_cluster.found() as p:\n "
         " print(p.own.state, flush=True); time.sleep(600)"
     )
     run = subprocess.Popen(
@@ -74,7 +74,7 @@ def _kinds(name: str) -> set[str]:
 def _run_a_pod(kubectl: Callable[..., str]) -> None:
     container = {
         "name": "process",
-        "image": places.BUSYBOX,
+        "image": target_cluster.BUSYBOX,
         "command": ["sleep", "600"],
         "imagePullPolicy": "Never",
     }
@@ -102,7 +102,7 @@ def test_what_a_killed_cluster_left_is_removed_and_what_has_an_owner_stays(reque
     """
     if os.environ.get("KUBECONFIG"):
         pytest.skip("the cluster that KUBECONFIG names is not ours to kill")
-    if reason := places.why_not():
+    if reason := target_cluster.why_not():
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
     place = request.getfixturevalue("whole_cluster")
     before = leftovers.elsewhere()

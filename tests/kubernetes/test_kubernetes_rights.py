@@ -20,7 +20,7 @@ from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.manifests import network_policy, services, token_secret
 from elasticdl.cluster.kubernetes.plans import Owner
 from tests.kubernetes.bench import plan
-from tests.kubernetes.place import Place
+from tests.kubernetes.target_cluster import TargetCluster
 
 pytestmark = pytest.mark.kubernetes
 RBAC = list(yaml.safe_load_all((Path(__file__).parents[2] / "docker/rbac.yaml").read_text()))
@@ -36,7 +36,7 @@ HEARD_LIMIT_S = 30.0
 
 
 @pytest.fixture
-def account(place: Place, namespace: str, tmp_path: Path) -> Path:
+def account(place: TargetCluster, namespace: str, tmp_path: Path) -> Path:
     """A kubeconfig of the service account of docker/rbac.yaml."""
     place.kubectl("-n", namespace, "create", "-f", "-", text=yaml.safe_dump_all(RBAC))
     token = place.kubectl("-n", namespace, "create", "token", "elasticdl").strip()
@@ -54,7 +54,7 @@ def account(place: Place, namespace: str, tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def connected(place: Place, kubeconfig: Path) -> AsyncIterator[ApiServer]:
+async def connected(place: TargetCluster, kubeconfig: Path) -> AsyncIterator[ApiServer]:
     api = await place.connect(kubeconfig)
     try:
         yield api
@@ -70,7 +70,7 @@ async def taken_away(api: ApiServer, namespace: str) -> rights.Rights:
         return lacking
 
 
-def take_away(place: Place, namespace: str, verb: str, resource: str) -> None:
+def take_away(place: TargetCluster, namespace: str, verb: str, resource: str) -> None:
     role = copy.deepcopy(RBAC[1])
     for rule in role["rules"]:
         if resource in rule["resources"]:
@@ -80,7 +80,7 @@ def take_away(place: Place, namespace: str, verb: str, resource: str) -> None:
 
 
 def test_a_job_can_do_all_it_needs_with_these_rights(
-    place: Place, owner: Owner, account: Path
+    place: TargetCluster, owner: Owner, account: Path
 ) -> None:
     async def life() -> tuple[rights.Rights, Any]:
         async with connected(place, account) as api:

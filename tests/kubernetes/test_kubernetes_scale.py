@@ -26,7 +26,7 @@ from elasticdl.cluster.kubernetes.plans import Owner, Placement
 from model_zoo import make_data
 from tests.kubernetes.bench import plan
 from tests.kubernetes.jobs import DATA, ROOT, Job, Jobs
-from tests.kubernetes.place import Place
+from tests.kubernetes.target_cluster import TargetCluster
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 PODS, DELETED, NODES = 500, 100, 20
@@ -56,7 +56,7 @@ STAGES = (
 
 
 @pytest.fixture
-def fake_nodes(place: Place) -> Iterator[None]:
+def fake_nodes(place: TargetCluster) -> Iterator[None]:
     if place.own is None:
         pytest.skip("simulated nodes need the tests' own cluster")
     stages = [
@@ -117,7 +117,7 @@ def _node(name: str) -> dict:
 
 
 @pytest.fixture
-def real_node(place: Place) -> None:
+def real_node(place: TargetCluster) -> None:
     """Only the node that is real has places for processes that really run, only fake ones have
     those for `FAKE`.
     """
@@ -125,7 +125,7 @@ def real_node(place: Place) -> None:
     place.kubectl("patch", "node", "node0", "--subresource=status", "--type=merge", "-p", body)
 
 
-def _bare_loop(place: Place, owner: Owner) -> float:
+def _bare_loop(place: TargetCluster, owner: Owner) -> float:
     """Seconds that it takes to create the same pods with nothing but requests, as many at once: the
     API server's own limit.
     """
@@ -146,7 +146,7 @@ def _bare_loop(place: Place, owner: Owner) -> float:
     return asyncio.run(create())
 
 
-def _workers(place: Place, job: Job) -> list[dict[str, Any]]:
+def _workers(place: TargetCluster, job: Job) -> list[dict[str, Any]]:
     """Descriptions of the job's worker pods that are not on their way out."""
     chosen = f"app.kubernetes.io/instance={job.name},elasticdl.org/role=worker"
     found = place.read("pods", "-n", job.jobs.namespace, "-l", chosen)["items"]
@@ -157,9 +157,9 @@ def _workers(place: Place, job: Job) -> list[dict[str, Any]]:
     ]
 
 
-def _until_placed(place: Place, job: Job, started: int) -> list[float]:
+def _until_placed(place: TargetCluster, job: Job, started: int) -> list[float]:
     """When each of the live workers' pods was made, once `started` were started by now and all have
-    their places.
+    their target_cluster.
 
     The API server is hardly asked meanwhile: a list of so many pods would keep it from making them.
     """
@@ -183,7 +183,7 @@ def _until_placed(place: Place, job: Job, started: int) -> list[float]:
     return sorted(datetime.fromisoformat(pod["creationTimestamp"]).timestamp() for pod in pods)
 
 
-def _delete(place: Place, namespace: str, pods: list[str]) -> None:
+def _delete(place: TargetCluster, namespace: str, pods: list[str]) -> None:
     """As fast as the API server goes."""
 
     async def one(api: ApiServer, name: str) -> None:
@@ -193,7 +193,7 @@ def _delete(place: Place, namespace: str, pods: list[str]) -> None:
 
 
 async def _all(
-    place: Place, calls: Sequence[Callable[[ApiServer], Coroutine[Any, Any, None]]]
+    place: TargetCluster, calls: Sequence[Callable[[ApiServer], Coroutine[Any, Any, None]]]
 ) -> None:
     """As many at once as a master's.
 
@@ -233,7 +233,7 @@ def _since(before: dict[str, float]) -> str:
     )
 
 
-def _used(place: Place, job: Job) -> dict[str, float]:
+def _used(place: TargetCluster, job: Job) -> dict[str, float]:
     """The master process's CPU seconds, and the most memory it had."""
     (master,) = place.read(
         "pods",
@@ -265,7 +265,7 @@ def _used(place: Place, job: Job) -> dict[str, float]:
 
 
 def test_one_master_makes_five_hundred_pods_and_replaces_a_hundred(
-    place: Place, jobs: Jobs, owner: Owner, fake_nodes, real_node
+    place: TargetCluster, jobs: Jobs, owner: Owner, fake_nodes, real_node
 ) -> None:
     before = _cpu_of_programs()
     figures = {"bare_s": _bare_loop(place, owner)}

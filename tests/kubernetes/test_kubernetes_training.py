@@ -23,7 +23,7 @@ from elasticdl.cluster.kubernetes.labels import master_selector
 from elasticdl.errors import ExitCode
 from model_zoo import make_data
 from tests.kubernetes.jobs import JOB_LIMIT_S
-from tests.kubernetes.place import Place
+from tests.kubernetes.target_cluster import TargetCluster
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ class Ground:
     /data in the pods.
     """
 
-    place: Place
+    place: TargetCluster
     namespace: str
     image: str
     folder: Path
@@ -119,7 +119,9 @@ class Ground:
 
 
 @pytest.fixture
-def ground(place: Place, namespace: str, elasticdl_image: str, tmp_path: Path) -> Iterator[Ground]:
+def ground(
+    place: TargetCluster, namespace: str, elasticdl_image: str, tmp_path: Path
+) -> Iterator[Ground]:
     if place.own is None:
         pytest.skip(
             "these tests look at a volume that is a folder of the node, which only a cluster of"

@@ -23,7 +23,7 @@ from typing import IO, Any
 import pytest
 import yaml
 
-from tests.kubernetes.place import Place
+from tests.kubernetes.target_cluster import TargetCluster
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ ZOO = '{"source": {"configMap": {"name": "zoo"}}, "mount_path": "/zoo", "read_on
 class Commands:
     """`elasticdl` on a cluster, in a directory of the test's own, as whoever `kubeconfig` says."""
 
-    place: Place
+    place: TargetCluster
     namespace: str
     directory: Path
     kubeconfig: Path
@@ -169,7 +169,7 @@ class Commands:
 
 @pytest.fixture(scope="module")
 def elasticdl(
-    whole_cluster: Place, elasticdl_image: str, tmp_path_factory: pytest.TempPathFactory
+    whole_cluster: TargetCluster, elasticdl_image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Commands]:
     directory = tmp_path_factory.mktemp("verbs")
     namespace = f"elasticdl-test-{uuid.uuid4().hex[:8]}"
@@ -184,7 +184,7 @@ def elasticdl(
 
 
 @contextlib.contextmanager
-def namespaced(place: Place, name: str) -> Iterator[None]:
+def namespaced(place: TargetCluster, name: str) -> Iterator[None]:
     """A namespace with the rights of docker/rbac.yaml, and a model zoo, that enforces the
     restricted standard.
     """

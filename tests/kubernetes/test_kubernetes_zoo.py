@@ -12,14 +12,14 @@ import pytest
 from elasticdl.cli.zoo_template import MODULE
 from elasticdl.cluster.kubernetes.plans import Owner
 from tests.kubernetes import image
-from tests.kubernetes.place import Place
+from tests.kubernetes.target_cluster import TargetCluster
 from tests.kubernetes.test_kubernetes_image import printed
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 
 
 def test_the_modules_are_in_the_image_and_cannot_be_written(
-    place: Place, owner: Owner, elasticdl_image: str
+    place: TargetCluster, owner: Owner, elasticdl_image: str
 ) -> None:
     program = (
         "import os; print(sorted(os.listdir('/model_zoo')), os.access('/model_zoo', os.W_OK),"

@@ -28,7 +28,7 @@ _CLONE_NEWNET = 0x40000000
 
 
 @dataclass(frozen=True)
-class Place:
+class TargetCluster:
     """A cluster to test in. `own` is None where KUBECONFIG names it."""
 
     kubeconfig: Path
@@ -144,13 +144,15 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def found() -> Iterator[Place]:
+def found() -> Iterator[TargetCluster]:
     """The cluster of KUBECONFIG, or one of our own with the images that tests need."""
     if given := os.environ.get("KUBECONFIG"):
-        yield Place(Path(given), None, os.environ.get("ELASTICDL_TEST_BUSYBOX", "busybox:1.36"))
+        yield TargetCluster(
+            Path(given), None, os.environ.get("ELASTICDL_TEST_BUSYBOX", "busybox:1.36")
+        )
         return
     with own.running(image.store_folder()) as cluster:
-        place = Place(cluster.kubeconfig, cluster, BUSYBOX)
+        place = TargetCluster(cluster.kubeconfig, cluster, BUSYBOX)
         _import_busybox(cluster)
         yield place
 
