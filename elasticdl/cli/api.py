@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, final
 
 from elasticdl.cli.jobs.job_claim import placed
 from elasticdl.cli.jobs.local_launch import LocalJob
-from elasticdl.cli.jobs.outcome import Outcome, read_object
 from elasticdl.cli.jobs.preflight import checked
 from elasticdl.cli.jobs.watch import timed_out
 from elasticdl.cli.param_types import worker_range
@@ -23,7 +22,8 @@ from elasticdl.cli.views.live_view import view_of_script
 from elasticdl.cli.views.notebook import picture
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 from elasticdl.job import Action, JobSpec
-from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.layout import JobDirectory, read_json
+from elasticdl.jobdir.outcome import Outcome
 
 if TYPE_CHECKING:
     from elasticdl.cli.jobs.kubernetes_handle import KubernetesJobHandle
@@ -94,7 +94,7 @@ class JobHandle:
         try:
             return self._job.status()
         except TransientError:
-            left = read_object(JobDirectory(self.job_dir).status).get("status")
+            left = read_json(JobDirectory(self.job_dir).status).get("status")
             if isinstance(left, dict):
                 return left
             self._must_run()

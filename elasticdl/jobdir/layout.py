@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,15 +84,13 @@ class JobDirectory:
 
     @property
     def status(self) -> Path:
-        """The last status, left when the job has ended: {"status": …, "exit_code", "message",
-        "hint"}.
-        """
+        """How the job ended, as `outcome.Outcome` has it, with the last "status"."""
         return self.path / "status.json"
 
     @property
     def newest(self) -> Path:
         """The status as it was some seconds ago, while the job runs: {"status": …}; see
-        master.last_known.
+        last_status.
         """
         return self.path / "newest.json"
 
@@ -119,3 +118,18 @@ def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
 def write_json(path: Path, value: Mapping[str, Any], *, mode: int = 0o644) -> None:
     """Replace a file by one JSON object. Raises OSError."""
     write_whole(path, json.dumps(value, indent=2) + "\n", mode=mode)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object of a file; empty if there is none or it is not whole."""
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def part_of(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object within a JSON object; empty if there is none."""
+    part = value.get(name)
+    return part if isinstance(part, Mapping) else {}

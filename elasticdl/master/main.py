@@ -31,7 +31,10 @@ from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.history.lines import JsonLines
 from elasticdl.history.snapshot import about, record_of, shown_status, snapshot
 from elasticdl.job import Action, JobSpec, Strategy
+from elasticdl.jobdir.last_status import cut_short, heard_of_s
 from elasticdl.jobdir.layout import JobDirectory, write_json
+from elasticdl.jobdir.outcome import Outcome
+from elasticdl.jobdir.resume_command import after_a_stop
 from elasticdl.master.core.commands import Announce, FinishJob
 from elasticdl.master.core.events import JobStarted, StopRequested
 from elasticdl.master.core.job_context import Phase
@@ -49,12 +52,16 @@ from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welcome
 from elasticdl.master.journal import JournalFile
-from elasticdl.master.last_status import cut_short, heard_of_s
-from elasticdl.master.outcome import Results, ended, leave_outcome, leave_report, tell_story
+from elasticdl.master.outcome import (
+    leave_outcome,
+    leave_report,
+    outcome_of,
+    tell_story,
+    with_way_on,
+)
 from elasticdl.master.platform.platform import Farewell, LocalPlatform, MasterEnvironment, Platform
 from elasticdl.master.preflight import Preflight, load_preflight, run_preflight, save_preflight
 from elasticdl.master.preflight_rpc import PreflightRpc, preflight_rpc_server
-from elasticdl.master.resume_command import after_a_stop, with_way_on
 from elasticdl.master.status.access import AccessGuard
 from elasticdl.master.status.collector import Collector, MetricsLog
 from elasticdl.master.status.job_view import JobView, end_in_words, job_status
@@ -188,11 +195,10 @@ class Master:
         """The same for the wire."""
         return json.dumps(self.status())
 
-    def results(self, finish: FinishJob) -> Results:
-        """What the job came to."""
-        return Results(
-            self._last_status(finish), self.core.receipt(), self._plan.spec.checkpoint.output
-        )
+    def outcome(self, finish: FinishJob) -> tuple[Outcome, dict[str, Any]]:
+        """What the job came to, and its last status."""
+        status, directory = self._last_status(finish), self._environment.directory
+        return outcome_of(finish, directory, self._plan.spec, status, self.core.receipt()), status
 
     @property
     def has_left(self) -> bool:
@@ -440,12 +446,12 @@ async def serve(environment: MasterEnvironment, plan: Plan, platform: Platform) 
     if not master.has_left:
         finish = master.with_way_on(finish)
         master.close_record(finish)
-        results = master.results(finish)
-        leave_outcome(environment.directory, finish, results)
+        outcome, status = master.outcome(finish)
+        leave_outcome(environment.directory, outcome, status)
         leave_report(environment.directory, lambda: master.snapshot(finish))
         if platform.has_next:
             tell_story(master.event_log)
-        platform.tell(ended(environment.directory, finish, results))
+        platform.tell(outcome)
     return finish
 
 
@@ -523,9 +529,10 @@ def _work(platform: Platform) -> FinishJob:
             code, f"stopped: {stopped}" if stopped else "ended before any process was started"
         )
     if finish.exit_code not in (ExitCode.DRAINED, ExitCode.UNAVAILABLE):
+        outcome = outcome_of(finish, directory)
         if directory is not None:
-            leave_outcome(directory, finish, Results())
-        platform.tell(ended(directory, finish, Results()))
+            leave_outcome(directory, outcome)
+        platform.tell(outcome)
     return finish
 
 

@@ -4,43 +4,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from elasticdl.cluster.kubernetes.termination_message import Ended
 from elasticdl.errors import ExitCode
 from elasticdl.history.diagnosis import story_lines
 from elasticdl.history.event_log import EventLog
-from elasticdl.jobdir.layout import JobDirectory, write_json, write_whole
+from elasticdl.jobdir.layout import JobDirectory, write_whole
+from elasticdl.jobdir.outcome import Outcome, write_outcome
+from elasticdl.jobdir.resume_command import resume_command
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.page import render_report
+
+if TYPE_CHECKING:
+    from elasticdl.job import JobSpec
 
 _LOG = logging.getLogger(__name__)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Results:
-    """What the job came to. `status` is None if it did not begin."""
-
-    status: Mapping[str, Any] | None = None
-    receipt: Mapping[str, Any] = field(default_factory=dict)
-    output: str = ""
-
-
-def leave_outcome(directory: JobDirectory, finish: FinishJob, results: Results) -> None:
+def leave_outcome(
+    directory: JobDirectory, outcome: Outcome, status: Mapping[str, Any] | None = None
+) -> None:
     """Receipt and last status, readable when nobody is there any more.
 
-    A disk that refuses them changes no outcome.
+    `status`: None if the job did not begin. A disk that refuses them changes no outcome.
     """
-    outcome = {"exit_code": int(finish.exit_code), "message": finish.message, "hint": finish.hint}
     try:
-        if results.status is not None:
-            write_json(directory.receipt, results.receipt)
-        write_json(directory.status, {**outcome, "status": results.status})
-        if results.status is not None:
-            # A run that did not begin takes nothing of what is known of the one before.
-            directory.newest.unlink(missing_ok=True)
+        write_outcome(directory, outcome, status)
     except OSError as error:
         _LOG.error("cannot leave the outcome in %s: %s", directory.path, error)
 
@@ -64,16 +54,33 @@ def tell_story(event_log: EventLog) -> None:
         _LOG.info("%s", line)
 
 
-def ended(directory: JobDirectory | None, finish: FinishJob, results: Results) -> Ended:
-    """The same in few words."""
-    status = results.status or {}
-    return Ended(
+def with_way_on(finish: FinishJob, told: Mapping[str, Any], directory: JobDirectory) -> FinishJob:
+    """The end of a job with what to do next; that of a job that is done, or was wrong from the
+    start, as it is.
+    """
+    if finish.exit_code in (ExitCode.DONE, ExitCode.USAGE, ExitCode.DRAINED):
+        return finish
+    on = resume_command(told, directory)
+    return replace(finish, hint=f"{finish.hint}; then {on}" if finish.hint else on)
+
+
+def outcome_of(
+    finish: FinishJob,
+    directory: JobDirectory | None,
+    spec: JobSpec | None = None,
+    status: Mapping[str, Any] | None = None,
+    receipt: Mapping[str, Any] | None = None,
+) -> Outcome:
+    """The end of a job; only `finish` and `directory` are known of one that did not begin."""
+    known = status or {}
+    return Outcome(
         int(finish.exit_code),
         finish.message,
-        finish.hint,
-        dict(results.receipt.get("total") or {}),
-        dict(status.get("metrics") or {}),
-        status.get("loss"),
-        results.output if finish.exit_code is ExitCode.DONE else "",
         str(directory.path) if directory is not None else "",
+        finish.hint,
+        receipt or {},
+        dict(known.get("metrics") or {}),
+        known.get("loss"),
+        spec.checkpoint.output if spec is not None and finish.exit_code is ExitCode.DONE else "",
+        str(spec.action) if spec is not None else "",
     )

@@ -18,6 +18,7 @@ from elasticdl.clock import SystemClock
 from elasticdl.history.event_log import EventLog
 from elasticdl.history.snapshot import about
 from elasticdl.job import JobSpec
+from elasticdl.jobdir.resume_command import resume_command
 from elasticdl.master.core.commands import Announce
 from elasticdl.master.core.events import StopRequested
 from elasticdl.master.core.state import JobState
@@ -26,7 +27,6 @@ from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.master.platform.platform import MasterEnvironment
-from elasticdl.master.resume_command import resume_command
 from elasticdl.master.status.access import AccessGuard
 from elasticdl.master.status.collector import Collector
 from elasticdl.master.status.job_view import JobView

@@ -21,7 +21,7 @@ from elasticdl.job import Action, JobSpec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master import driver
 from elasticdl.master.core.commands import FinishJob
-from elasticdl.master.outcome import Results, leave_outcome, leave_report, tell_story
+from elasticdl.master.outcome import leave_outcome, leave_report, outcome_of, tell_story
 from tests.contract.fake_job import TICK_S, FakeJob
 
 pytestmark = pytest.mark.contract
@@ -53,9 +53,9 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finis
         finish, job = asyncio.run(whole())
         directory = JobDirectory(tmp_path)
         directory.spec.write_text(job.spec.model_dump_json())
-        leave_outcome(
-            directory, finish, Results(json.loads(job.core.status().to_json()), job.core.receipt())
-        )
+        status = json.loads(job.core.status().to_json())
+        outcome = outcome_of(finish, directory, job.spec, status, job.core.receipt())
+        leave_outcome(directory, outcome, status)
         return finish
 
     return run_job
@@ -166,7 +166,7 @@ def test_a_job_that_failed_before_it_began_says_that_nothing_is_written_down(
         Action.TRAIN, {"model_zoo": "z", "model_def": "m", "training_data": "t"}
     )
     directory.spec.write_text(spec.model_dump_json())
-    leave_outcome(directory, finish, Results())
+    leave_outcome(directory, outcome_of(finish, directory))
     assert run(["why", "--job-dir", str(tmp_path)]) == 0
     captured = capsys.readouterr()
     assert (

@@ -13,17 +13,18 @@ from rich.console import Console
 
 from elasticdl.cli.jobs.file_tail import Events, Tail
 from elasticdl.cli.jobs.job import JobLocation, Kind, Report
-from elasticdl.cli.jobs.outcome import Outcome, outcome_of, summary
+from elasticdl.cli.jobs.local_launch import outcome_of
 from elasticdl.cli.verbs.status import lines
 from elasticdl.cli.views import progress
 from elasticdl.cli.views.documents import Format
 from elasticdl.cli.views.live_view import LineView, LiveView, picture, view_for
-from elasticdl.cli.views.result_output import tell_end
+from elasticdl.cli.views.result_output import summary, tell_end
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.errors import PermanentError
 from elasticdl.history.snapshot import eta_s
 from elasticdl.job import Action, JobSpec
 from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.outcome import Outcome, write_outcome
 from elasticdl.master.core.state import JobState
 
 pytestmark = pytest.mark.core
@@ -156,34 +157,26 @@ def test_a_growing_file_is_read_once_and_in_whole_lines(tmp_path: Path) -> None:
     assert Tail(path).read(limit_bytes=5) == b'{"tex'
 
 
-def left(tmp_path: Path, code: int, **status_json: object) -> JobDirectory:
+def left(tmp_path: Path, code: int, output: str = "") -> JobDirectory:
     directory = JobDirectory(tmp_path)
-    directory.status.write_text(
-        json.dumps(
-            {"exit_code": code, "message": "m", "hint": "h", "status": running(), **status_json}
-        )
+    total = {"expected": 2, "trained": 2, "repeated": 0, "bad": 0, "lost": 0, "left": 0}
+    outcome = Outcome(
+        code,
+        "m",
+        hint="h",
+        receipt={"epochs": [], "total": total},
+        metrics={"auc": 0.9},
+        loss=0.25,
+        output=output,
+        action="train",
     )
-    directory.receipt.write_text(
-        json.dumps(
-            {
-                "epochs": [],
-                "total": {
-                    "expected": 2,
-                    "trained": 2,
-                    "repeated": 0,
-                    "bad": 0,
-                    "lost": 0,
-                    "left": 0,
-                },
-            }
-        )
-    )
+    write_outcome(directory, outcome, running())
     return directory
 
 
 def test_a_done_job_has_its_results(tmp_path: Path) -> None:
     outcome = outcome_of(
-        left(tmp_path, 0), job(output="out"), ExitFacts(exit_code=0), interrupted=False
+        left(tmp_path, 0, output="out"), "train", ExitFacts(exit_code=0), interrupted=False
     )
     assert outcome.error() is None
     assert summary(outcome) == [
@@ -196,7 +189,7 @@ def test_a_done_job_has_its_results(tmp_path: Path) -> None:
 
 def test_a_job_that_was_done_before_the_interrupt_reached_it_is_done(tmp_path: Path) -> None:
     assert (
-        outcome_of(left(tmp_path, 0), job(), ExitFacts(exit_code=0), interrupted=True).exit_code
+        outcome_of(left(tmp_path, 0), "train", ExitFacts(exit_code=0), interrupted=True).exit_code
         == 0
     )
 
@@ -204,13 +197,13 @@ def test_a_job_that_was_done_before_the_interrupt_reached_it_is_done(tmp_path: P
 def test_an_interrupted_job_says_how_to_go_on_only_if_it_can(tmp_path: Path) -> None:
     directory = left(tmp_path, 130)
     facts = ExitFacts(exit_code=130)
-    assert "no checkpoint was made" in outcome_of(directory, job(), facts, interrupted=True).hint
+    assert "no checkpoint was made" in outcome_of(directory, "train", facts, interrupted=True).hint
     (directory.checkpoints / "version-3").mkdir(parents=True)
-    assert "no checkpoint was made" in outcome_of(directory, job(), facts, interrupted=True).hint, (
-        "one without a manifest is none"
-    )
+    assert (
+        "no checkpoint was made" in outcome_of(directory, "train", facts, interrupted=True).hint
+    ), "one without a manifest is none"
     (directory.checkpoints / "version-3/manifest.json").touch()
-    hint = outcome_of(directory, job(), facts, interrupted=True).hint
+    hint = outcome_of(directory, "train", facts, interrupted=True).hint
     assert hint.startswith("go on with: ") and hint.endswith(
         f"elasticdl train -f {tmp_path}/job.yaml --job-dir {tmp_path} --resume"
     )
@@ -219,7 +212,7 @@ def test_an_interrupted_job_says_how_to_go_on_only_if_it_can(tmp_path: Path) -> 
 def test_a_master_that_left_its_word_and_was_then_killed_by_the_second_signal_was_stopped(
     tmp_path: Path,
 ) -> None:
-    outcome = outcome_of(left(tmp_path, 130), job(), ExitFacts(signal=15), interrupted=False)
+    outcome = outcome_of(left(tmp_path, 130), "train", ExitFacts(signal=15), interrupted=False)
     assert outcome.exit_code == 130
     assert "no checkpoint was made" in outcome.hint and "--resume" not in outcome.hint
 
@@ -232,7 +225,7 @@ def test_a_receipt_says_what_was_done_with_the_records(
     tmp_path: Path, action: Action, word: str
 ) -> None:
     outcome = replace(
-        outcome_of(left(tmp_path, 0), job(), ExitFacts(exit_code=0), interrupted=False),
+        outcome_of(left(tmp_path, 0), "train", ExitFacts(exit_code=0), interrupted=False),
         action=action,
     )
     assert summary(outcome)[0] == f"records  expected 2  {word} 2  repeated 0  lost 0"
@@ -247,7 +240,7 @@ def test_an_end_is_not_said_twice(capsys: pytest.CaptureFixture[str]) -> None:
     "facts", [ExitFacts(signal=9), ExitFacts(exit_code=0), ExitFacts(exit_code=1), ExitFacts()]
 )
 def test_a_master_that_left_no_word_never_counts_as_done(tmp_path: Path, facts: ExitFacts) -> None:
-    outcome = outcome_of(JobDirectory(tmp_path), job(), facts, interrupted=False)
+    outcome = outcome_of(JobDirectory(tmp_path), "train", facts, interrupted=False)
     assert outcome.exit_code == 1
     error = outcome.error()
     assert (
@@ -261,7 +254,7 @@ def test_a_master_that_was_killed_leaves_a_job_that_can_go_on(tmp_path: Path) ->
     directory = JobDirectory(tmp_path)
     (directory.checkpoints / "version-3").mkdir(parents=True)
     (directory.checkpoints / "version-3/manifest.json").touch()
-    outcome = outcome_of(directory, job(), ExitFacts(signal=9), interrupted=False)
+    outcome = outcome_of(directory, "train", ExitFacts(signal=9), interrupted=False)
     assert "; go on with: " in outcome.hint
     assert outcome.hint.endswith(
         f"elasticdl train -f {tmp_path}/job.yaml --job-dir {tmp_path} --resume"

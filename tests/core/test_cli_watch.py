@@ -10,10 +10,10 @@ import pytest
 
 from elasticdl.cli.jobs import watch
 from elasticdl.cli.jobs.job import JobLocation, Kind, Report, blank_status
-from elasticdl.cli.jobs.outcome import Outcome
 from elasticdl.cli.verbs import status as status_verb
 from elasticdl.cli.views.documents import Format
 from elasticdl.cli.views.line_progress import EVERY_S, LineProgress
+from elasticdl.jobdir.outcome import Outcome
 
 pytestmark = pytest.mark.core
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from elasticdl.cli.jobs.job import JobLocation, Kind, Report, blank_status
-from elasticdl.cli.jobs.kubernetes_job import outcome_of_ended
 from elasticdl.cli.jobs.pod_rows import rows
 from elasticdl.cli.jobs.start_diagnosis import CannotStart, Patience
 from elasticdl.cluster.base import ProcessName, Role
@@ -17,8 +16,9 @@ from elasticdl.cluster.kubernetes.checking import Weight, image, judged, needs
 from elasticdl.cluster.kubernetes.job_facts import JobStage, job_facts
 from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, labels, pod_name
 from elasticdl.cluster.kubernetes.pod_logs import chosen, entries
-from elasticdl.cluster.kubernetes.termination_message import Ended, outcome_text
+from elasticdl.cluster.kubernetes.termination_message import outcome_text
 from elasticdl.job import Action, JobSpec
+from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core.state import JobState
 
 pytestmark = pytest.mark.core
@@ -133,27 +133,22 @@ def test_a_job_that_has_not_ended_runs_or_says_what_it_waits_for(
     ("code", "standing"), [(0, JobStage.DONE), (1, JobStage.FAILED), (130, JobStage.STOPPED)]
 )
 def test_the_masters_word_is_how_a_job_ended(code: int, standing: JobStage) -> None:
-    said = Ended(
+    said = Outcome(
         code,
         "so it ended",
+        "/data/digits",
         "do this",
-        {"expected": 10, "trained": 10, "lost": 0},
+        {"epochs": [], "total": {"expected": 10, "trained": 10, "lost": 0}},
         {"accuracy": 0.9},
         0.1,
         "/out",
-        "/data/digits",
+        "train",
     )
     condition = "Complete" if code == 0 else "Failed"
     found = job_facts(
         job((condition, "")), [ended(1, "an earlier one"), ended(code, outcome_text(said), at_s=9)]
     )
     assert (found.standing, found.ended) == (standing, said)
-    outcome = outcome_of_ended(said)
-    assert (outcome.exit_code, outcome.receipt["total"]["trained"], outcome.metrics) == (
-        code,
-        10,
-        {"accuracy": 0.9},
-    )
 
 
 @pytest.mark.parametrize(

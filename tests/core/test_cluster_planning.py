@@ -18,12 +18,12 @@ from elasticdl.cluster.kubernetes.priority_ladder import PriorityLadder
 from elasticdl.cluster.kubernetes.submit_command import with_commands
 from elasticdl.cluster.kubernetes.termination_message import (
     LIMIT_BYTES,
-    Ended,
     outcome_text,
     read_outcome,
 )
 from elasticdl.errors import SpecError, UserError
 from elasticdl.job import Action, JobSpec
+from elasticdl.jobdir.outcome import Outcome
 from elasticdl.kubernetes_section import KubernetesSection, quantity, quantity_bytes
 
 pytestmark = pytest.mark.core
@@ -276,17 +276,18 @@ def of(message: str) -> dict[str, Any]:
 
 
 def test_an_outcome_comes_back_from_the_pod_it_was_left_in() -> None:
-    ended = Ended(
+    outcome = Outcome(
         1,
         "ü failed",
+        "/data/j",
         "mend it",
-        {"expected": 9, "lost": 0},
+        {"epochs": [{"epoch": 0, "trained": 9}], "total": {"expected": 9, "lost": 0}},
         {"accuracy": 0.5},
         float("inf"),
         "/data/o",
-        "/data/j",
+        "evaluate",
     )
-    assert read_outcome(of(outcome_text(ended))) == ended
+    assert read_outcome(of(outcome_text(outcome))) == outcome
 
 
 @pytest.mark.parametrize(
@@ -300,20 +301,20 @@ def test_what_is_no_outcome_is_none(message: str) -> None:
 
 @pytest.mark.parametrize("letter", ["x", "ü", "\n", '"', "\N{GRINNING FACE}"])
 def test_an_outcome_of_any_length_fits_and_keeps_its_verdict(letter: str) -> None:
-    ended = Ended(
+    outcome = Outcome(
         3,
         letter * 9000,
+        "/j",
         letter * 9000,
-        {"expected": 9},
+        {"epochs": [{"epoch": number} for number in range(999)], "total": {"expected": 9}},
         {letter * n: 1.0 for n in range(100)},
         0.5,
         letter * 999,
-        "/j",
     )
-    text = outcome_text(ended)
+    text = outcome_text(outcome)
     assert len(text.encode()) <= LIMIT_BYTES
     found = read_outcome(of(text))
-    assert found is not None and (found.exit_code, found.receipt) == (3, {"expected": 9})
+    assert found is not None and (found.exit_code, found.receipt) == (3, {"total": {"expected": 9}})
     assert found.message.startswith(letter * 100)
 
 

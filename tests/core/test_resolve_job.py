@@ -194,7 +194,7 @@ def test_what_was_known_of_a_killed_job_is_read_once(
 
     monkeypatch.setattr(directory_job, "_STARTS_WITHIN_S", -1.0)
     monkeypatch.setattr(directory_job, "_LAST_WORD_WITHIN_S", 0.0)
-    monkeypatch.setattr(directory_job, "last_known", once)
+    monkeypatch.setattr("elasticdl.jobdir.outcome.last_known", once)
     found = job.report()
     assert (found.state, found.as_dict()["version"], len(readings)) == ("failed", 7, 1)
 

@@ -20,10 +20,11 @@ from elasticdl.errors import ExitCode
 from elasticdl.job import Action, JobSpec
 from elasticdl.job_name import next_name
 from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.resume_command import after_a_stop, resume_command
 from elasticdl.jobdir.scale_override import keep_scale
 from elasticdl.master.core.commands import FinishJob
+from elasticdl.master.outcome import with_way_on
 from elasticdl.master.preflight import Preflight
-from elasticdl.master.resume_command import after_a_stop, resume_command, with_way_on
 
 pytestmark = pytest.mark.core
 FOUND = Preflight((), (), (), {"ok": True})

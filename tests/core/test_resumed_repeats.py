@@ -8,7 +8,8 @@ import json
 
 import pytest
 
-from elasticdl.cli.jobs.outcome import Outcome, summary
+from elasticdl.cli.views.result_output import summary
+from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core.data.resuming import RunBefore, gone_on
 
 pytestmark = pytest.mark.core

@@ -14,9 +14,10 @@ from elasticdl.clock import ManualClock
 from elasticdl.history.lines import JsonLines
 from elasticdl.history.series import MOST_LABELS
 from elasticdl.history.snapshot import eta_s
+from elasticdl.jobdir.last_status import cut_short, heard_of_s, last_known
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core.data.resuming import RunBefore
-from elasticdl.master.last_status import cut_short, heard_of_s, last_known, run_before
+from elasticdl.master.executor.run_before import run_before
 from elasticdl.master.status.collector import Collector, MetricsLog
 
 pytestmark = pytest.mark.core

@@ -19,6 +19,8 @@ from pathlib import Path
 import grpc
 
 from elasticdl.cluster.local.parent_death import die_with_parent
+from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.outcome import Outcome, write_outcome
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 
@@ -96,10 +98,19 @@ def leave(directory: Path, code: int, message: str, hint: str = "") -> int:
         "bad": 0,
         "lost": 0,
     }
-    (directory / "receipt.json").write_text(json.dumps({"epochs": [], "total": total}))
-    (directory / "status.json").write_text(
-        json.dumps({"exit_code": code, "message": message, "hint": hint, "status": STATUS})
+    output = json.loads((directory / "job.json").read_text())["checkpoint"]["output"]
+    outcome = Outcome(
+        code,
+        message,
+        str(directory),
+        hint,
+        {"epochs": [], "total": total},
+        STATUS["metrics"],
+        STATUS["loss"],
+        output if code == 0 else "",
+        "train",
     )
+    write_outcome(JobDirectory(directory), outcome, STATUS)
     (directory / "master.json").unlink(missing_ok=True)
     return code
 

@@ -20,9 +20,10 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.kubernetes.termination_message import Ended, read_outcome
+from elasticdl.cluster.kubernetes.termination_message import read_outcome
 from elasticdl.errors import ExitCode, Refused
 from elasticdl.job import Action, JobSpec
+from elasticdl.jobdir.outcome import Outcome
 from elasticdl.rpc.master_client import MasterClient
 from tests.contract.api_server import status
 from tests.contract.small_cluster import SmallCluster, serving
@@ -136,7 +137,7 @@ class Pod:
     def log(self) -> str:
         return (self.folder / "log").read_text()
 
-    def left(self) -> Ended | None:
+    def left(self) -> Outcome | None:
         if not self.outcome.exists():
             return None
         state = {"terminated": {"message": self.outcome.read_text()}}

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, final
 
@@ -23,12 +24,12 @@ from elasticdl.cli.jobs.job import (
     blank_status,
     status_as_read,
 )
-from elasticdl.cli.jobs.outcome import Outcome, part_of, read_object, resume_hint
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 from elasticdl.history.lines import began_at
-from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.last_status import heard_of_s
+from elasticdl.jobdir.layout import JobDirectory, part_of, read_json
+from elasticdl.jobdir.outcome import Outcome, outcome_of_killed, read_outcome
 from elasticdl.jobdir.process_liveness import check_of, runs_master
-from elasticdl.master.last_status import heard_of_s, last_known
 
 if TYPE_CHECKING:
     from elasticdl.history.snapshot import About, Record
@@ -60,7 +61,7 @@ class DirectoryJob:
         self.directory = directory
         self.name = _name(directory)
         self.action = str(
-            check_of(directory).get("action") or read_object(directory.spec).get("action") or ""
+            check_of(directory).get("action") or read_json(directory.spec).get("action") or ""
         )
         self.place = JobLocation(Kind.LOCAL, job_dir=str(directory.path))
 
@@ -99,7 +100,7 @@ class DirectoryJob:
         if check_of(directory):
             return None
         if directory.master.exists():
-            where = read_object(directory.master)
+            where = read_json(directory.master)
             # One that cannot be read may be just written on a file system that shows halves.
             goes_on = self._runs(where) if where else self._has_just_changed()
             return None if goes_on else self._killed()
@@ -110,8 +111,7 @@ class DirectoryJob:
             )
         if self._is_young() and not directory.status.exists() and not self._has_receipt():
             return None
-        left = self._last_word()
-        return (self._left(left), part_of(left, "status")) if left else self._killed()
+        return self._last_word() or self._killed()
 
     def stop(self, reason: str) -> str:
         """See Job."""
@@ -250,7 +250,7 @@ class DirectoryJob:
     def _about(self, started_at: float) -> About:
         from elasticdl.history.snapshot import About, installed_version
 
-        spec = read_object(self.directory.spec)
+        spec = read_json(self.directory.spec)
         strategy = str(part_of(spec, "training").get("distribution_strategy", ""))
         return About(
             self.name, str(spec.get("action", "")), strategy, started_at, installed_version()
@@ -278,53 +278,8 @@ class DirectoryJob:
     def _report(
         self, state: str, status: Mapping[str, Any], outcome: Outcome | None = None
     ) -> Report:
-        age_s = max(0.0, time.time() - (began_at(self.directory.events) or self._made_wall_s()))
-        if outcome is None:
-            return Report(
-                self.name,
-                self.place,
-                state,
-                age_s,
-                status,
-                status.get("exit_code"),
-                str(status.get("outcome") or ""),
-            )
-        return Report(
-            self.name,
-            self.place,
-            state,
-            age_s,
-            status,
-            outcome.exit_code,
-            outcome.message,
-            outcome.hint,
-        )
-
-    def _left(self, left: Mapping[str, Any]) -> Outcome:
-        status = status_as_read("", left.get("status"))
-        spec = read_object(self.directory.spec)
-        code = (
-            left["exit_code"]
-            if isinstance(left.get("exit_code"), int)
-            else int(ExitCode.JOB_FAILED)
-        )
-        return Outcome(
-            exit_code=code,
-            message=str(left.get("message") or ""),
-            hint=(
-                resume_hint(self.directory)
-                if code == ExitCode.INTERRUPTED
-                else str(left.get("hint") or "")
-            ),
-            job_dir=str(self.directory.path),
-            receipt=read_object(self.directory.receipt),
-            metrics=status["metrics"],
-            loss=status["loss"],
-            output=(
-                str(part_of(spec, "checkpoint").get("output", "")) if code == ExitCode.DONE else ""
-            ),
-            action=self.action,
-        )
+        age_s = time.time() - (began_at(self.directory.events) or self._made_wall_s())
+        return Report.of(self, state, age_s, status, outcome)
 
     def _killed(self) -> tuple[Outcome, Mapping[str, Any]]:
         directory = self.directory
@@ -337,33 +292,25 @@ class DirectoryJob:
                 f"how job {self.name} ended cannot be read: {directory.status} is damaged, or not"
                 " for this user"
             )
-        known = last_known(directory, message)
-        outcome = Outcome(
-            ExitCode.JOB_FAILED,
-            message,
-            str(directory.path),
-            f"its log is {directory.logs / 'master-0.log'}; {resume_hint(directory)}",
-            receipt=known.get("receipt") or {},
-            metrics=known.get("metrics") or {},
-            loss=known.get("loss"),
-            action=self.action,
-        )
-        return outcome, known
+        return outcome_of_killed(directory, self.action, message)
 
     def _runs(self, where: Mapping[str, Any]) -> bool:
         """Of one in a pod the number says nothing here: the cluster looks after it."""
         return "token" not in where or runs_master(self.directory, where.get("pid"))
 
-    def _last_word(self) -> Mapping[str, Any]:
+    def _last_word(self) -> tuple[Outcome, Mapping[str, Any]] | None:
         """What was left in status.json.
 
         A master takes its address away a moment before it leaves that: then the directory has just
         changed.
         """
         end_s = time.monotonic() + (_LAST_WORD_WITHIN_S if self._has_just_changed() else 0.0)
-        while not (left := read_object(self.directory.status)) and time.monotonic() < end_s:
+        while (left := read_outcome(self.directory)) is None:
+            if time.monotonic() >= end_s:
+                return None
             time.sleep(0.05)
-        return left
+        outcome, status = left
+        return replace(outcome, action=outcome.action or self.action), status
 
     def _has_just_changed(self) -> bool:
         with suppress(OSError):
@@ -397,7 +344,7 @@ class DirectoryJob:
                 f"try again when it has; Ctrl-C ends its command (pid {pid})",
             )
             raise _with_code(TransientError(words, hint=hint))
-        where = read_object(self.directory.master)
+        where = read_json(self.directory.master)
         if not where:
             report = self.directory.report
             hint = f"see `elasticdl status {self.name}`" + (
@@ -410,7 +357,7 @@ class DirectoryJob:
                 "try again in a moment" if starts else hint,
             )
         if "token" not in where:
-            claim = read_object(self.directory.path / "kubernetes.json")
+            claim = read_json(self.directory.path / "kubernetes.json")
             name, namespace = claim.get("job", self.name), claim.get("namespace", "NAMESPACE")
             raise no_such_job(
                 f"job {self.name} in {self.place} runs on a cluster",
@@ -464,7 +411,7 @@ def _with_code(error: ElasticDLError) -> ElasticDLError:
 
 
 def _name(directory: JobDirectory) -> str:
-    spec = read_object(directory.spec)
+    spec = read_json(directory.spec)
     return str(
         part_of(spec, "cluster").get("job_name")
         or check_of(directory).get("job_name")

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 if TYPE_CHECKING:
-    from elasticdl.cli.jobs.outcome import Outcome
+    from elasticdl.jobdir.outcome import Outcome
 
 
 class Kind(StrEnum):
@@ -52,6 +52,22 @@ class Report:
     exit_code: int | None = None
     outcome: str = ""
     hint: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        job: Job,
+        state: str,
+        age_s: float,
+        status: Mapping[str, Any],
+        end: Outcome | None = None,
+        hint: str = "",
+    ) -> Report:
+        """`end`: how the job ended; without, what the status says of an end that is near."""
+        code, outcome = status.get("exit_code"), str(status.get("outcome") or "")
+        if end is not None:
+            code, outcome, hint = end.exit_code, end.message, end.hint
+        return cls(job.name, job.place, state, max(0.0, age_s), status, code, outcome, hint)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON and YAML: one schema, wherever the job is."""

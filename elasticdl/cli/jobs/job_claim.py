@@ -20,9 +20,9 @@ from elasticdl.job_name import next_name
 from elasticdl.jobdir.layout import JobDirectory, write_whole
 from elasticdl.jobdir.output_folder import refuse_output
 from elasticdl.jobdir.process_liveness import check_file, tell_check
+from elasticdl.jobdir.resume_command import has_checkpoint
 from elasticdl.jobdir.scale_override import forget_scale_unless
 from elasticdl.master.preflight import Preflight, save_preflight
-from elasticdl.master.resume_command import has_checkpoint
 
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """What another directory would not mend: the command was right, so these are no bad usage."""

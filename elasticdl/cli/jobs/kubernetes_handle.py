@@ -11,12 +11,12 @@ from typing import Any, final
 from elasticdl.cli.jobs import watch
 from elasticdl.cli.jobs.cluster_client import ClusterClient
 from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
-from elasticdl.cli.jobs.outcome import Outcome
 from elasticdl.cli.jobs.start_diagnosis import CannotStart
 from elasticdl.cli.param_types import worker_range
 from elasticdl.cli.views.live_view import NoView, View, view_of_script
 from elasticdl.cli.views.notebook import picture
 from elasticdl.errors import ElasticDLError
+from elasticdl.jobdir.outcome import Outcome
 
 
 @final

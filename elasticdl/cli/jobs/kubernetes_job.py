@@ -21,9 +21,9 @@ from elasticdl.cli.jobs.job import (
     Report,
     blank_status,
 )
-from elasticdl.cli.jobs.outcome import Outcome
 from elasticdl.cli.jobs.start_diagnosis import Patience, way_out
 from elasticdl.errors import ElasticDLError, PermanentError, Refused, TransientError, UserError
+from elasticdl.jobdir.outcome import Outcome
 from elasticdl.rpc.master_client import MasterClient
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from elasticdl.cli.jobs.cluster_client import ClusterClient
     from elasticdl.cluster.kubernetes.job_facts import JobFacts
     from elasticdl.cluster.kubernetes.port_forward import PortForward
-    from elasticdl.cluster.kubernetes.termination_message import Ended
 
 T = TypeVar("T")
 CALL_S = 8.0
@@ -137,7 +136,7 @@ class KubernetesJob:
         """
         facts = self.facts()
         if facts.ended is not None:
-            return replace(outcome_of_ended(facts.ended), action=_action(facts))
+            return replace(facts.ended, action=facts.ended.action or _action(facts))
         self._patience.seen(facts, lambda: self._has_run(facts))
         return None
 
@@ -420,39 +419,10 @@ class KubernetesJob:
         return pod
 
     def _report(
-        self, facts: JobFacts, status: dict[str, Any], ended: Ended | None = None
+        self, facts: JobFacts, status: dict[str, Any], ended: Outcome | None = None
     ) -> Report:
-        age_s = max(0.0, time.time() - facts.created_wall_s)
-        state = str(facts.standing)
-        if ended is None:
-            outcome = str(status.get("outcome") or "")
-            return Report(
-                self.name,
-                self.place,
-                state,
-                age_s,
-                status,
-                status.get("exit_code"),
-                outcome,
-                _hint(facts),
-            )
-        return Report(
-            self.name, self.place, state, age_s, status, ended.exit_code, ended.message, ended.hint
-        )
-
-
-def outcome_of_ended(ended: Ended) -> Outcome:
-    """The same value that a job on this machine ends with."""
-    return Outcome(
-        exit_code=ended.exit_code,
-        message=ended.message,
-        job_dir=ended.job_dir,
-        hint=ended.hint,
-        receipt={"epochs": [], "total": dict(ended.receipt)} if ended.receipt else {},
-        metrics=dict(ended.metrics),
-        loss=ended.loss,
-        output=ended.output,
-    )
+        age_s = time.time() - facts.created_wall_s
+        return Report.of(self, str(facts.standing), age_s, status, ended, _hint(facts))
 
 
 def way_on_of_deleted(job: Mapping[str, Any]) -> str:
@@ -489,7 +459,7 @@ def _action(facts: JobFacts) -> str:
         return ""
 
 
-def _status_of_pods(facts: JobFacts, message: str, ended: Ended | None = None) -> dict[str, Any]:
+def _status_of_pods(facts: JobFacts, message: str, ended: Outcome | None = None) -> dict[str, Any]:
     """What can be told without the master."""
     from elasticdl.cli.jobs.pod_rows import rows
     from elasticdl.cluster.kubernetes.planning import spec_of
@@ -504,12 +474,13 @@ def _status_of_pods(facts: JobFacts, message: str, ended: Ended | None = None) -
         scale = {"low": workers.low, "high": workers.high, "requested": 0, "observed": 0}
         known |= {"action": str(spec.action), "epochs": spec.data.num_epochs, "scale": scale}
     if ended is not None:
-        total = dict(ended.receipt)
+        receipt = {"epochs": [], "total": {}, **ended.receipt}
+        total = receipt["total"]
         known |= {
             "metrics": dict(ended.metrics),
             "loss": ended.loss,
             "phase": "ended",
-            "receipt": {"epochs": [], "total": total},
+            "receipt": receipt,
         }
         counts = {
             key: total.get(key, 0)

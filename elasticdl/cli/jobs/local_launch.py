@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, final
 
 from elasticdl.cli.jobs.file_tail import Events
-from elasticdl.cli.jobs.outcome import Outcome, outcome_of, read_object
 from elasticdl.cli.views.live_view import View
 from elasticdl.cluster.base import (
     CreateRefused,
@@ -25,9 +26,10 @@ from elasticdl.cluster.base import (
 )
 from elasticdl.cluster.local.cluster import LocalCluster
 from elasticdl.cluster.local.machine import usable_cores
-from elasticdl.errors import ElasticDLError, PermanentError, TransientError
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 from elasticdl.job import JobSpec
-from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.layout import JobDirectory, read_json
+from elasticdl.jobdir.outcome import Outcome, outcome_of_killed, read_outcome, resume_hint
 from elasticdl.rpc.master_client import MasterClient
 
 T = TypeVar("T")
@@ -84,8 +86,8 @@ class LocalJob:
                 following.cancel()
                 with suppress(asyncio.CancelledError):
                     await following
-            self._view.show(read_object(directory.status).get("status"), events.read())
-            return outcome_of(directory, self._spec, facts, interrupted=self._interrupts > 0)
+            self._view.show(read_json(directory.status).get("status"), events.read())
+            return outcome_of(directory, self._spec.action, facts, interrupted=self._interrupts > 0)
         finally:
             self.answers.set()
             if self._client is not None:
@@ -162,7 +164,7 @@ class LocalJob:
             status = await in_thread(self.status)
         except ElasticDLError:
             return None
-        if not self.answers.is_set() and (page := read_object(self._directory.master).get("page")):
+        if not self.answers.is_set() and (page := read_json(self._directory.master).get("page")):
             self._view.say(f"status page: {page}#token={self._token}")
         self.answers.set()
         return status
@@ -178,7 +180,7 @@ class LocalJob:
     def _connected(self) -> MasterClient:
         with self._connecting:
             if self._client is None:
-                found = read_object(self._directory.master)
+                found = read_json(self._directory.master)
                 if found.get("token") != self._token:
                     raise TransientError("the master is not up yet")
                 self._client = MasterClient(found["address"], self._token, "cli", away_s=CALL_S)
@@ -216,3 +218,32 @@ async def in_thread(call: Callable[[], T]) -> T:
 
     threading.Thread(target=work, name="call to the master", daemon=True).start()
     return await done
+
+
+def outcome_of(
+    directory: JobDirectory, action: str, facts: ExitFacts, *, interrupted: bool
+) -> Outcome:
+    """What the master left; or, if it left nothing, what is known of its end.
+
+    Its word counts, not what became of its process after that: a second signal may meet it in its
+    last moment.
+    """
+    left = read_outcome(directory)
+    if left is not None and (left[0].exit_code == ExitCode.DONE or not interrupted):
+        return left[0]
+    if left is not None:
+        outcome = left[0]
+    else:
+        said = f"; it said last:\n{facts.log_tail}" if facts.log_tail else ""
+        message = f"the master ended by {_how(facts)} and left no word{said}"
+        outcome, _ = outcome_of_killed(directory, action, message)
+        if not interrupted:
+            return replace(outcome, exit_code=facts.exit_code or ExitCode.JOB_FAILED)
+        outcome = replace(outcome, message="ended at once")
+    return replace(outcome, exit_code=ExitCode.INTERRUPTED, hint=resume_hint(directory))
+
+
+def _how(facts: ExitFacts) -> str:
+    if facts.signal is not None:
+        return f"signal {signal.Signals(facts.signal).name}"
+    return f"exit code {facts.exit_code}"

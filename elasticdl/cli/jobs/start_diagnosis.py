@@ -14,8 +14,8 @@ from elasticdl.cluster.kubernetes.pods import no_room
 from elasticdl.errors import ElasticDLError, PermanentError
 
 if TYPE_CHECKING:
-    from elasticdl.cli.jobs.outcome import Outcome
     from elasticdl.cluster.kubernetes.job_facts import JobFacts
+    from elasticdl.jobdir.outcome import Outcome
 
 LOOK_S = 5.0
 """For how long whoever does not wait for a job looks whether it starts."""

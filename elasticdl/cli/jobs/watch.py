@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elasticdl.cli.jobs.job import Job, Report
-from elasticdl.cli.jobs.outcome import Outcome
 from elasticdl.cli.views.live_view import View
 from elasticdl.cli.views.progress import ends
 from elasticdl.errors import ExitCode, TransientError
+from elasticdl.jobdir.outcome import Outcome
 
 LOOK_EVERY_S = 1.0
 AWAY_S = 300.0

@@ -19,8 +19,8 @@ from elasticdl.job import Action, JobSpec
 
 if TYPE_CHECKING:
     from elasticdl.cli.jobs.local_launch import LocalJob
-    from elasticdl.cli.jobs.outcome import Outcome
     from elasticdl.cli.views.live_view import View
+    from elasticdl.jobdir.outcome import Outcome
 
 
 def _verb(action: Action, doc: str) -> click.Command:

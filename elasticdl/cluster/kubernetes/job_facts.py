@@ -27,8 +27,9 @@ from elasticdl.cluster.kubernetes.pods import (
     trouble,
     uid,
 )
-from elasticdl.cluster.kubernetes.termination_message import Ended, read_outcome
+from elasticdl.cluster.kubernetes.termination_message import read_outcome
 from elasticdl.errors import ExitCode
+from elasticdl.jobdir.outcome import Outcome
 
 Object: TypeAlias = Mapping[str, Any]
 _EXIT_CODE = re.compile(r"exit code (\d+)")
@@ -202,7 +203,7 @@ class JobFacts:
         )
 
     @property
-    def ended(self) -> Ended | None:
+    def ended(self) -> Outcome | None:
         """How it ended: by its master's word, else by what the cluster knows. None: it has not."""
         condition = _final_condition(self.job)
         if condition is None:
@@ -213,9 +214,9 @@ class JobFacts:
         )
         return said or self._without_word(condition)
 
-    def _without_word(self, condition: Object) -> Ended:
+    def _without_word(self, condition: Object) -> Outcome:
         if condition["type"] == "Complete":
-            return Ended(ExitCode.DONE, "done; its master's pod is gone, and its receipt with it")
+            return Outcome(ExitCode.DONE, "done; its master's pod is gone, and its receipt with it")
         message = str(condition.get("message") or condition.get("reason") or "")
         pod = self.master
         facts = exit_facts(pod, asked=False) if pod is not None and has_ended(pod) else None
@@ -230,7 +231,7 @@ class JobFacts:
             if pod is not None and facts
             else "its master left no word"
         )
-        return Ended(
+        return Outcome(
             code if code in _VERDICTS else ExitCode.JOB_FAILED,
             f"{how}: {message}{last}" if message else f"{how}{last}",
         )

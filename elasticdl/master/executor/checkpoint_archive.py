@@ -22,7 +22,7 @@ from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.scale_override import keep_scale
 from elasticdl.master.core.commands import SaveSnapshot
 from elasticdl.master.core.data.resuming import gone_on
-from elasticdl.master.last_status import run_before
+from elasticdl.master.executor.run_before import run_before
 from elasticdl.rpc.ps_control import ServerSaved
 from elasticdl.shard import SnapshotId
 

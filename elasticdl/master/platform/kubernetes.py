@@ -26,18 +26,19 @@ from elasticdl.cluster.kubernetes.manifests import master_address, master_names
 from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE, pod_plan
 from elasticdl.cluster.kubernetes.plans import MASTER_PORT, RENDEZVOUS_PORT, STATUS_PORT, Owner
 from elasticdl.cluster.kubernetes.priority_ladder import PriorityLadder
-from elasticdl.cluster.kubernetes.termination_message import Ended, outcome_text
+from elasticdl.cluster.kubernetes.termination_message import outcome_text
 from elasticdl.cluster.logs.local_files import log_path
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError
 from elasticdl.job import Action, JobSpec
 from elasticdl.jobdir.layout import JobDirectory, write_json, write_whole
+from elasticdl.jobdir.outcome import Outcome
 from elasticdl.jobdir.output_folder import refuse_output
+from elasticdl.jobdir.resume_command import has_checkpoint
 from elasticdl.jobdir.scale_override import as_scaled, forget_scale_unless
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
 from elasticdl.master.platform.kubernetes_resources import KubernetesResources, ProvisionedResources
 from elasticdl.master.platform.platform import Farewell, MasterEnvironment, PageAddress
-from elasticdl.master.resume_command import has_checkpoint
 
 _LOG = logging.getLogger(__name__)
 OWN_LOG_BYTES = 8 << 20
@@ -143,9 +144,9 @@ class KubernetesPlatform:
             await (cluster.leave() if farewell.to_the_next else cluster.close())
             await api.close()
 
-    def tell(self, ended: Ended) -> None:
+    def tell(self, outcome: Outcome) -> None:
         try:
-            self._told.outcome.write_text(outcome_text(ended), encoding="utf-8")
+            self._told.outcome.write_text(outcome_text(outcome), encoding="utf-8")
         except OSError as error:
             _LOG.error("cannot leave the outcome in %s: %s", self._told.outcome, error)
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Protocol, final
 
 from elasticdl.cluster.base import Cluster
-from elasticdl.cluster.kubernetes.termination_message import Ended
 from elasticdl.cluster.local.cluster import LocalCluster
 from elasticdl.cluster.local.machine import usable_cores
 from elasticdl.errors import ExitCode, PermanentError
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
 
@@ -80,7 +80,7 @@ class Platform(Protocol):
     def cluster(self, farewell: Farewell) -> AbstractAsyncContextManager[Cluster]:
         """Where processes run. When the context ends they do, as `farewell` says then."""
 
-    def tell(self, ended: Ended) -> None:
+    def tell(self, outcome: Outcome) -> None:
         """Leave the outcome where whoever started this master looks for it, beside the job's
         directory.
         """
@@ -136,5 +136,5 @@ class LocalPlatform:
         finally:
             await cluster.close()
 
-    def tell(self, ended: Ended) -> None:
+    def tell(self, outcome: Outcome) -> None:
         """The command reads the job's directory."""

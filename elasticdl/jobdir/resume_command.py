@@ -11,11 +11,9 @@ import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticdl.errors import ExitCode
 from elasticdl.job_name import next_name
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.output_folder import names_in
@@ -23,7 +21,6 @@ from elasticdl.jobdir.scale_override import kept_scale
 
 if TYPE_CHECKING:
     from elasticdl.job import JobSpec
-    from elasticdl.master.core.commands import FinishJob
 
 TRAIN, PREDICT = "train", "predict"
 
@@ -66,16 +63,6 @@ def _words(told: Mapping[str, Any], directory: JobDirectory, *, resumes: bool) -
     if (told.get("kubernetes") or {}).get("image_name"):
         return words + _submitted(told, directory, resumes=resumes)
     return words + _local(action, told, directory.path, resumes=resumes)
-
-
-def with_way_on(finish: FinishJob, told: Mapping[str, Any], directory: JobDirectory) -> FinishJob:
-    """The end of a job with what to do next; that of a job that is done, or was wrong from the
-    start, as it is.
-    """
-    if finish.exit_code in (ExitCode.DONE, ExitCode.USAGE, ExitCode.DRAINED):
-        return finish
-    on = resume_command(told, directory)
-    return replace(finish, hint=f"{finish.hint}; then {on}" if finish.hint else on)
 
 
 def _submitted(told: Mapping[str, Any], directory: JobDirectory, *, resumes: bool) -> str:

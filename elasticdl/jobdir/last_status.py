@@ -8,13 +8,10 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elasticdl.errors import ExitCode
 from elasticdl.jobdir.layout import JobDirectory
-
-if TYPE_CHECKING:
-    from elasticdl.master.core.data.resuming import RunBefore
 
 _OF_ITS_TIME = (
     "job",
@@ -27,6 +24,8 @@ _OF_ITS_TIME = (
     "cluster_view_age_s",
 )
 """What an onlooker adds to a status."""
+_ENDED = "ended"
+"""The last phase of a job, and the last state of a process."""
 _GONE = "its master was killed, and it with it"
 
 
@@ -36,9 +35,7 @@ def last_known(directory: JobDirectory, message: str) -> dict[str, Any]:
     """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         status = {
-            key: value
-            for key, value in _newest_status(directory).items()
-            if key not in _OF_ITS_TIME
+            key: value for key, value in newest_status(directory).items() if key not in _OF_ITS_TIME
         }
         receipt = {
             **status["receipt"],
@@ -55,9 +52,9 @@ def heard_of_s(directory: JobDirectory) -> float:
     """
     signs = [0.0]
     with suppress(OSError, ValueError, KeyError, TypeError):
-        signs.append(float(_newest_status(directory)["at_s"]))
+        signs.append(float(newest_status(directory)["at_s"]))
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        signs += [float(row["at_s"]) for row in _last_measured(directory)]
+        signs += [float(row["at_s"]) for row in last_measured(directory)]
     return max((sign for sign in signs if isfinite(sign)), default=0.0)
 
 
@@ -66,10 +63,8 @@ def cut_short(status: Mapping[str, Any], message: str, exit_code: int, gone: str
 
     `gone`: what became of its processes.
     """
-    from elasticdl.master.core.job_context import Phase  # not for every `--help`
-
     over = {
-        "phase": str(Phase.ENDED),
+        "phase": _ENDED,
         "message": message,
         "outcome": message,
         "exit_code": int(exit_code),
@@ -88,47 +83,18 @@ def cut_short(status: Mapping[str, Any], message: str, exit_code: int, gone: str
     }
 
 
-def run_before(directory: JobDirectory) -> RunBefore:
-    """Of a training that was killed in that directory, or ended there; of none if nothing is
-    known.
-    """
-    from elasticdl.master.core.data.resuming import RunBefore
-
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        status = _newest_status(directory)
-        since_s, counts = float(status["at_s"]), _counts(status["receipt"])
-        # The row of a loss is written within a second: the status is older, and all rows before it
-        # may be of other runs.
-        rows = [row for row in _last_measured(directory) if float(row["at_s"]) >= since_s]
-        return RunBefore(counts, max((int(row["records"]) for row in rows), default=0), killed=True)
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        return RunBefore(_counts(json.loads(directory.receipt.read_text(encoding="utf-8"))))
-    return RunBefore({})
-
-
-def _newest_status(directory: JobDirectory) -> dict[str, Any]:
+def newest_status(directory: JobDirectory) -> dict[str, Any]:
+    """What newest.json has. Raises OSError, ValueError, KeyError, TypeError."""
     found: dict[str, Any] = json.loads(directory.newest.read_text(encoding="utf-8"))["status"]
     return found
 
 
-def _last_measured(directory: JobDirectory) -> list[Mapping[str, Any]]:
+def last_measured(directory: JobDirectory) -> list[Mapping[str, Any]]:
     """The last row of metrics.jsonl, if there is any."""
     from elasticdl.history.lines import read_lines  # not for every `--help`
 
     return [line.row for line in read_lines(directory.metrics)[-1:]]
 
 
-def _counts(receipt: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
-    return {
-        int(row["epoch"]): (int(row["trained"]), int(row["repeated"])) for row in receipt["epochs"]
-    }
-
-
 def _ended(row: dict[str, Any], gone: str) -> dict[str, Any]:
-    from elasticdl.master.core.processes.table import Life
-
-    return (
-        row
-        if row["state"] == Life.ENDED
-        else {**row, "state": str(Life.ENDED), "shard": "", "message": gone}
-    )
+    return row if row["state"] == _ENDED else {**row, "state": _ENDED, "shard": "", "message": gone}

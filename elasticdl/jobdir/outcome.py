@@ -1,0 +1,128 @@
+"""How a job ended: one value, in its directory and in its pod's termination message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, final
+
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError, UserError
+from elasticdl.jobdir.last_status import last_known
+from elasticdl.jobdir.layout import JobDirectory, part_of, read_json, write_json
+from elasticdl.jobdir.resume_command import resume_command
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of a job."""
+
+    exit_code: int
+    """0 done, 130 stopped; see the exit codes of `elasticdl`."""
+    message: str
+    """Why the job ended."""
+    job_dir: str = ""
+    hint: str = ""
+    """What to do next, such as the command that resumes the job."""
+    receipt: Mapping[str, Any] = field(default_factory=dict)
+    """`epochs` and `total`: records expected, trained, repeated, bad, lost and left."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The values of the last evaluation, by name."""
+    loss: float | None = None
+    """The last training loss."""
+    output: str = ""
+    """Where the export or the predictions are."""
+    action: str = ""
+    """What the job did: train, evaluate or predict; '' where that is not known."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for JSON and YAML."""
+        return {**asdict(self), "exit_code": int(self.exit_code), "action": str(self.action)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Outcome | None:
+        """The inverse of `to_json`; None for what is no outcome."""
+        try:
+            receipt, loss = dict(value.get("receipt") or {}), value.get("loss")
+            if receipt:
+                total = (receipt.get("total") or {}).items()
+                receipt["total"] = {str(key): int(count) for key, count in total}
+            return cls(
+                int(value["exit_code"]),
+                str(value["message"]),
+                str(value.get("job_dir", "")),
+                str(value.get("hint", "")),
+                receipt,
+                {str(key): float(one) for key, one in (value.get("metrics") or {}).items()},
+                None if loss is None else float(loss),
+                str(value.get("output", "")),
+                str(value.get("action", "")),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+    def error(self) -> ElasticDLError | None:
+        """Return the error that `JobHandle.wait` raises, or None if the job is done or was stopped
+        by a person.
+        """
+        if self.exit_code in (ExitCode.DONE, ExitCode.INTERRUPTED):
+            return None
+        kinds: dict[int, type[ElasticDLError]] = {
+            ExitCode.USAGE: SpecError,
+            ExitCode.USER_ERROR: UserError,
+        }
+        error = kinds.get(self.exit_code, PermanentError)(self.message, hint=self.hint)
+        with suppress(ValueError):
+            error.exit_code = ExitCode(self.exit_code)
+        return error
+
+
+def write_outcome(
+    directory: JobDirectory, outcome: Outcome, status: Mapping[str, Any] | None
+) -> None:
+    """Leave outcome, last status and receipt. `status`: None if the job did not begin.
+
+    Raises OSError.
+    """
+    if status is not None:
+        write_json(directory.receipt, outcome.receipt)
+    write_json(directory.status, {**outcome.to_json(), "status": status})
+    if status is not None:
+        # A run that did not begin takes nothing of what is known of the one before.
+        directory.newest.unlink(missing_ok=True)
+
+
+def read_outcome(directory: JobDirectory) -> tuple[Outcome, Mapping[str, Any]] | None:
+    """What a master left, and its last status; None if it left nothing that can be read."""
+    found = read_json(directory.status)
+    outcome = Outcome.from_json(found)
+    if outcome is None:
+        return None
+    outcome = replace(outcome, job_dir=str(directory.path))  # It may have been moved.
+    if outcome.exit_code == ExitCode.INTERRUPTED:
+        outcome = replace(outcome, hint=resume_hint(directory))
+    return outcome, part_of(found, "status")
+
+
+def outcome_of_killed(
+    directory: JobDirectory, action: str, message: str
+) -> tuple[Outcome, Mapping[str, Any]]:
+    """The end of a job whose master left nothing, and its status some seconds before."""
+    known = last_known(directory, message.partition("\n")[0])
+    outcome = Outcome(
+        ExitCode.JOB_FAILED,
+        message,
+        str(directory.path),
+        f"its log is {directory.logs / 'master-0.log'}; {resume_hint(directory)}",
+        receipt=known.get("receipt") or {},
+        metrics=known.get("metrics") or {},
+        loss=known.get("loss"),
+        action=action,
+    )
+    return outcome, known
+
+
+def resume_hint(directory: JobDirectory) -> str:
+    """The next command to type after an end that was not the job's own."""
+    return resume_command(read_json(directory.spec), directory)

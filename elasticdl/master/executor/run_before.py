@@ -1,0 +1,34 @@
+"""What is known of the run that a job goes on from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from elasticdl.jobdir.last_status import last_measured, newest_status
+from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.master.core.data.resuming import RunBefore
+
+
+def run_before(directory: JobDirectory) -> RunBefore:
+    """Of a training that was killed in that directory, or ended there; of none if nothing is
+    known.
+    """
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        status = newest_status(directory)
+        since_s, counts = float(status["at_s"]), _counts(status["receipt"])
+        # The row of a loss is written within a second: the status is older, and all rows before it
+        # may be of other runs.
+        rows = [row for row in last_measured(directory) if float(row["at_s"]) >= since_s]
+        return RunBefore(counts, max((int(row["records"]) for row in rows), default=0), killed=True)
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        return RunBefore(_counts(json.loads(directory.receipt.read_text(encoding="utf-8"))))
+    return RunBefore({})
+
+
+def _counts(receipt: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
+    return {
+        int(row["epoch"]): (int(row["trained"]), int(row["repeated"])) for row in receipt["epochs"]
+    }
