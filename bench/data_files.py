@@ -109,7 +109,8 @@ def main() -> None:
             done_s = time.perf_counter()
             read_s = done_s - indexed_s
             print(
-                f"{title:26}{megabytes / (indexed_s - began_s):12,.0f}{megabytes / read_s:12,.0f}{records / read_s:14,.0f}"
+                f"{title:26}{megabytes / (indexed_s - began_s):12,.0f}"
+                f"{megabytes / read_s:12,.0f}{records / read_s:14,.0f}"
             )
             path.unlink()
 

@@ -24,11 +24,15 @@ LIMIT_MS = 120_000
 _NOTES = """
 window.noted = { live: 0, busy: 0 };
 new PerformanceObserver((list) => {
-  for (const one of list.getEntries()) noted.busy = Math.max(noted.busy, one.startTime + one.duration);
+  for (const one of list.getEntries()) {
+    noted.busy = Math.max(noted.busy, one.startTime + one.duration);
+  }
 }).observe({ type: "longtask", buffered: true });
 new MutationObserver(() => {
   if (!noted.live && document.querySelector(".connection.live")) noted.live = performance.now();
-}).observe(document, { subtree: true, childList: true, attributes: true, attributeFilter: ["class"] });
+}).observe(document, {
+  subtree: true, childList: true, attributes: true, attributeFilter: ["class"],
+});
 """
 _FOUND = """() => ({
   painted: performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? null,

@@ -80,8 +80,8 @@ def apply_dense(kind: str, weight, slots, gradient) -> None:
         )
     else:
         raw.ResourceApplyAdam(
-            var=weight.handle, m=slots[0].handle, v=slots[1].handle, beta1_power=0.0, beta2_power=0.0,
-            lr=rate, beta1=0.9, beta2=0.999, epsilon=1e-7, grad=gradient,
+            var=weight.handle, m=slots[0].handle, v=slots[1].handle, beta1_power=0.0,
+            beta2_power=0.0, lr=rate, beta1=0.9, beta2=0.999, epsilon=1e-7, grad=gradient,
         )  # fmt: skip
 
 

@@ -46,8 +46,9 @@ def _kill_and_join() -> dict[str, list[float]]:
         log = Path(folder) / "log"
         home = str(Path(sys.executable).parent)
         command = [
-            *horovodrun(), "-np", "2", "--min-np", "1", "--max-np", "2", "--gloo", "--host-discovery-script", str(hosts),
-            "--blacklist-cooldown-range", "5", "10", "--elastic-timeout", "60", sys.executable, "-m", "bench.peer_elastic",
+            *horovodrun(), "-np", "2", "--min-np", "1", "--max-np", "2", "--gloo",
+            "--host-discovery-script", str(hosts), "--blacklist-cooldown-range", "5", "10",
+            "--elastic-timeout", "60", sys.executable, "-m", "bench.peer_elastic",
         ]  # fmt: skip
         environment = {
             **os.environ,
@@ -103,7 +104,8 @@ def _killed_and_joined(log: Path) -> dict[str, list[float]]:
     ]
     _, step_s, lost = max(gaps)
     figures: dict[str, list[float]] = {
-        "kill": [round(step_s - at_s, 4)], "join": [], "lost_steps": [lost], "typical_step": [round(typical_s, 4)]
+        "kill": [round(step_s - at_s, 4)], "join": [], "lost_steps": [lost],
+        "typical_step": [round(typical_s, 4)]
     }  # fmt: skip
     joined = _until(lambda: together(at_s + 1.0), limit_s=40.0)
     if joined is None:

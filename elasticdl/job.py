@@ -187,7 +187,8 @@ class ModelSection(_Section):
         description="Directory of model modules; default on a cluster: /model_zoo in the image."
     )
     model_def: Annotated[str, Value("MODULE")] = Field(
-        description="Module, or module.function, that builds the model: `iris` or `mnist.cnn.Model`."
+        description="Module, or module.function, that builds the model: "
+        "`iris` or `mnist.cnn.Model`."
     )
     model_params: Params = Field(
         default_factory=dict,

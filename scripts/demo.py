@@ -26,7 +26,8 @@ serve = tensorflow.saved_model.load(sys.argv[1]).signatures["serving_default"]
 images = tensorflow.constant(arrays["image"].reshape((-1, *spec.shape[1:])), spec.dtype)
 (scores,) = serve(**{name: images}).values()
 right = (scores.numpy().argmax(1) == arrays["label"].reshape(-1)).mean()
-print(f"the SavedModel, loaded back by plain TensorFlow, is right on {right:.1%} of {len(images)} test images")
+said = "the SavedModel, loaded back by plain TensorFlow, is right"
+print(f"{said} on {right:.1%} of {len(images)} test images")
 sys.exit(int(right < 0.95))
 """
 
@@ -87,9 +88,11 @@ def demo(folder: Path) -> None:
     run("-m", "model_zoo.make_data", "digits", folder / "data")
     say("train digits with 2 workers and 2 parameter servers")
     command = [
-        sys.executable, "-m", "elasticdl.cli.main", "train", "--model-zoo", ROOT / "model_zoo", "--model-def", "digits",
-        "--training-data", folder / "data/train.npz", "--validation-data", folder / "data/test.npz", "--num-epochs", "12",
-        "--minibatch-size", "32", "--num-workers", "2", "--num-ps-pods", "2", "--job-dir", job, "--output", output,
+        sys.executable, "-m", "elasticdl.cli.main", "train", "--model-zoo", ROOT / "model_zoo",
+        "--model-def", "digits", "--training-data", folder / "data/train.npz",
+        "--validation-data", folder / "data/test.npz", "--num-epochs", "12",
+        "--minibatch-size", "32", "--num-workers", "2", "--num-ps-pods", "2", "--job-dir", job,
+        "--output", output,
     ]  # fmt: skip
     process = subprocess.Popen([str(part) for part in command], cwd=ROOT)
     try:

@@ -3,8 +3,11 @@
 # `elasticdl.train(...)` takes the flags of `elasticdl train`, in snake case. It checks the model
 # and the data, starts the job's processes and returns a handle at once; the picture under the cell
 # goes on until the job has ended. With `image_name=...` the same call runs the job on a Kubernetes
-# cluster.  First some data, and a model module: a plain Keras model, a loss, an optimizer, and how
-# records become features and labels. %%
+# cluster.
+#
+# First some data, and a model module: a plain Keras model, a loss, an optimizer, and how records
+# become features and labels.
+# %%
 import tempfile
 from pathlib import Path
 
@@ -20,7 +23,8 @@ module = """
 import keras
 
 def custom_model():
-    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dense(1)])
+    hidden = keras.layers.Dense(32, activation="relu")
+    return keras.Sequential([keras.Input((2,)), hidden, keras.layers.Dense(1)])
 
 def loss(labels, predictions):
     return keras.losses.BinaryCrossentropy(from_logits=True)(labels, predictions)
@@ -59,22 +63,18 @@ job = elasticdl.train(
 # The handle tells how the job is doing, and steers it while it runs:
 # %%
 status = job.status()
-print(
-    status["message"],
-    "-",
-    status["records"]["expected"],
-    "records expected,",
-    len(status["processes"]),
-    "processes",
-)
+expected, processes = status["records"]["expected"], len(status["processes"])
+print(f"{status['message']} - {expected} records expected, {processes} processes")
 job.scale(1, 3)
 # %% [markdown]
 # `wait` returns how it ended, and raises what went wrong. Every record is accounted for, whatever
-# became of workers meanwhile: %%
+# became of workers meanwhile:
+# %%
 outcome = job.wait(timeout_s=600)
 print({name: round(value, 2) for name, value in outcome.metrics.items()})
 print(outcome.receipt["total"])
 # %% [markdown]
 # Its checkpoints can be evaluated, predicted with, exported or gone on from
-# (`checkpoint_dir_for_init=`, `resume=True`); its directory is readable long after the job: %%
+# (`checkpoint_dir_for_init=`, `resume=True`); its directory is readable long after the job:
+# %%
 print(sorted(path.name for path in (folder / "job").iterdir()))

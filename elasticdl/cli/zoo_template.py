@@ -4,8 +4,10 @@ from __future__ import annotations
 
 MODULE = '''"""A model module: fill in the functions, as one fills in map and reduce.
 
-Try it on this machine:  elasticdl train --model-zoo . --model-def example --training-data example.csv --num-epochs 40
-and in the image that `elasticdl zoo build` makes:  --model-zoo /model_zoo --training-data /model_zoo/example.csv
+Try it on this machine:
+    elasticdl train --model-zoo . --model-def example --training-data example.csv --num-epochs 40
+and in the image that `elasticdl zoo build` makes, with
+    --model-zoo /model_zoo --training-data /model_zoo/example.csv
 """
 
 import keras
@@ -39,11 +41,15 @@ def optimizer(lr=0.02):
 
 
 def feed(dataset, mode, metadata):
-    """A tf.data.Dataset of records (CSV: vectors of text) to one of (features, label); it is batched afterwards."""
+    """A tf.data.Dataset of records (CSV: vectors of text) to one of (features, label).
+
+    It is batched afterwards.
+    """
     columns = list(metadata.column_names)
+    places = [columns.index(name) for name in FEATURES]
 
     def parse(record):
-        features = tf.strings.to_number(tf.gather(record, [columns.index(name) for name in FEATURES]))
+        features = tf.strings.to_number(tf.gather(record, places))
         if mode == "prediction":
             return features
         return features, tf.strings.to_number(record[columns.index(LABEL)], tf.int32)
@@ -56,18 +62,22 @@ def eval_metrics_fn():
     return {"accuracy": keras.metrics.SparseCategoricalAccuracy()}
 '''
 
-DOCKERFILE = """# This model zoo as an image for `elasticdl train --image-name`. `elasticdl zoo build` builds it; docker, podman and buildah do, too.
+DOCKERFILE = """# This model zoo as an image for `elasticdl train --image-name`.
+# `elasticdl zoo build` builds it; docker, podman and buildah do, too.
 ARG BASE_IMAGE=@BASE_IMAGE@
 FROM ${BASE_IMAGE}
-# Root only while packages are installed. They come before the modules, so that a change of a module rebuilds the last, small layer only.
+# Root only while packages are installed. They come before the modules, so that a change of a module
+# rebuilds the last, small layer only.
 USER root
 COPY requirements.txt /tmp/requirements.txt
-RUN python3 -m pip install --no-cache-dir --disable-pip-version-check -r /tmp/requirements.txt && rm /tmp/requirements.txt
+RUN python3 -m pip install --no-cache-dir --disable-pip-version-check -r /tmp/requirements.txt \\
+    && rm /tmp/requirements.txt
 USER 1000:1000
 COPY . @FOLDER@
 """
 
-REQUIREMENTS = """# Python packages that the modules import besides TensorFlow, Keras and NumPy, one a line, such as: scikit-learn==1.9.0
+REQUIREMENTS = """# Python packages that the modules import besides TensorFlow, Keras and NumPy,
+# one a line, such as: scikit-learn==1.9.0
 """
 
 IGNORED = """# What does not belong into the image.

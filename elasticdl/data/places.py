@@ -30,9 +30,8 @@ def number_of(reader: Reader, shard: Shard, index: int) -> int:
     """
     low, high, before = shard.begin, shard.end, 0
     good = _good(reader, shard, low, high)
-    while (
-        good < high - low
-    ):  # invariant: the record is in [low, high), of which `good` are good; `before` good ones are below low
+    # Invariant: the record is in [low, high), which has `good` good ones, after `before` others.
+    while good < high - low:
         middle = (low + high) // 2
         lower = _good(reader, shard, low, middle)
         if index < before + lower:

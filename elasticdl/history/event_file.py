@@ -74,7 +74,8 @@ class EventFile:
     def _made(self, wall_s: float) -> RawFile:
         self._directory.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads the files of a run in the order of their names.
-        name = f"events.out.tfevents.{int(wall_s):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}.elasticdl"
+        writer = f"{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
+        name = f"events.out.tfevents.{int(wall_s):010d}.{writer}.elasticdl"
         return RawFile(self._directory / name, "x")
 
 

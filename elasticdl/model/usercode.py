@@ -147,7 +147,8 @@ _OF_GRAPH = re.compile(
 )
 _AROUND_OPERATION = re.compile(
     r"""^[ ]*\(\d+\)[ ][A-Z_]+:[ ]  # the number and kind of one of several errors
-      | Error\ in\ user-defined\ function\ passed\ to\ \S+\ transformation(?:\ with\ iterator:\ \S+)?:[ ]
+      | Error\ in\ user-defined\ function\ passed\ to\ \S+\ transformation
+        (?:\ with\ iterator:\ \S+)?:[ ]
       | ^\{\{(?:function_)?node\ .*?\}\}[ ]
       | \s*\[\[\{?\{?.*?\]\]
       | [ ]\[Op:.*?\]

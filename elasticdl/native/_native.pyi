@@ -37,8 +37,8 @@ def tfrecord_rows(
     data: bytes, skip: int, out: NDArray[np.object_]
 ) -> tuple[int, int, list[int], int]: ...
 
-# embedding: elasticdl/embedding/native. Arrays are C-contiguous and of exactly these dtypes, else TypeError; wrong
-# shapes and values raise ValueError. The GIL is released.
+# embedding: elasticdl/embedding/native. Arrays are C-contiguous and of exactly these dtypes, else
+# TypeError; wrong shapes and values raise ValueError. The GIL is released.
 
 class OptimizerSpec:
     """As elasticdl.embedding.spec.OptimizerSpec."""
@@ -120,7 +120,9 @@ def update_dense(
 # rpc: elasticdl/rpc/native. Raises the errors of elasticdl.errors; the GIL is released.
 
 class ParametersSpec:
-    """As elasticdl.embedding.spec.ParametersSpec; `json` is the whole of it, kept by servers as it is."""
+    """As elasticdl.embedding.spec.ParametersSpec; `json` is the whole of it, which servers keep as
+    it is.
+    """
 
     def __init__(
         self, optimizer: OptimizerSpec, trainable: int, additive: int, json: str
@@ -130,7 +132,9 @@ class ParametersSpec:
     def json(self) -> str: ...
 
 class Pool:
-    """Connections to all servers. At most one call of `push` and one of the others at a time; `move` and `close` any time."""
+    """Connections to all servers. At most one call of `push` and one of the others at a time;
+    `move` and `close` any time.
+    """
 
     def __init__(self, addresses: list[str], token: str, name: str) -> None: ...
     def initialise(
@@ -147,7 +151,9 @@ class Pool:
         newest: NDArray[np.float32] | None,
         timeout_s: float,
     ) -> list[int]:
-        """Fills `dense` and `rows` in place; versions. `newest` is given to a server that has no parameters."""
+        """Fills `dense` and `rows` in place; returns the versions. A server without parameters gets
+        `newest`.
+        """
 
     def push(
         self,
@@ -200,12 +206,15 @@ class Server:
     ) -> tuple[int, int, tuple[int, int, float] | None]:
         """Write a view to a file, durably; (bytes, CRC-32C, None). Raises OSError.
 
-        At the first weight that is NaN or infinite it stops and tells which: (table, id), or (-1, index in the dense vector), and its value.
+        At the first weight that is NaN or infinite it stops and tells which: (table, id), or (-1,
+        index in the dense vector), and its value.
         """
 
     def begin_restore(self, spec: ParametersSpec) -> None: ...
     def restore_dense(self, path: str, offset: int, section: int, at: int, count: int) -> None:
-        """Sections: -2 additive weights, -1 trainable weights, 0, 1, ... slots. `at` counts within this server's slice."""
+        """Sections: -2 additive weights, -1 trainable weights, 0, 1, ... slots. `at` counts within
+        this server's slice.
+        """
 
     def restore_rows(self, path: str, offset: int, rows: int, table: int) -> int:
         """Insert those rows that this server owns; how many."""

@@ -168,8 +168,8 @@ def shards() -> Html:
     table = el("table", el("thead", head), el("tbody", id="shard-rows"))
     listing = el("div", table, class_="scroll tall", tabindex=0)
     return el(
-        "section", el("h3", "Single shards"), _row(_choice("shard-state", "that are", states)), listing, el("div", id="shards-pager", class_="pager"),
-        class_="needs-script",
+        "section", el("h3", "Single shards"), _row(_choice("shard-state", "that are", states)),
+        listing, el("div", id="shards-pager", class_="pager"), class_="needs-script",
     )  # fmt: skip
 
 
@@ -254,9 +254,15 @@ def dialogs(snapshot: Mapping[str, Any]) -> Html:
         "div",
         _dialog("stop", "Stop this job?", "Workers give their work back, and the job ends.",
                 "Stop the job", [_way_on(snapshot), reason], danger=True),
-        _dialog("scale", "How many workers?", "The job keeps between these two numbers, as room allows.", "Scale", el("div", workers, class_="pair")),
-        _dialog("checkpoint", "Take a checkpoint now?", "All servers hold one consistent view for a moment; training goes on.", "Take a checkpoint", None),
-        _dialog("replace", "Replace this worker?", "It is ended, what it had is given to others, and another one is started.", "Replace", el("input", type="hidden", name="process")),
+        _dialog("scale", "How many workers?",
+                "The job keeps between these two numbers, as room allows.",
+                "Scale", el("div", workers, class_="pair")),
+        _dialog("checkpoint", "Take a checkpoint now?",
+                "All servers hold one consistent view for a moment; training goes on.",
+                "Take a checkpoint", None),
+        _dialog("replace", "Replace this worker?",
+                "It is ended, what it had is given to others, and another one is started.",
+                "Replace", el("input", type="hidden", name="process")),
         el("div", id="said", class_="said", role="status"),
     )  # fmt: skip
 
@@ -281,7 +287,8 @@ def _dialog(
     answer = el("button", word, type="submit", class_="danger" if danger else "primary")
     never = el("button", "Cancel", type="button", class_="cancel")
     form = el(
-        "form", el("h2", title, id=f"{verb}-title"), el("p", text), fields, el("p", class_="problem", role="alert"), el("div", never, answer, class_="answers"),
+        "form", el("h2", title, id=f"{verb}-title"), el("p", text), fields,
+        el("p", class_="problem", role="alert"), el("div", never, answer, class_="answers"),
     )  # fmt: skip
     return el("dialog", form, id=f"dialog-{verb}", aria_labelledby=f"{verb}-title", data_verb=verb)
 
@@ -303,8 +310,11 @@ def sign_in(problem: str) -> Html:
         "main",
         el("p", "ElasticDL", class_="brand"),
         el("h1", "This job's page needs its token"),
-        el("p", "Open the address that ", el("code", "elasticdl train"), " printed, or type ", el("code", "elasticdl dashboard"), ": both carry the token. Or give it here."),
+        el("p", "Open the address that ", el("code", "elasticdl train"), " printed, or type ",
+           el("code", "elasticdl dashboard"), ": both carry the token. Or give it here."),
         el("p", problem, class_="problem", id="problem", role="alert"),
-        el("form", el("label", el("span", "Token"), token, for_="token"), el("button", "Sign in", class_="primary"), method="post", action="/session", id="sign-in"),
+        el("form", el("label", el("span", "Token"), token, for_="token"),
+           el("button", "Sign in", class_="primary"),
+           method="post", action="/session", id="sign-in"),
         class_="sign-in", id="main",
     )  # fmt: skip

@@ -32,7 +32,8 @@ WORDS = (
 
 
 CUT = """() => [...document.querySelectorAll(".scroll, #facts dd, #receipt td")]
-  .filter((one) => one.checkVisibility() && one.scrollWidth > one.clientWidth).map((one) => one.outerHTML.slice(0, 200))"""
+  .filter((one) => one.checkVisibility() && one.scrollWidth > one.clientWidth)
+  .map((one) => one.outerHTML.slice(0, 200))"""
 """What has more than it shows, sideways."""
 
 
@@ -350,9 +351,8 @@ def test_on_paper_stand_all_parts_dark_on_light(
 ) -> None:
     window = open_window(color_scheme="dark")
     page = window.page
-    page.goto(
-        f"{report({**snapshot(workers(3)), 'logs': [{'process': 'worker-3', 'text': 'its last words'}]})}#overview"
-    )
+    logs = [{"process": "worker-3", "text": "its last words"}]
+    page.goto(f"{report({**snapshot(workers(3)), 'logs': logs})}#overview")
     expect(page.locator("#plot-loss canvas")).to_be_visible()
     page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")

@@ -134,9 +134,7 @@ def test_a_server_that_falls_silent_is_listed_again() -> None:
     assert heard_until(server, "+a@1", timing=SOON_SILENT) == ["whole", "+a@1", "whole"]
 
 
-def test_a_server_that_sends_bookmarks_is_not_silent_and_is_listed_again_all_the_same_when_that_is_due() -> (
-    None
-):
+def test_a_server_that_sends_bookmarks_is_not_silent_and_is_listed_again_when_due() -> None:
     clock, silence_s = ManualClock(), 1.0
 
     async def bookmarks(answer: web.StreamResponse) -> None:
@@ -165,8 +163,10 @@ def test_a_server_that_sends_bookmarks_is_not_silent_and_is_listed_again_all_the
 
 @pytest.mark.parametrize(
     "nonsense",
-    [sends(b"not json\n"), sends(b'{"type": "ADDED"}\n'), sends({"type": "ADDED", "object": {"metadata": {}}}), sends(b"[]\n"),
-     sends(change("ERROR", status(500, "InternalError"))), status(403, "Forbidden"), status(503), at_once],
+    [sends(b"not json\n"), sends(b'{"type": "ADDED"}\n'), sends(b"[]\n"),
+     sends({"type": "ADDED", "object": {"metadata": {}}}),
+     sends(change("ERROR", status(500, "InternalError"))), status(403, "Forbidden"), status(503),
+     at_once],
 )  # fmt: skip
 def test_nonsense_and_refusals_end_in_another_list(nonsense: object) -> None:
     server = Server()
@@ -200,9 +200,7 @@ def test_half_lines_are_put_together() -> None:
     assert heard_until(server, "+a@7") == ["whole", "+a@7"]
 
 
-def test_an_object_that_was_just_made_is_not_taken_for_gone_by_a_list_that_was_asked_for_before() -> (
-    None
-):
+def test_a_list_that_was_asked_for_before_an_object_was_made_does_not_end_it() -> None:
     async def scenario() -> list[str]:
         server = Server()
         server.lists = [[], [], []]

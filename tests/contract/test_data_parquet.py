@@ -49,7 +49,8 @@ def test_columns_keep_their_types(tmp_path):
     (block,) = blocks_of(path)
     found = {name: column.tolist() for name, column in block.records.items()}
     assert found == {
-        "i8": [1, 2], "u64": [1, 2**63], "f32": [0.5, 1.5], "flag": [True, False], "text": ["ü".encode(), b""], "raw": [b"\xff", b"\0"],
+        "i8": [1, 2], "u64": [1, 2**63], "f32": [0.5, 1.5], "flag": [True, False],
+        "text": ["ü".encode(), b""], "raw": [b"\xff", b"\0"],
         "word": [b"a", b"b"], "day": [2, 2], "time": [7, 8], "price": [1.5, 2.5],
     }  # fmt: skip
     dtypes = {name: str(column.dtype) for name, column in block.records.items()}

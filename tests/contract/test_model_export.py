@@ -36,7 +36,8 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 def feed(dataset, mode, metadata): return dataset
-def loss(labels, predictions): return keras.losses.BinaryCrossentropy(from_logits=True)(labels, predictions)
+def loss(labels, predictions):
+    return keras.losses.BinaryCrossentropy(from_logits=True)(labels, predictions)
 def optimizer(): return keras.optimizers.Adam(0.1)
 """
 BOUNDED = """
@@ -44,7 +45,10 @@ def custom_model():
     ids = keras.Input((3,), dtype="int64", name="ids")
     text = keras.Input((1,), dtype="string", name="text")
     word = layers.StringLookup(vocabulary=["a", "b"])(text)
-    both = layers.Concatenate()([layers.Flatten()(layers.Embedding(50, 4)(ids)), layers.Flatten()(layers.Embedding(3, 2)(word))])
+    both = layers.Concatenate()([
+        layers.Flatten()(layers.Embedding(50, 4)(ids)),
+        layers.Flatten()(layers.Embedding(3, 2)(word)),
+    ])
     out = layers.BatchNormalization()(layers.Dense(2)(both))
     return keras.Model({"ids": ids, "text": text}, {"logit": layers.Dense(1)(out), "other": out})
 """
@@ -134,7 +138,8 @@ def test_loading_needs_nothing_of_this_package(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, {str(tmp_path / "zoo")!r})
 import numpy as np, tensorflow as tf, made
-features = {{"ids": tf.constant([[0, 1, 49], [2, 2, -1]], tf.int64), "text": tf.constant([["a"], ["zzz"]])}}
+ids = tf.constant([[0, 1, 49], [2, 2, -1]], tf.int64)
+features = {{"ids": ids, "text": tf.constant([["a"], ["zzz"]])}}
 ours = np.load({str(tmp_path / "ours.npy")!r})
 served = tf.saved_model.load({str(tmp_path / "export")!r}).signatures["serving_default"]
 np.testing.assert_allclose(served(**features)["logit"], ours, rtol=1e-5)

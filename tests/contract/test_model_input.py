@@ -54,7 +54,9 @@ def feed(dataset, mode, metadata):
         x = tf.strings.to_number(record[0])
         if x > 100:
             x = x - 100
-        return ({"x": x}, tf.strings.to_number(record[label], tf.int32)) if mode != "prediction" else {"x": x}
+        if mode == "prediction":
+            return {"x": x}
+        return {"x": x}, tf.strings.to_number(record[label], tf.int32)
     return dataset.map(parse)
 """
 

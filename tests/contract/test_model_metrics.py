@@ -29,7 +29,8 @@ from keras import layers
 def feed(dataset, mode, metadata): return dataset
 def optimizer(): return keras.optimizers.SGD(0.1)
 def loss(labels, predictions): return keras.losses.binary_crossentropy(labels, predictions)
-def custom_model(): return keras.Sequential([keras.Input((1,)), layers.Dense(1, activation="sigmoid")])
+def custom_model():
+    return keras.Sequential([keras.Input((1,)), layers.Dense(1, activation="sigmoid")])
 """
 
 
@@ -146,7 +147,9 @@ def custom_model():
     x = keras.Input((1,))
     return keras.Model(x, {outputs})
 def loss(labels, predictions): return tf.reduce_mean(tf.square(labels["a"] - predictions{first}))
-def eval_metrics_fn(): return {{"a": {{"mse": keras.metrics.MeanSquaredError()}}, "{second}": {{"mae": lambda y, p: tf.abs(y - p)}}}}
+def eval_metrics_fn():
+    mse = keras.metrics.MeanSquaredError()
+    return {{"a": {{"mse": mse}}, "{second}": {{"mae": lambda y, p: tf.abs(y - p)}}}}
 """
 
 

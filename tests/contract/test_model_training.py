@@ -80,7 +80,11 @@ def custom_model():
 SEQUENTIAL = """
 def custom_model():
     return keras.Sequential([
-        keras.Input((3,), dtype="int32"), layers.Embedding(50, 4), layers.Flatten(), layers.Dense(1)])
+        keras.Input((3,), dtype="int32"),
+        layers.Embedding(50, 4),
+        layers.Flatten(),
+        layers.Dense(1),
+    ])
 """
 SUBCLASSED = """
 class Tower(layers.Layer):
@@ -99,7 +103,8 @@ class custom_model(keras.Model):
         self.out = layers.Dense(1)
     def call(self, inputs, training=False):
         shared = self.tower(inputs["ids"]) - self.tower(inputs["ids"][:, :1])
-        return self.out(keras.ops.concatenate([shared, inputs["x"]], 1)) + self.wide(inputs["ids"])[:, 0]
+        deep = self.out(keras.ops.concatenate([shared, inputs["x"]], 1))
+        return deep + self.wide(inputs["ids"])[:, 0]
 """
 MASKED = """
 def custom_model():
@@ -119,7 +124,8 @@ def custom_model():
     ids = keras.Input((3,), dtype="int64", name="ids")
     e = layers.BatchNormalization(momentum=0.8)(layers.Flatten()(Embedding(50, 4)(ids)))
     frozen = layers.Dense(4, trainable=False, name="frozen")
-    return keras.Model({"ids": ids}, layers.Dense(1, kernel_regularizer="l2", activity_regularizer="l1")(frozen(e)))
+    out = layers.Dense(1, kernel_regularizer="l2", activity_regularizer="l1")
+    return keras.Model({"ids": ids}, out(frozen(e)))
 """
 STRINGS = """
 def custom_model():
@@ -127,7 +133,8 @@ def custom_model():
     e = Embedding(40, 4)(layers.Hashing(40)(text))
     known = layers.StringLookup(vocabulary=["a", "b", "c"])(text)
     w = Embedding(4, 2)(known)
-    return keras.Model({"text": text}, layers.Dense(1)(layers.Flatten()(layers.Concatenate()([e, w]))))
+    both = layers.Flatten()(layers.Concatenate()([e, w]))
+    return keras.Model({"text": text}, layers.Dense(1)(both))
 """
 OPTIMIZERS = {
     "sgd": "keras.optimizers.SGD(0.3)",

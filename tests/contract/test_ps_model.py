@@ -109,7 +109,9 @@ def test_a_layer_that_is_given_a_matrix_later_keeps_it_too(tmp_path: Path) -> No
             tmp_path,
             """
 def custom_model():
-    model = keras.Sequential([keras.Input((2,), dtype="int64"), layers.Embedding(9, 1), layers.Embedding(3, 1), layers.Flatten()])
+    x = keras.Input((2,), dtype="int64")
+    both = [layers.Embedding(9, 1), layers.Embedding(3, 1)]
+    model = keras.Sequential([x, *both, layers.Flatten()])
     model.layers[0].set_weights([np.ones((9, 1))])
     return model
 """,
@@ -129,7 +131,8 @@ def test_a_layer_whose_weights_are_loaded_keeps_them(tmp_path: Path) -> None:
     model.save_weights(tmp_path / "x.weights.h5")
     body = f"""
 def custom_model():
-    model = keras.Sequential([keras.Input((2,), dtype="int64"), layers.Embedding(9, 1), layers.Flatten()])
+    x = keras.Input((2,), dtype="int64")
+    model = keras.Sequential([x, layers.Embedding(9, 1), layers.Flatten()])
     model.load_weights({str(tmp_path / "x.weights.h5")!r})
     return model
 """
@@ -448,7 +451,8 @@ def custom_model():
     x = keras.Input((2,), dtype="int64")
     first = layers.Embedding(100, 4, name="first")(x)
     best = keras.ops.argmax(first, -1)
-    return keras.Model(x, layers.Dense(1)(layers.Flatten()(layers.Embedding(100, 4, name="second")(best))))
+    second = layers.Embedding(100, 4, name="second")(best)
+    return keras.Model(x, layers.Dense(1)(layers.Flatten()(second)))
 """
     module = module_with(tmp_path, body)
     with pytest.raises(
@@ -462,8 +466,10 @@ def test_ids_that_depend_on_the_shape_of_rows_only_are_fine(tmp_path: Path) -> N
 def custom_model():
     x = keras.Input((2,), dtype="int64")
     first = layers.Embedding(100, 4)(x)
-    places = layers.Lambda(lambda e: tf.tile(tf.range(tf.shape(e)[1])[None], [tf.shape(e)[0], 1]))(first)
-    return keras.Model(x, layers.Dense(1)(layers.Flatten()(first + layers.Embedding(50, 4)(places))))
+    numbered = lambda e: tf.tile(tf.range(tf.shape(e)[1])[None], [tf.shape(e)[0], 1])
+    places = layers.Lambda(numbered)(first)
+    second = layers.Embedding(50, 4)(places)
+    return keras.Model(x, layers.Dense(1)(layers.Flatten()(first + second)))
 """
     module = module_with(tmp_path, body)
     lookups = CompiledStep(build(module), module).prepare(tf.constant([[7, 9], [7, 7]], tf.int64))
@@ -477,7 +483,8 @@ class custom_model(keras.Model):
         super().__init__()
         self.embedding = layers.Embedding(100, 4, name="looped")
     def call(self, x):
-        return tf.reduce_sum(tf.map_fn(self.embedding, x, fn_output_signature=tf.float32), (1, 2))[:, None]
+        rows = tf.map_fn(self.embedding, x, fn_output_signature=tf.float32)
+        return tf.reduce_sum(rows, (1, 2))[:, None]
 """
     module = module_with(tmp_path, body)
     features = tf.constant([[1, 2]], tf.int64)

@@ -43,13 +43,14 @@ def variables(first: int) -> list[keras.Variable]:
     """Of all kinds of types, most of them smaller than a chunk, one of them larger, one without a
     dimension.
     """
-    shapes = [(), (3,), (2, 2), (5, 4)]
-    return [
-        keras.Variable(np.arange(first, first + np.prod(shape, dtype=int)).reshape(shape) % 2 if dtype == "bool" else
-                       np.full(shape, first + place), dtype=dtype, trainable=False)
-        for dtype in DTYPES
-        for place, shape in enumerate(shapes)
-    ]  # fmt: skip
+    made = []
+    for dtype in DTYPES:
+        for place, shape in enumerate([(), (3,), (2, 2), (5, 4)]):
+            value = np.full(shape, first + place)
+            if dtype == "bool":
+                value = np.arange(first, first + value.size).reshape(shape) % 2
+            made.append(keras.Variable(value, dtype=dtype, trainable=False))
+    return made
 
 
 def values(exchange: Exchange) -> list[bytes]:

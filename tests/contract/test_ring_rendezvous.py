@@ -33,10 +33,8 @@ async def ask(
 ) -> tuple[int, bytes]:
     """As Horovod's client writes it; the request in some pieces."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    request = (
-        f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        + body
-    )
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    request = head.encode() + body
     size = -(-len(request) // pieces)
     for begin in range(0, len(request), size):
         writer.write(request[begin : begin + size])

@@ -156,7 +156,7 @@ class Job:
 
 
 @pytest.mark.parametrize("chunks", range(len(SHAPES)))
-def test_a_member_that_lacks_a_step_goes_on_from_its_own_weights_if_the_ring_breaks_while_it_takes_the_others(
+def test_a_member_that_lacks_a_step_keeps_its_weights_if_the_ring_breaks_while_it_takes_the_others(
     chunks,
 ):
     """The other had one step more, began to hand its weights over, and died: this one is all that

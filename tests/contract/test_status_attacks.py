@@ -186,7 +186,11 @@ def test_our_own_page_is_let_through_behind_whatever_forwards_to_it(tmp_path: Pa
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:PORT", "127.0.0.1.evil.example", "localhost.evil.example:PORT", "", "iris-master.evil.example", "2130706433", "[::2]", "[", "0.0.0.0:PORT", "127.0.0.2:PORT"],
+    [
+        "evil.example", "evil.example:PORT", "127.0.0.1.evil.example",
+        "localhost.evil.example:PORT", "", "iris-master.evil.example", "2130706433", "[::2]", "[",
+        "0.0.0.0:PORT", "127.0.0.2:PORT",
+    ],
 )  # fmt: skip
 def test_a_name_of_somebody_else_that_was_made_to_lead_here_is_refused(
     tmp_path: Path, host: str
@@ -396,7 +400,11 @@ def test_connections_that_ask_for_nothing_are_hung_up_on_and_keep_nobody_out(
 # names and paths
 
 
-TRAVERSALS = ("../secret", "..%2fsecret", "%2e%2e%2fsecret", "..%252fsecret", "....//secret", "%2fetc%2fpasswd", "..\\secret", "worker-0%00", "worker-0.log", "%c0%ae%c0%ae%2fsecret", "", ".", "..", "*", "a" * 3000)  # fmt: skip
+TRAVERSALS = (
+    "../secret", "..%2fsecret", "%2e%2e%2fsecret", "..%252fsecret", "....//secret",
+    "%2fetc%2fpasswd", "..\\secret", "worker-0%00", "worker-0.log", "%c0%ae%c0%ae%2fsecret",
+    "", ".", "..", "*", "a" * 3000,
+)  # fmt: skip
 
 
 @asynccontextmanager

@@ -496,8 +496,9 @@ def test_a_job_comes_back_the_same_from_its_flags_through_yaml_and_json(
     params: dict[str, Any], low: int, more: int, shuffle: Shuffle, seconds: float
 ) -> None:
     given_flags = {
-        "model_zoo": "z", "model_def": "m", "training_data": "t", "validation_data": "v", "model_params": params,
-        "num_workers": f"{low}:{low + more}", "shuffle": shuffle, "evaluation_seconds": seconds,
+        "model_zoo": "z", "model_def": "m", "training_data": "t", "validation_data": "v",
+        "model_params": params, "num_workers": f"{low}:{low + more}", "shuffle": shuffle,
+        "evaluation_seconds": seconds,
     }  # fmt: skip
     spec = JobSpec.from_flags(Action.TRAIN, given_flags)
     assert JobSpec.from_flags(Action.TRAIN, spec.flags()) == spec

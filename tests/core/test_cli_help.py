@@ -22,7 +22,10 @@ def loaded(*words):
         assert run([*words, "--help"]) == 0
     return sorted(sys.modules)
 OF_A_JOB = ("train", "evaluate", "predict", "check")
-print(json.dumps([loaded(), [loaded(verb) for verb in VERBS if verb not in OF_A_JOB][-1], [loaded(verb) for verb in OF_A_JOB][-1]]))
+found = [loaded()]
+found.append([loaded(verb) for verb in VERBS if verb not in OF_A_JOB][-1])
+found.append([loaded(verb) for verb in OF_A_JOB][-1])
+print(json.dumps(found))
 """
 _SLOW = {
     "tensorflow",

@@ -110,8 +110,9 @@ def test_a_model_that_was_trained_before_is_not_said_to_have_version_0() -> None
 def test_the_picture_has_progress_rate_eta_measures_processes_waits_and_events() -> None:
     shown = painted(running(), ["worker-1 ended by SIGKILL [infrastructure]"])
     for words in (
-        "training, epoch 2 of 2", "75 %  150 of 200", "50 %  50 of 100", "ETA 2 s", "25 records/s", "loss 0.25", "auc 0.9", "staleness 1",
-        "training shard 3", "starting", "waiting: ps-0 is starting", "[infrastructure]",
+        "training, epoch 2 of 2", "75 %  150 of 200", "50 %  50 of 100", "ETA 2 s", "25 records/s",
+        "loss 0.25", "auc 0.9", "staleness 1", "training shard 3", "starting",
+        "waiting: ps-0 is starting", "[infrastructure]",
     ):  # fmt: skip
         assert words in shown, words
     assert "worker-1  " not in shown, "ended processes are history"
@@ -299,9 +300,7 @@ def test_no_picture_is_painted_where_none_is_wanted(monkeypatch: pytest.MonkeyPa
         assert isinstance(view, LiveView) is painted_over, (name, value)
 
 
-def test_why_records_are_left_is_said_by_the_summary_and_by_status_where_the_end_does_not_say_it() -> (
-    None
-):
+def test_summary_and_status_say_why_records_are_left_where_the_end_does_not() -> None:
     why = "training ended early: 16 steps are done"
     receipt = {
         "epochs": [],

@@ -434,9 +434,7 @@ def test_a_master_that_cannot_start_is_told_from_one_that_waits(
     assert job_facts(job(("Failed", "deadline")), pods).barred is None
 
 
-def test_who_looks_again_and_again_gives_up_after_forty_seconds_with_the_registrys_words_and_not_if_it_ran() -> (
-    None
-):
+def test_an_image_is_given_up_after_forty_seconds_with_the_registrys_words_unless_it_ran() -> None:
     now_s = [100.0]
     patience = Patience(lambda: now_s[0])
     stuck, backed_off = (

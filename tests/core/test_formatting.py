@@ -32,7 +32,11 @@ def test_a_plural_of_its_own_is_said():
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(None, "–"), (0, "0"), (5.0, "5"), (1234.56, "1,235"), (12.34, "12.3"), (0.01234, "0.0123"), (0.00000123, "1.23e-6"), (123_456_789_012.0, "123,456,789,012"), (-1e300, "-1.00e300"), (10**12, "1.00e12"), (float("nan"), "–")],
+    [
+        (None, "–"), (0, "0"), (5.0, "5"), (1234.56, "1,235"), (12.34, "12.3"), (0.01234, "0.0123"),
+        (0.00000123, "1.23e-6"), (123_456_789_012.0, "123,456,789,012"), (-1e300, "-1.00e300"),
+        (10**12, "1.00e12"), (float("nan"), "–"),
+    ],
 )  # fmt: skip
 def test_numbers_have_three_digits_that_say_something(value, said):
     assert number(value) == said
@@ -40,7 +44,10 @@ def test_numbers_have_three_digits_that_say_something(value, said):
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(None, "–"), (0.4, "0 s"), (0.5, "1 s"), (2.5, "3 s"), (7, "7 s"), (59.6, "1:00"), (187, "3:07"), (3723, "1:02:03"), (2 * 86400, "2 d 00:00")],
+    [
+        (None, "–"), (0.4, "0 s"), (0.5, "1 s"), (2.5, "3 s"), (7, "7 s"), (59.6, "1:00"),
+        (187, "3:07"), (3723, "1:02:03"), (2 * 86400, "2 d 00:00"),
+    ],
 )  # fmt: skip
 def test_durations_are_read_at_a_glance_and_halves_go_up(seconds, said):
     assert duration(seconds) == said

@@ -613,7 +613,8 @@ def test_a_job_whose_master_was_killed_ends_with_the_last_that_is_written_of_it(
     job.die(job.ps(0), ExitFacts(signal=9))
     record.chronicle.close()
     found = record_in(record.directory, killed="its master was killed")
-    assert {(bar["process"], bar["ended_s"], bar["state"]) for bar in found.timeline["bars"]} == {("ps-0", 20.0, "ended"), ("ps-0.1", 20.0, "ended"), ("worker-0", 20.0, "ended")}  # fmt: skip
+    bars = {(bar["process"], bar["ended_s"], bar["state"]) for bar in found.timeline["bars"]}
+    assert bars == {(name, 20.0, "ended") for name in ("ps-0", "ps-0.1", "worker-0")}
     assert (
         found.story["entries"][-1]["text"] == found.occurrences[-1].text == "its master was killed"
     )

@@ -257,7 +257,7 @@ def predicting(name: str) -> JobSpec:
     )
 
 
-def test_a_folder_of_predictions_is_for_one_job_at_a_time_and_not_left_behind_when_nothing_came_of_it(
+def test_a_folder_of_predictions_is_for_one_job_at_a_time_and_not_left_behind_empty(
     tmp_path: Path,
 ) -> None:
     with claimed(predicting("a"), lambda: FOUND):

@@ -314,7 +314,7 @@ def test_stopping_early_lowers_what_is_expected_and_loses_nothing():
     assert (count.expected, count.trained, count.lost, count.unfinished) == (24, 24, 0, 0)
 
 
-def test_a_shard_that_fails_for_the_third_time_when_training_was_stopped_is_not_expected_rather_than_lost():
+def test_a_shard_that_fails_a_third_time_after_training_was_stopped_is_not_expected_nor_lost():
     ledger = make(records=20)
     for _ in range(2):
         ledger.fail(ledger.take(A, 0.0), "no")

@@ -77,7 +77,7 @@ def new_worker(job, index, *, gives: bool) -> None:
 
 @pytest.mark.parametrize("lost", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize("stage", ["cutting", "leasing", "summarising"])
-def test_the_final_evaluation_is_made_again_when_servers_come_back_empty_while_a_worker_has_the_weights(
+def test_the_final_evaluation_is_redone_when_servers_come_back_empty_and_a_worker_has_the_weights(
     bench, stage, lost
 ):
     job = trained(bench, num_ps_pods=2)

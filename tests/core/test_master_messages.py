@@ -86,7 +86,7 @@ def test_a_checkpoint_that_is_asked_for_before_the_first_step_is_taken_after_it(
     assert len(job.of(c.TakeSnapshot)) == 1
 
 
-def test_who_is_stopped_twice_keeps_the_first_reason_and_is_promised_no_checkpoint_that_is_not_there(
+def test_a_job_stopped_twice_keeps_the_first_reason_and_promises_no_missing_checkpoint(
     bench,
 ):
     job = bench(num_workers=1)

@@ -15,7 +15,8 @@ from elasticdl.model.tensorflow_import import load_tensorflow
 load_tensorflow()
 import keras
 before = "sklearn" in sys.modules
-found = keras.wrappers.SKLearnClassifier, sys.modules["keras._tf_keras"].keras.wrappers.SKLearnRegressor
+tf_keras = sys.modules["keras._tf_keras"].keras
+found = keras.wrappers.SKLearnClassifier, tf_keras.wrappers.SKLearnRegressor
 print(before, "sklearn" in sys.modules, *(one.__name__ for one in found))
 """
 

@@ -12,7 +12,8 @@ IN_FEED = """Graph execution error:
 
 Detected at node StringToNumber defined at (most recent call last):
 <stack traces unavailable>
-Error in user-defined function passed to ParallelMapDatasetV2:1 transformation with iterator: SingleElementIterator::BatchV2::Map: StringToNumberOp could not correctly convert string: 12:x
+Error in user-defined function passed to ParallelMapDatasetV2:1 transformation with iterator: \
+SingleElementIterator::BatchV2::Map: StringToNumberOp could not correctly convert string: 12:x
 \t [[{{node StringToNumber}}]]
 \t [[DatasetToSingleElement]] [Op:__inference__records_by_dataset_33]"""
 
@@ -58,10 +59,13 @@ EAGER = (
         ("", ""),
         ("Graph execution error:\n\n", "Graph execution error:"),
         ("no such column: [Op: x] was never a thing", "no such column: [Op: x] was never a thing"),
-        ("\x1b[1mthe user's words\x1b[0m\n\nArguments received by Dense.call():\n  • x", "the user's words\nArguments received by Dense.call():\n  • x"),
+        (
+            "\x1b[1mthe user's words\x1b[0m\n\nArguments received by Dense.call():\n  • x",
+            "the user's words\nArguments received by Dense.call():\n  • x",
+        ),
         ("\n".join(map(str, range(20))), "\n".join([*map(str, range(12)), "..."])),
     ],
-)  # fmt: skip
+)
 def test_only_the_words_of_the_operation_are_left(message: str, left: str) -> None:
     assert short(message) == left
 

@@ -117,11 +117,18 @@ def snapshot(
         "values": [0.5, None, 0.25],
     }
     return {
-        "job": {"name": name, "action": "train", "strategy": "ParameterServerStrategy", "started_at": 0.0, "version_of_elasticdl": "1", "namespace": ""},
+        "job": {
+            "name": name, "action": "train", "strategy": "ParameterServerStrategy",
+            "started_at": 0.0, "version_of_elasticdl": "1", "namespace": "",
+        },
         "status": status,
         "occurrences": [occurrence],
         "occurrences_dropped": 0,
-        "timeline": {"now_s": 61.0, "bars": [bar(row) for row in rows], "generations": [{"generation": 1, "at_s": 3.0, "members": ["worker-0"], "reason": "1 worker is ready"}], "marks": [MARK]},
+        "timeline": {
+            "now_s": 61.0, "bars": [bar(row) for row in rows], "marks": [MARK],
+            "generations": [{"generation": 1, "at_s": 3.0, "members": ["worker-0"],
+                             "reason": "1 worker is ready"}],
+        },
         "series": [loss],
         "outcome": None,
     }  # fmt: skip
@@ -262,9 +269,7 @@ def test_files_are_looked_up_by_names_with_their_hash() -> None:
             static(wrong)
 
 
-def test_every_module_of_the_page_is_served_and_none_could_end_the_element_that_it_stands_in() -> (
-    None
-):
+def test_every_module_of_the_page_is_served_and_none_could_end_its_element() -> None:
     folder = Path(assets.__file__).parent / "static"
     own = {"early.js", "sign-in.js"}
     assert {f"{name}.js" for name in assets.MODULES} | own == {
@@ -303,7 +308,13 @@ def test_the_receipt_begins_with_the_newest_epoch_and_has_those_to_come_in_one_r
         {"epoch": epoch, "expected": 10, "trained": 10 if epoch < 249 else 4}
         for epoch in range(50, 250)
     ]
-    receipt = {"epochs": epochs, "epochs_left_out": 50, "not_begun": {"epochs": 9, "records": 90}, "total": {"expected": 2590, "trained": 2494, "left": 96}, "why_left": "stopped: enough"}  # fmt: skip
+    receipt = {
+        "epochs": epochs,
+        "epochs_left_out": 50,
+        "not_begun": {"epochs": 9, "records": 90},
+        "total": {"expected": 2590, "trained": 2494, "left": 96},
+        "why_left": "stopped: enough",
+    }
     found = snapshot(ROWS)
     found["status"]["receipt"] = receipt
     found["status"]["records"] |= {"resumed": 1000, "undone": 0}
@@ -327,9 +338,7 @@ def test_a_cause_is_not_said_twice() -> None:
     assert formatting.told("", tone) == ""
 
 
-def test_a_curve_of_one_value_is_a_dot_and_words_and_one_of_none_says_so_without_promising_any() -> (
-    None
-):
+def test_a_curve_of_one_value_is_a_dot_with_text_and_one_of_none_says_so() -> None:
     one = {
         "name": "metric",
         "label": "accuracy",

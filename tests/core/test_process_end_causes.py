@@ -230,7 +230,7 @@ def test_memory_grows_by_half_up_to_the_limit_and_never_shrinks():
     assert memory.raised(Role.WORKER) == 200
 
 
-def test_a_worker_out_of_memory_comes_back_with_more_and_at_the_limit_the_failure_names_limit_and_shard(
+def test_a_worker_out_of_memory_gets_more_and_at_the_limit_the_failure_names_limit_and_shard(
     bench,
 ):
     job = bench(num_workers=1, **ON_KUBERNETES)

@@ -44,7 +44,7 @@ async def taken(board: OrderStreams, name: ProcessName, count: int) -> list[Orde
     return found
 
 
-def test_a_generation_is_told_to_its_members_and_to_those_who_are_out_and_again_at_every_new_stream():
+def test_a_generation_is_told_to_members_and_to_those_left_out_and_again_at_every_new_stream():
     async def scene():
         board = OrderStreams(0)
         coordinator = RingCoordinator(board, "old/version-7")

@@ -67,7 +67,7 @@ def test_fewer_than_the_fewest_begin_at_once_when_nobody_else_is_coming():
     assert decide(100.0, None, [joiner(0)], RingTarget(3, 4, coming=0)).members == (name(0),)
 
 
-def test_enough_that_are_ready_wait_a_moment_for_whoever_else_may_be_about_to_be_and_say_no_more_than_that():
+def test_enough_ready_members_wait_a_moment_for_others_and_say_no_more_than_that():
     decision = decide(100.1, None, [joiner(0), joiner(1)], RingTarget(1, 3, coming=1))
     assert (decision.members, decision.look_again_s) == ((), 100.0 + SETTLE_S)
     assert decision.reason == "2 workers ready; others may be about to be"
@@ -146,7 +146,7 @@ def test_the_last_that_has_the_weights_is_never_left_out_for_silence(gone):
     ).members == (name(0), name(2))
 
 
-def test_whoever_may_be_dead_is_left_out_of_a_generation_that_comes_anyway_if_that_costs_no_weights():
+def test_a_possibly_dead_member_is_left_out_of_a_due_generation_if_that_costs_no_weights():
     trio = Generation(2, (name(0), name(1), name(2)), 50.0)
     cut_off, other = member(1, generation=2, cut_off=True), member(2, generation=2)
     assert decide(100.0, trio, [cut_off, other], ONE_TO_FOUR).members == (name(2),)

@@ -33,7 +33,7 @@ def test_a_job_that_is_ended_at_once_forms_no_rings_of_those_that_are_about_to_e
     assert world.t < 30
 
 
-def test_records_that_the_modules_code_fails_at_on_every_member_end_the_job_after_the_relaunches_that_it_may_cost():
+def test_records_that_fail_in_the_module_on_every_member_end_the_job_when_relaunches_are_used_up():
     """No member holds a shard that could be blamed, and whoever comes gets the same minibatch: it
     went on for ever.
     """

@@ -192,7 +192,7 @@ def test_all_members_work_from_their_first_generation_that_trains_whoever_tells_
     assert len(works(world)) == 4
 
 
-def test_a_stopped_member_is_cut_out_when_it_was_not_heard_of_for_three_seconds_and_comes_back_as_a_joiner():
+def test_a_stopped_member_is_cut_out_after_three_seconds_of_silence_and_comes_back_as_a_joiner():
     world = started(num_workers=3)
     grow(world)
     stopped = world.workers[world.ring.members[2]]
@@ -252,7 +252,7 @@ def entered_untold() -> tuple[RingWorld, Worker, Worker]:
     return world, holder, other
 
 
-def test_one_that_got_the_weights_in_the_generation_before_has_them_though_it_tells_after_the_next_was_published():
+def test_weights_got_in_the_generation_before_count_though_told_after_the_next_was_published():
     world, holder, _ = entered_untold()
     world.kill(holder, tell=False)
     world.run_out()

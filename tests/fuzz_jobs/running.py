@@ -79,10 +79,10 @@ class Verdict:
         ]
         stood = [run.stood for run in self.runs if run.stood]
         lines += stood
-        logs = sorted((self.prepared.job / "logs").glob("*.log"))
+        tail_lines = 300 if stood else _TAIL_LINES
         lines += [
-            f"--- {log.name}\n{_tail(log.read_text(errors='replace'), 300 if stood else _TAIL_LINES)}"
-            for log in logs
+            f"--- {log.name}\n{_tail(log.read_text(errors='replace'), tail_lines)}"
+            for log in sorted((self.prepared.job / "logs").glob("*.log"))
         ]
         return "\n".join(lines)
 

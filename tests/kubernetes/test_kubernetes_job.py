@@ -34,7 +34,8 @@ def greeted(host, until_s=time.monotonic() + 30):
     # A Service leads nowhere for a moment after it was made.
     while True:
         try:
-            with socket.create_connection((host, 50001), 10) as connection: return connection.recv(5) == b"hello"
+            with socket.create_connection((host, 50001), 10) as connection:
+                return connection.recv(5) == b"hello"
         except OSError:
             if time.monotonic() > until_s: raise
             time.sleep(0.1)
@@ -51,14 +52,17 @@ async def greet(_, writer):
 
 async def main():
     api = await connect()
-    owner = Owner(os.environ["ELASTICDL_NAMESPACE"], os.environ["ELASTICDL_JOB_NAME"], os.environ["ELASTICDL_JOB_UID"])
+    names = ("NAMESPACE", "JOB_NAME", "JOB_UID")
+    owner = Owner(*(os.environ[f"ELASTICDL_{name}"] for name in names))
     assert api.namespace == owner.namespace and await missing(api, owner.namespace) == ()
     assert not os.path.exists(os.environ["ELASTICDL_TOKEN_FILE"])
     cluster = KubernetesCluster(api, owner, lambda _: PodPlan(Image(os.environ["IMAGE"])))
-    await cluster.furnish([token_secret(owner, "opensesame"), *services(owner), network_policy(owner)])
+    token = token_secret(owner, "opensesame")
+    await cluster.furnish([token, *services(owner), network_policy(owner)])
     server = await asyncio.start_server(greet, "0.0.0.0", MASTER_PORT)
     worker = ProcessName(Role.WORKER, 0)
-    await cluster.create(ProcessSpec(worker, ("python3", "-c", WORKER), secrets={"ELASTICDL_TOKEN": "opensesame"}))
+    secrets = {"ELASTICDL_TOKEN": "opensesame"}
+    await cluster.create(ProcessSpec(worker, ("python3", "-c", WORKER), secrets=secrets))
     async for event in cluster.observe():
         print(event, flush=True)
         if isinstance(event, ProcessExited):

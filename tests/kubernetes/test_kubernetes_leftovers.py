@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[2]
 def killed() -> Iterator[str]:
     """The name of a cluster with a running pod, whose test run was ended by SIGKILL."""
     program = (
-        "import time; from tests.kubernetes import target_cluster\nwith target_cluster.found() as p:\n "
-        " print(p.own.state, flush=True); time.sleep(600)"
+        "import time; from tests.kubernetes import target_cluster\n"
+        "with target_cluster.found() as p:\n  print(p.own.state, flush=True); time.sleep(600)"
     )
     run = subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True

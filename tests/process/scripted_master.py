@@ -25,19 +25,29 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 
 STATUS = {
-    "action": "train", "phase": "working", "message": "training, epoch 1 of 2", "at_s": 3.0, "epoch": 0, "epochs": 2, "version": 7,
-    "records": {"expected": 200, "trained": 50, "repeated": 0, "bad": 0, "lost": 0, "records_per_s": 10.0},
+    "action": "train", "phase": "working", "message": "training, epoch 1 of 2", "at_s": 3.0,
+    "epoch": 0, "epochs": 2, "version": 7,
+    "records": {
+        "expected": 200, "trained": 50, "repeated": 0, "bad": 0, "lost": 0, "records_per_s": 10.0,
+    },
     "shards": {}, "scale": {"low": 1, "high": 1, "requested": 1, "observed": 1},
     "processes": [
-        {"name": "worker-0", "role": "worker", "state": "ready", "since_s": 1.0, "started_s": 0.0, "where": "pid 1", "cause": "",
-         "message": "", "shard": "training shard 3: 10 of 20", "records": 50},
-        {"name": "ps-0", "role": "ps", "state": "starting", "since_s": 1.0, "started_s": 0.0, "where": "", "cause": "",
-         "message": "loading", "shard": "", "records": 0},
+        {"name": "worker-0", "role": "worker", "state": "ready", "since_s": 1.0, "started_s": 0.0,
+         "where": "pid 1", "cause": "", "message": "", "shard": "training shard 3: 10 of 20",
+         "records": 50},
+        {"name": "ps-0", "role": "ps", "state": "starting", "since_s": 1.0, "started_s": 0.0,
+         "where": "", "cause": "", "message": "loading", "shard": "", "records": 0},
     ],
     "loss": 0.5, "metrics": {"accuracy": 0.75}, "rounds": [], "checkpoints": [], "updates_lost": 0,
     "waiting": ["ps-0 is starting: loading"], "parked": [], "bad_examples": [],
-    "receipt": {"epochs": [{"epoch": 0, "expected": 100, "trained": 50, "repeated": 0, "bad": 0, "lost": 0}], "total": {}},
-    "outcome": "", "exit_code": None, "gauges": {"worker-0": {"records_per_s": 10.0, "staleness_mean": 0.5}}, "records_per_s": 10.0,
+    "receipt": {
+        "epochs": [
+            {"epoch": 0, "expected": 100, "trained": 50, "repeated": 0, "bad": 0, "lost": 0},
+        ],
+        "total": {},
+    },
+    "outcome": "", "exit_code": None,
+    "gauges": {"worker-0": {"records_per_s": 10.0, "staleness_mean": 0.5}}, "records_per_s": 10.0,
 }  # fmt: skip
 
 

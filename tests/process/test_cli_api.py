@@ -22,8 +22,15 @@ from elasticdl.master import preflight
 pytestmark = pytest.mark.process
 HERE = Path(__file__).parent
 LIMIT_S = 40.0
-FINE = """import json; print(json.dumps({"ok": True, "training": [{"name": "a.csv", "records": 100}]}))"""
-BROKEN = """import json; print(json.dumps({"ok": False, "error": "iris.py:3: no loss", "hint": "add one", "exit_code": 2}))"""
+FINE = """
+import json
+print(json.dumps({"ok": True, "training": [{"name": "a.csv", "records": 100}]}))
+"""
+BROKEN = """
+import json
+found = {"ok": False, "error": "iris.py:3: no loss", "hint": "add one", "exit_code": 2}
+print(json.dumps(found))
+"""
 
 
 def wait_until(holds: Callable[[], object], what: str) -> None:
@@ -72,7 +79,7 @@ def test_a_job_that_fails_raises_with_what_to_do() -> None:
     assert failed.value.hint == "see logs/worker-0.log"
 
 
-def test_a_running_job_can_be_looked_at_scaled_and_stopped_and_outlives_the_thread_that_asked_for_it(
+def test_a_running_job_can_be_looked_at_scaled_and_stopped_and_outlives_the_asking_thread(
     tmp_path: Path,
 ) -> None:
     jobs: list[elasticdl.JobHandle] = []
@@ -185,7 +192,9 @@ local_launch.MASTER_COMMAND = (sys.executable, {str(HERE / "scripted_master.py")
 preflight.COMMAND = (sys.executable, "-c", {FINE!r})
 
 async def begin():
-    job = elasticdl.train(show=False, model_zoo="zoo", model_def="iris", training_data="a.csv", job_name="drains")
+    job = elasticdl.train(
+        show=False, model_zoo="zoo", model_def="iris", training_data="a.csv", job_name="drains"
+    )
     assert job.status()["version"] == 7
     return job
 

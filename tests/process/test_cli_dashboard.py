@@ -26,7 +26,8 @@ LIMIT_S = 40.0
 BROWSER = """#!{python}
 import pathlib, sys, urllib.parse
 page = pathlib.Path(urllib.parse.urlsplit(sys.argv[1]).path)
-pathlib.Path({seen!r}).write_text(" ".join(sys.argv[1:]) + "\\n" + oct(page.stat().st_mode & 0o777) + "\\n" + page.read_text())
+mode = oct(page.stat().st_mode & 0o777)
+pathlib.Path({seen!r}).write_text("\\n".join([" ".join(sys.argv[1:]), mode, page.read_text()]))
 """
 
 

@@ -44,7 +44,8 @@ print(json.dumps({"ok": True, "training": [{"name": "a.csv", "records": 100}]}))
 """
 BROKEN = """
 import json
-print(json.dumps({"ok": False, "error": "zoo/iris.py:3: SyntaxError: invalid syntax", "hint": "mend line 3", "exit_code": 2}))
+error = "zoo/iris.py:3: SyntaxError: invalid syntax"
+print(json.dumps({"ok": False, "error": error, "hint": "mend line 3", "exit_code": 2}))
 """
 
 

@@ -93,7 +93,8 @@ from elasticdl.cluster.local.cluster import LocalCluster
 async def main():
     cluster = LocalCluster(Path(sys.argv[1]), cores=2)
     for index in range(2):
-        await cluster.create(ProcessSpec(ProcessName(Role.WORKER, index), (sys.executable, "-c", sys.argv[2])))
+        command = (sys.executable, "-c", sys.argv[2])
+        await cluster.create(ProcessSpec(ProcessName(Role.WORKER, index), command))
     await asyncio.sleep(600)
 
 asyncio.run(main())

@@ -21,7 +21,8 @@ reader = open_reader(sys.argv[1], {})
 print("ready", flush=True)
 sys.stdin.read(1)
 (source,) = reader.sources()
-print(source.records, sum(len(block.records) for block in reader.read(Shard(ShardId(1), source.name, 100, source.records))))
+shard = Shard(ShardId(1), source.name, 100, source.records)
+print(source.records, sum(len(block.records) for block in reader.read(shard)))
 """
 
 

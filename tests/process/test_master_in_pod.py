@@ -43,7 +43,8 @@ preflight.COMMAND = (sys.executable, sys.argv[1])
 with socket.socket() as one, socket.socket() as other:
     one.bind(("127.0.0.1", 0))
     other.bind(("127.0.0.1", 0))
-    kubernetes.MASTER_PORT, kubernetes.STATUS_PORT = (probe.getsockname()[1] for probe in (one, other))
+    kubernetes.MASTER_PORT = one.getsockname()[1]
+    kubernetes.STATUS_PORT = other.getsockname()[1]
 for name in ("master", "status"):
     open(f"{name}_port", "w").write(str(getattr(kubernetes, f"{name}_port".upper())))
 kubernetes_resources.LIMIT_S = float(sys.argv[2])
@@ -115,10 +116,12 @@ class Pod:
         (folder / "check.py").write_text(CHECK)
         (folder / "token").mkdir(exist_ok=True)
         told = {
-            "ELASTICDL_JOB": spec.model_dump_json(), "ELASTICDL_NAMESPACE": "ns", "ELASTICDL_JOB_NAME": "iris",
-            "ELASTICDL_JOB_UID": "uid-1", "ELASTICDL_POD_NAME": "iris-abcde",
-            "ELASTICDL_TOKEN_FILE": str(folder / "token/ELASTICDL_TOKEN"), "ELASTICDL_OUTCOME_FILE": str(self.outcome),
-            "KUBECONFIG": str(folder / "kubeconfig"), "BEGUN": str(self.begun), "PYTHONPATH": str(ROOT),
+            "ELASTICDL_JOB": spec.model_dump_json(), "ELASTICDL_NAMESPACE": "ns",
+            "ELASTICDL_JOB_NAME": "iris", "ELASTICDL_JOB_UID": "uid-1",
+            "ELASTICDL_POD_NAME": "iris-abcde",
+            "ELASTICDL_TOKEN_FILE": str(folder / "token/ELASTICDL_TOKEN"),
+            "ELASTICDL_OUTCOME_FILE": str(self.outcome), "KUBECONFIG": str(folder / "kubeconfig"),
+            "BEGUN": str(self.begun), "PYTHONPATH": str(ROOT),
         }  # fmt: skip
         command = [
             sys.executable,

@@ -33,7 +33,10 @@ import sys
 from elasticdl.cluster.base import Role
 from elasticdl.master import main, preflight
 from elasticdl.master.executor import process_env
-process_env.COMMANDS = {Role.WORKER: (sys.executable, sys.argv[1]), Role.PS: (sys.executable, sys.argv[2])}
+process_env.COMMANDS = {
+    Role.WORKER: (sys.executable, sys.argv[1]),
+    Role.PS: (sys.executable, sys.argv[2]),
+}
 preflight.COMMAND = (sys.executable, sys.argv[3])
 code = main.main()
 foreign = {"tensorflow", "keras", "kubernetes"} & set(sys.modules)
@@ -54,7 +57,8 @@ die_with_parent()
 drain = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: drain.set())
 name, directory = os.environ["ELASTICDL_PROCESS"], Path(os.environ["ELASTICDL_JOB_DIR"])
-client = MasterClient(os.environ["ELASTICDL_MASTER"], os.environ["ELASTICDL_TOKEN"], name, away_s=20)
+master, token = os.environ["ELASTICDL_MASTER"], os.environ["ELASTICDL_TOKEN"]
+client = MasterClient(master, token, name, away_s=20)
 try:
     attached = client.attach()
     stop = threading.Event()
@@ -79,11 +83,12 @@ try:
                 continue
             offset = min(size, offset + attached.spec.data.minibatch_size)
             done = offset == size
-            part = Progress(lease.task, Applied(lease.shard.id, lease.attempt, offset), version=offset, loss=0.5, done=done)
+            applied = Applied(lease.shard.id, lease.attempt, offset)
+            part = Progress(lease.task, applied, version=offset, loss=0.5, done=done)
             client.report(Report(progress=(part,), gauges={"step_ms": 1.0}))
         if offset < size:
-            back = Progress(lease.task, Applied(lease.shard.id, lease.attempt, offset), returned=True)
-            client.report(Report(progress=(back,)))
+            applied = Applied(lease.shard.id, lease.attempt, offset)
+            client.report(Report(progress=(Progress(lease.task, applied, returned=True),)))
     sys.exit(66)
 except Refused:
     os._exit(65)
@@ -101,7 +106,7 @@ from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpe
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channel import SyncChecks, server_options
 from elasticdl.rpc.conversation import Report
-from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerServicer, add_ParameterServerServicer_to_server
+from elasticdl.rpc import elasticdl_pb2_grpc as services
 from elasticdl.rpc.master_client import MasterClient
 
 die_with_parent()
@@ -112,7 +117,7 @@ signal.signal(signal.SIGTERM, lambda *_: ended.set())
 version = 0
 SPEC = ParametersSpec(optimizer=OptimizerSpec(kind=OptimizerKind.SGD))
 
-class Service(ParameterServerServicer):
+class Service(services.ParameterServerServicer):
     def Fence(self, request, context): return pb.FenceReply()
     def Gate(self, request, context): return pb.GateReply()
     def Cut(self, request, context): return pb.CutReply(version=version)
@@ -122,10 +127,13 @@ class Service(ParameterServerServicer):
         path = Path(request.directory) / f"server-{name.index}-of-2.bin"
         path.write_bytes(b"weights" * 100)
         file = pb.SavedFile(name=path.name, bytes=700, checksum=store.checksum(path))
-        return pb.SaveReply(files=[file], version=version, rows=3, parameters=SPEC.model_dump_json())
+        parameters = SPEC.model_dump_json()
+        return pb.SaveReply(files=[file], version=version, rows=3, parameters=parameters)
 
-server = grpc.server(futures.ThreadPoolExecutor(4), interceptors=[SyncChecks(token, lambda caller, method: "")], options=server_options())
-add_ParameterServerServicer_to_server(Service(), server)
+checks = SyncChecks(token, lambda caller, method: "")
+threads = futures.ThreadPoolExecutor(4)
+server = grpc.server(threads, interceptors=[checks], options=server_options())
+services.add_ParameterServerServicer_to_server(Service(), server)
 port = server.add_insecure_port("127.0.0.1:0")
 server.start()
 client = MasterClient(os.environ["ELASTICDL_MASTER"], token, str(name), away_s=20)

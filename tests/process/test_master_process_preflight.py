@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -31,7 +32,8 @@ GOOD = """
 import json, sys
 spec = json.load(sys.stdin)
 print("user code prints this")
-print(json.dumps({"ok": True, "training": [{"name": spec["data"]["training_data"], "records": 150, "fingerprint": "f"}], "tables": 2}))
+data = {"name": spec["data"]["training_data"], "records": 150, "fingerprint": "f"}
+print(json.dumps({"ok": True, "training": [data], "tables": 2}))
 """
 
 
@@ -84,10 +86,9 @@ def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path, text: str) -> No
 
 
 def test_what_is_wrong_with_the_model_comes_with_its_hint_and_exit_code() -> None:
+    found = {"ok": False, "error": "iris.py:3: no loss", "hint": "define loss", "exit_code": 2}
     with pytest.raises(UserError) as caught:
-        child(
-            """print('{"ok": false, "error": "iris.py:3: no loss", "hint": "define loss", "exit_code": 2}')"""
-        )
+        child(f"print({json.dumps(found)!r})")
     assert (caught.value.message, caught.value.hint, caught.value.exit_code) == (
         "iris.py:3: no loss",
         "define loss",
@@ -140,7 +141,8 @@ def gone(pid: int) -> bool:
 def test_the_child_has_the_environment_of_the_job() -> None:
     program = """
 import json, os
-print(json.dumps({"ok": True, "colour": os.environ["COLOUR"], "token": os.environ.get("ELASTICDL_TOKEN", "")}))
+token = os.environ.get("ELASTICDL_TOKEN", "")
+print(json.dumps({"ok": True, "colour": os.environ["COLOUR"], "token": token}))
 """
     assert child(program).raw["colour"] == "blue"
 

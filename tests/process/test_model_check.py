@@ -27,8 +27,10 @@ print("noise from the import")
 def custom_model(units=4):
     print("noise from the model")
     os.write(1, b"noise from below Python\\n")
-    return keras.Sequential([keras.Input((2,), dtype="int64"), layers.Embedding(50, 4), layers.Flatten(), layers.Dense(1)])
-def loss(labels, predictions): return keras.losses.binary_crossentropy(labels, predictions, from_logits=True)
+    ids = keras.Input((2,), dtype="int64")
+    return keras.Sequential([ids, layers.Embedding(50, 4), layers.Flatten(), layers.Dense(1)])
+def loss(labels, predictions):
+    return keras.losses.binary_crossentropy(labels, predictions, from_logits=True)
 def optimizer(lr=0.1): return keras.optimizers.Adagrad(lr)
 def feed(dataset, mode, metadata):
     def parse(record):

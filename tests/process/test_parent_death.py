@@ -25,7 +25,8 @@ time.sleep(600)
 """
 PARENT = """
 import os, subprocess, sys, time
-subprocess.Popen([sys.executable, "-c", sys.argv[1]], env={**os.environ, "ELASTICDL_PARENT_PID": str(os.getpid())})
+env = {**os.environ, "ELASTICDL_PARENT_PID": str(os.getpid())}
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], env=env)
 time.sleep(600)
 """
 

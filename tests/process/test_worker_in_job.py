@@ -19,7 +19,8 @@ import tensorflow as tf
 
 def custom_model():
     inputs = keras.Input((4,))
-    return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Dense(8, activation="relu")(inputs)))
+    hidden = keras.layers.Dense(8, activation="relu")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(3)(hidden))
 
 
 def loss(labels, predictions):

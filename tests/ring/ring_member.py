@@ -1,5 +1,5 @@
-"""One member of a ring, for tests: the worker's own loop on records in memory, told of generations on
-stdin, telling on stdout.
+"""One member of a ring, for tests: the worker's own loop on records in memory. It reads generations
+from stdin and reports on stdout.
 
 Its process is forked from one that has imported all this and done nothing else yet: to import takes
 as long as twenty steps.

@@ -53,7 +53,7 @@ def test_a_member_leaves_at_the_end_of_a_step_when_it_is_sent_away_and_when_fewe
     assert not [event for event in paced.job.events() if "broke" in event["text"]]
 
 
-def test_a_stopped_member_is_cut_out_and_let_in_again_and_a_job_that_a_person_stops_goes_on_where_it_was(
+def test_a_stopped_member_is_cut_out_and_let_in_again_and_a_stopped_job_goes_on_where_it_was(
     start_job, digits, zoo, tmp_path
 ):
     paced = start_paced(

@@ -21,7 +21,8 @@ ring = HorovodRing()
 
 @tf.function(input_signature=[], autograph=False)
 def reduce_constants():
-    return ring.reduced("sum", tf.zeros([3])), ring.gathered("rows", tf.zeros([0, 2])), ring.gathered("ids", tf.zeros([0], tf.int64))
+    total, rows = ring.reduced("sum", tf.zeros([3])), ring.gathered("rows", tf.zeros([0, 2]))
+    return total, rows, ring.gathered("ids", tf.zeros([0], tf.int64))
 
 ring.enter(RingPlace(0, 0, 1))
 for _ in range(2):
@@ -43,7 +44,7 @@ def test_what_is_reduced_of_constants_is_reduced_each_time_and_not_once_when_it_
     assert done.stdout == "each time anew\n", done.stdout + done.stderr[-2000:]
 
 
-def test_minibatches_of_one_record_go_the_same_way_on_two_members_as_on_one_where_gradients_travel_as_several_vectors(
+def test_minibatches_of_one_record_with_several_gradient_vectors_are_the_same_on_two_members(
     tmp_path,
 ):
     """The member without a record has constants for gradients, in a vector of each type."""

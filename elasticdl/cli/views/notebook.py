@@ -132,7 +132,8 @@ def _bar(title: str, share: Share) -> str:
 def _processes(status: Status) -> str:
     live = progress.processes(status)
     rows = "".join(
-        f"<tr><td>{_text(one['name'])}</td><td>{_text(one['state'])}</td><td>{_text(one.get('shard') or one.get('message') or '')}</td></tr>"
+        f"<tr><td>{_text(one['name'])}</td><td>{_text(one['state'])}</td>"
+        f"<td>{_text(one.get('shard') or one.get('message') or '')}</td></tr>"
         for one in live[:_SHOWN_PROCESSES]
     )
     if len(live) > _SHOWN_PROCESSES:

@@ -145,7 +145,8 @@ class KubernetesCluster:
     def path_of(self, made: Json) -> str:
         """Where an object is read that `furnish` makes."""
         kind = str(made["kind"])
-        return f"/{_COLLECTIONS[kind]}/namespaces/{self._owner.namespace}/{_PLURALS[kind]}/{made['metadata']['name']}"
+        namespace, name = self._owner.namespace, made["metadata"]["name"]
+        return f"/{_COLLECTIONS[kind]}/namespaces/{namespace}/{_PLURALS[kind]}/{name}"
 
     async def delete(self, name: ProcessName, *, grace_s: float) -> None:
         """SIGTERM, and SIGKILL after `grace_s` (whole seconds, at least 1).

@@ -27,9 +27,8 @@ def open_log(path: Path, name: ProcessName) -> FileIO:
     path.parent.mkdir(parents=True, exist_ok=True)
     log = FileIO(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a")
     with suppress(OSError):
-        log.write(
-            f"=== {name} started {datetime.now(UTC).isoformat(timespec='milliseconds')} ===\n".encode()
-        )
+        started = datetime.now(UTC).isoformat(timespec="milliseconds")
+        log.write(f"=== {name} started {started} ===\n".encode())
     return log
 
 

@@ -134,10 +134,12 @@ class Node:
 
     def certificates(self) -> None:
         run("openssl", "genrsa", "-out", self.state / "sa.key", "2048")
-        names = f"subjectAltName=IP:{NODE_ADDRESS},IP:{API_SERVICE},IP:127.0.0.1,DNS:kubernetes.default.svc,DNS:kubernetes"
+        addresses = f"IP:{NODE_ADDRESS},IP:{API_SERVICE},IP:127.0.0.1"
+        names = f"subjectAltName={addresses},DNS:kubernetes.default.svc,DNS:kubernetes"
         run(
-            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/O=system:masters/CN=elasticdl-test",
-            "-addext", names, "-keyout", self.state / "ca.key", "-out", self.state / "ca.crt",
+            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30",
+            "-subj", "/O=system:masters/CN=elasticdl-test", "-addext", names,
+            "-keyout", self.state / "ca.key", "-out", self.state / "ca.crt",
         )  # fmt: skip
         rows = [f'{token},{user},{token},"{group}"' for token, (user, group) in TOKENS.items()]
         (self.state / "tokens.csv").write_text("\n".join(rows) + "\n")
@@ -168,16 +170,22 @@ class Node:
     def api_server(self) -> None:
         state = self.state
         self.program(
-            "etcd", f"--data-dir={state}/etcd", "--unsafe-no-fsync", "--listen-client-urls=http://127.0.0.1:2379",
-            "--advertise-client-urls=http://127.0.0.1:2379", "--listen-peer-urls=http://127.0.0.1:2380", "--log-level=warn",
+            "etcd", f"--data-dir={state}/etcd", "--unsafe-no-fsync",
+            "--listen-client-urls=http://127.0.0.1:2379",
+            "--advertise-client-urls=http://127.0.0.1:2379",
+            "--listen-peer-urls=http://127.0.0.1:2380", "--log-level=warn",
         )  # fmt: skip
         self.program(
-            "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--authorization-mode=Node,RBAC",
-            f"--token-auth-file={state}/tokens.csv", f"--tls-cert-file={state}/ca.crt", f"--tls-private-key-file={state}/ca.key",
-            f"--service-account-key-file={state}/sa.key", f"--service-account-signing-key-file={state}/sa.key",
-            "--service-account-issuer=https://kubernetes.default.svc", f"--service-cluster-ip-range={SERVICES}",
-            f"--advertise-address={NODE_ADDRESS}", "--allow-privileged", "--kubelet-preferred-address-types=InternalIP",
-            f"--cert-dir={state}/certs", "--enable-admission-plugins=NodeRestriction", "--kubelet-client-certificate=" + f"{state}/ca.crt",
+            "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379",
+            "--authorization-mode=Node,RBAC", f"--token-auth-file={state}/tokens.csv",
+            f"--tls-cert-file={state}/ca.crt", f"--tls-private-key-file={state}/ca.key",
+            f"--service-account-key-file={state}/sa.key",
+            f"--service-account-signing-key-file={state}/sa.key",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-cluster-ip-range={SERVICES}", f"--advertise-address={NODE_ADDRESS}",
+            "--allow-privileged", "--kubelet-preferred-address-types=InternalIP",
+            f"--cert-dir={state}/certs", "--enable-admission-plugins=NodeRestriction",
+            "--kubelet-client-certificate=" + f"{state}/ca.crt",
             f"--kubelet-client-key={state}/ca.key",
         )  # fmt: skip
 
@@ -187,21 +195,24 @@ class Node:
             "kube-scheduler", f"--kubeconfig={state}/scheduler.kubeconfig", "--leader-elect=false"
         )
         self.program(
-            "kube-controller-manager", f"--kubeconfig={state}/controllers.kubeconfig", "--leader-elect=false",
-            f"--service-account-private-key-file={state}/sa.key", f"--root-ca-file={state}/ca.crt", "--use-service-account-credentials",
-            f"--cluster-cidr={PODS}", "--allocate-node-cidrs=false", f"--flex-volume-plugin-dir={state}/volume-plugins", "--node-monitor-grace-period=15s",
-            "--node-monitor-period=2s",
+            "kube-controller-manager", f"--kubeconfig={state}/controllers.kubeconfig",
+            "--leader-elect=false", f"--service-account-private-key-file={state}/sa.key",
+            f"--root-ca-file={state}/ca.crt",
+            "--use-service-account-credentials", f"--cluster-cidr={PODS}",
+            "--allocate-node-cidrs=false", f"--flex-volume-plugin-dir={state}/volume-plugins",
+            "--node-monitor-grace-period=15s", "--node-monitor-period=2s",
         )  # fmt: skip
 
     def node_programs(self) -> None:
         state = self.state
         self.program(
-            "kubelet", f"--kubeconfig={state}/kubelet.kubeconfig", f"--config={state}/kubelet.yaml", f"--root-dir={state}/kubelet",
-            f"--hostname-override={NODE}", f"--node-ip={NODE_ADDRESS}", f"--cert-dir={state}/kubelet-certs",
+            "kubelet", f"--kubeconfig={state}/kubelet.kubeconfig", f"--config={state}/kubelet.yaml",
+            f"--root-dir={state}/kubelet", f"--hostname-override={NODE}",
+            f"--node-ip={NODE_ADDRESS}", f"--cert-dir={state}/kubelet-certs",
         )  # fmt: skip
         self.program(
-            "kube-proxy", f"--kubeconfig={state}/proxy.kubeconfig", "--proxy-mode=nftables", "--conntrack-max-per-core=0",
-            f"--hostname-override={NODE}", f"--cluster-cidr={PODS}",
+            "kube-proxy", f"--kubeconfig={state}/proxy.kubeconfig", "--proxy-mode=nftables",
+            "--conntrack-max-per-core=0", f"--hostname-override={NODE}", f"--cluster-cidr={PODS}",
         )  # fmt: skip
         self.program("coredns", "-conf", f"{state}/Corefile")
 
@@ -324,7 +335,8 @@ def oci_image(root: Path, archive: Path, name: str, entrypoint: list[str]) -> No
     digest = hashlib.sha256(layer.read_bytes()).hexdigest()
     config = {
         "architecture": "amd64", "os": "linux", "config": {"Entrypoint": entrypoint},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]}, "history": [{"created_by": "elasticdl tests"}],
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+        "history": [{"created_by": "elasticdl tests"}],
     }  # fmt: skip
     manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
     for text, member in ((config, "config.json"), (manifest, "manifest.json")):
@@ -342,7 +354,8 @@ CONTAINERD = """
 version = 2
 root = "@STATE@/containerd"
 state = "@STATE@/containerd-state"
-disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs"]
+disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.snapshotter.v1.aufs"]
 [grpc]
   address = "@STATE@/containerd.sock"
 [plugins."io.containerd.internal.v1.opt"]
@@ -371,7 +384,10 @@ clusterDNS: ["@DNS@"]
 clusterDomain: cluster.local
 evictionHard: {}
 enforceNodeAllocatable: []
-authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: "@STATE@/ca.crt"}}
+authentication:
+  anonymous: {enabled: false}
+  webhook: {enabled: true}
+  x509: {clientCAFile: "@STATE@/ca.crt"}
 authorization: {mode: Webhook}
 resolvConf: ""
 volumePluginDir: @STATE@/volume-plugins
@@ -395,9 +411,10 @@ CNI = json.dumps(
         "cniVersion": "1.0.0",
         "name": "pods",
         "plugins": [
-            {"type": "bridge", "bridge": "pods0", "isGateway": True, "ipMasq": False, "hairpinMode": True,
-             "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/16"}]], "routes": [{"dst": "0.0.0.0/0"}],
-                      "dataDir": "@STATE@/cni-addresses"}},
+            {"type": "bridge", "bridge": "pods0", "isGateway": True, "ipMasq": False,
+             "hairpinMode": True,
+             "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/16"}]],
+                      "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "@STATE@/cni-addresses"}},
             {"type": "portmap", "capabilities": {"portMappings": True}},
         ],
     }
@@ -410,12 +427,15 @@ _DNS_PORTS = [
 ]
 DNS_OBJECTS = [
     {
-        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "kube-dns", "namespace": "kube-system"},
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": "kube-dns", "namespace": "kube-system"},
         "spec": {"clusterIP": DNS_SERVICE, "ports": _DNS_PORTS},
     },
     {
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "ports": _DNS_PORTS,
-        "metadata": {"name": "kube-dns", "namespace": "kube-system", "labels": {"kubernetes.io/service-name": "kube-dns"}},
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "ports": _DNS_PORTS,
+        "metadata": {"name": "kube-dns", "namespace": "kube-system",
+                     "labels": {"kubernetes.io/service-name": "kube-dns"}},
         "endpoints": [{"addresses": [NODE_ADDRESS], "conditions": {"ready": True}}],
     },
 ]  # fmt: skip

@@ -32,8 +32,9 @@ _SETTINGS = """
 version = 2
 root = "{folder}/containerd"
 state = "{state}/containerd"
-disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
-  "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.devmapper"]
+disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs",
+  "io.containerd.snapshotter.v1.devmapper"]
 [grpc]
   address = "{state}/containerd.sock"
 [plugins."io.containerd.internal.v1.opt"]
