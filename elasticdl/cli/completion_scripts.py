@@ -1,4 +1,4 @@
-"""What shells are told to offer. In these, `--flag=value` works as `--flag value` does."""
+"""Shell completion in which `--flag=value` works like `--flag value`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from click.shell_completion import (
 
 @final
 class Bash(BashComplete):
-    """Bash takes words apart at `=`."""
+    """Joins words that bash splits at `=`."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
         args, incomplete = super().get_completion_args()
@@ -28,26 +28,26 @@ class Bash(BashComplete):
         return kept, "" if incomplete == "=" else incomplete
 
 
-class _Whole(ShellComplete):
-    """Other shells replace the whole word, the flag with it."""
+class _WholeWord(ShellComplete):
+    """For shells that replace the whole word, including the flag."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
-        found = super().get_completions(args, incomplete)
+        items = super().get_completions(args, incomplete)
         flag, sign, _ = incomplete.partition("=")
         if sign and flag.startswith("--"):
-            for item in found:
+            for item in items:
                 item.value = f"{flag}={item.value}"
-        return found
+        return items
 
 
 @final
-class Zsh(_Whole, ZshComplete):
-    """See _Whole."""
+class Zsh(_WholeWord, ZshComplete):
+    """Zsh replaces whole words."""
 
 
 @final
-class Fish(_Whole, FishComplete):
-    """See _Whole. Its script takes lines apart at commas."""
+class Fish(_WholeWord, FishComplete):
+    """Fish replaces whole words, and its script splits lines at commas."""
 
     def format_completion(self, item: CompletionItem[str]) -> str:
         item.help = (item.help or "").replace(",", ";")
@@ -55,7 +55,7 @@ class Fish(_Whole, FishComplete):
 
 
 def use_ours() -> None:
-    """In the place of click's own."""
-    for one in (Bash, Zsh, Fish):
-        kind: Any = one
-        add_completion_class(kind)
+    """Register these classes instead of click's."""
+    shells: tuple[Any, ...] = (Bash, Zsh, Fish)
+    for shell in shells:
+        add_completion_class(shell)

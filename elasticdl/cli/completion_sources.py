@@ -1,6 +1,4 @@
-"""Names that are offered to a shell: of jobs, namespaces and kube contexts, as fast as a person
-types.
-"""
+"""Names of jobs, namespaces and kube contexts for shell completion, within a time limit."""
 
 from __future__ import annotations
 
@@ -22,15 +20,14 @@ if TYPE_CHECKING:
     from elasticdl.cli.jobs.cluster_client import ClusterClient
 
 CLUSTER_WITHIN_S = 1.5
-"""So long a person waits for the names of jobs on a cluster; then only those of this machine are
-offered.
-"""
+"""Time limit for names from the cluster. After it, completion offers only local names."""
 _WITHIN_VARIABLE = "ELASTICDL_COMPLETION_SECONDS"
 
 
 def job_names(begun: str, namespace: str, context: str) -> list[str]:
-    """Of the jobs in ./jobs and on the cluster that begin so; with a namespace or context only the
-    latter. Never raises.
+    """Return names of jobs that start with `begun`, in ./jobs and on the cluster. Never raises.
+
+    With a namespace or context, only those on the cluster.
     """
     on_cluster_only = bool(namespace or context)
     names: Iterable[str] = ()
@@ -42,13 +39,14 @@ def job_names(begun: str, namespace: str, context: str) -> list[str]:
 
 
 def context_names(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-    """Of the kube contexts that begin so. Never raises."""
+    """Return names of kube contexts that start with `begun`. Never raises."""
     return [name for name in contexts() if name.startswith(begun)]
 
 
 def namespace_names(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-    """Of the cluster's namespaces that begin so, if we may see them; those of --kube-context, if it
-    is there. Never raises.
+    """Return names of namespaces that start with `begun`. Never raises.
+
+    Empty if the user may not list namespaces. Uses --kube-context if given.
     """
     if no_cluster():
         return []
@@ -59,24 +57,24 @@ def namespace_names(context: click.Context, _parameter: click.Parameter, begun: 
     )
 
 
-def _namespaces(line: ClusterClient, within_s: float) -> list[str]:
+def _namespaces(client: ClusterClient, within_s: float) -> list[str]:
     from elasticdl.cluster.kubernetes.jobs import Jobs
 
-    return line.run(Jobs(line.api, line.namespace).namespaces(), within_s)
+    return client.run(Jobs(client.api, client.namespace).namespaces(), within_s)
 
 
-def _jobs(line: ClusterClient, within_s: float) -> list[str]:
+def _jobs(client: ClusterClient, within_s: float) -> list[str]:
     from elasticdl.cluster.kubernetes.jobs import Jobs
 
-    return [facts.name for facts in line.run(Jobs(line.api, line.namespace).all(), within_s)]
+    return [facts.name for facts in client.run(Jobs(client.api, client.namespace).all(), within_s)]
 
 
 def _asked(
     namespace: str, context: str, ask: Callable[[ClusterClient, float], list[str]]
 ) -> list[str]:
-    """What is known in time.
+    """Return what the cluster answers in time.
 
-    Whatever is wrong with the cluster, this is not the moment to say it.
+    Errors are dropped: a message would garble the command line that is being completed.
     """
     within_s = CLUSTER_WITHIN_S
     with suppress(ValueError):
@@ -84,18 +82,18 @@ def _asked(
     if within_s <= 0:
         return []
     silence(sys.stderr)
-    found: list[str] = []
+    names: list[str] = []
 
     def work() -> None:
         from elasticdl.cli.jobs.cluster_client import ClusterClient
 
         try:
-            with ClusterClient(namespace, context) as line:
-                found.extend(ask(line, within_s))
+            with ClusterClient(namespace, context) as client:
+                names.extend(ask(client, within_s))
         except ElasticDLError:
             return
 
     asking = threading.Thread(target=work, name="names of jobs", daemon=True)
     asking.start()
     asking.join(within_s)
-    return list(found)
+    return list(names)

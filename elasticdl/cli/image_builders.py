@@ -1,6 +1,6 @@
-"""Programs that build and push images: docker, podman or buildah, whichever is there.
+"""Programs that build and push images: docker, podman or buildah.
 
-The last two need no daemon.
+Podman and buildah need no daemon.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IMAGE_NAME = re.compile(r"[A-Za-z0-9][\w.:/@-]*")
 
 
 class Builder(StrEnum):
-    """In the order in which they are tried."""
+    """Programs in the order of preference."""
 
     DOCKER = "docker"
     PODMAN = "podman"
@@ -37,7 +37,7 @@ class Builder(StrEnum):
 _BUILD = {
     Builder.DOCKER: ("build",),
     Builder.PODMAN: ("build",),
-    # Without it, buildah builds everything anew each time.
+    # Without --layers, buildah rebuilds every layer each time.
     Builder.BUILDAH: ("build", "--layers"),
 }
 _HAS = {
@@ -50,9 +50,9 @@ _HAS = {
 @final
 @dataclass(frozen=True, slots=True)
 class Build:
-    """An image to be built of a folder with a Dockerfile.
+    """A build of the Dockerfile in `folder`.
 
-    `base_image` may be '': the Dockerfile's own; `extra` goes to the builder.
+    An empty `base_image` selects the Dockerfile's own. `extra` are arguments for the builder.
     """
 
     folder: str
@@ -61,29 +61,29 @@ class Build:
     extra: tuple[str, ...] = ()
 
     def command(self, builder: Builder) -> list[str]:
-        """The builder's argument vector."""
+        """Return the builder's argument vector."""
         base = [f"--build-arg=BASE_IMAGE={self.base_image}"] if self.base_image else []
         return [builder, *_BUILD[builder], f"--tag={self.image}", *base, *self.extra, self.folder]
 
 
 def usable_name(image: str) -> str:
-    """The name of an image, as it was given. Raises SpecError for what can be none."""
+    """Return `image` if it is a valid image name. Raises SpecError."""
     if not IMAGE_NAME.fullmatch(image):
         raise SpecError(
-            f"{image!r} is no name of an image",
-            hint="expected for example registry.example.com/team/zoo:1",
+            f"invalid image name {image!r}",
+            hint="use a name such as registry.example.com/team/zoo:1",
         )
     return image
 
 
 def chosen(wanted: str | None) -> Builder:
-    """The builder that was asked for, or the first that works.
+    """Return the wanted builder, or the first that works.
 
-    Raises PermanentError that says what is wrong with each.
+    Raises PermanentError that says why each one does not work.
     """
     if wanted:
         if reason := why_not(Builder(wanted)):
-            raise PermanentError(reason, hint="leave --builder out to take what is there")
+            raise PermanentError(reason, hint="omit --builder to use any that works")
         return Builder(wanted)
     reasons = []
     for builder in Builder:
@@ -94,7 +94,7 @@ def chosen(wanted: str | None) -> Builder:
 
 
 def owner_of(image: str, wanted: str | None) -> Builder:
-    """The builder that has an image here. Raises PermanentError if none has."""
+    """Return the builder that stores the image locally. Raises PermanentError if none does."""
     reasons = []
     for builder in [Builder(wanted)] if wanted else Builder:
         reason = why_not(builder)
@@ -102,29 +102,29 @@ def owner_of(image: str, wanted: str | None) -> Builder:
             return builder
         reasons.append(reason or f"{builder} does not have it")
     raise PermanentError(
-        f"there is no image {image} here: {'; '.join(reasons)}",
+        f"no local image {image}: {'; '.join(reasons)}",
         hint=f"elasticdl zoo build DIR --image {image}",
     )
 
 
 def why_not(builder: Builder) -> str:
-    """Why a builder cannot be used, in words; '' if it can."""
+    """Return why a builder cannot be used; '' if it can."""
     if shutil.which(builder) is None:
         return f"{builder} is not installed"
     if builder is Builder.DOCKER and (
         said := _ask(["docker", "version", "--format", "{{.Server.Version}}"])
     ):
-        return f"docker's daemon does not answer ({said})"
+        return f"the docker daemon does not answer ({said})"
     return ""
 
 
 def carry_out(command: Sequence[str], what: str, limit_s: float) -> None:
-    """Run a builder, passing on what it says.
+    """Run a builder and print its output.
 
     Raises PermanentError with its last lines if it fails or takes longer than `limit_s`.
     """
     last: deque[str] = deque(maxlen=LAST_LINES)
-    # A session of its own: what the builder has started ends with it.
+    # Its own session, so that its child processes can be killed with it.
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -161,14 +161,12 @@ def carry_out(command: Sequence[str], what: str, limit_s: float) -> None:
         )
         said = "\n".join(f"  {line}" for line in last)
         raise PermanentError(
-            f"{what} failed: `{command[0]} {command[1]}` {how}; it said last:\n{said}"
+            f"{what} failed: `{command[0]} {command[1]}` {how}; last output:\n{said}"
         )
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """SIGTERM, so that containers of a build are removed, and SIGKILL for whatever of the session
-    is left.
-    """
+    """Send SIGTERM, so the builder can remove its containers, then SIGKILL after a grace period."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
@@ -178,7 +176,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _ask(command: Sequence[str]) -> str:
-    """'' if it succeeds, else the last line that it said."""
+    """Return '' if the command succeeds, else the last line of its output."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_LIMIT_S
@@ -193,9 +191,6 @@ def _ask(command: Sequence[str]) -> str:
 
 def _no_builder(reasons: Sequence[str]) -> PermanentError:
     return PermanentError(
-        f"nothing here can build an image: {'; '.join(reasons)}",
-        hint=(
-            "install buildah or podman, which need no daemon, for example: sudo apt-get install"
-            " buildah"
-        ),
+        f"no program can build an image here: {'; '.join(reasons)}",
+        hint=("install buildah or podman, for example: sudo apt-get install buildah"),
     )

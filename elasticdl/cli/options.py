@@ -1,6 +1,4 @@
-"""The flags of a job, made from the sections of `JobSpec`: a field there is a flag here, with its
-help and default.
-"""
+"""A job's command-line flags, generated from the fields of `JobSpec`."""
 
 from __future__ import annotations
 
@@ -39,9 +37,9 @@ _TAKEN_FROM_CHECKPOINT = "distribution_strategy"
 
 
 def job_options(action: Action | None = None) -> Callable[[F], F]:
-    """Add a flag for every field of a job, or for those that one action uses.
+    """Add a flag for each field of `JobSpec`, or for those that `action` uses.
 
-    A flag that was not given is None (or empty): see `request_of`.
+    A flag that is not given is None or empty: see `request_of`.
     """
 
     def with_options(command: F) -> F:
@@ -53,7 +51,7 @@ def job_options(action: Action | None = None) -> Callable[[F], F]:
 
 
 def request_of(action: Action, file: Path | None, parameters: Mapping[str, Any]) -> Request:
-    """What was typed: the flags that were given, and -f."""
+    """Return the request with only the flags that were given."""
     given = {name: value for name, value in parameters.items() if value is not None and value != ()}
     return Request(action, given, file)
 
@@ -82,7 +80,7 @@ def _option(name: str, field: FieldInfo, action: Action | None) -> Callable[[F],
 
 
 def _unit(name: str, field: FieldInfo) -> str:
-    """What stands for a value of no other name."""
+    """Return the placeholder for a value in the help."""
     for unit in ("seconds", "bytes"):
         if name.endswith(f"_{unit}"):
             return unit.upper()
@@ -108,10 +106,10 @@ class JobCommand(click.Command):
             **grouped,
             "This command": [name for name in records if name not in known],
         }.items():
-            found = [record for name in names if (record := records.get(name)) is not None]
-            if found:
+            rows = [record for name in names if (record := records.get(name)) is not None]
+            if rows:
                 with formatter.section(title):
-                    formatter.write_dl(found)
+                    formatter.write_dl(rows)
 
 
 FILE_OPTION = click.option(

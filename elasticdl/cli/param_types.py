@@ -1,4 +1,4 @@
-"""Numbers that are typed: what is none says what is expected, with its unit."""
+"""Parameter types for numbers with units, whose errors name what is expected."""
 
 from __future__ import annotations
 
@@ -58,26 +58,26 @@ class Lines(_Typed):
 
 
 def worker_range(low: object, high: object = None) -> tuple[int, int]:
-    """`low` to `high` workers (default: exactly `low`). Raises SpecError."""
+    """Validate a range of workers. `high` defaults to `low`. Raises SpecError."""
     most = low if high is None else high
-    for one in (low, most):
-        if not isinstance(one, int) or isinstance(one, bool):
-            raise _no_range(f"{one!r}")
+    for bound in (low, most):
+        if not isinstance(bound, int) or isinstance(bound, bool):
+            raise _invalid_range(f"{bound!r}")
     assert isinstance(low, int) and isinstance(most, int)
     if not 1 <= low <= most:
-        raise _no_range(f"{low}" if high is None else f"{low}:{most}")
+        raise _invalid_range(f"{low}" if high is None else f"{low}:{most}")
     return low, most
 
 
 def typed_range(text: str) -> tuple[int, int]:
-    """The same for `N` or `MIN:MAX`. Raises SpecError."""
+    """Parse `N` or `MIN:MAX`. Raises SpecError."""
     low, colon, high = text.strip().partition(":")
     numbers = (low, high) if colon else (low,)
-    if not all(one.isascii() and one.isdigit() for one in numbers):
-        raise _no_range(repr(text))
+    if not all(number.isascii() and number.isdigit() for number in numbers):
+        raise _invalid_range(repr(text))
     return worker_range(*map(int, numbers))
 
 
-def _no_range(got: str) -> SpecError:
-    hint = "expected N, or MIN:MAX with MIN not above MAX: whole numbers of at least 1, such as 1:3"
-    return SpecError(f"{got} is no range of workers", hint=hint)
+def _invalid_range(got: str) -> SpecError:
+    hint = "use N or MIN:MAX with 1 <= MIN <= MAX, for example 1:3"
+    return SpecError(f"invalid range of workers: {got}", hint=hint)

@@ -1,9 +1,7 @@
-"""What a person asks for, and the one function that settles it into a job: `settle(request) ->
-JobSpec`.
+"""A user's request and `settle`, the one function that turns it into a `JobSpec`.
 
-Flags win over the file, the file over defaults. The command line (`options.py`), a YAML file and
-the Python call
-(`api.py`) all make a `Request`; nothing after `settle` reads a flag again.
+Flags override the file, and the file overrides defaults. The command line (`options.py`), a YAML
+file and the Python API (`api.py`) all make a `Request`. Nothing reads a flag after `settle`.
 """
 
 from __future__ import annotations
@@ -24,11 +22,9 @@ from elasticdl.jobdir.layout import JOBS, JobDirectory
 from elasticdl.jobdir.scale_override import as_scaled
 
 _PASSING_DIR = "/tmp/elasticdl"  # noqa: S108 - in a pod
-"""Parent of the directory of a job on a cluster without --job-dir: in the master's pod, and gone
-with it.
-"""
+"""Parent of the job directory on a cluster without --job-dir: in the master's pod, lost with it."""
 WHICH_JOB = (
-    "name the --job-dir or --job-name of the job to go on with; `elasticdl status JOB` tells the"
+    "give the --job-dir or --job-name of the job to resume; `elasticdl status JOB` prints the"
     " whole command"
 )
 
@@ -36,9 +32,9 @@ WHICH_JOB = (
 @final
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One submission as a person asks for it.
+    """One submission as the user typed it.
 
-    Flags are by name, in kebab or snake case; `file` is YAML with more.
+    `flags` maps names, in kebab or snake case, to values; `file` is a YAML file with more.
     """
 
     action: Action
@@ -47,20 +43,17 @@ class Request:
 
 
 def settle(request: Request, say: Callable[[str], None] = tell) -> JobSpec:
-    """The job to submit: checked, with a name, a directory, and paths that hold wherever its
-    processes run.
+    """Return the job to submit: validated, with a name, a directory and absolute paths.
 
-    `say` gets what the person did not ask for and should know. Makes nothing. Raises SpecError.
+    Calls `say` with what the user did not ask for and should know. Creates no files. Raises
+    SpecError.
     """
     spec = validated(request)
     return _on_cluster(spec) if spec.on_kubernetes else _on_this_machine(spec, say)
 
 
 def validated(request: Request) -> JobSpec:
-    """The job as it is asked for, without a name or a directory that nobody gave.
-
-    Raises SpecError.
-    """
+    """Return the validated job without a generated name or directory. Raises SpecError."""
     keys = {} if request.file is None else _keys_of(request.file)
     flags = {name.replace("-", "_"): value for name, value in request.flags.items()}
     refuse_unused(request.action, flags)
@@ -72,18 +65,16 @@ def validated(request: Request) -> JobSpec:
 def _keys_of(file: Path) -> dict[str, Any]:
     from elasticdl.cli.views.yaml_documents import read_yaml
 
-    found = read_yaml(file)
+    content = read_yaml(file)
     try:
-        refuse_unknown(map(str, found))
+        refuse_unknown(map(str, content))
     except SpecError as error:
         raise SpecError(f"{file}: {error.message}", hint=error.hint) from error
     keys: dict[str, Any] = {}
-    for key, value in found.items():
+    for key, value in content.items():
         name = str(key).replace("-", "_")
         if name in keys:
-            raise SpecError(
-                f"{file}: the key {key!r} is there twice", hint="`-` and `_` mean the same"
-            )
+            raise SpecError(f"{file}: duplicate key {key!r}", hint="`-` and `_` mean the same")
         keys[name] = value
     return keys
 
@@ -91,7 +82,7 @@ def _keys_of(file: Path) -> dict[str, Any]:
 def _on_this_machine(spec: JobSpec, say: Callable[[str], None]) -> JobSpec:
     cluster, kept = spec.cluster, spec.checkpoint
     if kept.resume and not (cluster.job_name or cluster.job_dir):
-        raise SpecError("--resume, but of which job?", hint=WHICH_JOB)
+        raise SpecError("--resume does not say which job to resume", hint=WHICH_JOB)
     name = cluster.job_name or generated_name(spec.model.model_def)
     spec = spec.replace(
         job_name=name,
@@ -112,19 +103,19 @@ def _on_this_machine(spec: JobSpec, say: Callable[[str], None]) -> JobSpec:
 
 
 def _on_cluster(spec: JobSpec) -> JobSpec:
-    """Paths stay as they are: they are those in its pods."""
+    """Keep paths as they are: they are paths in the pods."""
     name = spec.cluster.job_name or generated_name(spec.model.model_def)
     directory = spec.cluster.job_dir or f"{_PASSING_DIR}/{name}"
     if not directory.startswith("/"):
         raise SpecError(
-            f"--job-dir {directory} is not absolute",
-            hint="on a cluster it is a path in the pods, such as /data/NAME",
+            f"--job-dir {directory} is not an absolute path",
+            hint="on a cluster, use a path in the pods, such as /data/NAME",
         )
     return spec.replace(job_name=name, job_dir=directory, generated_name=not spec.cluster.job_name)
 
 
 def _absolute_paths(spec: JobSpec) -> dict[str, str]:
-    """Every flag that is one, by name."""
+    """Return the absolute form of each flag that is a path, by name."""
     given = spec.flags(defaults=False)
     return {
         name: _ABSOLUTE[value](given[name])
@@ -138,9 +129,7 @@ def _absolute(path: str) -> str:
 
 
 def _absolute_data(origin: str) -> str:
-    """Paths and patterns; what the module's own reader takes (the name of a table) stays as it
-    is.
-    """
+    """Make paths and globs absolute. Keep what only custom_data_reader knows, such as a table."""
     root = origin
     while has_magic(root):
         root = os.path.dirname(root)

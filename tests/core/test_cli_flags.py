@@ -294,7 +294,7 @@ def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[st
         ),
         (["--image-name", "i", "--tolerations", "[{"], "--tolerations: expected JSON"),
         (["--image-name", "i", "--affinity", "[1]"], "--affinity"),
-        (["--image-name", "i", "--job-dir", "here"], "--job-dir here is not absolute"),
+        (["--image-name", "i", "--job-dir", "here"], "--job-dir here is not an absolute path"),
         (["--image-name", "i", "--output", "/out"], "--output /out is on no --volume"),
         (
             ["--image-name", "i", "--checkpoint-steps", "9"],
@@ -453,7 +453,7 @@ affinity:
         ("colour: blue\n", "unknown key 'colour'"),
         ("seed: 1\nseed: 2\n", "job.yaml:2: the key 'seed' is there twice"),
         ("? [a, b]\n: 1\n", "job.yaml:1: found unhashable key"),
-        ("num-epochs: 1\nnum_epochs: 2\n", "the key 'num_epochs' is there twice"),
+        ("num-epochs: 1\nnum_epochs: 2\n", "duplicate key 'num_epochs'"),
         ("- a\n- b\n", "expected keys and values, got a list"),
         ("seed: [1\nx: 2\n", "job.yaml:2: "),
         ("seed: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
@@ -542,7 +542,7 @@ def test_exit_codes_for_the_masters_eyes_become_ones_for_people() -> None:
         (["why", "ads", "-n", "all"], "expected a whole number of lines, or 0 for all, got 'all'."),
         (
             ["train", *NEEDED, "--resume"],
-            "--resume, but of which job?\nHint: name the --job-dir or --job-name",
+            "--resume does not say which job to resume\nHint: give the --job-dir or --job-name",
         ),
         (
             ["train", "-f", "a.yaml"],
