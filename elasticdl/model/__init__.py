@@ -1,7 +1,5 @@
-"""Model modules and Keras: loading what users wrote, serving big embeddings by row, the compiled
-step, export.
+"""Model modules and Keras: user code, row-wise embeddings, the compiled step and the export.
 
-The only layer below the roles that knows TensorFlow. It talks to nobody: parameters come in and
-gradients go out as
-NumPy arrays.
+The only layer below the roles that imports TensorFlow. It communicates with nobody: parameters come
+in and gradients go out as NumPy arrays.
 """

@@ -1,8 +1,8 @@
-"""Which records of a minibatch `feed` cannot take. No TensorFlow here.
+"""Find the records of a minibatch that `feed` cannot process. It does not import TensorFlow.
 
-`feed` runs over whole windows, and its errors do not say over which record. Where it raises,
-windows are fed again in halves
-until the records to blame are found; they count as bad ones, up to the user's limit.
+`feed` runs over whole windows, and its errors do not name the record. When it raises, the filter
+feeds halves of the window until it has isolated the bad records. They count against the user's
+limit.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ _SHOWN_CHARACTERS = 120
 
 
 class RecordsRefused(UserError):
-    """`feed` raised while it ran over records, not while it was compiled: some of them may be to
-    blame.
+    """`feed` raised while it ran over records, not while it was compiled; some records may be bad.
 
-    `reason` is what it raised, in a line, and `where` the place in the user's module.
+    `reason` is the cause in one line, and `where` the place in the user's module.
     """
 
     def __init__(self, message: str, *, hint: str = "", reason: str = "", where: str = "") -> None:
@@ -41,23 +40,26 @@ class RecordsRefused(UserError):
 
 
 class BadRecords(UserError):
-    """More records than the user allows cannot be used: no worker would fare better with them."""
+    """There are more bad records than the user allows; another worker would fail, too."""
 
 
 class Feed(Protocol):
     """`model.input.Feeder` of one task."""
 
     def __call__(self, window: Records) -> tuple[Any, Any] | None:
-        """(features, labels) of a window; None if nothing of it is left.
+        """(features, labels) of a window; None if `feed` keeps nothing of it.
 
-        Raises UserError, of it RecordsRefused.
+        Raises:
+            RecordsRefused: some records may be bad.
+            UserError: `feed` fails for another reason.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """What `feed` made of the records that it can take; `bad` others were left out, of which up to
-    three are described.
+    """The output of `feed` for the good records.
+
+    `bad` records were left out; `bad_examples` describes up to three of them.
     """
 
     made: tuple[Any, Any] | None
@@ -68,10 +70,9 @@ class Fed:
 @final
 @dataclass(frozen=True, slots=True)
 class BadRecordFilter:
-    """`feed`, and where its records come from.
+    """`feed`, and the reader that its records come from.
 
-    `reading` is held whenever the reader is used, which is only when something has to be told of a
-    record.
+    The filter holds `reading` while it uses the reader, which it does only to describe a record.
     """
 
     feed: Feed
@@ -82,49 +83,47 @@ class BadRecordFilter:
     def __call__(
         self, records: Records, shard: Shard, places: Sequence[int] | NDArray[np.int64]
     ) -> Fed:
-        """Feed records, of which the i-th came as the `places[i]`-th good one of the shard.
+        """Feed records; `places[i]` is the i-th one's position among the good records of the shard.
 
-        Raises BadRecords for the record after the last that may be bad, and what `feed` raised if
-        no record alone is to
-        blame for it.
+        Raises:
+            BadRecords: there are more bad records than `max_bad_records`.
+            RecordsRefused: `feed` raises for the window, but for none of its records alone.
         """
         try:
             return Fed(self.feed(records))
         except RecordsRefused as error:
             refused = error
         count = count_of(records)
-        found: dict[int, RecordsRefused] = {}
-        self._narrow(records, range(count), refused, found)
-        if not found:
+        refusals: dict[int, RecordsRefused] = {}
+        self._narrow(records, range(count), refused, refusals)
+        if not refusals:
             raise refused
         examples = tuple(
-            self._described(records, index, shard, int(places[index]), found[index])
-            for index in list(found)[:_EXAMPLES]
+            self._described(records, index, shard, int(places[index]), refusals[index])
+            for index in list(refusals)[:_EXAMPLES]
         )
-        if len(found) > self.max_bad_records:
-            raise self._too_many(records, found, examples)
-        good = [index for index in range(count) if index not in found]
-        return Fed(self.feed(_part(records, good)) if good else None, len(found), examples)
+        if len(refusals) > self.max_bad_records:
+            raise self._too_many(records, refusals, examples)
+        good = [index for index in range(count) if index not in refusals]
+        return Fed(self.feed(_part(records, good)) if good else None, len(refusals), examples)
 
     def _narrow(
         self,
         records: Records,
         part: Sequence[int],
         refused: RecordsRefused,
-        found: dict[int, RecordsRefused],
+        refusals: dict[int, RecordsRefused],
     ) -> None:
-        """Find those of `part`, all of which together were refused, that are refused alone; one
-        more than allowed at most.
-        """
+        """Find the records of a refused `part` that fail alone; stop at one more than allowed."""
         if len(part) == 1:
-            found[part[0]] = refused
+            refusals[part[0]] = refused
             return
         for half in (part[: len(part) // 2], part[len(part) // 2 :]):
-            if len(found) > self.max_bad_records:
+            if len(refusals) > self.max_bad_records:
                 return
             error = self._error(records, half)
             if error is not None:
-                self._narrow(records, half, error, found)
+                self._narrow(records, half, error, refusals)
 
     def _error(self, records: Records, part: Sequence[int]) -> RecordsRefused | None:
         try:
@@ -148,30 +147,31 @@ class BadRecordFilter:
         return f"{where}: {error.reason}{at}; the record is {_shown(cells.values())}"
 
     def _too_many(
-        self, records: Records, found: Mapping[int, RecordsRefused], examples: Sequence[str]
+        self, records: Records, refusals: Mapping[int, RecordsRefused], examples: Sequence[str]
     ) -> BadRecords:
         allowed = self.max_bad_records
         more = (
-            f"\nmore than {amount(allowed, 'record')} of one minibatch cannot be used"
+            f"\nmore than {amount(allowed, 'record')} of one minibatch cannot be processed"
             if allowed
             else ""
         )
-        others = [index for index in range(count_of(records)) if index not in found]
+        others = [index for index in range(count_of(records)) if index not in refusals]
         probed = others[:: max(1, len(others) // _PROBED)][:_PROBED]
         if probed and all(self._error(records, [index]) is not None for index in probed):
-            where = next(iter(found.values())).where
+            where = next(iter(refusals.values())).where
             hint = (
-                f"it raises for every record that was tried, so look at {where or 'feed'} rather"
-                " than at the data"
+                f"{where or 'feed'} raises for every record tried, so the code is the likely cause,"
+                " not the data"
             )
         else:
-            hint = "correct the data, or allow for it with --max-bad-records"
+            hint = "correct the data, or skip such records with --max-bad-records"
         return BadRecords(f"{examples[0]}{more}", hint=hint)
 
 
 def named_in(reason: str, cells: Mapping[str, str]) -> dict[str, str]:
-    """The cells that an error is about: TensorFlow's messages end with the text that could not be
-    used, after a colon.
+    """The cells that an error is about.
+
+    TensorFlow's messages end with a colon and the text that could not be parsed.
     """
     said = reason.rstrip()
     return {

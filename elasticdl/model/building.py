@@ -1,6 +1,4 @@
-"""From a module's `custom_model` and `optimizer` to a Keras model that has its variables: what both
-strategies begin with.
-"""
+"""Build a Keras model with its variables from a module, for both strategies."""
 
 from __future__ import annotations
 
@@ -23,13 +21,11 @@ Variable: TypeAlias = Any
 
 
 class NeedsFeatures(UserError):
-    """The model has no inputs before it is called: build it again, with the features of a first
-    batch.
-    """
+    """The model has no inputs before a call: build it again with the features of a first batch."""
 
 
 def check_params(module: ModelModule, params: Mapping[str, Scalar]) -> None:
-    """Raises UserError for a parameter that nobody takes, or that is missing."""
+    """Raise UserError for a parameter that no function takes, or for one that is missing."""
     both = {**taken(module.custom_model, params), **optimizer_params(module, params)}
     unknown = [name for name in params if name not in both]
     if unknown:
@@ -44,20 +40,18 @@ def check_params(module: ModelModule, params: Mapping[str, Scalar]) -> None:
         if problem := missing(function, given):
             raise UserError(
                 f"{place(function)}: {getattr(function, '__name__', function)}: {problem}",
-                hint="see --model-params",
+                hint="set it in --model-params",
             )
 
 
 def optimizer_params(module: ModelModule, params: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Only what it names: `**params` of an optimizer function is not for the model's parameters."""
+    """The entries that the optimizer function names; its `**params` does not receive the model's."""
     named = inspect.signature(module.optimizer).parameters
     return {name: value for name, value in params.items() if name in named}
 
 
 def check_model(model: object, module: ModelModule) -> None:
-    """Raises UserError for what is no Keras model, or one that overrides what would not run
-    here.
-    """
+    """Raise UserError if `model` is not a Keras model, or overrides a method that jobs do not call."""
     where = place(module.custom_model)
     if not isinstance(model, keras.Model):
         raise UserError(
@@ -67,25 +61,24 @@ def check_model(model: object, module: ModelModule) -> None:
         if getattr(type(model), method) is not getattr(keras.Model, method):
             raise UserError(
                 f"{place(getattr(type(model), method))}: {type(model).__name__} overrides {method},"
-                " which would not run here",
-                hint="put it into loss(labels, predictions) and call()",
+                " which ElasticDL does not call",
+                hint="move its logic to loss(labels, predictions) and call()",
             )
 
 
 def inputs_of(model: keras.Model, features: Structure | None, module: ModelModule) -> Structure:
-    """Give the model its variables; returns its inputs as specs."""
+    """Create the model's variables and return its inputs as specs."""
     if getattr(model, "inputs", None):
         return input_specs(model.inputs[0] if isinstance(model, keras.Sequential) else model.input)
     if features is None:
         raise NeedsFeatures(
-            f"{place(module.custom_model)}: {type(model).__name__} has no inputs before it is"
-            " called",
-            hint="give it a first batch",
+            f"{place(module.custom_model)}: {type(model).__name__} has no inputs before its first"
+            " call",
+            hint="build the model with the features of a first batch",
         )
     specs = input_specs(features)
     with warnings.catch_warnings():
-        # Of a call() that raises, Keras first says that it cannot build the model, then lets it
-        # raise: that is what counts.
+        # If call() raises, Keras warns that it cannot build the model, then raises the same error.
         warnings.filterwarnings("ignore", message="Layer .* looks like it has unbuilt state")
         model(tf.nest.map_structure(_symbolic, specs))
     return specs
@@ -101,13 +94,15 @@ def _symbolic(spec: tf.TypeSpec) -> keras.KerasTensor:
 
 
 def changing(model: keras.Model, inputs: Structure) -> tuple[Variable, ...]:
-    """Non-trainable float variables that a training step changes: averages, which workers add to.
+    """Non-trainable float variables that a training step changes, such as moving averages.
 
-    The others are frozen weights and statistics of preprocessing layers: every worker's own
-    `custom_model` makes them alike.
+    Workers push differences of these. All others are frozen weights and statistics of preprocessing
+    layers, which `custom_model` makes equal on every worker.
     """
     candidates = [
-        one for one in model.non_trainable_variables if one.dtype.startswith(("float", "bfloat"))
+        variable
+        for variable in model.non_trainable_variables
+        if variable.dtype.startswith(("float", "bfloat"))
     ]
     if not candidates:
         return ()
@@ -117,7 +112,9 @@ def changing(model: keras.Model, inputs: Structure) -> tuple[Variable, ...]:
         features = tf.nest.pack_sequence_as(inputs, flat, expand_composites=True)
         with keras.StatelessScope() as scope:
             model(features, training=True)
-        changed.extend(one for one in candidates if scope.get_current_value(one) is not None)
+        changed.extend(
+            variable for variable in candidates if scope.get_current_value(variable) is not None
+        )
 
     flat_specs = tf.nest.flatten(inputs, expand_composites=True)
     tf.function(call, input_signature=flat_specs, autograph=False).get_concrete_function()
@@ -126,4 +123,4 @@ def changing(model: keras.Model, inputs: Structure) -> tuple[Variable, ...]:
 
 def trainable(model: keras.Model) -> list[Variable]:
     """Each trainable variable once."""
-    return list({id(one): one for one in model.trainable_variables}.values())
+    return list({id(variable): variable for variable in model.trainable_variables}.values())

@@ -1,6 +1,6 @@
-"""Callbacks that a model module's `callbacks()` may return, besides plain Keras callbacks.
+"""Callbacks that a module's `callbacks()` may return, besides plain Keras callbacks.
 
-The worker looks at their types; they do nothing by themselves.
+They are markers: the worker inspects their types, and they do nothing by themselves.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import keras
 
 @final
 class LearningRateScheduler(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """The learning rate is `schedule(version)`, a float, instead of the optimizer's; `version` is
-    an int.
-    """
+    """Replace the optimizer's learning rate by `schedule(version)`, which maps an int to a float."""
 
     def __init__(self, schedule: Callable[[int], float]) -> None:
         super().__init__()
@@ -24,7 +22,7 @@ class LearningRateScheduler(keras.callbacks.Callback):  # type: ignore[misc]  # 
 
 @final
 class MaxStepsStopping(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """End the training when the model's version reached `max_steps`."""
+    """End the training when the model's version reaches `max_steps`."""
 
     def __init__(self, max_steps: int) -> None:
         super().__init__()
@@ -35,5 +33,5 @@ class MaxStepsStopping(keras.callbacks.Callback):  # type: ignore[misc]  # Keras
 class SavedModelExporter(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Export the model to `--output` at the end of training.
 
-    Exports happen anyway where `--output` is given.
+    A job with `--output` does so without this callback, too.
     """

@@ -1,12 +1,14 @@
-"""`python -m elasticdl.model.check`: a JobSpec as JSON on stdin, what is wrong or what is there as
-one JSON object on stdout.
+"""`python -m elasticdl.model.check`: validate the model and the data of a job.
 
-Runs in a process of its own, since it imports TensorFlow and runs the user's code. Whatever that
-prints goes to stderr.
+Reads a JobSpec as JSON from stdin and writes one JSON object to stdout:
 
-{"ok": true, "training": [{"name", "records", "fingerprint"}], "validation": [...], "prediction":
-[...], "model": {...},
- "warnings": [...]}, or {"ok": false, "error", "hint", "exit_code": 2}.
+    {"ok": true, "training": [{"name", "records", "fingerprint"}], "validation": [...],
+     "prediction": [...], "model": {...}, "warnings": [...]}
+
+or {"ok": false, "error", "hint", "exit_code": 2}.
+
+It runs in a process of its own because it imports TensorFlow and runs user code. The output of user
+code goes to stderr.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from elasticdl.model.tensorflow_import import load_tensorflow
 
 
 def check(spec: JobSpec, stages: Stages | None = None) -> dict[str, Any]:
-    """What `JobPreflight.run` finds, or {"ok": false, ...}.
+    """Run `JobPreflight` and return its answer, or {"ok": false, ...}.
 
     Raises nothing that user code could cause.
     """
@@ -50,33 +52,33 @@ def check(spec: JobSpec, stages: Stages | None = None) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Reads stdin, writes one line to the stdout that the process began with."""
+    """Read stdin and write one line to the process's original stdout."""
     die_with_parent()
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     stages = Stages.of_environment()
     try:
-        found = check(JobSpec.model_validate_json(sys.stdin.read()), stages)
-    except Exception as error:  # noqa: BLE001 - the top of the process: whoever asked gets an answer
+        answer_fields = check(JobSpec.model_validate_json(sys.stdin.read()), stages)
+    except Exception as error:  # noqa: BLE001 - the top of the process: the caller always gets an answer
         trace = traceback.format_exc(limit=-4)
-        found = {
+        answer_fields = {
             "ok": False,
             "error": f"the check itself failed: {error!r}",
             "hint": trace,
             "exit_code": int(ExitCode.USAGE),
         }
     with answer:
-        json.dump(_jsonable(found), answer)
+        json.dump(_jsonable(answer_fields), answer)
         answer.write("\n")
-    return 0 if found["ok"] else int(found["exit_code"])
+    return 0 if answer_fields["ok"] else int(answer_fields["exit_code"])
 
 
 def _jsonable(value: Any) -> Any:  # noqa: ANN401
-    """NaN and infinity, which JSON has not, as text."""
+    """Replace NaN and infinity, which JSON lacks, by text."""
     if isinstance(value, Mapping):
-        return {key: _jsonable(one) for key, one in value.items()}
+        return {key: _jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_jsonable(one) for one in value]
+        return [_jsonable(item) for item in value]
     if isinstance(value, float) and value - value != 0:
         return str(value)
     return value
@@ -85,6 +87,5 @@ def _jsonable(value: Any) -> Any:  # noqa: ANN401
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    # Without Python's shutdown: threads of TensorFlow or of the user's code would hold the answer
-    # up.
+    # Skip Python's shutdown: threads of TensorFlow or of user code would delay the answer.
     os._exit(code)

@@ -1,6 +1,4 @@
-"""One batch of a job, tried without servers: what is wrong with a model module shows here, before
-any process starts.
-"""
+"""Try one batch of a job without parameter servers, to find mistakes before any process starts."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
 @final
 @dataclass(frozen=True, slots=True)
 class DryRunStep:
-    """A training step. `nonfinite` names what of it is NaN or infinite."""
+    """A training step; `nonfinite` names the values that are NaN or infinite."""
 
     loss: float
     nonfinite: str = ""
@@ -40,16 +38,16 @@ class DryRunStep:
 @final
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """The model with the values that it begins with."""
+    """The model with its initial values."""
 
     module: ModelModule
     served: PsModel
     step: CompiledStep
     ring: RingModel | None = None
-    """Of a job without servers; `served` is the same model then."""
+    """The ring's model, for a job without servers; `served` wraps the same model then."""
 
     def pulled(self, lookups: Lookups) -> Pulled:
-        """What servers would give at version 0."""
+        """The parameters that servers would return at version 0."""
         tables = zip(self.served.parameters.tables, lookups.ids, strict=True)
         rows = tuple(
             initial_weights(table.initializer, table.seed, ids, table.dim) for table, ids in tables
@@ -57,7 +55,7 @@ class DryRun:
         return Pulled((0,), self.served.dense(), rows)
 
     def train(self, features: Structure, labels: Structure) -> DryRunStep:
-        """One training step, after a look at the shape of the loss. Raises UserError."""
+        """Run one training step, after checking the shape of the loss. Raises UserError."""
         outputs = self.predict(features)
         with user_code("loss", self.module.zoo):
             value = self.module.loss(labels, tf.nest.map_structure(tf.convert_to_tensor, outputs))
@@ -69,8 +67,8 @@ class DryRun:
         outcome = self.step.train(features, labels, lookups, self.pulled(lookups))
         return DryRunStep(outcome.loss, outcome.nonfinite)
 
-    def told(self) -> dict[str, Any]:
-        """What the model is, for people and programs."""
+    def summary(self) -> dict[str, Any]:
+        """The model's size, tables and optimizer, for people and programs."""
         parameters, ring = self.served.parameters, self.ring
         if ring is None:
             size, optimizer = (
@@ -78,26 +76,31 @@ class DryRun:
                 parameters.optimizer.model_dump(mode="json"),
             )
         else:
-            size = sum(int(np.prod(one.shape)) for one in (*ring.trainable, *ring.averaged))
+            size = sum(
+                int(np.prod(variable.shape)) for variable in (*ring.trainable, *ring.averaged)
+            )
             optimizer = {"kind": type(ring.optimizer).__name__.lower()}
         tables = [{"name": table.name, "dim": table.dim} for table in parameters.tables]
         return {"dense_parameters": size, "tables": tables, "optimizer": optimizer}
 
     def predict(self, features: Structure) -> Structure:
-        """The outputs. Raises UserError."""
+        """The model's outputs. Raises UserError."""
         lookups = self.step.prepare(features)
         return self.step.predict(features, lookups, self.pulled(lookups))
 
     def evaluate(self, features: Structure, labels: Structure) -> Mapping[str, float]:
-        """Values of the metrics, shown to be the same where two workers have half of the batch
-        each. Raises UserError.
+        """Values of the metrics.
+
+        They must not change if two workers evaluate half of the batch each.
+
+        Raises UserError.
         """
         whole = self.step.metric_values(self._states(features, labels))
         count = int(tf.nest.flatten(features)[0].shape[0])
         if count > 1 and not _composite((features, labels)):
             first, second = (
                 self._states(
-                    *tf.nest.map_structure(lambda one, part=part: one[part], (features, labels))
+                    *tf.nest.map_structure(lambda leaf, part=part: leaf[part], (features, labels))
                 )
                 for part in (slice(0, count // 2), slice(count // 2, count))
             )
@@ -124,7 +127,10 @@ _OF_OPTIMIZERS = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceL
 
 
 def check_callbacks(module: ModelModule, *, on_ring: bool = False) -> list[str]:
-    """What `callbacks()` returns; warnings of what a job leaves out of it. Raises UserError."""
+    """Check the result of `callbacks()` and return a warning for each option that a job ignores.
+
+    Raises UserError.
+    """
     if module.callbacks is None:
         return []
     with user_code("callbacks", module.zoo):
@@ -134,29 +140,29 @@ def check_callbacks(module: ModelModule, *, on_ring: bool = False) -> list[str]:
             f"{place(module.callbacks)}: callbacks returned {type(made).__name__}, expected a list"
             " of Keras callbacks"
         )
-    for one in made or ():
-        if not isinstance(one, keras.callbacks.Callback):
+    for callback in made or ():
+        if not isinstance(callback, keras.callbacks.Callback):
             raise UserError(
-                f"{place(module.callbacks)}: callbacks returned {one!r}, expected Keras callbacks"
+                f"{place(module.callbacks)}: callbacks returned {callback!r}, expected Keras callbacks"
             )
-        if isinstance(one, _OF_OPTIMIZERS) and not on_ring:
+        if isinstance(callback, _OF_OPTIMIZERS) and not on_ring:
             raise UserError(
-                f"{place(module.callbacks)}: keras.callbacks.{type(one).__name__} sets the learning"
+                f"{place(module.callbacks)}: keras.callbacks.{type(callback).__name__} sets the learning"
                 " rate of an optimizer, but parameter servers apply it",
                 hint=(
-                    "use LearningRateScheduler(schedule) of elasticdl.model.callbacks, with"
+                    "use elasticdl.model.callbacks.LearningRateScheduler(schedule), which calls"
                     " schedule(version), or a Keras schedule"
                 ),
             )
     left_out = [
         text
-        for one in made or ()
-        if isinstance(one, keras.callbacks.TensorBoard)
-        for text in _left_out(one)
+        for callback in made or ()
+        if isinstance(callback, keras.callbacks.TensorBoard)
+        for text in _left_out(callback)
     ]
     return [
-        f"{place(module.callbacks)}: of TensorBoard a job writes the curves of epochs: {text} is"
-        " left out"
+        f"{place(module.callbacks)}: ignoring {text}: with TensorBoard a job writes only the"
+        " metrics of epochs"
         for text in left_out
     ]
 
@@ -170,7 +176,7 @@ def _left_out(board: keras.callbacks.TensorBoard) -> list[str]:
 
 
 def check_processor(module: ModelModule) -> None:
-    """That predictions could be processed; nothing is. Raises UserError."""
+    """Check the signature of `PredictionOutputsProcessor.process`. Raises UserError."""
     if module.prediction_outputs_processor is None:
         return
     with user_code("PredictionOutputsProcessor", module.zoo):
@@ -183,20 +189,20 @@ def check_processor(module: ModelModule) -> None:
 
 
 def check_destination(module: ModelModule, output: str) -> None:
-    """That predictions go to one place, which is a folder or the module's own processor.
+    """Check that predictions have exactly one destination: `--output` or the module's processor.
 
     Raises UserError.
     """
     if module.prediction_outputs_processor is None and not output:
         raise UserError(
-            "there is nowhere to put predictions",
-            hint="name a directory by --output, or add a PredictionOutputsProcessor to the module",
+            "predictions have no destination",
+            hint="set --output to a directory, or add a PredictionOutputsProcessor to the module",
         )
     if module.prediction_outputs_processor is not None and output:
         raise UserError(
-            f"{place(module.prediction_outputs_processor)}: PredictionOutputsProcessor takes the"
-            f" predictions, so nothing would come to --output {output}",
-            hint="leave --output out",
+            f"{place(module.prediction_outputs_processor)}: PredictionOutputsProcessor receives the"
+            f" predictions, so nothing would be written to --output {output}",
+            hint="remove --output",
         )
 
 
@@ -232,11 +238,11 @@ def _check_sums(
         ):
             where = place(module.eval_metrics_fn) if module.eval_metrics_fn else module.path
             raise UserError(
-                f"{where}: metric {name!r} is {value:g} of a batch, but {summed[name]:g} of its two"
-                " halves with their states added up",
+                f"{where}: metric {name!r} is {value:g} for a batch, but {summed[name]:g} when the"
+                " states of its two halves are added",
                 hint=(
-                    "workers evaluate parts, so a metric's state must be a sum; use another Keras"
-                    " metric, or a function of values per example"
+                    "workers evaluate parts of the data and the master adds their states; use a"
+                    " metric whose state is a sum, or a function that returns a value per example"
                 ),
             )
 

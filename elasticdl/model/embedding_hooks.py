@@ -1,15 +1,14 @@
-"""How a `keras.layers.Embedding` of a user's model comes to have no matrix.
+"""Patch `keras.layers.Embedding` so that a layer of a user's model can do without a matrix.
 
-The class itself is changed, once, when this module is imported (before any user's module): its
-layers are made as
-always, but while `building` is active, `build` makes no variable for a layer that is to be served,
-and its `call`
-asks whoever is active for the rows:
-- nobody (the functional graph is being built): zeros of the right shape;
-- a recorder (`elasticdl.model.ids`): zeros, and the ids are kept;
-- the compiled step or the export: rows that came from outside.
+The class itself is patched once, when this module is imported, before any user module. Layers are
+created as always. While `building` is active, `build` creates no variable for a layer that is to be
+served, and its `call` gets the rows from the active lookup:
 
-Layers that are not served, and all layers outside of `building`, are exactly Keras' own.
+- none (the functional graph is being built): zeros of the right shape;
+- a recorder (`elasticdl.model.ids`): zeros, and the ids are recorded;
+- the compiled step or the export: rows from outside.
+
+Layers that are not served, and all layers outside of `building`, behave exactly as in Keras.
 """
 
 from __future__ import annotations
@@ -41,21 +40,18 @@ _CHOICE = "_elasticdl_served"
 @final
 @dataclass(slots=True)
 class Building:
-    """The served layers of the model that is being built, in the order in which Keras builds them.
-
-    Index = table.
-    """
+    """The served layers of the model that is being built, in Keras's build order; index = table."""
 
     threshold_bytes: int
     layers: list[Any] = field(default_factory=list)
 
     def wants(self, layer: keras.layers.Embedding) -> bool:
-        """Whether a layer's rows are to live on the servers."""
+        """Whether the layer's rows are to live on the servers."""
         choice = getattr(layer, _CHOICE, None)
         if choice is not None:
             return bool(choice)
         if isinstance(layer, keras.layers.ReversibleEmbedding):
-            return False  # it multiplies by its matrix, too
+            return False  # it also multiplies by its matrix
         return (
             vocabulary(layer) is None
             or layer.input_dim * layer.output_dim * 4 >= self.threshold_bytes
@@ -69,7 +65,7 @@ _matrices: ContextVar[Mapping[int, Float32s] | None] = ContextVar("matrices", de
 
 @contextmanager
 def building(threshold_bytes: int) -> Iterator[Building]:
-    """Embedding layers built in the body become served ones where they are large enough."""
+    """Embedding layers built in the body become served if they are large enough."""
     made = Building(threshold_bytes)
     token = _building.set(made)
     try:
@@ -90,9 +86,7 @@ def lookups(lookup: Lookup) -> Iterator[None]:
 
 @contextmanager
 def matrices(values: Mapping[int, Float32s]) -> Iterator[None]:
-    """`model.save_weights` in the body writes float32[input_dim, dim] `values[table]` for served
-    layers.
-    """
+    """`model.save_weights` in the body writes `values[table]`, float32[input_dim, dim]."""
     token = _matrices.set(values)
     try:
         yield
@@ -101,12 +95,12 @@ def matrices(values: Mapping[int, Float32s]) -> Iterator[None]:
 
 
 def vocabulary(layer: keras.layers.Embedding) -> int | None:
-    """Number of ids, None where any int64 is one."""
+    """Number of ids; None if any int64 is an id."""
     return None if getattr(layer, "unbounded", False) else int(layer.input_dim)
 
 
 def table_of(layer: keras.layers.Layer) -> int | None:
-    """The table of a served layer, None for others."""
+    """The table of a served layer; None for other layers."""
     return getattr(layer, _MARK, None)
 
 
@@ -129,14 +123,14 @@ def _refuse_unsupported(layer: keras.layers.Embedding) -> None:
     for name, value in unsupported.items():
         if value is not None:
             raise UserError(
-                f"embedding layer {layer.name!r} has {name}, which cannot be honoured for rows that"
-                " live on parameter servers",
+                f"embedding layer {layer.name!r} has {name}, which is unsupported for rows on"
+                " parameter servers",
                 hint=_KEEP,
             )
 
 
 _KEEP = (
-    "leave it out, or keep the layer's matrix dense: raise --embedding-threshold-bytes, "
+    "remove it, or keep the layer's matrix dense: raise --embedding-threshold-bytes, "
     "or use elasticdl.model.layers.Embedding(..., served=False)"
 )
 
@@ -154,8 +148,8 @@ def _build(self: keras.layers.Embedding, input_shape: object = None) -> None:
     if active is None or not active.wants(self):
         if vocabulary(self) is None:
             raise UserError(
-                f"embedding layer {self.name!r} has no input_dim and cannot be kept dense",
-                hint="give it an input_dim",
+                f"embedding layer {self.name!r} needs an input_dim, since its matrix is dense here",
+                hint="set input_dim",
             )
         _keras_build(self, input_shape)
         return
@@ -183,14 +177,14 @@ def _embeddings(self: keras.layers.Embedding) -> Tensor:
     if table_of(self) is None:
         return _keras_embeddings.fget(self)
     raise UserError(
-        f"the matrix of embedding layer {self.name!r} is used directly, but its rows live on"
-        " parameter servers",
+        f"the model uses the matrix of embedding layer {self.name!r} directly, but its rows live"
+        " on parameter servers",
         hint=_KEEP,
     )
 
 
-def _set_weights(self: keras.layers.Embedding, weights: Any) -> None:  # noqa: ANN401 - as Keras has it
-    """A layer that is given a matrix keeps it: what begins so cannot be made row by row."""
+def _set_weights(self: keras.layers.Embedding, weights: Any) -> None:  # noqa: ANN401 - as in Keras
+    """Keep a layer dense if it receives a matrix: such values cannot be made row by row."""
     if table_of(self) is not None:
         _unserve(self)
     keras.layers.Layer.set_weights(self, weights)
@@ -200,7 +194,7 @@ def _unserve(layer: keras.layers.Embedding) -> None:
     active = _building.get()
     if active is None or vocabulary(layer) is None or getattr(layer, _CHOICE, None):
         raise UserError(
-            f"embedding layer {layer.name!r} is given weights, but its rows live on parameter"
+            f"embedding layer {layer.name!r} receives weights, but its rows live on parameter"
             " servers",
             hint=_KEEP,
         )
@@ -226,7 +220,7 @@ def _save_own_variables(self: keras.layers.Embedding, store: Any) -> None:  # no
 
 
 def _load_own_variables(self: keras.layers.Embedding, store: Any) -> None:  # noqa: ANN401
-    """As `set_weights`: weights that the user's code loads are kept."""
+    """Keep a layer dense if user code loads its weights, as in `set_weights`."""
     if table_of(self) is not None:
         _unserve(self)
     _keras_load(self, store)

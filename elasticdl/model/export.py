@@ -1,4 +1,4 @@
-"""The trained model as a plain SavedModel and a plain weights file, with the rows put back."""
+"""Export a trained model as a plain SavedModel and a plain weights file, with all embedding rows."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def export(
     *,
     zoo: str = "",
 ) -> None:
-    """Write `directory/`: a SavedModel with the signature `serving_default`, and
-    `model.weights.h5`.
+    """Write `directory/`: a SavedModel with signature `serving_default`, and `model.weights.h5`.
 
-    `tables[t]` are all rows that were ever made: ids int64[n] and weights float32[n, dim]. Rows of
-    a bounded vocabulary
-    that were never touched get their initial values; the weights file then fits the model that the
-    user's unchanged
-    `custom_model` makes without this package. Of an unbounded vocabulary, ids that were never seen
-    read as zeros.
-    Inputs and outputs of the signature have the model's names. Written beside and renamed: never
-    half an export.
-    Leaves the model's Keras variables at `dense`. Raises UserError, with the frames below `zoo`,
-    for what the model raises.
+    `tables[t]` are all rows of table t that exist: ids int64[n] and weights float32[n, dim]. The
+    missing rows of a bounded vocabulary get their initial values; the weights file then fits the
+    model that the user's unchanged `custom_model` makes without this package. For an unbounded
+    vocabulary, unknown ids read as zeros.
+
+    Inputs and outputs of the signature have the model's names. The export is written to a temporary
+    directory and renamed, so it is never incomplete. The model's Keras variables equal `dense`
+    afterwards.
+
+    Raises:
+        UserError: the model raises; the message has the frames below `zoo`.
     """
     target = Path(directory)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def export(
 
 
 def whole_matrix(table: TableSpec, size: int, ids: Int64s, rows: Float32s) -> Float32s:
-    """float32[size, dim]: the rows that are there, the others as they would begin."""
+    """float32[size, dim]: the given rows, and initial values for all others."""
     matrix = np.empty((size, table.dim), np.float32)
     untouched = native_table(table, OptimizerSpec(kind=OptimizerKind.SGD))
     for begin in range(0, size, _ROWS_AT_ONCE):
@@ -80,7 +80,7 @@ def whole_matrix(table: TableSpec, size: int, ids: Int64s, rows: Float32s) -> Fl
 
 
 def _replace(temporary: Path, target: Path) -> None:
-    """Put the new export in the old one's place."""
+    """Replace the old export by the new one."""
     old = target.with_name(f".{target.name}.{os.getpid()}.old")
     if target.exists():
         target.rename(old)
@@ -95,9 +95,9 @@ def _save(
     directory: Path,
     zoo: str,
 ) -> None:
-    """The SavedModel.
+    """Write the SavedModel.
 
-    Everything it needs is tracked by one module: variables, lookup tables of preprocessing, rows.
+    One module tracks everything it needs: variables, lookup tables of preprocessing, rows.
     """
     module = tf.Module()
     module.model = served.model
@@ -124,16 +124,14 @@ def _save(
 
 
 def _serving(served: PsModel, look_up: Callable[[int, Tensor], Tensor], zoo: str) -> Any:  # noqa: ANN401 - TensorFlow's
-    """The traced function; of any length where `feed` leaves lengths open and the model can do with
-    that.
-    """
+    """The traced function, with open lengths where `feed` and the model allow them."""
     if served.open_inputs is not None:
         try:
             return _traced(served, served.open_inputs, look_up)
         except (
             ValueError,
             TypeError,
-        ):  # a layer that has to know the length, which then is that of the first batch
+        ):  # a layer needs a fixed length; use that of the first batch
             pass
     with user_code("exporting the model", zoo):
         return _traced(served, served.inputs, look_up)
@@ -156,11 +154,12 @@ def _traced(served: PsModel, inputs: Structure, look_up: Callable[[int, Tensor],
 
 @contextmanager
 def _no_signature_of_keras() -> Iterator[None]:
-    """Without it Keras traces each model once more, for a signature of its own: subclassed ones
-    with float32 inputs, whatever they take.
+    """Prevent Keras from tracing each model once more for its own signature.
+
+    Keras traces subclassed models with float32 inputs, whatever they accept.
     """
     name = "_default_save_signature"
-    owner = next((one for one in keras.Model.__mro__ if name in vars(one)), None)
+    owner = next((base for base in keras.Model.__mro__ if name in vars(base)), None)
     if owner is None:
         yield
         return
@@ -173,7 +172,7 @@ def _no_signature_of_keras() -> Iterator[None]:
 
 
 class _Rows:
-    """How a table is looked up in the exported graph, and the variables that this needs."""
+    """The lookup of a table in the exported graph, and its variables."""
 
     def __init__(self, call: Callable[[Tensor], Tensor], variables: list[tf.Variable]) -> None:
         self.call = call
@@ -183,15 +182,15 @@ class _Rows:
 def _gather(matrix: tf.Variable) -> _Rows:
     def call(ids: Tensor) -> Tensor:
         size = tf.cast(matrix.shape[0], ids.dtype)
-        return tf.gather(matrix, tf.where(ids < 0, ids + size, ids))  # as Keras has it
+        return tf.gather(matrix, tf.where(ids < 0, ids + size, ids))  # as Keras does
 
     return _Rows(call, [matrix])
 
 
 def _search(ids: Int64s, rows: Float32s, name: str) -> _Rows:
-    """By binary search in the sorted ids.
+    """Look rows up by binary search in the sorted ids.
 
-    The row after the last one is zeros, for ids that are not there.
+    The row after the last is zeros, for ids that are absent.
     """
     order = np.argsort(ids, kind="stable")
     keys = tf.Variable(ids[order], trainable=False, name=f"{name}_ids")
@@ -206,13 +205,13 @@ def _search(ids: Int64s, rows: Float32s, name: str) -> _Rows:
         wanted = tf.cast(wanted, tf.int64)
         flat = tf.reshape(wanted, [-1])
         places = tf.searchsorted(keys, flat) if count else tf.zeros_like(flat, tf.int32)
-        found = (
+        present = (
             tf.gather(keys, tf.minimum(places, count - 1)) == flat
             if count
             else tf.zeros_like(flat, tf.bool)
         )
-        found_rows = tf.gather(values, tf.where(found, places, count))
-        shaped = tf.reshape(found_rows, tf.concat([tf.shape(wanted), [rows.shape[1]]], 0))
+        selected = tf.gather(values, tf.where(present, places, count))
+        shaped = tf.reshape(selected, tf.concat([tf.shape(wanted), [rows.shape[1]]], 0))
         shaped.set_shape([*wanted.shape, rows.shape[1]])
         return shaped
 
@@ -222,14 +221,15 @@ def _search(ids: Int64s, rows: Float32s, name: str) -> _Rows:
 def _named_inputs(
     model: keras.Model, inputs: Structure
 ) -> tuple[dict[str, tf.TensorSpec], Structure]:
-    """Names for the leaves of the model's inputs, in order: keys of a dict, names of Keras inputs,
-    else `inputs`.
+    """Names for the leaves of the model's inputs, in order.
+
+    These are the keys of a dict, the names of Keras inputs, or `inputs`.
     """
     specs = tf.nest.flatten(inputs, expand_composites=True)
     if isinstance(inputs, Mapping) and len(inputs) == len(specs):
         names = [str(name) for name in sorted(inputs)]
     elif getattr(model, "inputs", None) and len(model.inputs) == len(specs):
-        names = [str(one.name) for one in model.inputs]
+        names = [str(tensor.name) for tensor in model.inputs]
     else:
         names = (
             ["inputs"] if len(specs) == 1 else [f"inputs_{number}" for number in range(len(specs))]

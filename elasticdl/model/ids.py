@@ -1,11 +1,8 @@
-"""The id graph: the part of a model between its inputs and its served embedding layers, and nothing
-else of it.
+"""The id graph: only the part of a model between its inputs and its served embedding layers.
 
-The model is traced once with embeddings of zeros, keeping the ids that each lookup is asked for;
-then the graph is cut
-down to what these need. Ids that are an input as it is need no graph at all. Ids that come from the
-same computation are
-recognised, so they are computed, and their duplicates found, once.
+The model is traced once with embeddings of zeros, and the ids of each lookup are recorded. Then the
+graph is pruned to what these ids need. Ids that are an unchanged input need no graph. Ids from the
+same computation are recognised, so that they are computed and deduplicated once.
 """
 
 from __future__ import annotations
@@ -26,16 +23,13 @@ from elasticdl.model.structure import Structure
 from elasticdl.rpc.parameters import Int64s
 
 Key: TypeAlias = tuple[Any, ...]
-"""What makes two tensors the same computation."""
+"""Identifies a computation; tensors with equal keys are equal."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class LookupSite:
-    """One call of a served layer: which table, and which of the id arrays.
-
-    `shape` is the ids' static shape.
-    """
+    """One call of a served layer: the table, the number of the id array, and the ids' static shape."""
 
     table: int
     array: int
@@ -45,11 +39,11 @@ class LookupSite:
 @final
 @dataclass(frozen=True, slots=True)
 class IdGraph:
-    """`sites[k]` is the model's k-th lookup. Call it with flat features for the id arrays."""
+    """Computes id arrays from flat features; `sites[k]` is the model's k-th lookup."""
 
     sites: tuple[LookupSite, ...]
     _inputs: Mapping[int, int]
-    """Array -> the flat feature that it is."""
+    """Array -> the flat feature that it equals."""
     _fetched: tuple[int, ...]
     _function: Callable[..., Any] | None
 
@@ -68,7 +62,7 @@ class IdGraph:
 
 
 def as_int64(tensor: Tensor) -> Int64s:
-    """C-contiguous, without a copy where it is one already."""
+    """C-contiguous int64, without a copy if it is that already."""
     array = tensor if isinstance(tensor, np.ndarray) else np.asarray(memoryview(tensor))
     return np.ascontiguousarray(array, dtype=np.int64)
 
@@ -77,8 +71,8 @@ def trace_ids(served: PsModel, specs: Structure, *, training: bool) -> IdGraph:
     """Trace the model for features of these type specs.
 
     Raises:
-        UserError: ids depend on an embedding's rows, or a layer is called within a loop; names the
-            layer.
+        UserError: ids depend on an embedding's rows, or a layer is called within a loop; the
+            message names the layer.
     """
     seen: list[tuple[int, Tensor]] = []
     rows: dict[str, int] = {}
@@ -87,10 +81,10 @@ def trace_ids(served: PsModel, specs: Structure, *, training: bool) -> IdGraph:
         if ids.graph is not graphs[0] or tf.compat.v1.get_default_graph() is not graphs[0]:
             raise UserError(
                 f"embedding layer {served.tables[table].name!r} is called within a loop, a"
-                " condition or a mapped function, where its rows cannot be fetched beforehand",
+                " condition or a mapped function, so its rows cannot be fetched in advance",
                 hint=(
-                    "call it on all ids at once outside, or keep it dense"
-                    " (--embedding-threshold-bytes)"
+                    "call it once outside, on all ids, or keep it dense with a higher"
+                    " --embedding-threshold-bytes"
                 ),
             )
         seen.append((table, ids))
@@ -149,7 +143,7 @@ def _cut(
 
 
 def _source(ids: Tensor) -> Tensor:
-    """Before casts from one integer type to another, and before identities."""
+    """Skip identities and casts from one integer type to another."""
     while ids.op.type == "Identity" or (
         ids.op.type == "Cast" and ids.op.inputs[0].dtype in (tf.int32, tf.int64)
     ):
@@ -158,12 +152,10 @@ def _source(ids: Tensor) -> Tensor:
 
 
 def _value_numbers(graph: tf.Graph, placeholders: Mapping[str, int]) -> dict[str, int]:
-    """Operation name -> number, equal for operations that compute the same from the same inputs and
-    have no state.
-    """
+    """Operation name -> number, equal for stateless operations that compute the same value."""
     numbers: dict[str, int] = {}
     known: dict[Key, int] = {}
-    for operation in graph.get_operations():  # in the order of making: inputs first
+    for operation in graph.get_operations():  # in order of creation: inputs first
         key: Key = (operation.name,)
         if operation.name in placeholders:
             key = ("input", placeholders[operation.name])
@@ -184,7 +176,7 @@ def _value_numbers(graph: tf.Graph, placeholders: Mapping[str, int]) -> dict[str
 
 
 def _check_independent(ids: Tensor, rows: Mapping[str, int], layer: str, served: PsModel) -> None:
-    """Ids may depend on the shape of an embedding's output, not on its values."""
+    """Raise UserError if ids depend on an embedding's values; its output's shape is allowed."""
     visited: set[str] = set()
     stack = [ids.op]
     while stack:
@@ -195,8 +187,8 @@ def _check_independent(ids: Tensor, rows: Mapping[str, int], layer: str, served:
         if operation.name in rows:
             raise UserError(
                 f"the ids of embedding layer {layer!r} depend on the rows of"
-                f" {served.tables[rows[operation.name]].name!r}, so they are not known before these"
-                " are fetched",
+                f" {served.tables[rows[operation.name]].name!r}, so they are unknown before those"
+                " rows are fetched",
                 hint=(
                     "keep one of the two dense: elasticdl.model.layers.Embedding(..., served=False)"
                 ),

@@ -1,4 +1,4 @@
-"""From Keras initializers to how a table's rows begin."""
+"""Translate Keras initializers to the initializers of table rows."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from elasticdl.embedding.spec import InitializerKind, InitializerSpec
 from elasticdl.errors import UserError
 
 _TRUNCATED_AT_TWO = 0.87962566103423978
-"""Standard deviation of a normal distribution truncated at two deviations (Keras,
-initializers/random_initializers.py).
+"""Standard deviation of a normal distribution truncated at two deviations.
+
+Source: Keras, initializers/random_initializers.py.
 """
 
 _SIMPLE: Mapping[type, Callable[[keras.initializers.Initializer], InitializerSpec]] = {
     keras.initializers.Zeros: lambda _: _constant(0.0),
     keras.initializers.Ones: lambda _: _constant(1.0),
-    keras.initializers.RandomUniform: lambda one: InitializerSpec(
-        kind=InitializerKind.UNIFORM, a=one.minval, b=one.maxval
+    keras.initializers.RandomUniform: lambda uniform: InitializerSpec(
+        kind=InitializerKind.UNIFORM, a=uniform.minval, b=uniform.maxval
     ),
-    keras.initializers.RandomNormal: lambda one: InitializerSpec(
-        kind=InitializerKind.NORMAL, a=one.mean, b=one.stddev
+    keras.initializers.RandomNormal: lambda normal: InitializerSpec(
+        kind=InitializerKind.NORMAL, a=normal.mean, b=normal.stddev
     ),
-    keras.initializers.TruncatedNormal: lambda one: InitializerSpec(
-        kind=InitializerKind.TRUNCATED_NORMAL, a=one.mean, b=one.stddev
+    keras.initializers.TruncatedNormal: lambda normal: InitializerSpec(
+        kind=InitializerKind.TRUNCATED_NORMAL, a=normal.mean, b=normal.stddev
     ),
 }
 _SCALING = (
@@ -40,12 +41,13 @@ _SCALING = (
 
 
 def initializer_spec(layer: keras.layers.Embedding, vocabulary: int | None) -> InitializerSpec:
-    """How rows of `layer` begin.
+    """The initializer of the rows of `layer`.
 
-    Its own seed is not used: the table's comes from the job's seed and the table's name.
+    The layer's own seed is not used. The table's seed comes from the job's seed and the table's
+    name.
 
     Raises:
-        UserError: names an initializer that cannot be followed row by row.
+        UserError: parameter servers cannot apply the initializer row by row.
     """
     initializer = layer.embeddings_initializer
     simple = _SIMPLE.get(type(initializer))
@@ -59,8 +61,8 @@ def initializer_spec(layer: keras.layers.Embedding, vocabulary: int | None) -> I
         return _scaled(layer, initializer, vocabulary)
     name = getattr(initializer, "__name__", type(initializer).__name__)
     raise UserError(
-        f"embedding layer {layer.name!r} begins with {name}, which parameter servers cannot do row"
-        " by row",
+        f"embedding layer {layer.name!r} uses initializer {name}, which parameter servers cannot"
+        " apply row by row",
         hint=(
             "use uniform, normal, truncated normal, a constant or variance scaling, or keep the"
             " layer dense (--embedding-threshold-bytes, or elasticdl.model.layers.Embedding(...,"
@@ -78,14 +80,12 @@ def _scaled(
     initializer: keras.initializers.VarianceScaling,
     vocabulary: int | None,
 ) -> InitializerSpec:
-    """Keras' variance scaling of a matrix [vocabulary, dim]: fan in is the vocabulary, fan out the
-    dim.
-    """
+    """Keras's variance scaling of a matrix [vocabulary, dim]: fan in: vocabulary, fan out: dim."""
     if vocabulary is None and initializer.mode != "fan_out":
         raise UserError(
-            f"embedding layer {layer.name!r} begins with {type(initializer).__name__}, which needs"
-            " the size of the vocabulary",
-            hint="give input_dim, or use uniform or normal",
+            f"embedding layer {layer.name!r} uses initializer {type(initializer).__name__}, which"
+            " needs the size of the vocabulary",
+            hint="set input_dim, or use uniform or normal",
         )
     fans = {
         "fan_in": vocabulary or 0,

@@ -1,9 +1,8 @@
-"""From windows of records to batches of tensors, through the user's `feed`.
+"""Turn windows of records into batches of tensors with the user's `feed`.
 
-Each window goes through `feed` on its own, as a dataset of exactly its records, inside one compiled
-function: no Python
-runs per record, no thread of tf.data outlives a window, and a minibatch is exactly what `feed`
-makes of its window.
+Each window goes through `feed` as a dataset of exactly its records, inside one compiled function.
+No Python runs per record, no tf.data thread outlives a window, and a minibatch is exactly what
+`feed` makes of its window.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from elasticdl.model.bad_record_filter import RecordsRefused
 from elasticdl.model.mode import Mode
 from elasticdl.model.module import ModelModule
 from elasticdl.model.structure import Structure, input_specs
-from elasticdl.model.usercode import described, innermost, place, told, user_code
+from elasticdl.model.usercode import described, innermost, place, summary, user_code
 from elasticdl.shard import Task
 
 _ALL = 1 << 30
-"""Batch size that no window reaches: a window becomes one batch whatever `feed` adds to it."""
+"""A batch size that no window reaches: a window becomes one batch, even if `feed` adds to it."""
 
 _PADDED_PER_RECORD = 64
 
-_ENDLESS = "feed returned a dataset without an end"
+_ENDLESS = "feed returned an infinite dataset"
 
 _OF_RECORDS = (
     tf.errors.InvalidArgumentError,
@@ -37,20 +36,19 @@ _OF_RECORDS = (
     tf.errors.OutOfRangeError,
     tf.errors.UnknownError,
 )
-"""What operations raise for values that they cannot use; memory that is not there, say, is no
-record's fault.
-"""
+"""What TensorFlow operations raise for bad values, but not for lack of memory, for example."""
 
 
 @final
 class Feeder:
-    """`feed` of one task as a compiled function of one window. Traces once for each type of window.
+    """`feed` of one task as a compiled function of one window; traced once for each type of window.
 
     Releases the GIL while it runs. Leaves are eager TensorFlow tensors; elements of unequal shape
-    are padded with zeros
-    (or ""). Raises UserError, with the user's frames, if `feed` raises or gives something else than
-    (features, labels);
-    of it RecordsRefused if an operation of it raises for what is in the records.
+    are padded with zeros (or "").
+
+    Raises:
+        RecordsRefused: an operation of `feed` fails on the records' contents.
+        UserError: `feed` raises anything else, or does not return (features, labels).
     """
 
     def __init__(self, module: ModelModule, task: Task, metadata: Metadata) -> None:
@@ -60,7 +58,7 @@ class Feeder:
         self._traced: dict[tuple[Any, ...], Callable[[Any], Structure]] = {}
 
     def __call__(self, window: Records) -> tuple[Structure, Structure] | None:
-        """(features, labels) of a window, None if `feed` kept nothing.
+        """(features, labels) of a window, or None if `feed` keeps nothing.
 
         Labels are None in prediction.
         """
@@ -75,14 +73,15 @@ class Feeder:
                 if _ENDLESS in str(error):
                     raise UserError(
                         f"{place(feed_of(self._module))}: {_ENDLESS}",
-                        hint="leave repeat() out: see --num-epochs",
+                        hint="remove repeat() from feed; --num-epochs repeats the data",
                     ) from error
                 raise self._refused(error) from error
         return self._split(made)
 
     def open_features(self) -> Structure | None:
-        """Specs of the features of any window, lengths that `feed` leaves open unknown; None before
-        the first window.
+        """Specs of the features of any window, or None before the first window.
+
+        Lengths that `feed` leaves open are unknown.
         """
         if not self._traced:
             return None
@@ -93,7 +92,7 @@ class Feeder:
         whole = described(error, self._name(), self._module.zoo)
         where = innermost(error, self._module.zoo) or place(feed_of(self._module))
         return RecordsRefused(
-            whole.message, hint=whole.hint, reason=told(error, self._name()), where=where
+            whole.message, hint=whole.hint, reason=summary(error, self._name()), where=where
         )
 
     def _name(self) -> str:
@@ -142,11 +141,11 @@ class Feeder:
         if self._mode is not Mode.PREDICTION and not pair:
             shown = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
             raise UserError(
-                f"{place(feed_of(self._module))}: {self._name()} gave {shown} in mode {self._mode},"
-                " expected (features, labels)",
+                f"{place(feed_of(self._module))}: {self._name()} returned {shown} in mode"
+                f" {self._mode}, expected (features, labels)",
                 hint=(
-                    "weights of examples go into the labels, as a dict say: loss and metrics get"
-                    " them from there"
+                    "sample weights are unsupported; put them into the labels, for example as a"
+                    " dict, and use them in loss and metrics"
                 ),
             )
         features, labels = made if pair else (made, None)
@@ -156,18 +155,17 @@ class Feeder:
 
 
 def feed_of(module: ModelModule) -> Callable[..., Any]:
-    """The one of `feed_batch` and `feed` that the module has."""
+    """The module's `feed_batch`, or its `feed` if it has no `feed_batch`."""
     feed = module.feed_batch or module.feed
     assert feed is not None
     return feed
 
 
 def _batched(dataset: Any, records: Any) -> Any:  # noqa: ANN401 - TensorFlow has no types
-    """All elements as one; padded where their shapes may differ.
+    """All elements as one batch, padded where their shapes may differ.
 
-    TensorFlow reserves memory for as many elements as a padded batch may have, so that is bounded
-    by what `feed` may
-    reasonably make of one record.
+    TensorFlow reserves memory for as many elements as a padded batch may have. The bound is a
+    generous estimate of the elements that `feed` makes of one record.
     """
     specs = tf.nest.flatten(dataset.element_spec)
     if all(
@@ -184,23 +182,21 @@ def _tensors(window: Records) -> Any:  # noqa: ANN401
 
 
 def grouping(batch: tuple[Structure, Structure], records: int) -> str:
-    """A hint where the examples that `feed` made of so many records look like batches of them; ''
-    where they do not.
-    """
+    """A hint if `feed` seems to have batched these `records` records itself, else ''."""
     shapes = [leaf.shape.as_list() for leaf in tf.nest.flatten(batch) if leaf is not None]
     if not all(len(shape) > 1 and shape[:2] == shapes[0][:2] for shape in shapes):
         return ""
     examples, size = shapes[0][:2]
     batched = examples < records and (examples - 1) * size < records <= examples * size
     return (
-        f"feed made {examples} x {size} of {records} records: leave batch() out, minibatches are"
-        " made of what it gives"
+        f"feed batched {records} records into {examples} x {size}: remove batch() from feed,"
+        " since each element becomes one example of a minibatch"
         if batched
         else ""
     )
 
 
 def _length(features: Structure) -> int | None:
-    """Examples in a batch; None where there is no first axis."""
+    """Examples in a batch; None if there is no first axis."""
     leaves = tf.nest.flatten(features)
     return int(leaves[0].shape[0]) if leaves and leaves[0].shape.rank else None

@@ -1,4 +1,4 @@
-"""An embedding layer for those who want to choose, or whose ids have no bound."""
+"""An embedding layer with an optional vocabulary size and a choice of where its rows live."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from elasticdl.model.embedding_hooks import _CHOICE
 
 @final
 class Embedding(keras.layers.Embedding):  # type: ignore[misc]  # Keras has no types
-    """`keras.layers.Embedding` whose vocabulary may be unbounded, and whose place may be chosen.
+    """`keras.layers.Embedding` with an optional `input_dim` and a choice of where its rows live.
 
     Without `input_dim` any int64 is an id, and the rows live on the parameter servers. With it,
-    `served` says where the
-    rows live: True on the servers, False in a dense matrix, None by `--embedding-threshold-bytes`.
+    `served` selects: True for the servers, False for a dense matrix, None for a decision by
+    `--embedding-threshold-bytes`.
     """
 
     def __init__(
@@ -28,15 +28,16 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]  # Keras has no t
     ) -> None:
         if input_dim is None and served is False:
             raise ValueError(
-                "an Embedding without input_dim cannot have served=False: it has no bound"
+                "an Embedding without input_dim cannot have served=False: its size has no bound;"
+                " set input_dim, or leave served out"
             )
-        # Before Keras' own: that builds the layer at once if it is given weights.
+        # Before Keras's own __init__: it builds the layer at once if it receives weights.
         object.__setattr__(self, "unbounded", input_dim is None)
         object.__setattr__(self, _CHOICE, True if input_dim is None else served)
         super().__init__(1 if input_dim is None else input_dim, output_dim, **options)
 
     def get_config(self) -> dict[str, Any]:
-        """As Keras', with what is ours."""
+        """Keras's config, with `input_dim` and `served` as passed."""
         config = super().get_config()
         return {
             **config,

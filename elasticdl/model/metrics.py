@@ -1,6 +1,4 @@
-"""Metrics of a model module: updated inside the compiled step, merged across workers by adding
-their states up.
-"""
+"""Metrics of a model module: updated inside the compiled step, merged by adding states."""
 
 from __future__ import annotations
 
@@ -17,9 +15,9 @@ from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import place, user_code
 
 States: TypeAlias = Mapping[str, tuple[tuple[float, ...], ...]]
-"""Of each metric, the flat values of each of its variables.
+"""For each metric, the flat values of each of its variables.
 
-Adding them up elementwise merges two workers' metrics.
+Their elementwise sum merges the metrics of two workers.
 """
 
 LOSS = "loss"
@@ -28,7 +26,7 @@ LOSS = "loss"
 @final
 @dataclass(frozen=True, slots=True)
 class NamedMetric:
-    """A metric on one output (None: on labels and predictions as they are)."""
+    """A metric on one output; `output` None: on labels and predictions as they are."""
 
     name: str
     output: str | None
@@ -37,9 +35,7 @@ class NamedMetric:
 
 @final
 class Metrics:
-    """The module's metrics and the mean loss, "loss" (unless a metric of the module has that
-    name).
-    """
+    """The module's metrics and the mean loss, named "loss" unless the module has such a metric."""
 
     def __init__(self, module: ModelModule, model: keras.Model) -> None:
         self._model = model
@@ -53,8 +49,8 @@ class Metrics:
     def update(self, labels: Structure, predictions: Structure, loss: Any, examples: Any) -> None:  # noqa: ANN401 - tensors
         """Add a batch; called while a function is traced."""
         self.loss.update_state(loss, sample_weight=examples)
-        for one in self._named:
-            one.metric.update_state(*self._of_output(one, labels, predictions))
+        for named in self._named:
+            named.metric.update_state(*self._of_output(named, labels, predictions))
 
     def states(self) -> dict[str, tuple[tuple[float, ...], ...]]:
         """States since the last reset."""
@@ -64,18 +60,17 @@ class Metrics:
         }
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Reset all states."""
         for metric in self._all().values():
             metric.reset_state()
 
     @property
     def complete(self) -> bool:
-        """Whether all metrics have their variables; some make them at their first update."""
+        """Whether all metrics have their variables; some create them at their first update."""
         return all(metric.variables for metric in self._all().values())
 
     def values(self, states: States) -> dict[str, float]:
-        """What metrics with these states say: `name`, or `name/i` for each number of a result that
-        is an array.
+        """The metrics' values: `name`, or `name/i` for each element of an array.
 
         Raises:
             UserError: a state does not fit its metric.
@@ -90,20 +85,20 @@ class Metrics:
         return values
 
     def _all(self) -> dict[str, Any]:
-        return {LOSS: self.loss, **{one.name: one.metric for one in self._named}}
+        return {LOSS: self.loss, **{named.name: named.metric for named in self._named}}
 
     def _of_output(
-        self, one: NamedMetric, labels: Structure, predictions: Structure
+        self, named: NamedMetric, labels: Structure, predictions: Structure
     ) -> tuple[Structure, Structure]:
-        if one.output is None:
+        if named.output is None:
             return labels, predictions
-        return _part(labels, one.output, self._model, "labels"), _part(
-            predictions, one.output, self._model, "outputs"
+        return _part(labels, named.output, self._model, "labels"), _part(
+            predictions, named.output, self._model, "outputs"
         )
 
 
 def _part(values: Structure, output: str, model: keras.Model, what: str) -> Structure:
-    """Of one output: by its key, or by its place among the model's output names."""
+    """The values of one output, by key or by its position in the model's output names."""
     if isinstance(values, Mapping):
         if output not in values:
             raise UserError(
@@ -115,8 +110,8 @@ def _part(values: Structure, output: str, model: keras.Model, what: str) -> Stru
         names = list(getattr(model, "output_names", ()))
         if output not in names:
             raise UserError(
-                f"eval_metrics_fn names the output {output!r}, but the model's are"
-                f" {', '.join(names) or 'not named'}"
+                f"eval_metrics_fn names the output {output!r}, but the model's outputs are"
+                f" {', '.join(names) or 'unnamed'}"
             )
         return values[names.index(output)]
     return values
@@ -139,20 +134,20 @@ def _named(made: object, module: ModelModule) -> Iterator[NamedMetric]:
 
 
 def _refuse_twice(named: Sequence[NamedMetric], module: ModelModule) -> None:
-    """One object under two names would count each example twice."""
+    """Raise UserError if one object has two names: it would count each example twice."""
     names: dict[int, str] = {}
-    for one in named:
-        first = names.setdefault(id(one.metric), one.name)
-        if first != one.name:
+    for metric in named:
+        first = names.setdefault(id(metric.metric), metric.name)
+        if first != metric.name:
             where = place(module.eval_metrics_fn) if module.eval_metrics_fn else module.path
             raise UserError(
-                f"{where}: metrics {first!r} and {one.name!r} are one object",
-                hint="make one for each name",
+                f"{where}: metrics {first!r} and {metric.name!r} are the same object",
+                hint="create one metric for each name",
             )
 
 
 def _metric(name: str, value: Any, where: str) -> Any:  # noqa: ANN401 - Keras has no types
-    """A Keras metric as it is; a function's values per example are averaged."""
+    """A Keras metric as it is, or the mean of a function's values per example."""
     if isinstance(value, keras.metrics.Metric):
         return value
     if isinstance(value, type) and issubclass(value, keras.metrics.Metric):
@@ -166,7 +161,7 @@ def _metric(name: str, value: Any, where: str) -> Any:  # noqa: ANN401 - Keras h
 
 
 def _flat(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The user's function; its values may be of any numeric or boolean type."""
+    """Cast the values of the user's function, of any numeric or boolean type, to float32."""
 
     def values(labels: Any, predictions: Any) -> Any:  # noqa: ANN401
         return keras.ops.cast(function(labels, predictions), "float32")

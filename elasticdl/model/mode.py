@@ -1,4 +1,4 @@
-"""What `feed` is told about why records are read."""
+"""The mode that `feed` receives: why records are read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elasticdl.shard import Task
 
 @final
 class Mode(StrEnum):
-    """Second argument of `feed`; equals the plain strings, too: `mode == "training"`."""
+    """Second argument of `feed`; it equals the plain string, too: `mode == "training"`."""
 
     TRAINING = "training"
     EVALUATION = "evaluation"

@@ -1,4 +1,4 @@
-"""A model module: the functions that a user filled in."""
+"""Load a model module: the functions that the user wrote."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, final
 from elasticdl.errors import UserError
 from elasticdl.job import ModelSection
 
-# Before any user module: it changes the class that they make layers of.
+# Import this before any user module: it patches the Keras class that user code makes layers of.
 from elasticdl.model import embedding_hooks  # noqa: F401
 from elasticdl.model.usercode import place, user_code
 
@@ -23,11 +23,10 @@ from elasticdl.model.usercode import place, user_code
 @final
 @dataclass(frozen=True, slots=True)
 class ModelModule:
-    """What the user's module offers.
+    """The functions of the user's module; None where the module lacks an optional one.
 
-    None: the module does not have it; one of `feed` and `feed_batch` is there.
-
-    `path` is the module's file and `zoo` the directory of all modules, for messages.
+    At least one of `feed` and `feed_batch` is set. `path` is the module's file and `zoo` the
+    directory of all modules, for messages.
     """
 
     path: str
@@ -46,18 +45,18 @@ class ModelModule:
 def load_module(section: ModelSection) -> ModelModule:
     """Import `--model-def` from `--model-zoo`.
 
-    `iris`, `mnist.cnn` and `mnist.cnn.CustomModel` are dotted paths below the zoo; the last part
-    may name the function
-    or class to use for `custom_model`. Packages need no `__init__.py`.
+    `iris`, `mnist.cnn` and `mnist.cnn.CustomModel` are dotted paths below the zoo. The last part
+    may name the function or class to use instead of `custom_model`. Packages need no `__init__.py`.
 
     Raises:
-        UserError: names file and line and what was expected. `sys.exit` in the module is one, too.
+        UserError: the module or a required function is missing or wrong, or the import fails (also
+            by `sys.exit`); the message names file and line.
     """
     zoo = Path(section.model_zoo).resolve()
     if not zoo.is_dir():
         raise UserError(
             f"--model-zoo {section.model_zoo!r} is not a directory",
-            hint="give the directory that holds the model modules",
+            hint="set --model-zoo to the directory that contains the model modules",
         )
     name, attribute = _split(zoo, section.model_def)
     module = _imported(zoo, name)
@@ -88,12 +87,12 @@ def load_module(section: ModelSection) -> ModelModule:
 
 
 def _split(zoo: Path, model_def: str) -> tuple[str, str]:
-    """Module name and the name within it. The longest prefix that is a module wins."""
+    """Split `--model-def` into module name and attribute; the longest prefix that is a module wins."""
     parts = model_def.split(".")
     if not all(part.isidentifier() for part in parts):
         raise UserError(
             f"--model-def {model_def!r} is not a dotted name",
-            hint="`iris`, `mnist.cnn` or `mnist.cnn.custom_model`",
+            hint="examples: `iris`, `mnist.cnn`, `mnist.cnn.custom_model`",
         )
     for length in range(len(parts), 0, -1):
         base = zoo.joinpath(*parts[:length])
@@ -102,22 +101,22 @@ def _split(zoo: Path, model_def: str) -> tuple[str, str]:
             if len(rest) > 1:
                 break
             return ".".join(parts[:length]), rest[0] if rest else "custom_model"
-    raise UserError(f"--model-def {model_def!r}: no such module in {zoo}", hint=_found(zoo))
+    raise UserError(f"--model-def {model_def!r}: no such module in {zoo}", hint=_available(zoo))
 
 
-def _found(zoo: Path) -> str:
+def _available(zoo: Path) -> str:
     names = sorted(
         ".".join(path.relative_to(zoo).with_suffix("").parts) for path in zoo.glob("**/*.py")
     )
     shown = [name for name in names if "__" not in name][:12]
-    return f"found: {', '.join(shown)}" if shown else "it has no Python modules"
+    return f"found: {', '.join(shown)}" if shown else "the directory has no Python modules"
 
 
 def _imported(zoo: Path, name: str) -> ModuleType:
-    """The module, with the zoo first on the path so that modules find their siblings.
+    """Import the module, with the zoo first on the path so that modules find their siblings.
 
-    A module of the same name from another zoo (tests, notebooks) is forgotten first; one that is
-    not from a zoo stays.
+    A module of the same name from another zoo (tests, notebooks) is unloaded first. A module from
+    elsewhere is never unloaded.
     """
     top = name.partition(".")[0]
     _forget(zoo, top)
@@ -129,7 +128,7 @@ def _imported(zoo: Path, name: str) -> ModuleType:
     origin = getattr(module, "__file__", None)
     if origin is None or not Path(origin).resolve().is_relative_to(zoo):
         raise UserError(
-            f"--model-def {name!r} is also an installed module, {origin or 'built in'}",
+            f"--model-def {name!r} has the name of an installed module, {origin or 'built in'}",
             hint="rename the model module",
         )
     _ZOO_MODULES.add(top)
@@ -137,7 +136,7 @@ def _imported(zoo: Path, name: str) -> ModuleType:
 
 
 _ZOO_MODULES: set[str] = set()
-"""Top names that were imported from zoos: these may be forgotten and imported anew."""
+"""Top-level names imported from zoos; only these may be unloaded and imported again."""
 
 
 def _forget(zoo: Path, top: str) -> None:
@@ -172,7 +171,7 @@ def _required(module: ModuleType, name: str, expected: str) -> Callable[..., Any
 
 
 def _line(module: ModuleType, name: str) -> int:
-    """Line of the first assignment of a name, 1 where it is not to be found."""
+    """Line of the first assignment of a name; 1 if there is none."""
     try:
         lines = inspect.getsource(module).splitlines()
     except OSError:
@@ -181,7 +180,7 @@ def _line(module: ModuleType, name: str) -> int:
 
 
 def _check_arities(module: ModelModule) -> None:
-    """Positional arguments that the framework gives."""
+    """Check that each function accepts the positional arguments that the framework passes."""
     if module.feed is None and module.feed_batch is None:
         raise UserError(
             f"{module.path}:1: feed is missing",
@@ -216,7 +215,7 @@ def _check_arity(function: Callable[..., Any], names: tuple[str, ...]) -> None:
     except (
         TypeError,
         ValueError,
-    ):  # some callables of extensions have none; calling them will tell
+    ):  # callables of some extensions have no signature; a call shows whether they fit
         return
     try:
         signature.bind(*names)

@@ -1,4 +1,4 @@
-"""From Keras optimizers to what parameter servers and steps do in their place."""
+"""Translate Keras optimizers to the update rules of parameter servers and steps."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ Optimizer: TypeAlias = Any
 """A `keras.optimizers.Optimizer` (the package has no types)."""
 
 _SPECS: Mapping[type, Callable[[Optimizer], dict[str, Any]]] = {
-    keras.optimizers.SGD: lambda one: {
+    keras.optimizers.SGD: lambda sgd: {
         "kind": OptimizerKind.SGD,
-        "momentum": one.momentum,
-        "nesterov": one.nesterov,
+        "momentum": sgd.momentum,
+        "nesterov": sgd.nesterov,
     },
-    keras.optimizers.Adam: lambda one: _adam(one),
-    keras.optimizers.AdamW: lambda one: _adam(one),
-    keras.optimizers.Adagrad: lambda one: {
+    keras.optimizers.Adam: lambda adam: _adam(adam),
+    keras.optimizers.AdamW: lambda adam: _adam(adam),
+    keras.optimizers.Adagrad: lambda adagrad: {
         "kind": OptimizerKind.ADAGRAD,
-        "initial_accumulator_value": one.initial_accumulator_value,
-        "epsilon": one.epsilon,
+        "initial_accumulator_value": adagrad.initial_accumulator_value,
+        "epsilon": adagrad.epsilon,
     },
-    keras.optimizers.Ftrl: lambda one: {
+    keras.optimizers.Ftrl: lambda ftrl: {
         "kind": OptimizerKind.FTRL,
-        "learning_rate_power": one.learning_rate_power,
-        "initial_accumulator_value": one.initial_accumulator_value,
-        "l1": one.l1_regularization_strength,
-        "l2": one.l2_regularization_strength,
-        "l2_shrinkage": one.l2_shrinkage_regularization_strength,
-        "beta": one.beta,
+        "learning_rate_power": ftrl.learning_rate_power,
+        "initial_accumulator_value": ftrl.initial_accumulator_value,
+        "l1": ftrl.l1_regularization_strength,
+        "l2": ftrl.l2_regularization_strength,
+        "l2_shrinkage": ftrl.l2_shrinkage_regularization_strength,
+        "beta": ftrl.beta,
     },
 }
 
 
-def _adam(one: Optimizer) -> dict[str, Any]:
+def _adam(adam: Optimizer) -> dict[str, Any]:
     return {
         "kind": OptimizerKind.ADAM,
-        "beta_1": one.beta_1,
-        "beta_2": one.beta_2,
-        "epsilon": one.epsilon,
-        "amsgrad": one.amsgrad,
+        "beta_1": adam.beta_1,
+        "beta_2": adam.beta_2,
+        "epsilon": adam.epsilon,
+        "amsgrad": adam.amsgrad,
     }
 
 
@@ -52,8 +52,8 @@ def optimizer_spec(optimizer: Optimizer, where: str) -> OptimizerSpec:
     """The update rule, without learning rate and clipping.
 
     Raises:
-        UserError: names an optimizer or option that cannot be honoured; `where` is the place of the
-            user's function.
+        UserError: the optimizer or an option is unsupported; `where` is the place of the user's
+            function.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise UserError(
@@ -62,7 +62,7 @@ def optimizer_spec(optimizer: Optimizer, where: str) -> OptimizerSpec:
     constants = _SPECS.get(type(optimizer))
     if constants is None:
         raise UserError(
-            f"{where}: optimizer {type(optimizer).__name__} is not one that parameter servers know",
+            f"{where}: {type(optimizer).__name__} is not supported with parameter servers",
             hint="use keras.optimizers.SGD, Adam, AdamW, Adagrad or Ftrl",
         )
     _refuse_options(optimizer, where)
@@ -82,14 +82,14 @@ def _refuse_options(optimizer: Optimizer, where: str) -> None:
     for name, value in options.items():
         if value:
             raise UserError(
-                f"{where}: {type(optimizer).__name__} has {name}, which parameter servers cannot"
-                " honour",
-                hint="leave it out",
+                f"{where}: {type(optimizer).__name__} sets {name}, which parameter servers do not"
+                " support",
+                hint=f"remove {name}",
             )
 
 
 def clips(optimizer: Optimizer) -> bool:
-    """Whether gradients are clipped before they are applied."""
+    """Whether the optimizer clips gradients before it applies them."""
     return any(
         bound and bound > 0
         for bound in (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
@@ -97,7 +97,7 @@ def clips(optimizer: Optimizer) -> bool:
 
 
 def clipped(optimizer: Optimizer, gradients: Sequence[Any]) -> list[Any]:
-    """Keras' own clipping, on whole gradients (those of a table: summed, one row a distinct id)."""
+    """Keras's own clipping, on whole gradients (a table's: summed, one row per distinct id)."""
     return list(optimizer._clip_gradients(list(gradients)))
 
 

@@ -1,6 +1,4 @@
-"""What can be known of a model and its data before a job starts: the data is counted, and one step
-of each kind is tried.
-"""
+"""Validate a model and its data before a job starts: count the records, try one step of each kind."""
 
 from __future__ import annotations
 
@@ -26,15 +24,13 @@ from elasticdl.model.usercode import place, user_code
 from elasticdl.shard import Shard, ShardId, Source, Task
 
 _FIRST_BATCHES = 8
-"""A feed may filter all of the first records out; so many minibatches are tried before that is an
-error.
-"""
+"""Minibatches to try before it is an error that `feed` keeps none of their records."""
 
 
 @final
 @dataclass(slots=True)
 class TaskData:
-    """What the check saw of one task's data."""
+    """The sources of one task, and its first batch."""
 
     sources: Sequence[Source]
     features: Structure
@@ -44,24 +40,27 @@ class TaskData:
 @final
 @dataclass(slots=True)
 class JobPreflight:
-    """Of one job."""
+    """The preflight of one job."""
 
     spec: JobSpec
     module: ModelModule
     stages: Stages = field(default_factory=Stages)
-    found: dict[Task, TaskData] = field(default_factory=dict)
+    data: dict[Task, TaskData] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     grouping: str = ""
-    """What most likely is wrong with `feed` if the model cannot take what it gives."""
+    """The likely mistake in `feed`, for when the model rejects its output."""
 
     def run(self) -> dict[str, Any]:
-        """Look at everything. Raises UserError for the first thing that is wrong."""
+        """Check everything and return the result, ready for JSON.
+
+        Raises UserError for the first problem.
+        """
         if self.spec.action is Action.PREDICT:
             check_destination(self.module, self.spec.checkpoint.output)
         for task, origin in self._origins().items():
             if origin:
                 self.stages.begin(f"reading the {task} data")
-                self.found[task] = self._data(task, origin)
+                self.data[task] = self._data(task, origin)
         self.warnings += check_callbacks(
             self.module, on_ring=self.spec.training.distribution_strategy is Strategy.ALLREDUCE
         )
@@ -77,12 +76,12 @@ class JobPreflight:
         return {
             "ok": True,
             **self._sources(),
-            "model": {**trial.told(), **tried},
+            "model": {**trial.summary(), **tried},
             "warnings": self.warnings,
         }
 
     def _origins(self) -> Mapping[Task, str]:
-        """Only the data that the job's action uses."""
+        """The data that the job's action uses."""
         data = self.spec.data
         match self.spec.action:
             case Action.TRAIN:
@@ -101,13 +100,13 @@ class JobPreflight:
         return {
             key: [
                 {"name": source.name, "records": source.records, "fingerprint": source.fingerprint}
-                for source in (self.found[task].sources if task in self.found else ())
+                for source in (self.data[task].sources if task in self.data else ())
             ]
             for task, key in keys.items()
         }
 
     def _data(self, task: Task, origin: str) -> TaskData:
-        """Sources of a task, and the first batch that `feed` makes of them."""
+        """The sources of a task, and the first batch that `feed` makes of them."""
         with user_code("the data reader", self.module.zoo):
             reader = self._reader(origin)
             try:
@@ -138,11 +137,11 @@ class JobPreflight:
     def _first_batch(
         self, reader: Reader, sources: Sequence[Source], feeder: Feeder, task: Task
     ) -> tuple[Structure, Structure]:
-        source = next((one for one in sources if one.records > 0), None)
+        source = next((source for source in sources if source.records > 0), None)
         if source is None:
             raise UserError(
                 f"the {task} data has no records",
-                hint=f"sources: {', '.join(one.name for one in sources) or 'none'}",
+                hint=f"sources: {', '.join(source.name for source in sources) or 'none'}",
             )
         size = self.spec.data.minibatch_size
         sieve = BadRecordFilter(feeder, reader, self.spec.data.max_bad_records)
@@ -161,7 +160,7 @@ class JobPreflight:
     def _fed(
         self, shard: Shard, blocks: Iterable[Block], sieve: BadRecordFilter
     ) -> tuple[Structure, Structure] | None:
-        """What `feed` makes of the first block of which it keeps something."""
+        """(features, labels) of the first block of which `feed` keeps something."""
         seen = 0
         for block in blocks:
             good = block.count - block.bad
@@ -174,7 +173,7 @@ class JobPreflight:
         return None
 
     def _trial(self) -> DryRun:
-        first = next(iter(self.found.values()))
+        first = next(iter(self.data.values()))
         if self.spec.training.distribution_strategy is Strategy.ALLREDUCE:
             data, params = self.spec.data, self.spec.model.model_params
             ring = RingModel.build(self.module, params, seed=data.seed, features=first.features)
@@ -190,19 +189,19 @@ class JobPreflight:
         return DryRun(self.module, served, CompiledStep(served, self.module))
 
     def _try(self, trial: DryRun) -> dict[str, Any]:
-        """One step of each kind of work that the job has."""
+        """Run one step of each kind of work that the job has."""
         tried: dict[str, Any] = {}
-        if (training := self.found.get(Task.TRAINING)) is not None:
+        if (training := self.data.get(Task.TRAINING)) is not None:
             outcome = trial.train(training.features, training.labels)
             tried["loss"] = outcome.loss
             if outcome.nonfinite:
                 self.warnings.append(
-                    f"the first batch gives NaN or infinity: {outcome.nonfinite} (loss"
+                    f"the first batch yields NaN or infinity in {outcome.nonfinite} (loss"
                     f" {outcome.loss})"
                 )
-        evaluated = self.found.get(Task.EVALUATION)
+        evaluated = self.data.get(Task.EVALUATION)
         if evaluated is not None:
             tried["metrics"] = sorted(trial.evaluate(evaluated.features, evaluated.labels))
-        if (predicted := self.found.get(Task.PREDICTION)) is not None:
+        if (predicted := self.data.get(Task.PREDICTION)) is not None:
             trial.predict(predicted.features)
         return tried

@@ -1,4 +1,4 @@
-"""A user's Keras model whose big embedding matrices live elsewhere, by row."""
+"""A user's Keras model whose large embedding matrices live on parameter servers, by row."""
 
 from __future__ import annotations
 
@@ -35,11 +35,10 @@ from elasticdl.rpc.parameters import Float32s
 @final
 @dataclass(frozen=True, slots=True)
 class PsModel:
-    """The model, built, and the spec of everything that servers hold of it.
+    """A built model, and the spec of everything that servers hold of it.
 
     `tables[t]` is the layer of table t. `variables` are those of the flat vector, in its order.
-    `inputs` are
-    `tf.TensorSpec`s, first axis unknown, in the structure in which features come.
+    `inputs` are `tf.TensorSpec`s with an unknown first axis, in the structure of the features.
     """
 
     model: keras.Model
@@ -49,9 +48,7 @@ class PsModel:
     variables: tuple[Variable, ...]
     inputs: Structure
     open_inputs: Structure = None
-    """The same with lengths unknown where `feed` leaves them open; None where the model says what
-    its inputs are.
-    """
+    """`inputs` with lengths left open where `feed` does; None if the model fixes its inputs."""
 
     @classmethod
     def build(
@@ -63,22 +60,20 @@ class PsModel:
         seed: int,
         features: Structure | None = None,
     ) -> PsModel:
-        """Make the model; embeddings of at least `threshold_bytes` become tables.
+        """Build the model; embeddings of at least `threshold_bytes` become tables.
 
-        Same seed, same initial values.
-
-        Each of `params` goes to `custom_model`, to `optimizer`, or to both, where they name it.
-        `features` is one batch
-        (or `tf.TensorSpec`s, batch axis first).
+        The same seed gives the same initial values. Each of `params` goes to `custom_model`, to
+        `optimizer`, or to both, whichever names it. `features` is one batch (or `tf.TensorSpec`s,
+        batch axis first).
 
         Raises:
-            NeedsFeatures: the model has no inputs before it is called (subclassed ones), and
+            NeedsFeatures: the model (a subclassed one) has no inputs before its first call, and
                 `features` is None.
-            UserError: names what cannot be honoured (optimizer, initializer, constraint, ...) and
-                where.
+            UserError: the optimizer, an initializer or a constraint is unsupported (names which and
+                where).
         """
         check_params(module, params)
-        # names of layers, and so of tables and variables, must not depend on what was built before
+        # Names of layers, tables and variables must not depend on models built before.
         reset_uids()
         keras.utils.set_random_seed(seed % 2**32)
         with user_code("optimizer", module.zoo):
@@ -111,14 +106,14 @@ class PsModel:
         return cls(model, parameters, optimizer, tuple(built.layers), variables, inputs)
 
     def dense(self) -> Float32s:
-        """Current values, float32[trainable_size + additive_size], a copy."""
+        """A copy of the current values, float32[trainable_size + additive_size]."""
         parts = [variable.numpy().ravel() for variable in self.variables]
         return np.concatenate([*parts, np.empty(0, np.float32)]).astype(np.float32, copy=False)
 
     def set_dense(self, flat: Float32s) -> None:
         """Set the Keras variables from the flat vector.
 
-        Steps do not need it; callbacks that look at the model do.
+        Steps do not need it, but callbacks that inspect the model do.
         """
         end = 0
         for variable, spec in zip(self.variables, self.parameters.dense, strict=True):
@@ -127,23 +122,23 @@ class PsModel:
 
 
 def _dense_specs(variables: Sequence[Variable], additive: int) -> tuple[DenseSpec, ...]:
-    for one in variables:
-        if one.dtype != "float32":
+    for variable in variables:
+        if variable.dtype != "float32":
             raise UserError(
-                f"variable {one.path!r} is {one.dtype}, expected float32",
-                hint="mixed precision keeps variables in float32",
+                f"variable {variable.path!r} is {variable.dtype}, expected float32",
+                hint="use a float32 dtype policy; mixed precision keeps variables in float32",
             )
-        if one.constraint is not None:
+        if variable.constraint is not None:
             raise UserError(
-                f"variable {one.path!r} has the constraint {type(one.constraint).__name__}, which"
-                " parameter servers cannot honour",
-                hint="leave it out, or put it into call(): say, relu of the weights",
+                f"variable {variable.path!r} has the constraint"
+                f" {type(variable.constraint).__name__}, which parameter servers do not support",
+                hint="remove it, or apply it in call(), for example relu of the weights",
             )
-    names = _unique([one.path for one in variables])
+    names = _unique([variable.path for variable in variables])
     first_additive = len(variables) - additive
     return tuple(
-        DenseSpec(path=name, shape=tuple(one.shape), additive=index >= first_additive)
-        for index, (name, one) in enumerate(zip(names, variables, strict=True))
+        DenseSpec(path=name, shape=tuple(variable.shape), additive=index >= first_additive)
+        for index, (name, variable) in enumerate(zip(names, variables, strict=True))
     )
 
 
@@ -152,13 +147,13 @@ def _check_frozen(layers: Sequence[Any], weight_decay: float) -> None:
         if not layer.trainable and weight_decay:
             raise UserError(
                 f"embedding layer {layer.name!r} is frozen, but the optimizer's weight_decay would"
-                " move its rows",
+                " change its rows",
                 hint="keep it dense with elasticdl.model.layers.Embedding(..., served=False)",
             )
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """The same names, later ones of equals with a number."""
+    """Make names unique: append `#2`, `#3`, ... to repeated ones."""
     seen: dict[str, int] = {}
     made = []
     for name in names:
@@ -168,6 +163,6 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 
 def _table_seed(seed: int, name: str) -> int:
-    """Depends on the job's seed and the table's name only; below 2^63."""
+    """A seed below 2^63 that depends only on the job's seed and the table's name."""
     digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -1,6 +1,4 @@
-"""A model of which every member of a ring has all of it, and all that has to be equal on all of
-them.
-"""
+"""A model that every member of a ring holds whole, and its state that all members share."""
 
 from __future__ import annotations
 
@@ -32,20 +30,17 @@ from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import place, taken, user_code
 
 MODEL = "model/"
-"""Names in `RingModel.state` of what is the model itself begin with it."""
+"""Prefix of the model's own variables in `RingModel.state`."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RingModel:
-    """The model, built, of any float types and with any Keras optimizer.
+    """The built model, of any float types and with any Keras optimizer.
 
-    Embeddings are ordinary variables here.
-
-    `averaged` are non-trainable float variables that a training step changes, such as moving
-    averages; `seeds` the states of
-    random generators. `inputs` are `tf.TensorSpec`s, first axis unknown, in the structure in which
-    features come.
+    Embeddings are ordinary variables here. `averaged` are non-trainable float variables that a
+    training step changes, such as moving averages. `seeds` are the states of random generators.
+    `inputs` are `tf.TensorSpec`s with an unknown first axis, in the structure of the features.
     """
 
     module: ModelModule
@@ -65,12 +60,12 @@ class RingModel:
         seed: int,
         features: Structure | None = None,
     ) -> RingModel:
-        """Make the model and its optimizer.
+        """Build the model and its optimizer; the same seed gives the same initial values.
 
-        Same seed, same initial values. Raises as `PsModel.build`.
+        Raises the errors of `PsModel.build`.
         """
         check_params(module, params)
-        # names of layers, and so of variables, must not depend on what was built before
+        # Names of layers and variables must not depend on models built before.
         reset_uids()
         keras.utils.set_random_seed(seed % 2**32)
         with user_code("optimizer", module.zoo):
@@ -88,22 +83,21 @@ class RingModel:
             variables = tuple(trainable(model))
             optimizer.build(list(variables))
         with DotNotTrackScope():
-            # As after `compile`: callbacks look for it there.
+            # Callbacks expect the optimizer here, as after `compile`.
             model.optimizer = optimizer
         return cls(module, model, optimizer, inputs, variables, averaged, _seeds(model))
 
     def served(self) -> PsModel:
-        """The same model as one of which servers hold nothing: to evaluate, predict and export as
-        others do.
-        """
+        """Wrap the model as one of which servers hold nothing, to evaluate, predict and export it."""
         nothing = ParametersSpec(
             optimizer=OptimizerSpec(kind=OptimizerKind.SGD), dense=(), tables=()
         )
         return PsModel(self.model, nothing, self.optimizer, (), (), self.inputs)
 
     def state(self) -> dict[str, Variable]:
-        """Every variable that must be equal on all members, by a name of its own, in an order that
-        is the same everywhere.
+        """Every variable that must be equal on all members, by unique name.
+
+        The order is the same everywhere.
         """
         named: dict[str, Variable] = {}
         seen: set[int] = set()
@@ -121,8 +115,10 @@ class RingModel:
 
 
 def _seeds(model: keras.Model) -> tuple[Variable, ...]:
-    found = [one for one in model.variables if one.path.endswith("seed_generator_state")]
-    return (*found, global_seed_generator().state)
+    states = [
+        variable for variable in model.variables if variable.path.endswith("seed_generator_state")
+    ]
+    return (*states, global_seed_generator().state)
 
 
 def _unused(name: str, taken_names: Mapping[str, Variable]) -> str:

@@ -1,6 +1,4 @@
-"""The learning rate on a ring: the module's own, times what the master says for a larger global
-minibatch.
-"""
+"""The learning rate on a ring: the module's own, times the master's factor for larger minibatches."""
 
 from __future__ import annotations
 
@@ -17,11 +15,12 @@ from elasticdl.model.usercode import user_code
 
 @final
 class Rate:
-    """Sets the optimizer's learning rate before each step. Make it before the optimizer is traced.
+    """Sets the optimizer's learning rate before each step.
 
-    A `LearningRateScheduler` of the module comes first, then a Keras schedule, then the number that
-    the optimizer has; that
-    number may be changed by callbacks at any time.
+    Create it before the optimizer is traced.
+
+    A `LearningRateScheduler` of the module takes precedence over a Keras schedule, and that over
+    the optimizer's number. Callbacks may change that number at any time.
     """
 
     def __init__(self, optimizer: Optimizer, module: ModelModule) -> None:
@@ -35,7 +34,10 @@ class Rate:
             optimizer._learning_rate = _Scaled(optimizer._learning_rate, self._scale)
 
     def set(self, version: int, scale: float) -> None:
-        """For the step after `version`. Raises UserError for what the module's schedule raises."""
+        """Set the rate for the step after `version`.
+
+        Raises UserError if the module's schedule raises.
+        """
         if self._plain:
             variable = self._optimizer._learning_rate
             if self._schedule is not None:
@@ -63,7 +65,7 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
         )
 
     def get_config(self) -> dict[str, Any]:
-        """As Keras wants it."""
+        """Required by Keras."""
         return {}
 
 
@@ -71,5 +73,9 @@ def _scheduler(module: ModelModule) -> Callable[[int], float] | None:
     if module.callbacks is None:
         return None
     with user_code("callbacks", module.zoo):
-        found = [one for one in module.callbacks() or () if isinstance(one, LearningRateScheduler)]
-    return found[-1].schedule if found else None
+        schedulers = [
+            callback
+            for callback in module.callbacks() or ()
+            if isinstance(callback, LearningRateScheduler)
+        ]
+    return schedulers[-1].schedule if schedulers else None

@@ -1,18 +1,14 @@
-"""One synchronous training step on a part of a global minibatch, as one call of a compiled
-function.
+"""Train one synchronous step on a part of a global minibatch, in one call of a compiled function.
 
-Every member computes gradients on its part, all reduce them inside the function, and every member
-applies the same update to
-its own variables. So that the result is that of one process on the whole minibatch, a member
-contributes its mean gradient
-times its examples, and its examples; the sum of the first is divided by the sum of the second. A
-member whose part is empty
-contributes zeros. The averages that layers keep (batch normalisation) are reduced in the same way.
+Every member computes gradients on its part, all reduce them inside the function, and each applies
+the same update to its own variables. The result must equal that of one process on the whole
+minibatch. Therefore a member contributes its mean gradient times its number of examples, and that
+number; the sum of the former is divided by the sum of the latter. A member with an empty part
+contributes zeros. The averages of layers (batch normalisation) are reduced in the same way.
 
-All that is reduced travels as a few long vectors: one of each float type, cut in pieces of some
-megabytes so that the
-reduction of the last layers overlaps with the gradients of the first. Sparse gradients travel as
-such.
+Everything travels as a few long vectors: one per float type, cut into pieces of some megabytes, so
+that the reduction of the last layers overlaps with the gradients of the first. Sparse gradients
+travel as such.
 """
 
 from __future__ import annotations
@@ -33,66 +29,58 @@ from elasticdl.model.usercode import user_code
 
 BUCKET_BYTES = 16 << 20
 SMALL_BYTES = 1 << 20
-"""A sparse gradient of a variable of at most this size is reduced as a dense one (measured with
-6,656 ids a step on two members of
-one machine: faster at 1 MB, slower by 1.7 times at 4 MB and by nine times at 16 MB).
+"""Largest variable whose sparse gradient is reduced as a dense one.
+
+Measured with 6,656 ids per step on two members of one machine, dense is faster at 1 MB, 1.7 times
+slower at 4 MB and nine times slower at 16 MB.
 """
 
 _CALLS_PER_STEP = 256
-"""Random numbers that one generator may be asked for in one step before they overlap with those of
-the next step.
-"""
+"""Random numbers per generator and step, before they overlap with those of the next step."""
 
 _RANK_STRIDE = 0x9E3779B1
 
 
 class Reducer(Protocol):
-    """What a step needs of the ring.
+    """The reductions that a step needs from the ring.
 
-    Called while a function is traced; the same calls in the same order on all members.
+    Called while a function is traced; all members make the same calls in the same order.
     """
 
     def reduced(self, name: str, tensor: Tensor) -> Tensor:
-        """Sum over all members of a float32 or float64 vector; bit for bit the same on all of
-        them.
-        """
+        """Sum of a float32 or float64 vector over all members; bit-identical on all of them."""
 
     def gathered(self, name: str, tensor: Tensor) -> Tensor:
-        """All members' rows, in the order of their ranks; the first axis may differ between
-        members.
-        """
+        """The rows of all members, in the order of their ranks; first axes may differ in length."""
 
     def guarded(self) -> AbstractContextManager[None]:
-        """Around calls of functions that reduce: what the ring raises becomes an error of this
-        product's own tree.
-        """
+        """Wrap calls of functions that reduce: an error of the ring becomes an ElasticDLError."""
 
 
 @final
 class Alone:
-    """The `Reducer` of somebody who is a ring of one."""
+    """The `Reducer` of a ring with one member."""
 
     def reduced(self, name: str, tensor: Tensor) -> Tensor:
-        """The sum of one."""
+        """The tensor itself."""
         return tensor
 
     def gathered(self, name: str, tensor: Tensor) -> Tensor:
-        """The rows of one."""
+        """The tensor itself."""
         return tensor
 
     def guarded(self) -> AbstractContextManager[None]:
-        """Nothing can break."""
+        """A null context: nothing can fail."""
         return nullcontext()
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RingOutcome:
-    """What one step did, the same on all members.
+    """The result of one step, equal on all members.
 
-    `loss` is the mean over all `examples` of the global minibatch. Without examples, and if
-    `nonfinite` names something,
-    nothing was applied. `wishes` counts members that asked for a pause.
+    `loss` is the mean over all `examples` of the global minibatch. Nothing is applied if there are
+    no examples, or if `nonfinite` names a value. `wishes` counts members that asked for a pause.
     """
 
     loss: float
@@ -109,9 +97,9 @@ class RingOutcome:
 @final
 @dataclass(slots=True)
 class _Contribution:
-    """Everything that one member brings in, scaled by its examples.
+    """The contribution of one member, scaled by its number of examples.
 
-    Gradients are None where the loss does not depend on it.
+    Gradients are None where the loss does not depend on the variable.
     """
 
     gradients: list[Any]
@@ -131,10 +119,9 @@ class _Compiled:
 
 @final
 class RingStep:
-    """Traces at the first batch.
+    """Compiles the step at the first batch. It belongs to one thread at a time.
 
-    One thread at a time. Raises UserError for what user code raises, and what
-    `Reducer.guarded` does.
+    Raises UserError if user code raises, and the errors of `Reducer.guarded`.
     """
 
     def __init__(self, model: RingModel, reducer: Reducer) -> None:
@@ -143,19 +130,17 @@ class RingStep:
         self._compiled: list[_Compiled] = []
         self._nothing: Callable[..., Any] | None = None
         self._sparse: tuple[bool | None, ...] = ()
-        """Of each trainable variable: whether its gradient is sparse, None where it has none.
+        """For each trainable variable: whether its gradient is sparse; None: it has none.
 
         Known after the first trace.
         """
         self._calls = 0
         with tf.device("CPU:0"):
             self._contributed = tf.Variable(0, dtype=tf.int64, trainable=False)
-            """The newest call that came to its reductions: nothing else tells from outside who
-            waits for whom.
-            """
+            """The latest call that reached its reductions; shows other threads who waits."""
 
     def waits(self) -> bool:
-        """In `train`: this member's part is done, and it waits for the others'. From any thread."""
+        """In `train`: this member has done its part and waits for the others'. From any thread."""
         return int(self._contributed.numpy()) == self._calls
 
     def train(
@@ -166,11 +151,10 @@ class RingStep:
         iteration: int,
         wish: bool = False,
     ) -> RingOutcome:
-        """One step on this member's part (features, labels) of the global minibatch; None: its part
-        is empty.
+        """One step on this member's part (features, labels) of the global minibatch; None: empty.
 
-        `iteration` counts applied steps: random numbers depend on it and on `rank` only. `wish`:
-        ask all for a pause.
+        `iteration` counts applied steps; random numbers depend only on it and on `rank`. `wish`
+        asks all members for a pause.
         """
         self._calls += 1
         control = tf.constant([rank, iteration, int(wish), self._calls], tf.int64)
@@ -179,23 +163,24 @@ class RingStep:
                 made = self._function_of_nothing()(control)
         else:
             flat = [
-                tf.convert_to_tensor(one) for one in tf.nest.flatten(part, expand_composites=True)
+                tf.convert_to_tensor(tensor)
+                for tensor in tf.nest.flatten(part, expand_composites=True)
             ]
             with user_code("the training step", self._model.module.zoo):
                 function = self._function(*part)
                 with self._reducer.guarded():
                     made = function(control, *flat)
-        loss, examples, wishes, finite = (one.numpy() for one in made)
+        loss, examples, wishes, finite = (tensor.numpy() for tensor in made)
         return RingOutcome(float(loss), int(examples), int(wishes), self._blamed(finite))
 
     def _function(self, features: Structure, labels: Structure) -> Callable[..., Any]:
-        """Traced for batches that look like this one.
+        """The function traced for batches like this one.
 
-        A dimension other than the first that changes becomes unknown.
+        A dimension that changes, other than the first, becomes unknown.
         """
         specs: Structure = (input_specs(features), input_specs(labels))
         leaves = tf.nest.flatten((features, labels), expand_composites=True)
-        flat = [tf.convert_to_tensor(one) for one in leaves]
+        flat = [tf.convert_to_tensor(leaf) for leaf in leaves]
         for compiled in self._compiled:
             if fits((compiled.features, compiled.labels), (features, labels), flat):
                 return compiled.function
@@ -213,10 +198,8 @@ class RingStep:
         return function
 
     def _function_of_nothing(self) -> Callable[..., Any]:
-        """For a member whose part is empty; the others' function must have been traced here
-        before.
-        """
-        assert self._compiled, "a member has to see a batch before it can take part without one"
+        """The step of a member whose part is empty; a first batch must have been traced before."""
+        assert self._compiled, "a member must see a batch before a step with an empty part"
         if self._nothing is None:
 
             def step(control: Tensor) -> list[Tensor]:
@@ -251,8 +234,9 @@ class RingStep:
         return _Contribution(gradients, averages, examples, scaled, self._local(scope))
 
     def _mean_loss(self, labels: Structure, outputs: Structure) -> tuple[Tensor, Tensor]:
-        """The loss, and how many values it is the mean of: those that the user's loss gives, or the
-        examples.
+        """The loss, and the number of values that it is the mean of.
+
+        These are the values that the user's loss returns, or the examples.
         """
         value = self._model.module.loss(labels, outputs)
         if value.shape.rank == 0:
@@ -261,9 +245,7 @@ class RingStep:
         return tf.reduce_mean(value), tf.size(value)
 
     def _random(self, control: Tensor) -> list[tuple[Any, Tensor]]:
-        """States of random generators in this step: from where they began, the step and the rank,
-        and from nothing else.
-        """
+        """States of random generators in this step; they depend only on seed, step and rank."""
         mapping = []
         for seed in self._model.seeds:
             offset = tf.stack([control[0] * _RANK_STRIDE, control[1] * _CALLS_PER_STEP])
@@ -271,11 +253,14 @@ class RingStep:
         return mapping
 
     def _regularised(self) -> list[tuple[Any, Tensor]]:
-        """Keras looks regularised weights up in the scope; the others are read where they are used,
-        as slices where possible.
+        """Keras looks up regularised weights in the scope.
+
+        All others are read where they are used, as slices where possible.
         """
-        regularised = [one for one in self._model.trainable if one.regularizer is not None]
-        return [(one, tf.convert_to_tensor(one.value)) for one in regularised]
+        regularised = [
+            variable for variable in self._model.trainable if variable.regularizer is not None
+        ]
+        return [(variable, tf.convert_to_tensor(variable.value)) for variable in regularised]
 
     def _difference(self, scope: keras.StatelessScope, variable: Any) -> Tensor:  # noqa: ANN401 - a Keras variable
         new = scope.get_current_value(variable)
@@ -286,14 +271,15 @@ class RingStep:
         )
 
     def _local(self, scope: keras.StatelessScope) -> list[tuple[Any, Tensor]]:
-        """What else layers assign, such as counters: kept as it is here."""
+        """Other variables that layers assign, such as counters; they stay local."""
         ours = {
-            id(one) for one in (*self._model.trainable, *self._model.averaged, *self._model.seeds)
+            id(variable_here)
+            for variable_here in (*self._model.trainable, *self._model.averaged, *self._model.seeds)
         }
         others = [
-            (one, scope.get_current_value(one))
-            for one in self._model.model.variables
-            if id(one) not in ours
+            (variable_here, scope.get_current_value(variable_here))
+            for variable_here in self._model.model.variables
+            if id(variable_here) not in ours
         ]
         return [(variable, value) for variable, value in others if value is not None]
 
@@ -308,26 +294,31 @@ class RingStep:
                 )
             else:
                 gradients.append(None if sparse is None else tf.zeros(value.shape, value.dtype))
-        averages = [tf.zeros(one.shape, one.dtype) for one in self._model.averaged]
+        averages = [
+            tf.zeros(variable_zero.shape, variable_zero.dtype)
+            for variable_zero in self._model.averaged
+        ]
         return _Contribution(
             gradients,
             averages,
             tf.constant(0),
-            tf.constant(0.0, _wide([one.dtype for one in self._model.trainable])),
+            tf.constant(
+                0.0, _wide([variable_zero.dtype for variable_zero in self._model.trainable])
+            ),
         )
 
     def _reduce_and_apply(self, control: Tensor, mine: _Contribution) -> list[Tensor]:
         packing = _Packing(self._reducer)
-        # In the gradients' own type, so that they travel in the same vector.
+        # Use the gradients' type, so that these numbers travel in the same vector.
         wide = _wide([one.dtype for one in self._model.trainable])
         rate = self._rate()
-        told = [
+        scalars = [
             mine.examples,
             mine.loss,
             control[2],
             *([] if rate is None else [tf.where(control[0] == 0, rate.value, 0)]),
         ]
-        numbers = packing.add(tf.stack([tf.cast(one, wide) for one in told]))
+        numbers = packing.add(tf.stack([tf.cast(one, wide) for one in scalars]))
         dense = {
             index: packing.add(one)
             for index, one in enumerate(mine.gradients)
@@ -364,16 +355,16 @@ class RingStep:
                 variable.assign(value)
             return tf.constant(True)
 
-        with tf.control_dependencies(
-            changes
-        ):  # a ring that breaks in the last of its reductions leaves no half of a step
+        # Apply only after the last reduction: a ring that breaks there leaves no partial step.
+        with tf.control_dependencies(changes):
             good = tf.logical_and(examples > 0, tf.reduce_all(finite))
         tf.cond(good, apply, lambda: tf.constant(False))
         return [loss / divisor, examples, wishes, finite]
 
     def _rate(self) -> Any:  # noqa: ANN401 - a Keras variable
-        """The learning rate where it is a number: rank 0's counts on all members, since callbacks
-        may know more on some of them.
+        """The learning rate variable, or None for a schedule.
+
+        Rank 0's value is used on all members, since callbacks may differ between them.
         """
         rate = self._model.optimizer._learning_rate
         return rate if isinstance(rate, keras.Variable) else None
@@ -381,7 +372,7 @@ class RingStep:
     def _gathered(self, index: int, gradient: tf.IndexedSlices) -> tuple[Tensor, Tensor]:
         """Distinct ids and, for each, the sum over all members.
 
-        Each member's are distinct when they travel.
+        Each member merges its own ids before they travel.
         """
         mine, sums = _merged(
             tf.cast(gradient.indices, tf.int64),
@@ -413,8 +404,8 @@ class RingStep:
         if finite.all():
             return ""
         names = [
-            one.path
-            for one, sparse in zip(self._model.trainable, self._sparse, strict=True)
+            variable.path
+            for variable, sparse in zip(self._model.trainable, self._sparse, strict=True)
             if sparse is not None
         ]
         return ", ".join(
@@ -424,9 +415,9 @@ class RingStep:
 
 @final
 class _Packing:
-    """Puts tensors into vectors to be reduced, and takes them out again.
+    """Concatenates tensors into vectors to be reduced, and splits the results again.
 
-    Half types travel as float32.
+    Half-precision types travel as float32.
     """
 
     def __init__(self, reducer: Reducer) -> None:
@@ -435,17 +426,18 @@ class _Packing:
         self._results: list[Tensor] = []
 
     def add(self, tensor: Tensor) -> int:
-        """The number by which `get` gives its sum."""
+        """Add a tensor; returns the number by which `get` returns its sum."""
         self._tensors.append(tensor)
         return len(self._tensors) - 1
 
     def added(self) -> list[Tensor]:
-        """Everything that `add` was given."""
+        """All tensors that were added."""
         return list(self._tensors)
 
     def reduce(self) -> None:
-        """Begin all reductions: the last tensors, whose gradients are there first, in the first
-        vectors.
+        """Begin all reductions.
+
+        The last tensors go into the first vectors, because their gradients are ready first.
         """
         self._results = [None] * len(self._tensors)
         buckets: dict[Any, list[list[int]]] = {}
@@ -465,24 +457,27 @@ class _Packing:
 
     def _bytes(self, part: Sequence[int]) -> int:
         return sum(
-            int(np.prod(self._tensors[one].shape.as_list())) * self._tensors[one].dtype.size
-            for one in part
+            int(np.prod(self._tensors[index].shape.as_list())) * self._tensors[index].dtype.size
+            for index in part
         )
 
     def _reduce(self, name: str, dtype: Any, part: Sequence[int]) -> None:  # noqa: ANN401
-        flat = tf.concat([tf.cast(tf.reshape(self._tensors[one], [-1]), dtype) for one in part], 0)
-        sizes = [int(np.prod(self._tensors[one].shape.as_list())) for one in part]
-        for one, piece in zip(
+        flat = tf.concat(
+            [tf.cast(tf.reshape(self._tensors[index], [-1]), dtype) for index in part], 0
+        )
+        sizes = [int(np.prod(self._tensors[index].shape.as_list())) for index in part]
+        for index, piece in zip(
             part, tf.split(self._reducer.reduced(name, flat), sizes), strict=True
         ):
-            self._results[one] = tf.cast(
-                tf.reshape(piece, self._tensors[one].shape), self._tensors[one].dtype
+            self._results[index] = tf.cast(
+                tf.reshape(piece, self._tensors[index].shape), self._tensors[index].dtype
             )
 
 
 def _dense_if_small(gradient: Any) -> Any:  # noqa: ANN401 - a tensor, slices, or None
-    """Slices of a small variable as a tensor: it travels with the others, where slices need two
-    exchanges of their own.
+    """Convert slices of a small variable to a tensor.
+
+    A tensor travels with the others, while slices need two exchanges of their own.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -501,8 +496,8 @@ def _merged(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _wide(dtypes: Sequence[Any]) -> Any:  # noqa: ANN401 - tf.DType
-    """float64 if one of them is, else float32."""
-    return tf.float64 if any(tf.as_dtype(one) == tf.float64 for one in dtypes) else tf.float32
+    """float64 if any of the types is, else float32."""
+    return tf.float64 if any(tf.as_dtype(dtype) == tf.float64 for dtype in dtypes) else tf.float32
 
 
 def _finite(tensor: Any) -> Tensor:  # noqa: ANN401 - a tensor or slices

@@ -1,9 +1,8 @@
-"""What the check of a model is at, for the process that waits for it: lines of JSON on a pipe.
+"""Report the progress of a model check to the waiting process, as lines of JSON on a pipe.
 
-A thread tells now and then where the main thread stands. It cannot while user code holds the
-interpreter's lock: then a signal has
-`faulthandler` write the stack, which needs no lock. (`dump_traceback_later` would: it reads frames
-that change, and crashes.)
+A thread reports the main thread's stack at intervals. It cannot do so while user code holds the
+interpreter's lock. Then a signal makes `faulthandler` write the stack, which needs no lock.
+(`dump_traceback_later` is unsafe here: it reads frames that change, and crashes.)
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class Stages:
 
     @classmethod
     def of_environment(cls) -> Stages:
-        """The pipe that the parent opened; without one nothing is written.
+        """Open the pipe that the parent process passed, if any, and begin to report stacks.
 
-        Stacks begin to come. Call it from the main thread.
+        Call it from the main thread.
         """
         number, _, every_s = os.environ.pop(PIPE_VARIABLE, "").partition(":")
         if not number:
@@ -46,23 +45,23 @@ class Stages:
         stages = cls(os.fdopen(int(number), "w", encoding="utf-8"))
         main = threading.main_thread().ident or 0
         threading.Thread(
-            target=stages._tell_stacks, args=(main, float(every_s)), name="stages", daemon=True
+            target=stages._report_stacks, args=(main, float(every_s)), name="stages", daemon=True
         ).start()
         return stages
 
     def begin(self, stage: str) -> None:
-        """From now on the check is at this, in words that go on after "the check is"."""
+        """Report a new stage; `stage` completes the sentence "the check is ..."."""
         self._write({"stage": stage})
 
     def counted(self, done: int, files: int) -> None:
-        """So many files of those were counted; written once a second, and at the end."""
+        """Report that `done` of `files` files are counted, at most once a second and at the end."""
         now_s = time.monotonic()
         if done < files and now_s - self._counted_s < _COUNT_EVERY_S:
             return
         self._counted_s = now_s
         self._write({"counted": done, "files": files})
 
-    def _tell_stacks(self, thread: int, every_s: float) -> None:
+    def _report_stacks(self, thread: int, every_s: float) -> None:
         while True:
             time.sleep(every_s)
             frames, frame = [], sys._current_frames().get(thread)
@@ -76,6 +75,6 @@ class Stages:
             with (
                 self._lock,
                 suppress(OSError),
-            ):  # nobody reads any more: what the check finds is told otherwise
+            ):  # the reader is gone; the check's result travels on stdout
                 self._pipe.write(json.dumps(value) + "\n")
                 self._pipe.flush()

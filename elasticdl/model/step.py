@@ -30,14 +30,12 @@ __all__ = ["CompiledStep", "Lookups", "States", "StepOutcome"]
 @final
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What one step gives to push.
+    """The result of one step, to be pushed.
 
     `dense` is float32[trainable_size + additive_size]: gradients, then differences of additive
-    variables.
-    `gradients[t]` is float32[n_t, dim of table t], one row a distinct id, duplicates summed,
-    clipped if the optimizer
-    clips. `nonfinite` is '' if all is finite, else names what is not ("loss", a variable's path, a
-    table's name).
+    variables. `gradients[t]` is float32[n_t, dim of table t]: one row per distinct id, duplicates
+    summed, clipped if the optimizer clips. `nonfinite` is '' if all values are finite. Otherwise it
+    names what is not: "loss", a variable's path or a table's name.
     """
 
     loss: float
@@ -50,12 +48,12 @@ class StepOutcome:
 @final
 @dataclass(slots=True)
 class _Compiled:
-    """Everything traced for one kind of batches. `specs` is what features look like."""
+    """All functions traced for one form of batches; `specs` are those of the features."""
 
     specs: Structure
     graphs: dict[bool, tuple[IdGraph, LookupPlan]] = field(default_factory=dict)
     functions: dict[str, tuple[Structure, Function, Any]] = field(default_factory=dict)
-    """Kind -> (specs of labels, the function, what its results mean)."""
+    """Kind -> (specs of labels, the function, the meaning of its results)."""
 
 
 @final
@@ -63,10 +61,8 @@ class CompiledStep:
     """Traces at the first batch; a smaller last batch does not trace again.
 
     `prepare` may run in another thread than the rest. `train`, `evaluate`, `predict` and the
-    metrics belong to one
-    thread at a time. All release the GIL while they compute. Raises UserError, with the user's
-    frames, for what
-    user code raises.
+    metrics belong to one thread at a time. All release the GIL while they compute. Raises
+    UserError, with the user's frames, if user code raises.
     """
 
     def __init__(self, served: PsModel, module: ModelModule) -> None:
@@ -84,7 +80,7 @@ class CompiledStep:
         self._rate: Callable[[int], float] = rate if self._schedule is None else lambda _: 0.0
 
     def prepare(self, features: Structure, *, training: bool = False) -> Lookups:
-        """Run the part of the model that ids depend on, and find distinct ids.
+        """Run the part of the model that computes ids, and find distinct ids.
 
         Raises:
             UserError: an id is outside of its vocabulary (names the layer).
@@ -97,10 +93,7 @@ class CompiledStep:
     def train(
         self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled
     ) -> StepOutcome:
-        """Loss and gradients at the pulled parameters.
-
-        Changes nothing but local state (random seeds).
-        """
+        """Loss and gradients at the pulled parameters; changes only local state (random seeds)."""
         flat = _flat(features)
         with user_code("the training step", self._module.zoo):
             compiled = self._for(features, flat)
@@ -108,7 +101,7 @@ class CompiledStep:
             arguments = self._arguments(plan, lookups, pulled, flat, labels)
             loss, dense, *rest = function(*arguments)
         rate = float(rest.pop()) if self._schedule is not None else self._rate(pulled.version)
-        rows = [_array(one) for one in rest]
+        rows = [_array(tensor) for tensor in rest]
         gradients = tuple(rows) if merges else merged(rows, lookups, plan.sites, self._dims)
         outcome = StepOutcome(float(loss), _array(dense), gradients, rate)
         return outcome if _finite(outcome) else self._blamed(outcome)
@@ -128,12 +121,12 @@ class CompiledStep:
         with user_code("prediction", self._module.zoo):
             (function, structure), plan = self._function(self._for(features, flat), "predict", ())
             outputs = function(*self._arguments(plan, lookups, pulled, flat, ()))
-        return tf.nest.pack_sequence_as(structure, [_array(one) for one in outputs])
+        return tf.nest.pack_sequence_as(structure, [_array(tensor) for tensor in outputs])
 
     def metric_states(self) -> dict[str, tuple[tuple[float, ...], ...]]:
-        """States since the last reset.
+        """States since the last reset; always has "loss".
 
-        Always has "loss"; metrics of several outputs are named `output_name`.
+        Metrics of several outputs are named `output_name`.
         """
         return self._metrics.states()
 
@@ -142,7 +135,7 @@ class CompiledStep:
         self._metrics.reset()
 
     def metric_values(self, states: States) -> dict[str, float]:
-        """Values of metrics whose (merged) states are given. Resets the metrics.
+        """Values of metrics from their (merged) states. Resets the metrics.
 
         Raises:
             UserError: a state does not fit its metric.
@@ -153,11 +146,9 @@ class CompiledStep:
         return self._metrics.values(states)
 
     def _complete_metrics(self) -> None:
-        """Some metrics make their variables at their first batch, which this process may not have
-        seen: a trace will do.
+        """Trace an evaluation, since some metrics create their variables at their first batch.
 
-        Without labels seen, they are taken to look like the outputs, as metrics of this kind want
-        them.
+        This process may not have seen a batch. Labels are then assumed to look like the outputs.
         """
         compiled = self._compiled[-1] if self._compiled else _Compiled(self._served.inputs)
         labels = (
@@ -168,9 +159,9 @@ class CompiledStep:
         self._function(compiled, "evaluate", labels)
 
     def _for(self, features: Structure, flat: Sequence[Tensor]) -> _Compiled:
-        """What was compiled for batches like this one.
+        """The functions compiled for batches like this one.
 
-        A dimension other than the first that changes becomes unknown.
+        A dimension that changes, other than the first, becomes unknown.
         """
         for compiled in self._compiled:
             if fits(compiled.specs, features, flat):
@@ -197,7 +188,7 @@ class CompiledStep:
     def _function(
         self, compiled: _Compiled, kind: str, labels: Structure
     ) -> tuple[tuple[Function, Any], LookupPlan]:
-        """A traced function, with what its results mean, and the plan of its lookups."""
+        """A traced function with the meaning of its results, and the plan of its lookups."""
         training = kind == "train"
         plan = self._ids(compiled, training)[1]
         made = compiled.functions.get(kind)
@@ -244,7 +235,7 @@ class CompiledStep:
         ]
 
     def _blamed(self, outcome: StepOutcome) -> StepOutcome:
-        """With the name of the first variable, else table, whose gradient is not finite."""
+        """Name the first variable, else the first table, whose gradient is not finite."""
         names = [] if np.isfinite(outcome.loss) else ["loss"]
         end = 0
         for spec in self._served.parameters.dense:
@@ -266,7 +257,9 @@ def _rate(served: PsModel, module: ModelModule) -> Any:  # noqa: ANN401 - Keras 
     if module.callbacks is not None:
         with user_code("callbacks", module.zoo):
             schedulers = [
-                one for one in module.callbacks() or () if isinstance(one, LearningRateScheduler)
+                callback
+                for callback in module.callbacks() or ()
+                if isinstance(callback, LearningRateScheduler)
             ]
         if schedulers:
             return _guarded(schedulers[-1].schedule, module)
@@ -287,14 +280,15 @@ def _guarded(schedule: Callable[[int], Any], module: ModelModule) -> Callable[[i
 
 
 def _flat(structure: Structure) -> list[Tensor]:
-    """Leaves as eager tensors, parts of ragged and sparse ones each."""
-    return [tf.convert_to_tensor(one) for one in tf.nest.flatten(structure, expand_composites=True)]
+    """Leaves as eager tensors; ragged and sparse leaves give each of their parts."""
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    return [tf.convert_to_tensor(leaf) for leaf in leaves]
 
 
 def _array(tensor: Tensor) -> Float32s:
-    """A view of the tensor's memory, which it keeps alive; read-only.
+    """A read-only view of the tensor's memory, which it keeps alive.
 
-    NumPy has no bfloat16: that comes as float32.
+    NumPy lacks bfloat16, so that becomes float32.
     """
     if tensor.dtype == tf.bfloat16:
         tensor = tf.cast(tensor, tf.float32)
@@ -302,8 +296,9 @@ def _array(tensor: Tensor) -> Float32s:
 
 
 def _finite(outcome: StepOutcome) -> bool:
-    """One pass of BLAS over each array; only a sum of squares that overflowed is looked at
-    again.
+    """Whether all values are finite, in one BLAS pass.
+
+    Only a sum of squares that overflows needs a second pass.
     """
     for array in (outcome.dense, *outcome.gradients):
         flat = array.reshape(-1)

@@ -1,4 +1,4 @@
-"""What tensors come in: the one word for Keras' nested inputs and outputs."""
+"""Nested inputs and outputs of Keras models, and their type specs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import keras
 import tensorflow as tf
 
 Structure: TypeAlias = Any
-"""One tensor, or dicts, tuples and lists of them, nested."""
+"""One tensor, or nested dicts, tuples and lists of tensors."""
 
 
 def input_specs(features: Structure) -> Structure:
-    """Type specs of a batch (tensors, arrays, specs or Keras inputs), its first axis unknown."""
+    """Type specs of a batch (tensors, arrays, specs or Keras inputs), with an unknown first axis."""
     return tf.nest.map_structure(_spec, features)
 
 
 def fits(specs: Structure, features: Structure, flat: Sequence[Any]) -> bool:
-    """Whether a batch, whose leaves are the tensors `flat`, looks like `specs`."""
+    """Whether a batch with the leaves `flat` matches `specs`."""
     try:
         tf.nest.assert_same_structure(specs, features, expand_composites=True)
     except (ValueError, TypeError):
@@ -31,7 +31,7 @@ def fits(specs: Structure, features: Structure, flat: Sequence[Any]) -> bool:
 
 
 def relaxed(old: Structure, new: Structure) -> Structure:
-    """Specs that both fit, where structure and types allow; else the new ones."""
+    """Specs that both match, if structure and types allow, else the new ones."""
     try:
         return tf.nest.map_structure(
             lambda a, b: a.most_specific_common_supertype([b]) or b, old, new

@@ -1,11 +1,9 @@
-"""The functions of a step as TensorFlow graphs.
+"""Trace the functions of a step as TensorFlow graphs.
 
-Each takes flat lists of tensors and gives one, so that calling it is one
-call into TensorFlow.
+Each takes flat lists of tensors and returns one, so that a call of it is one call into TensorFlow.
 
-Weights are not variables here: the flat vector is an argument, its pieces stand in for the Keras
-variables (Keras'
-`StatelessScope`), and what a layer assigns to a variable comes back as a difference.
+Weights are not variables here. The flat vector is an argument, its pieces replace the Keras
+variables (Keras's `StatelessScope`), and an assignment by a layer comes back as a difference.
 """
 
 from __future__ import annotations
@@ -37,16 +35,14 @@ Function: TypeAlias = Callable[..., Any]
 @final
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """What batches look like: type specs of features and labels (`()`: there are none), and the
-    lookups of the model.
-    """
+    """The form of batches: type specs of features and labels (`()`: none), and the model's lookups."""
 
     features: Structure
     labels: Structure
     sites: tuple[LookupSite, ...]
 
     def arguments(self, served: PsModel) -> list[tf.TensorSpec]:
-        """dense, rows of each table, positions of each id array, version, features, labels."""
+        """Specs of dense, rows per table, positions per id array, version, features, labels."""
         shapes = {site.array: site.shape for site in self.sites}
         if sorted(shapes) != list(range(len(shapes))):
             raise ValueError(f"id arrays are not numbered from 0: {sorted(shapes)}")
@@ -66,7 +62,7 @@ class Batches:
 @final
 @dataclass(slots=True)
 class _Given:
-    """The arguments of a call, taken apart, and what one forward pass leaves."""
+    """The arguments of a call, and the intermediate values of one forward pass."""
 
     dense: Tensor
     rows: list[Tensor]
@@ -80,7 +76,7 @@ class _Given:
 
 @final
 class Tracer:
-    """Makes the functions of one model for one kind of batches."""
+    """Makes the functions of one model for one form of batches."""
 
     def __init__(
         self, served: PsModel, module: ModelModule, metrics: Metrics, batches: Batches
@@ -91,12 +87,13 @@ class Tracer:
         self._batches = batches
 
     def trained(self, schedule: Any) -> Function:  # noqa: ANN401 - a Keras schedule or None
-        """-> [loss, flat gradient and differences, gradient of each table or lookup, learning rate
-        if `schedule`].
+        """The training function.
 
-        With clipping or a frozen or regularised layer, gradients of rows come merged, one tensor a
-        table (see
-        `merges`); else as they are, one tensor a lookup.
+        -> [loss, flat gradient and differences, gradient of each table or lookup, learning rate if
+        `schedule`].
+
+        With clipping, a frozen layer or a regularised layer, the gradients of rows are merged: one
+        tensor per table (see `merges`). Otherwise there is one tensor per lookup.
         """
 
         def step(*flat: Tensor) -> list[Tensor]:
@@ -122,7 +119,8 @@ class Tracer:
             ]
             self._keep_local_state(scope)
             flat_gradient = tf.concat(
-                [tf.reshape(one, [-1]) for one in [*gradients, *differences]] or [given.dense], 0
+                [tf.reshape(part, [-1]) for part in [*gradients, *differences]] or [given.dense],
+                0,
             )
             rate = [tf.cast(schedule(given.version), tf.float32)] if schedule is not None else []
             return [loss, flat_gradient, *rows, *rate]
@@ -130,7 +128,7 @@ class Tracer:
         return self._traced(step)
 
     def evaluated(self) -> Function:
-        """Adds to the metrics; -> []."""
+        """The evaluation function. It adds a batch to the metrics; -> [loss]."""
 
         def step(*flat: Tensor) -> list[Tensor]:
             given = self._given(flat)
@@ -146,7 +144,10 @@ class Tracer:
         return self._traced(step)
 
     def predicted(self) -> tuple[Function, Structure]:
-        """-> flat outputs; and their specs, in the model's structure."""
+        """The prediction function (-> flat outputs).
+
+        The second value is its outputs' specs, in the model's structure.
+        """
         structure: list[Structure] = []
 
         def step(*flat: Tensor) -> list[Tensor]:
@@ -158,14 +159,12 @@ class Tracer:
 
         function = self._traced(step)
         return function, tf.nest.map_structure(
-            lambda one: tf.TensorSpec(one.shape, one.dtype), structure[-1]
+            lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), structure[-1]
         )
 
     @property
     def merges(self) -> bool:
-        """Whether gradients of rows are merged in the graph: clipping and regularisation need whole
-        rows.
-        """
+        """Whether the graph merges gradients of rows: clipping and regularisation need whole rows."""
         return (
             clips(self._served.optimizer)
             or bool(self._regularised)
@@ -192,9 +191,7 @@ class Tracer:
         compiled, captured = function.inference_fn, list(function.captured_inputs)
 
         def call(*flat: Tensor) -> Sequence[Tensor]:
-            """Past the matching of arguments to a signature, which takes as long as a small
-            step.
-            """
+            """Skip the matching of arguments to a signature, which takes as long as a small step."""
             made: Sequence[Tensor] = compiled.call_flat(*flat, *captured)
             return made
 
@@ -221,7 +218,7 @@ class Tracer:
         )
 
     def _cut_dense(self, given: _Given) -> None:
-        """The pieces of the flat vector that stand in for the variables."""
+        """Split the flat vector into the pieces that replace the variables."""
         specs = self._served.parameters.dense
         if specs:
             cut = tf.split(given.dense, [spec.size for spec in specs])
@@ -254,10 +251,10 @@ class Tracer:
             losses = list(self._served.model.losses)
         if len(given.looked_up) != len(self._batches.sites):
             raise UserError(
-                f"the model looked up embeddings {amount(len(given.looked_up), 'time')} with"
-                f" training={training}, but {amount(len(self._batches.sites), 'time')} when its ids"
-                " were traced",
-                hint="call the same embedding layers in the same order whatever `training` is",
+                f"the model looks up embeddings {amount(len(given.looked_up), 'time')} with"
+                f" training={training}, but {amount(len(self._batches.sites), 'time')} while its"
+                " ids are traced",
+                hint="call the same embedding layers in the same order for any value of `training`",
             )
         losses += [
             tf.cast(
@@ -268,41 +265,39 @@ class Tracer:
         return scope, outputs, losses
 
     def _kept_here(self) -> list[tuple[Any, Tensor]]:
-        """Regularised weights of a model that no servers hold: Keras looks for them in the scope
-        only.
-        """
-        served = {id(one) for one in self._served.variables}
+        """Regularised weights that no server holds: Keras looks for them in the scope only."""
+        served = {id(variable) for variable in self._served.variables}
         kept = [
-            one
-            for one in self._served.model.trainable_variables
-            if id(one) not in served and one.regularizer is not None
+            variable
+            for variable in self._served.model.trainable_variables
+            if id(variable) not in served and variable.regularizer is not None
         ]
-        return [(one, tf.convert_to_tensor(one.value)) for one in kept]
+        return [(variable, tf.convert_to_tensor(variable.value)) for variable in kept]
 
     def _check_site(self, number: int, table: int) -> None:
         sites = self._batches.sites
         if number >= len(sites) or sites[number].table != table:
             raise UserError(
-                f"embedding layer {self._served.tables[table].name!r} is called out of the order in"
-                " which the model's ids were traced",
-                hint="call the same embedding layers in the same order whatever `training` is",
+                f"the model calls embedding layer {self._served.tables[table].name!r} in another"
+                " order than while its ids are traced",
+                hint="call the same embedding layers in the same order for any value of `training`",
             )
 
     def _loss(self, given: _Given, outputs: Structure, losses: Sequence[Tensor]) -> Tensor:
-        """Mean of the user's loss, plus what layers and regularizers add."""
+        """Mean of the user's loss, plus the losses of layers and regularizers."""
         value = tf.cast(self._module.loss(given.labels, outputs), tf.float32)
         value = tf.reduce_mean(value) if value.shape.rank != 0 else value
         return (
-            tf.add_n([value, *(tf.cast(tf.reduce_sum(one), tf.float32) for one in losses)])
+            tf.add_n([value, *(tf.cast(tf.reduce_sum(loss), tf.float32) for loss in losses)])
             if losses
             else value
         )
 
     def _whole(self, given: _Given, made: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Dense gradients, and those of rows: as they are, or merged and clipped."""
+        """Gradients of dense variables and of rows; the latter merged and clipped if `merges`."""
         count, lookups = self._trainable, len(given.looked_up)
         dense, rows = (
-            [tf.convert_to_tensor(one) for one in made[:count]],
+            [tf.convert_to_tensor(gradient_of) for gradient_of in made[:count]],
             list(made[count : count + lookups]),
         )
         if not self.merges:
@@ -312,23 +307,23 @@ class Tracer:
             merged[table] += gradient
         moving = [table for table, layer in enumerate(self._served.tables) if layer.trainable]
         every = clipped(self._served.optimizer, [*dense, *(merged[table] for table in moving)])
-        still = [tf.zeros_like(one) for one in merged]
+        still = [tf.zeros_like(gradient_of) for gradient_of in merged]
         for table, gradient in zip(moving, every[count:], strict=True):
             still[table] = gradient
         return every[:count], still
 
     def _merged(self, given: _Given, table: int, rows: Sequence[Tensor]) -> Tensor:
-        """float32[n, dim]: one row a distinct id."""
+        """Sum the gradients of a table's rows by distinct id: float32[n, dim]."""
         dim, count = given.rows[table].shape[1], tf.shape(given.rows[table])[0]
         parts = [
-            (site.array, one)
-            for site, one in zip(self._batches.sites, rows, strict=True)
+            (site.array, gradient)
+            for site, gradient in zip(self._batches.sites, rows, strict=True)
             if site.table == table
         ]
         total = tf.zeros_like(given.rows[table])
-        for array, one in parts:
+        for array, gradient in parts:
             total += tf.math.unsorted_segment_sum(
-                tf.reshape(one, [-1, dim]), tf.reshape(given.positions[array], [-1]), count
+                tf.reshape(gradient, [-1, dim]), tf.reshape(given.positions[array], [-1]), count
             )
         return total
 
@@ -339,8 +334,8 @@ class Tracer:
         return scope.get_current_value(self._served.variables[index])
 
     def _keep_local_state(self, scope: keras.StatelessScope) -> None:
-        """Seeds and counters stay here: they are assigned for real."""
-        theirs = {id(one) for one in self._served.variables}
+        """Assign seeds and counters: they stay in this process."""
+        theirs = {id(variable_served) for variable_served in self._served.variables}
         for variable in (*self._served.model.variables, global_seed_generator().state):
             value = None if id(variable) in theirs else scope.get_current_value(variable)
             if value is not None:
@@ -350,20 +345,20 @@ class Tracer:
 def _connected(
     made: Sequence[Tensor | None], sources: Sequence[Tensor], module: ModelModule
 ) -> list[Tensor]:
-    """Zeros for what the loss does not depend on.
+    """Replace gradients of sources that the loss does not depend on by zeros.
 
-    Raises UserError where that is all there is to train.
+    Raises UserError if it depends on none.
     """
-    if sources and all(one is None for one in made):
+    if sources and all(gradient is None for gradient in made):
         raise UserError(
-            f"{place(module.loss)}: the loss depends on nothing that can be trained: no weight has"
-            " a gradient",
+            f"{place(module.loss)}: no weight has a gradient: the loss does not depend on any"
+            " trainable weight",
             hint=(
-                "rounding, argmax, casts to whole numbers and NumPy between weights and loss stop"
+                "rounding, argmax, casts to integers and NumPy between weights and loss stop"
                 " gradients"
             ),
         )
     return [
-        tf.zeros_like(source) if one is None else one
-        for one, source in zip(made, sources, strict=True)
+        tf.zeros_like(source) if gradient is None else gradient
+        for gradient, source in zip(made, sources, strict=True)
     ]

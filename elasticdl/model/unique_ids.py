@@ -1,6 +1,4 @@
-"""From the ids of a batch to what to pull: distinct ids by table, and where each lookup finds its
-rows among them.
-"""
+"""Find the distinct ids of a batch by table, and where each lookup finds its rows."""
 
 from __future__ import annotations
 
@@ -22,10 +20,10 @@ from elasticdl.rpc.parameters import Float32s, Int64s
 @final
 @dataclass(frozen=True, slots=True)
 class Lookups:
-    """`ids[t]`: int64[n_t], the distinct ids of table t, what to pull.
+    """What a batch needs of the tables.
 
-    `positions[k]`: int32 of any shape, for lookup k
-    the row of each id among the rows of its table.
+    `ids[t]`: int64[n_t], the distinct ids of table t to pull. `positions[k]`: int32 of any shape;
+    for each id of lookup k, its row's index in `ids[t]`.
     """
 
     ids: tuple[Int64s, ...]
@@ -35,11 +33,11 @@ class Lookups:
 @final
 @dataclass(frozen=True, slots=True)
 class LookupPlan:
-    """Duplicates are looked for once for all tables that are asked for the same id arrays.
+    """Finds duplicates once for all tables that use the same id arrays.
 
-    `groups[g]` are such id arrays; `group_of[t]` is the group of table t, None if it is never
-    looked up; `slots[s]` is
-    (group, place within it): one array of positions; `sites[k].array` is the slot of lookup k.
+    `groups[g]` is a set of such id arrays, and `group_of[t]` the group of table t (None: never
+    looked up). `slots[s]` is (group, index within the group) of one array of positions.
+    `sites[k].array` is the slot of lookup k.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -47,17 +45,18 @@ class LookupPlan:
     slots: tuple[tuple[int, int], ...]
     sites: tuple[LookupSite, ...]
     first_site: tuple[int, ...]
-    """Slot -> a lookup that has its positions."""
+    """Slot -> a lookup that uses its positions."""
 
     @classmethod
     def of(cls, graph: IdGraph, tables: int) -> LookupPlan:
         """The plan for a model's lookups."""
-        asked: list[dict[int, None]] = [{} for _ in range(tables)]
+        arrays_of: list[dict[int, None]] = [{} for _ in range(tables)]
         for site in graph.sites:
-            asked[site.table][site.array] = None
+            arrays_of[site.table][site.array] = None
         groups: dict[tuple[int, ...], int] = {}
         group_of = tuple(
-            groups.setdefault(tuple(arrays), len(groups)) if arrays else None for arrays in asked
+            groups.setdefault(tuple(arrays), len(groups)) if arrays else None
+            for arrays in arrays_of
         )
         slots: dict[tuple[int, int], int] = {}
         sites, first_site = [], []
@@ -75,19 +74,18 @@ class LookupPlan:
         """Distinct ids and positions of a batch.
 
         Raises:
-            UserError: an id is not within 0..input_dim - 1 (nor, as Keras has it, within
-                -input_dim..-1).
+            UserError: an id is outside -input_dim..input_dim - 1 (Keras allows negative ids).
         """
         arrays = self._wrapped(arrays, served)
-        found = [_distinct([arrays[index] for index in group]) for group in self.groups]
-        ids = tuple(_NONE if group is None else found[group][0] for group in self.group_of)
+        distinct = [_distinct([arrays[index] for index in group]) for group in self.groups]
+        ids = tuple(_NONE if group is None else distinct[group][0] for group in self.group_of)
         for table, layer in enumerate(served.tables):
             _check(ids[table], layer)
-        positions = [found[group][1][place] for group, place in self.slots]
+        positions = [distinct[group][1][place] for group, place in self.slots]
         return Lookups(ids, tuple(positions[site.array] for site in self.sites))
 
     def _wrapped(self, arrays: Sequence[Int64s], served: PsModel) -> Sequence[Int64s]:
-        """Keras takes -1 for the last row of a bounded vocabulary, and so on."""
+        """Map negative ids of a bounded vocabulary to rows from the end, as Keras does."""
         made = list(arrays)
         for index, array in enumerate(arrays):
             if array.size and array.min() < 0:
@@ -105,7 +103,7 @@ _NONE = np.empty(0, np.int64)
 
 
 def _distinct(arrays: Sequence[Int64s]) -> tuple[Int64s, list[NDArray[np.int32]]]:
-    """Distinct ids of all arrays together, and positions in the shape of each."""
+    """Distinct ids of all arrays together, and positions in the shape of each array."""
     if len(arrays) == 1:
         ids, positions = _native.distinct(arrays[0].reshape(-1))
         return ids, [positions.reshape(arrays[0].shape)]
@@ -125,7 +123,7 @@ def _check(ids: Int64s, layer: object) -> None:
     if low < 0 or high >= size:
         name = getattr(layer, "name", "")
         raise UserError(
-            f"embedding layer {name!r} was given id {low if low < 0 else high}, expected"
+            f"embedding layer {name!r} received id {low if low < 0 else high}, expected"
             f" 0..{size - 1} (its input_dim is {size})",
             hint=(
                 "raise input_dim, hash the ids, or use elasticdl.model.layers.Embedding without"
@@ -140,21 +138,20 @@ def merged(
     sites: Sequence[LookupSite],
     tables: Sequence[int],
 ) -> tuple[Float32s, ...]:
-    """Gradients of lookups, float32[*shape of ids, dim], summed by distinct id: float32[n_t, dim]
-    for each table.
+    """Sum gradients of lookups by distinct id: float32[*shape of ids, dim] -> float32[n_t, dim].
 
-    `tables` are the dims of the tables. Runs without the GIL.
+    `tables` are the dims of the tables. Releases the GIL.
     """
     sums: list[Float32s | None] = [None] * len(tables)
     for number, site in enumerate(sites):
         dim = tables[site.table]
         positions = lookups.positions[number].reshape(-1)
-        one = _native.merge_rows(
+        rows = _native.merge_rows(
             gradients[number].reshape(-1, dim), positions, len(lookups.ids[site.table])
         )
         before = sums[site.table]
-        sums[site.table] = one if before is None else np.add(before, one, out=before)
+        sums[site.table] = rows if before is None else np.add(before, rows, out=before)
     return tuple(
-        np.zeros((0, dim), np.float32) if one is None else one
-        for one, dim in zip(sums, tables, strict=True)
+        np.zeros((0, dim), np.float32) if total is None else total
+        for total, dim in zip(sums, tables, strict=True)
     )

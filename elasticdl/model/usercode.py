@@ -1,6 +1,4 @@
-"""The border to code that users wrote: whatever it raises becomes a UserError that names the user's
-file and line.
-"""
+"""Run user code: turn whatever it raises into a UserError that names the user's file and line."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from elasticdl.errors import ElasticDLError, UserError
 
 
 def place(function: Callable[..., Any]) -> str:
-    """`file:line` where a function or class is defined, or its name where Python cannot tell."""
+    """`file:line` of the definition of a function or class; its name if Python knows no file."""
     function = inspect.unwrap(function)
     try:
         return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}"
@@ -29,24 +27,21 @@ def user_code(doing: str, zoo: str) -> Iterator[None]:
     """Run user code in the body; `doing` completes the sentence "... raised ValueError: ...".
 
     Raises:
-        UserError: for any exception, and for SystemExit, with the user's own frames (files below
-            `zoo`) only. Errors of
-            this product's own tree pass unchanged.
+        UserError: for any exception, and for SystemExit, with only the user's own frames (files
+            below `zoo`). An ElasticDLError passes unchanged.
     """
     try:
         yield
     except ElasticDLError:
         raise
-    except (Exception, SystemExit) as error:  # user code may raise anything; it ends here, visibly
+    except (Exception, SystemExit) as error:  # user code may raise anything
         if (own := _wrapped(error)) is not None:
             raise own from error
         raise described(error, doing, zoo) from error
 
 
 def _wrapped(error: BaseException) -> ElasticDLError | None:
-    """An error of this product's own that TensorFlow put into one of its own while it translated a
-    function.
-    """
+    """The ElasticDLError that TensorFlow wrapped while it translated a function, if any."""
     if type(error).__name__ != "StagingError":
         return None
     inner = error.__cause__ or error.__context__
@@ -68,21 +63,23 @@ def described(error: BaseException, doing: str, zoo: str) -> UserError:
             hint="a model module must not end the process",
         )
     text = "\n".join(f"  {file}:{line}  {source}" for file, line, source in frames)
-    return UserError(f"{where}{told(error, doing)}", hint=text)
+    return UserError(f"{where}{summary(error, doing)}", hint=text)
 
 
-def told(error: BaseException, doing: str) -> str:
-    """What was raised, in the words that matter, without a place."""
-    # TensorFlow puts the name of what was raised inside a graph in front of its words once more.
+def summary(error: BaseException, doing: str) -> str:
+    """`DOING raised KIND: MESSAGE`, without the place."""
+    # TensorFlow repeats the name of an exception raised inside a graph in front of its message.
     kind = type(error).__name__
-    words = short(str(error)).removeprefix(f"{kind}: ").strip()
+    message = short(str(error)).removeprefix(f"{kind}: ").strip()
     return (
-        f"{doing} raised {kind}: {words}" if words and words != kind else f"{doing} raised {kind}"
+        f"{doing} raised {kind}: {message}"
+        if message and message != kind
+        else f"{doing} raised {kind}"
     )
 
 
 def innermost(error: BaseException, zoo: str) -> str:
-    """`file:line` of the last of the user's own frames; '' if it never was in any."""
+    """`file:line` of the innermost frame in the user's files; '' if there is none."""
     frames = _frames(error, zoo)
     return f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
 
@@ -90,8 +87,7 @@ def innermost(error: BaseException, zoo: str) -> str:
 def _frames(error: BaseException, zoo: str) -> list[tuple[str, int, str]]:
     """(file, line, source) of the frames in the user's files, outermost first.
 
-    TensorFlow runs translated copies of user functions and tells the original place in the message
-    only.
+    TensorFlow runs translated copies of user functions. Only its message names the original place.
     """
     root = str(Path(zoo).resolve())
     frames = [
@@ -99,20 +95,18 @@ def _frames(error: BaseException, zoo: str) -> list[tuple[str, int, str]]:
         for frame in traceback.extract_tb(error.__traceback__)
         if frame.filename.startswith(root)
     ]
-    told = [
+    from_message = [
         (file, int(line), source.strip())
         for file, line, source in re.findall(
             r'File "([^"]+)", line (\d+), in .*\n\s*(.*)', str(error)
         )
         if file.startswith(root)
     ]
-    return frames + [frame for frame in told if frame not in frames]
+    return frames + [frame for frame in from_message if frame not in frames]
 
 
 def short(message: str, lines_max: int = 12) -> str:
-    """The user's words first: without the frames that TensorFlow puts into messages, and what Keras
-    puts around them.
-    """
+    """The user's part of a message, without TensorFlow's frames and Keras's framing."""
     message, _, arguments = message.partition("Arguments received by ")
     inner = re.search(r"\x1b\[1m(.*)\x1b\[0m", message, re.DOTALL)
     message = re.sub(r"\x1b\[\d*m", "", inner[1] if inner else message).split(
@@ -158,9 +152,7 @@ _AROUND_OPERATION = re.compile(
 
 
 def _of_operation(message: str) -> str:
-    """What the operation that failed said, of a message about a whole graph; of several the
-    first.
-    """
+    """The first failed operation's message, out of a message about a whole graph."""
     if not re.search(r"Graph execution error:|\{\{(function_)?node ", message):
         return message
     graph = _OF_GRAPH.sub("", message.partition("Original stack trace for")[0])
@@ -169,7 +161,7 @@ def _of_operation(message: str) -> str:
 
 
 def taken(function: Callable[..., Any], params: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `params` that `function` names, or takes as `**params`."""
+    """The entries of `params` that `function` names, or all of them if it takes `**params`."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -184,7 +176,7 @@ def taken(function: Callable[..., Any], params: Mapping[str, Any]) -> dict[str, 
 
 
 def missing(function: Callable[..., Any], given: Mapping[str, Any]) -> str:
-    """What keeps `function` from being called with these keyword arguments; '' if nothing does."""
+    """Why `function` cannot be called with these keyword arguments; '' if it can."""
     try:
         inspect.signature(function).bind(**given)
     except TypeError as error:

@@ -128,7 +128,7 @@ def eval_metrics_fn(): return {"largest": Largest()}
     )
     with pytest.raises(
         UserError,
-        match=r"made\.py:\d+: metric 'largest' is .* of a batch, but .* of its two halves",
+        match=r"made\.py:\d+: metric 'largest' is .* for a batch, but .* of its two halves",
     ):
         trial(module).evaluate(*data())
 
@@ -197,7 +197,7 @@ def test_one_metric_under_two_names_is_refused(tmp_path: Path) -> None:
         "def eval_metrics_fn():\n    one = keras.metrics.TruePositives()\n    return {'a': one,"
         " 'b': {'c': one}}"
     )
-    with pytest.raises(UserError, match=r"made\.py:\d+: metrics 'a' and 'b_c' are one object"):
+    with pytest.raises(UserError, match=r"made\.py:\d+: metrics 'a' and 'b_c' are the same object"):
         trial(module_with(tmp_path, body))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticdl.model.usercode import short, told
+from elasticdl.model.usercode import short, summary
 
 pytestmark = pytest.mark.core
 
@@ -86,4 +86,4 @@ def test_only_the_words_of_the_operation_are_left(message: str, left: str) -> No
     ],
 )
 def test_the_kind_of_an_error_is_said_once(error: Exception, said: str) -> None:
-    assert told(error, "loss") == f"loss raised {said}"
+    assert summary(error, "loss") == f"loss raised {said}"

@@ -134,11 +134,11 @@ def test_prediction_looks_at_prediction_data_only(tmp_path: Path) -> None:
             GOOD,
             "y",
             (
-                "made.py:19: PredictionOutputsProcessor takes the predictions, so nothing would"
-                " come to --output y"
+                "made.py:19: PredictionOutputsProcessor receives the predictions, so nothing would"
+                " be written to --output y"
             ),
         ),
-        (GOOD.partition("class Pred")[0], "", "there is nowhere to put predictions"),
+        (GOOD.partition("class Pred")[0], "", "predictions have no destination"),
         (GOOD.partition("class Pred")[0], "y", ""),
     ],
 )
@@ -169,7 +169,7 @@ def test_a_module_that_is_wrong_gives_one_object_too(tmp_path: Path) -> None:
         (
             "Adagrad(lr)",
             "RMSprop(lr)",
-            "made.py:12: optimizer RMSprop is not one that parameter servers know",
+            "made.py:12: RMSprop is not supported with parameter servers",
         ),
         ("record[2:]", "record[7]", "made.py:16: feed raised"),
         (
@@ -202,7 +202,7 @@ def test_a_feed_that_makes_batches_is_told_to_leave_that_out(tmp_path: Path) -> 
         tmp_path, GOOD.replace("return dataset.map(parse)", "return dataset.map(parse).batch(2)")
     )
     assert not found["ok"] and found["hint"].startswith(
-        "feed made 2 x 2 of 3 records: leave batch() out"
+        "feed batched 3 records into 2 x 2: remove batch() from feed"
     ), found
 
 
@@ -241,7 +241,7 @@ def test_a_feed_that_takes_no_record_is_told_to_be_at_fault(tmp_path: Path) -> N
     assert (
         not found["ok"]
         and "data.csv:2: " in found["error"]
-        and "made.py:13 rather than at the data" in found["hint"]
+        and "made.py:13 raises for every record tried" in found["hint"]
     ), found
 
 
