@@ -1,7 +1,9 @@
-"""Records: where they are, how they are cut into shards, how a shard is read. No TensorFlow here.
+"""Records: where they are, how they form shards, how a shard is read.
 
-`base.Reader` is the seam; `origin.open_reader` makes one from a path, `custom.open_custom_reader`
-from the user's own reader.
+It does not import TensorFlow.
+
+`base.Reader` is the protocol. `origin.open_reader` makes a Reader from a path,
+`custom.open_custom_reader` from the user's own reader.
 """
 
 from elasticdl.data.base import Block, Metadata, Reader, Records

@@ -1,4 +1,4 @@
-"""The seam between training and whatever holds the records."""
+"""The protocol between training and the storage of records."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from elasticdl.shard import Shard, Source
 
 Records: TypeAlias = NDArray[Any] | Mapping[str, NDArray[Any]]
-"""A block of n records, first axis = record.
+"""A block of n records; the first axis is the record.
 
 TFRecord: object[n] of bytes. CSV: object[n, columns] of bytes (UTF-8). Parquet and NumPy: one array
-    per column.
+per column.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What `feed` is told about the records, as its third argument."""
+    """Names and dtypes of the columns; the third argument of `feed`."""
 
     column_names: tuple[str, ...] = ()
     column_dtypes: Mapping[str, str] = field(default_factory=dict)
@@ -28,10 +28,10 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive records of a shard, in file order. `len(rows)` counts the good ones only.
+    """Consecutive records of a shard, in file order; `records` holds the good ones only.
 
-    `count` counts all, the `bad` ones too, of which up to three are described ("train.csv:17:
-    expected 5 fields, …").
+    `count` counts all records, including the `bad` ones. `bad_examples` describes up to three bad
+    records ("train.csv:17: expected 5 fields, …").
     """
 
     records: Records
@@ -41,24 +41,24 @@ class Block:
 
 
 class Reader(Protocol):
-    """Opened once per process, used from one thread at a time."""
+    """Opened once per process, used by one thread at a time."""
 
     @property
     def metadata(self) -> Metadata:
-        """Names and types of the columns."""
+        """Names and dtypes of the columns."""
 
     def sources(self) -> tuple[Source, ...]:
         """Every source with its exact number of records.
 
-        May read all data once and keep an index beside or in a
-        cache; raises UserError for missing, empty or unreadable data.
+        May read all data once and cache an index. Raises UserError if data is missing, empty or
+        unreadable.
         """
 
     def read(self, shard: Shard) -> Iterator[Block]:
-        """The shard's records without reading what comes before it.
+        """The records of a shard, without reading the records before it.
 
-        Raises UserError naming file and offset when the
-        file was truncated or changed since `sources()`.
+        Raises UserError, with file and offset, if the file was truncated or changed since
+        `sources()`.
         """
 
     def close(self) -> None:

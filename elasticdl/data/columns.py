@@ -1,6 +1,4 @@
-"""Columns of NumPy data: arrays with one record per item of the first axis, in a file or in
-memory.
-"""
+"""Columns of NumPy data: arrays with one record per item of the first axis, in a file or in memory."""
 
 from __future__ import annotations
 
@@ -20,11 +18,11 @@ from elasticdl.shard import Shard, Source
 
 
 class Column(Protocol):
-    """An array [records, ...] of which ranges can be read."""
+    """An array [records, ...] with readable ranges."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of its items."""
+        """Type of the items."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -37,7 +35,7 @@ class Column(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class StoredColumn:
-    """An array in C order that lies plainly in a file from `offset` on."""
+    """An uncompressed array in C order, in a file from `offset` on."""
 
     file: DataFile
     offset: int
@@ -45,7 +43,7 @@ class StoredColumn:
     shape: tuple[int, ...]
 
     def read(self, begin: int, end: int) -> NDArray[Any]:
-        """Read these items only. Raises UserError if the file has become too short."""
+        """Read only these items. Raises UserError if the file has become too short."""
         item_bytes = int(self.dtype.itemsize * np.prod(self.shape[1:], dtype=np.int64))
         with opened(self.file) as descriptor:
             data = self.file.read(
@@ -75,30 +73,30 @@ class LoadedColumn:
 
 
 def records_of(columns: Mapping[str, Column], place: str) -> int:
-    """How many records columns have together.
+    """The common number of records of all columns.
 
-    Raises UserError if they differ in length or have no first axis.
+    Raises UserError if lengths differ, or if a column has no first axis or holds Python objects.
     """
     lengths: dict[str, int] = {}
     for name, column in columns.items():
         if column.dtype.hasobject:
             raise UserError(
                 f"{place}: array {name!r} holds Python objects",
-                hint="save it with a plain dtype: objects need pickle",
+                hint="save it with a numeric, boolean or bytes dtype; objects would need pickle",
             )
         if not column.shape:
             raise UserError(
                 f"{place}: array {name!r} is a single value; expected [records, ...]",
-                hint="leave it out of the data",
+                hint='select the other arrays with --data-reader-params "columns=a,b"',
             )
         lengths[name] = column.shape[0]
     if not lengths:
         raise UserError(f"{place} has no arrays")
     if len(set(lengths.values())) > 1:
-        words = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
+        listed = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
         raise UserError(
-            f"{place}: arrays differ in their number of records: {words}",
-            hint="all need the same first axis",
+            f"{place}: arrays differ in their number of records: {listed}",
+            hint="all arrays need first axes of the same length",
         )
     return next(iter(lengths.values()))
 
@@ -118,18 +116,18 @@ def blocks_of(columns: Mapping[str, Column], begin: int, end: int) -> Iterator[B
 
 
 def select(columns: Mapping[str, Column], names: Sequence[str], place: str) -> dict[str, Column]:
-    """Those that were asked for; all if none was."""
+    """The named columns, or all if there are no names."""
     missing = [name for name in names if name not in columns]
     if missing:
-        raise UserError(f"{place} has no array {missing[0]!r}; it has {', '.join(columns)}")
+        raise UserError(f"{place} has no array {missing[0]!r}, only {', '.join(columns)}")
     return {name: columns[name] for name in names or columns}
 
 
 @final
 class ColumnsReader:
-    """Reader of columns that make one source together: arrays in memory, or a set of `.npy` files.
+    """Reader of columns that form one source: arrays in memory, or a set of `.npy` files.
 
-    A module's own `custom_data_reader` may return one: `ColumnsReader.of_arrays({"x": x, "y": y})`.
+    A module's `custom_data_reader` may return one: `ColumnsReader.of_arrays({"x": x, "y": y})`.
     """
 
     def __init__(
@@ -143,7 +141,7 @@ class ColumnsReader:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, NDArray[Any]], name: str = "memory") -> ColumnsReader:
-        """Over arrays [records, ...] in memory."""
+        """A reader over arrays [records, ...] in memory."""
         return cls(name, {key: LoadedColumn(np.asarray(array)) for key, array in arrays.items()})
 
     @property
@@ -160,7 +158,7 @@ class ColumnsReader:
             or not 0 <= shard.begin <= shard.end <= self._source.records
         ):
             raise UserError(
-                f"the data has {self._source}, but a shard is {shard}: it changed during the job"
+                f"the data changed during the job: it has {self._source}, but a shard is {shard}"
             )
         for block in blocks_of(self._columns, shard.begin, shard.end):
             for file in self._files:
@@ -168,4 +166,4 @@ class ColumnsReader:
             yield block
 
     def close(self) -> None:
-        """Nothing stays open between reads."""
+        """Do nothing: no file stays open between reads."""

@@ -1,8 +1,7 @@
 r"""CSV (RFC 4180): records are rows of UTF-8 strings, object[n, columns] of bytes.
 
-A quote is special at the beginning of a field only; rows end at \n, \r\n or \r; empty lines are no
-rows. A row with a
-wrong number of fields, or with text behind a closing quote, is a bad record.
+A quote is special only at the beginning of a field. Rows end at \n, \r\n or \r, and empty lines are
+ignored. A row with a wrong number of fields, or with text behind a closing quote, is a bad record.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _MAX_HEADER_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class CsvDialect:
-    """How rows are written. `column_names` go before those of the header."""
+    """How rows are written; `column_names` replace those of the header."""
 
     delimiter: str = ","
     header: bool = True
@@ -46,7 +45,7 @@ class CsvDialect:
 
 @final
 class CsvFormat:
-    """See FileFormat."""
+    """CSV files; see FileFormat."""
 
     def __init__(self, dialect: CsvDialect) -> None:
         self._dialect = dialect
@@ -60,7 +59,7 @@ class CsvFormat:
             raise UserError(
                 f"{file.path}:1: the first row has {len(first)} fields, but column_names has"
                 f" {len(dialect.column_names)}",
-                hint="give one name for each column, in order",
+                hint="name each column, in order",
             )
         if dialect.column_names:
             return Metadata(dialect.column_names)
@@ -88,8 +87,7 @@ class CsvFormat:
         span = next(index.spans(row, row + 1))
         with opened(file) as descriptor:
             data = file.read(descriptor, span.begin, span.end)
-        # Whoever expects one column more than there are is told the line of each row, as of a bad
-        # one.
+        # Expecting one column too many makes every row bad, and bad rows come with their lines.
         columns = index.columns + 1
         out = np.empty((span.take, columns), object)
         _, _, refused = _native.csv_rows(
@@ -109,8 +107,8 @@ class CsvFormat:
         )
         if seen != span.take:
             raise UserError(
-                f"{file.path}:{span.line}: {amount(seen, 'row')} where its index has {span.take}:"
-                " the file changed"
+                f"{file.path}:{span.line}: the file changed: it has {amount(seen, 'row')} here,"
+                f" its index {span.take}"
             )
         examples = tuple(describe(file, *row) for row in bad[:3])
         return Block(rows[:good], span.take, len(bad), examples)
@@ -148,8 +146,8 @@ class CsvFormat:
                     return row
                 if final or size > _MAX_HEADER_BYTES:
                     raise UserError(
-                        f"{file.path}:1: there is no first row, or it does not end",
-                        hint="is this a CSV file?",
+                        f"{file.path}:1: the first row is missing or does not end",
+                        hint="check that this is a CSV file",
                     )
                 size *= 4
 
@@ -171,7 +169,7 @@ def _names(file: DataFile, header: list[bytes]) -> tuple[str, ...]:
     if 2 * sum(map(_is_number, names)) >= len(names):
         raise UserError(
             f"{file.path}:1: the header looks like data: {', '.join(names[:8])}",
-            hint=f"{no_header}; else give column_names=a,b,…",
+            hint=f"{no_header}; otherwise name the columns with column_names=a,b,…",
         )
     return names
 
@@ -188,5 +186,6 @@ def _refuse_other_text(file: DataFile, data: bytes) -> None:
     refuse_compressed(file.path, data)
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise UserError(
-            f"{file.path} is UTF-16", hint=f"iconv -f UTF-16 -t UTF-8 {file.path} > NEW.csv"
+            f"{file.path} is UTF-16, expected UTF-8",
+            hint=f"convert it: iconv -f UTF-16 -t UTF-8 {file.path} > NEW.csv",
         )

@@ -1,8 +1,7 @@
 """Readers that users write: `custom_data_reader` of a model module.
 
-Two kinds are taken: this package's `Reader` protocol (`sources`, `read`), and ElasticDL's
-`AbstractDataReader`
-(`create_shards`, `read_records`), here adapted to the protocol.
+Two kinds are accepted: this package's `Reader` protocol (`sources`, `read`), and ElasticDL's
+`AbstractDataReader` (`create_shards`, `read_records`), which is adapted to the protocol.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from elasticdl.shard import Shard, Source
 
 
 class AbstractDataReader(Protocol):
-    """What ElasticDL's readers have. `metadata` and `records_output_types` may be left out."""
+    """The protocol of ElasticDL's readers; `metadata` and `records_output_types` are optional."""
 
     def create_shards(self) -> Mapping[str, tuple[int, int]] | Iterable[tuple[str, int, int]]:
-        """{name: (start, records)}, or (name, start, records) for each."""
+        """{name: (start, records)}, or an iterable of (name, start, records)."""
 
     def read_records(self, task: ReadTask) -> Iterable[Any]:
         """Records [task.start, task.end) of task.shard_name, one at a time."""
@@ -46,7 +45,7 @@ class NamedRange:
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """What `read_records` is given."""
+    """The argument of `read_records`."""
 
     shard_name: str
     start: int
@@ -66,11 +65,10 @@ def open_custom_reader(
     *,
     records_per_task: int | None = None,
 ) -> Reader:
-    """What the module's `custom_data_reader(data_origin, records_per_task=None, **params)` returns,
-    as a Reader.
+    """Open the reader that the module's `custom_data_reader` returns.
 
-    Errors of the user's own code come through as they are. Raises UserError if the result is
-    neither kind of reader.
+    It is called as `custom_data_reader(data_origin, records_per_task=None, **params)`. Errors of
+    user code pass unchanged. Raises UserError if the result is neither kind of reader.
     """
     made = factory(origin, records_per_task=records_per_task, **params)
     if callable(getattr(made, "sources", None)) and callable(getattr(made, "read", None)):
@@ -80,7 +78,7 @@ def open_custom_reader(
     ):
         return AdaptedReader(made)
     raise UserError(
-        f"custom_data_reader returned a {type(made).__name__}, which is no reader",
+        f"custom_data_reader returned a {type(made).__name__}, which is not a reader",
         hint=(
             "return an object with sources() and read(shard), or with create_shards() and"
             " read_records(task)"
@@ -92,7 +90,7 @@ def open_custom_reader(
 class AdaptedReader:
     """An `AbstractDataReader` as a Reader.
 
-    Adjoining shards of one name are one source; the master cuts it anew.
+    Adjoining shards of one name form one source; the master cuts it into shards again.
     """
 
     def __init__(self, inner: AbstractDataReader) -> None:
@@ -110,39 +108,41 @@ class AdaptedReader:
         )
 
     def sources(self) -> tuple[Source, ...]:
-        """Raises UserError if `create_shards` returns something else than it should, or no
-        records.
-        """
+        """The sources. Raises UserError if `create_shards` returns a wrong value or no records."""
         pieces = sorted(_pieces(self._inner.create_shards()))
         ranges: list[NamedRange] = []
         for name, start, count in pieces:
             if ranges and ranges[-1].name == name and start < ranges[-1].end:
                 raise UserError(
-                    f"create_shards() has records {start} to {ranges[-1].end} of {name!r} twice"
+                    f"create_shards() returned records {start} to {ranges[-1].end} of {name!r}"
+                    " twice"
                 )
             if ranges and ranges[-1].name == name and start == ranges[-1].end:
                 ranges[-1] = NamedRange(name, ranges[-1].start, start + count)
             else:
                 ranges.append(NamedRange(name, start, start + count))
         if not ranges:
-            raise UserError("create_shards() of the module's reader returned no records")
+            raise UserError(
+                "create_shards() of the module's reader returned no records",
+                hint="return at least one shard with records",
+            )
         names = [piece.name for piece in ranges]
         self._ranges = {
-            one.name if names.count(one.name) == 1 else f"{one.name}@{one.start}": one
-            for one in ranges
+            piece.name if names.count(piece.name) == 1 else f"{piece.name}@{piece.start}": piece
+            for piece in ranges
         }
-        return tuple(Source(key, one.end - one.start) for key, one in self._ranges.items())
+        return tuple(Source(key, piece.end - piece.start) for key, piece in self._ranges.items())
 
     def read(self, shard: Shard) -> Iterator[Block]:
         """Records from `read_records`.
 
-        Raises UserError if it gives more or fewer than the shard has.
+        Raises UserError if it returns more or fewer records than the shard has.
         """
         if not self._ranges:
             self.sources()
         if shard.source not in self._ranges:
             raise UserError(
-                f"create_shards() has no {shard.source!r} any more; it has"
+                f"create_shards() no longer returns {shard.source!r}, only"
                 f" {', '.join(self._ranges)}"
             )
         whole = self._ranges[shard.source]
@@ -153,19 +153,19 @@ class AdaptedReader:
             taken = list(islice(records, min(left, BLOCK_RECORDS)))
             if not taken:
                 raise UserError(
-                    f"read_records() gave {amount(task.end - task.start - left, 'record')} of"
+                    f"read_records() returned {amount(task.end - task.start - left, 'record')} of"
                     f" {task}, expected {task.end - task.start}"
                 )
             left -= len(taken)
             yield Block(stack(taken), len(taken))
         if next(records, None) is not None:
             raise UserError(
-                f"read_records() gave more than the {amount(task.end - task.start, 'record')} of"
-                f" {task}"
+                f"read_records() returned more than the"
+                f" {amount(task.end - task.start, 'record')} of {task}"
             )
 
     def close(self) -> None:
-        """Close the inner reader if it can be."""
+        """Close the inner reader if it has `close`."""
         close = getattr(self._inner, "close", None)
         if callable(close):
             close()
@@ -197,9 +197,10 @@ def _flat(name: object, what: object) -> tuple[object, ...]:
 
 
 def stack(records: Sequence[Any]) -> Records:
-    """Single records to a block: strings and bytes object[n]; dicts a column for each key;
-    sequences [n, columns],
-    as text if any value is text; numbers and arrays [n, ...].
+    """Combine single records into a block.
+
+    Strings and bytes become object[n]. Dicts become a column for each key. Sequences become [n,
+    columns], as text if any value is text. Numbers and arrays become [n, ...].
     """
     first = records[0]
     if isinstance(first, Mapping):
@@ -217,7 +218,8 @@ def _column(values: Sequence[Any]) -> NDArray[Any]:
         widths = {len(value) for value in values}
         if len(widths) > 1:
             raise UserError(
-                f"read_records() gave records of {sorted(widths)} fields; all need the same number"
+                f"read_records() returned records of {sorted(widths)} fields; all need the same"
+                " number"
             )
         return _objects(
             [_bytes(item) for value in values for item in value], (len(values), len(first))
@@ -225,7 +227,9 @@ def _column(values: Sequence[Any]) -> NDArray[Any]:
     try:
         return np.stack([np.asarray(value) for value in values])
     except ValueError as error:
-        raise UserError(f"read_records() gave records that do not fit together: {error}") from error
+        raise UserError(
+            f"read_records() returned records of different shapes or types: {error}"
+        ) from error
 
 
 def _objects(values: list[bytes], shape: tuple[int, ...]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""A Reader over files of one format: each file is a source."""
+"""A Reader over files of one format; each file is a source."""
 
 from __future__ import annotations
 
@@ -17,41 +17,39 @@ from elasticdl.shard import Shard, Source
 _FILES_AT_ONCE = 32
 
 Counting: TypeAlias = Callable[[int, int], None]
-"""How many files were counted, of how many."""
+"""Receives (files counted, files in all)."""
 
 
 class FileFormat(Protocol):
-    """How records lie in one file.
+    """How records are stored in one file.
 
-    `metadata` and `count` may be called from several threads, for different files.
+    Threads may call `metadata` and `count` concurrently for different files.
     """
 
     def metadata(self, file: DataFile) -> Metadata:
         """Names and types of the columns of this file."""
 
     def count(self, file: DataFile) -> int:
-        """How many records the file has, bad ones included.
+        """Number of records in the file, including bad ones.
 
-        Raises UserError if the file is not whole.
+        Raises UserError if the file is incomplete.
         """
 
     def bad(self, file: DataFile) -> tuple[int, tuple[str, ...]]:
-        """How many records are known to be bad before they are read, and up to three of them
-        described.
-        """
+        """(bad records known before they are read, descriptions of up to three of them)."""
 
     def blocks(self, file: DataFile, begin: int, end: int) -> Iterator[Block]:
-        """Records [begin, end), which exist."""
+        """Records [begin, end), which must exist."""
 
     def place(self, file: DataFile, number: int) -> str:
-        """Where a record is, for people: with line or offset if the format has such."""
+        """Where a record is, for people, with line or offset if the format has them."""
 
 
 @final
 class FileReader:
-    """Reader over `paths`, all of one format. Files are looked at once, when they are first needed.
+    """Reader over `paths`, all of one format. It inspects a file once, at its first use.
 
-    Raises DataChanged for a file that is not as it was when its records were `counted`.
+    Raises DataChanged for a file that changed since its records were `counted`.
     """
 
     def __init__(
@@ -63,9 +61,7 @@ class FileReader:
         counted: Mapping[str, Source] | None = None,
         counting: Counting = lambda done, files: None,
     ) -> None:
-        """`counting` is called by `sources` with how many files were counted, and how many there
-        are.
-        """
+        """`sources` calls `counting` with the number of counted files, and of all files."""
         self._paths = dict.fromkeys(paths)
         self._first = paths[0]
         self._format = form
@@ -77,7 +73,7 @@ class FileReader:
 
     @property
     def metadata(self) -> Metadata:
-        """Names and types of the columns, from the first file."""
+        """Names and dtypes of the columns, from the first file."""
         if self._metadata is None:
             self._metadata = self._format.metadata(self._file(self._first))
         return self._metadata
@@ -85,54 +81,55 @@ class FileReader:
     def sources(self) -> tuple[Source, ...]:
         """One source for each file.
 
-        Raises UserError if a file is missing, empty or broken, if the files have different
-        columns, or if more than `max_bad_records` records are seen to be bad already.
+        Raises:
+            UserError: a file is missing, empty or broken, the files have different columns, or more
+                than `max_bad_records` records are already known to be bad.
         """
         files = [self._file(path) for path in self._paths]
         digested = with_digest(files)
-        self._metadata = self.metadata  # threads compare with it
-        # One task for many files: the overhead of a task is that of several small files.
+        self._metadata = self.metadata  # the threads below compare with it
+        # Give each thread task many files: its overhead equals several small files.
         parts = [
             slice(begin, begin + _FILES_AT_ONCE) for begin in range(0, len(files), _FILES_AT_ONCE)
         ]
         counted: list[Source] = []
         with ThreadPoolExecutor(min(8, len(parts), os.cpu_count() or 1)) as pool:
-            for found in pool.map(
+            for batch in pool.map(
                 self._count, (files[part] for part in parts), (digested[part] for part in parts)
             ):
-                counted += found
+                counted += batch
                 self._counting(len(counted), len(files))
         self._check_bad(files)
         return tuple(counted)
 
     def _count(self, files: Sequence[DataFile], digested: Sequence[bool]) -> list[Source]:
-        found = []
-        for file, whole in zip(files, digested, strict=True):
+        sources = []
+        for file, digest in zip(files, digested, strict=True):
             self._check_columns(file)
             count = self._format.count(file)
             if count == 0:
                 raise UserError(
                     f"{file.path} has no records", hint="remove it, or write records into it"
                 )
-            found.append(
-                Source(file.path, count, file.full_fingerprint() if whole else file.fingerprint)
+            sources.append(
+                Source(file.path, count, file.full_fingerprint() if digest else file.fingerprint)
             )
-        return found
+        return sources
 
     def read(self, shard: Shard) -> Iterator[Block]:
         """See `Reader.read`."""
         if shard.source not in self._paths:
             raise DataChanged(
-                f"source {shard.source} is not in the data any more",
-                hint="leave files in place while a job runs",
+                f"source {shard.source} is no longer in the data",
+                hint="keep all files in place while a job runs",
             )
         file = self._file(shard.source)
         file.check_unchanged()
         records = self._format.count(file)
         if not 0 <= shard.begin <= shard.end <= records:
             raise DataChanged(
-                f"{file.path} has {amount(records, 'record')}, but a shard has records"
-                f" {shard.begin} to {shard.end}: it changed"
+                f"{file.path} changed: it has {amount(records, 'record')}, but a shard has records"
+                f" {shard.begin} to {shard.end}"
             )
         for block in self._format.blocks(file, shard.begin, shard.end):
             file.check_unchanged()
@@ -143,7 +140,7 @@ class FileReader:
         return self._format.place(self._file(source), number)
 
     def close(self) -> None:
-        """Nothing stays open between reads."""
+        """Do nothing: no file stays open between reads."""
 
     def _file(self, path: str) -> DataFile:
         if path not in self._files:
@@ -157,24 +154,24 @@ class FileReader:
         mine = self._format.metadata(file)
         if mine != self.metadata:
             raise UserError(
-                f"{file.path} has other columns than {self._first}: {_words(mine)}, expected"
-                f" {_words(self.metadata)}",
-                hint="all files of a data set have the same columns in the same order",
+                f"{file.path} has other columns than {self._first}: {_described(mine)}, expected"
+                f" {_described(self.metadata)}",
+                hint="give all files of a data set the same columns in the same order",
             )
 
     def _check_bad(self, files: Sequence[DataFile]) -> None:
-        found = [self._format.bad(file) for file in files]
-        total = sum(count for count, _ in found)
+        bad_by_file = [self._format.bad(file) for file in files]
+        total = sum(count for count, _ in bad_by_file)
         if total > self._max_bad_records:
-            first = next(examples[0] for count, examples in found if count)
+            first = next(examples[0] for count, examples in bad_by_file if count)
             raise UserError(
                 f"{first}\n{total} bad records in the data, at most {self._max_bad_records}"
                 " allowed",
-                hint="correct the data, or allow more with --max-bad-records",
+                hint="correct the data, or skip such records with --max-bad-records",
             )
 
 
-def _words(metadata: Metadata) -> str:
+def _described(metadata: Metadata) -> str:
     names = metadata.column_names
     return (
         ", ".join(f"{name} {metadata.column_dtypes.get(name, '')}".strip() for name in names)
@@ -184,7 +181,7 @@ def _words(metadata: Metadata) -> str:
 
 @contextmanager
 def opened(file: DataFile) -> Iterator[int]:
-    """A descriptor for `DataFile.read`."""
+    """A file descriptor for `DataFile.read`."""
     descriptor = file.open()
     try:
         yield descriptor

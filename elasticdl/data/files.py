@@ -1,9 +1,7 @@
-"""Data files as they lie on disk: which ones an origin names, whether they changed, and bytes of
-them.
+"""Data files on disk: which files an origin names, whether they changed, and their bytes.
 
-Files are read with `pread`, never mapped: a file that shrinks under a mapping kills the process
-with SIGBUS, while a
-short read becomes an error that names file and offset.
+Files are read with `pread`, never mapped. A file that shrinks under a mapping kills the process
+with SIGBUS, while a short read becomes an error with file and offset.
 """
 
 from __future__ import annotations
@@ -23,20 +21,21 @@ from elasticdl.formatting import amount
 from elasticdl.shard import DIGEST_MARK, Source
 
 DIGESTED_BYTES = 256 << 20
-"""Of so many bytes of a job's data, in order, digests are taken when records are counted: a second
-or less. Of the rest, times tell.
+"""Counting takes digests of this many bytes of a job's data, in order, which costs about a second.
+
+For the rest, modification times must do.
 """
 _PART_BYTES = 4 << 20
-_NEW_FILE = "write new data to a new file and start a new job with it"
+_NEW_FILE = "write new data to a new file, and start a new job with it"
 
 
 class DataChanged(UserError):
-    """Data is not what the job began with: no worker would fare better with it."""
+    """The data changed during the job; another worker would fail, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file as it was when it was first looked at."""
+    """A file as it was when the process first inspected it."""
 
     path: str
     size_bytes: int
@@ -44,13 +43,11 @@ class DataFile:
 
     @property
     def fingerprint(self) -> str:
-        """What costs nothing to know: tells that the file was written, not whether other bytes
-        were.
-        """
+        """Size and modification time: cheap, but it changes when the same bytes are written again."""
         return f"{self.size_bytes}:{self.mtime_ns}"
 
     def digest(self) -> str:
-        """Of all its bytes. Raises DataChanged, UserError as `read`."""
+        """Digest of all bytes. Raises DataChanged or UserError as `read` does."""
         state = blake2b(digest_size=16)
         descriptor = self.open()
         try:
@@ -63,36 +60,37 @@ class DataFile:
         return f"{DIGEST_MARK}{state.hexdigest()}"
 
     def full_fingerprint(self) -> str:
-        """With the digest. Raises DataChanged, UserError as `read`."""
+        """The fingerprint with the digest. Raises DataChanged or UserError as `read` does."""
         return f"{self.fingerprint}:{self.digest()}"
 
     def open(self) -> int:
-        """A descriptor for `read`, which the caller closes. Raises UserError."""
+        """A descriptor for `read`, to be closed by the caller. Raises UserError."""
         try:
             return os.open(self.path, os.O_RDONLY)
         except OSError as error:
             raise UserError(f"{self.path}: cannot open: {error.strerror}") from error
 
     def check_unchanged(self) -> None:
-        """Raise DataChanged if the file is another one by now."""
+        """Raise DataChanged if the file has changed or gone."""
         try:
             now = os.stat(self.path)
         except OSError as error:
             raise DataChanged(
                 f"{self.path} disappeared during the job: {error.strerror}",
-                hint="put it back and resume",
+                hint="restore it and resume the job",
             ) from error
         if (now.st_size, now.st_mtime_ns) != (self.size_bytes, self.mtime_ns):
             raise DataChanged(
                 f"{self.path} changed during the job: it had {amount(self.size_bytes, 'byte')}, now"
-                f" {now.st_size}" + ("" if now.st_size != self.size_bytes else " of a later time"),
+                f" {now.st_size}"
+                + ("" if now.st_size != self.size_bytes else " with another modification time"),
                 hint=_NEW_FILE,
             )
 
     def read(self, descriptor: int, begin: int, end: int) -> bytes:
         """Bytes [begin, end).
 
-        Raises DataChanged if the file ends before `end`, UserError if it cannot be read.
+        Raises DataChanged if the file ends before `end`, and UserError if it is unreadable.
         """
         parts: list[bytes] = []
         offset = begin
@@ -115,34 +113,30 @@ class DataFile:
 
 
 def with_digest(files: Sequence[DataFile]) -> list[bool]:
-    """Which of the files get a digest of their bytes: those within the first DIGESTED_BYTES of
-    all.
-    """
+    """Which files get a digest: those within the first DIGESTED_BYTES of all."""
     return [end <= DIGESTED_BYTES for end in accumulate(file.size_bytes for file in files)]
 
 
 def fingerprints(files: Sequence[DataFile]) -> list[str]:
-    """Of each file, in order. Raises DataChanged, UserError."""
+    """The fingerprint of each file, in order. Raises DataChanged, UserError."""
     digested = zip(files, with_digest(files), strict=True)
-    return [file.full_fingerprint() if whole else file.fingerprint for file, whole in digested]
+    return [file.full_fingerprint() if digest else file.fingerprint for file, digest in digested]
 
 
 def check_as_counted(files: Sequence[DataFile], counted: Source) -> None:
-    """Raise DataChanged if files are not those whose records were counted before the job: its
-    shards mean other records now.
+    """Raise DataChanged if `files` differ from those whose records were counted before the job.
 
-    `counted.fingerprint` is that of all files, in order, joined by `+`; '' is not compared. A file
-    of another time has the bytes that
-    were counted if it has their digest: volumes made of a ConfigMap, and copies, have times of
-    their own.
+    The job's shards would mean other records. `counted.fingerprint` joins those of all files, in
+    order, by `+`; '' is not compared. A file with another time but the same digest is unchanged:
+    copies, and volumes made of a ConfigMap, have times of their own.
     """
     if not counted.fingerprint:
         return
     then = counted.fingerprint.split("+")
     if len(then) != len(files):
         raise DataChanged(
-            f"{counted.name} has {amount(len(files), 'file')}, but {len(then)} when its records"
-            " were counted",
+            f"{counted.name} has {amount(len(files), 'file')}, but had {len(then)} when its"
+            " records were counted",
             hint=_NEW_FILE,
         )
     for file, old in zip(files, then, strict=True):
@@ -160,27 +154,30 @@ def _check_one(file: DataFile, old: str) -> None:
     elif digest:
         if file.digest() == digest:
             return
-        what = f"it has {size} bytes as before, but other ones, written at {_time(file.mtime_ns)}"
+        what = (
+            f"it still has {size} bytes, but their content differs, written at"
+            f" {_time(file.mtime_ns)}"
+        )
     else:
         what = (
-            f"it has {size} bytes as before, but was written at {_time(file.mtime_ns)}, not at"
+            f"it still has {size} bytes, but was written at {_time(file.mtime_ns)}, not at"
             f" {_time(int(mtime_ns))}"
         )
         hint = (
-            f"{_NEW_FILE}; where machines have copies of their own, keep the times when copying (cp"
-            " -p, rsync -t)"
+            f"{_NEW_FILE}; if each machine has its own copy, preserve modification times (cp -p,"
+            " rsync -t)"
         )
     raise DataChanged(f"{file.path} changed since its records were counted: {what}", hint=hint)
 
 
 def _time(mtime_ns: int) -> str:
-    """To the nanosecond where it matters, in UTC."""
+    """UTC, to the nanosecond."""
     seconds, rest = divmod(mtime_ns, 1_000_000_000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:09d} UTC"
 
 
 def refuse_compressed(path: str, beginning: bytes) -> None:
-    """Raise UserError if a file begins like one that is compressed as a whole."""
+    """Raise UserError if a file begins like a compressed file."""
     for magic, name, tool in (
         (b"\x1f\x8b", "gzip", "gunzip"),
         (b"BZh", "bzip2", "bunzip2"),
@@ -188,8 +185,8 @@ def refuse_compressed(path: str, beginning: bytes) -> None:
     ):
         if beginning.startswith(magic):
             raise UserError(
-                f"{path} is compressed with {name}, so no part of it can be read alone",
-                hint=f"{tool} it first",
+                f"{path} is compressed with {name}, so workers cannot read parts of it",
+                hint=f"decompress it with {tool}",
             )
 
 
@@ -206,7 +203,7 @@ def look_at(path: str) -> DataFile:
     if not stat.S_ISREG(facts.st_mode):
         raise UserError(f"{path} is not a regular file")
     if not os.access(path, os.R_OK):
-        raise UserError(f"{path} may not be read by this user", hint=f"chmod +r {path}")
+        raise UserError(f"{path}: permission denied", hint=f"chmod +r {path}")
     if facts.st_size == 0:
         raise UserError(f"{path} is empty", hint="remove it, or write records into it")
     return DataFile(path, facts.st_size, facts.st_mtime_ns)
@@ -215,19 +212,18 @@ def look_at(path: str) -> DataFile:
 def expand(origin: str) -> tuple[str, ...]:
     """The files that a path, a directory or a glob names, sorted.
 
-    Raises UserError if there are none.
+    In a directory, subdirectories and names that begin with `.` or `_` (markers of writers such as
+    Spark) are ignored. A broken link is not: its records would be missing silently.
 
-    In a directory, names that begin with `.` or `_` (markers of writers such as Spark) are left
-    out, and so are
-    subdirectories. A link that leads nowhere is not: its records would be missing without a word.
+    Raises UserError if there are no files.
     """
     if os.path.isdir(origin):
         try:
             with os.scandir(origin) as entries:
                 listed = [
-                    (one.name, _is_file(one))
-                    for one in entries
-                    if not one.name.startswith((".", "_"))
+                    (entry.name, _is_file(entry))
+                    for entry in entries
+                    if not entry.name.startswith((".", "_"))
                 ]
         except OSError as error:
             raise UserError(
@@ -257,13 +253,14 @@ def expand(origin: str) -> tuple[str, ...]:
         if paths:
             return paths
         raise UserError(
-            f"no file matches {origin}", hint="quote the pattern so that the shell leaves it alone"
+            f"no file matches {origin}",
+            hint="check the pattern, and quote it so that the shell does not expand it",
         )
     raise _missing(origin)
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Of most entries that is known without a look at the file."""
+    """Whether an entry is a file; the directory usually knows without access to the file."""
     try:
         return entry.is_file()
     except OSError:  # a link that leads to itself
@@ -275,7 +272,7 @@ def _is_data(path: str, *, file: bool) -> bool:
 
 
 def _missing(path: str) -> UserError:
-    """Why there is nothing at a path."""
+    """The error that explains why a path does not exist."""
     try:
         os.stat(path)
     except OSError as error:
@@ -284,17 +281,17 @@ def _missing(path: str) -> UserError:
                 f"{path}: {error.strerror}", hint="name a file, a directory of files, or a glob"
             )
     except ValueError:
-        pass  # a name with a zero byte: no file has such
+        pass  # no file has a name with a zero byte
     if os.path.islink(path):
         return UserError(
             f"{path} is a link to {os.readlink(path)}, which does not exist",
-            hint="mend the link, or remove it",
+            hint="repair or remove the link",
         )
     parent = os.path.dirname(path)
     if not parent:
-        hint = f"it was looked for in {os.getcwd()}"
+        hint = f"the current directory is {os.getcwd()}"
     elif os.path.isdir(parent):
-        hint = f"the directory {parent} is there: is the name right?"
+        hint = f"the directory {parent} exists: check the file's name"
     else:
         hint = f"the directory {parent} does not exist either"
     return UserError(f"{path or 'a file without a name'} does not exist", hint=hint)

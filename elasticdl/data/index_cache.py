@@ -1,9 +1,8 @@
-"""The cache of record indexes: files of bytes by name, shared by all jobs of a user, and bounded.
+"""A bounded cache of record indexes: files by name, shared by all jobs of a user.
 
-Whoever adds files removes now and then what was not used for a month, and the longest unused beyond
-a thousand. Any number of processes
-may do that at once: a file is replaced or removed as a whole, and one that is missing is made again
-by whoever needs it.
+From time to time, a writer removes indexes that were unused for a month, and the least recently
+used beyond a thousand. Several processes may do so concurrently: files are replaced or removed as a
+whole, and a missing index is built again.
 """
 
 from __future__ import annotations
@@ -20,45 +19,41 @@ FILES_MAX = 1000
 BYTES_MAX = 1 << 30
 UNUSED_S = 30 * 86400.0
 _TOUCH_EVERY_S = 86400.0
-"""Use is noted so often: a file's time is when it was last used, within a day."""
+"""Interval between updates of a file's time, which is that of its last use, within a day."""
 _HALF_MADE_S = 3600.0
 _TIDY_EVERY = 64
-"""A look at all files for each one that is kept would make the index of a folder cost its
-square.
-"""
+"""Writes between two scans of all files; scanning at each write would cost their number squared."""
 _keeps = itertools.count()
 
 _log = logging.getLogger(__name__)
 
 
 def directory() -> Path:
-    """Where they are: `indexes` below ELASTICDL_CACHE_DIR, else below the user's cache
-    directory.
-    """
+    """`indexes` below ELASTICDL_CACHE_DIR, else below the user's cache directory."""
     return _root() / "indexes"
 
 
 def path_of(name: str) -> Path:
-    """The file of a name."""
+    """The file of an index."""
     return directory() / f"{name}.index"
 
 
 def read(name: str) -> bytes | None:
-    """What was kept under a name; None if there is nothing. Raises OSError."""
+    """The bytes under a name; None if there are none. Raises OSError."""
     path = path_of(name)
     try:
-        found = path.read_bytes()
+        data = path.read_bytes()
         if time.time() - path.stat().st_mtime > _TOUCH_EVERY_S:
             os.utime(path)
     except FileNotFoundError:
         return None
     except PermissionError:
-        return path.read_bytes()  # somebody else's, who keeps its time
-    return found
+        return path.read_bytes()  # another user's file, whose owner updates its time
+    return data
 
 
 def keep(name: str, data: bytes) -> None:
-    """Keep bytes under a name. A cache that cannot be written is told of, and nothing more."""
+    """Write bytes under a name; a cache that cannot be written only causes a warning."""
     path = path_of(name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,14 +68,11 @@ def keep(name: str, data: bytes) -> None:
         if next(_keeps) % _TIDY_EVERY == 0:
             tidy(spared=path)
     except OSError as error:
-        _log.warning("the index of the data cannot be kept in %s: %s", path.parent, error)
+        _log.warning("cannot cache the index of the data in %s: %s", path.parent, error)
 
 
 def tidy(*, spared: Path | None = None) -> None:
-    """Remove what is too old, too much, or of an earlier version; never `spared`.
-
-    Raises OSError.
-    """
+    """Remove what is too old, too much, or of an earlier version; never `spared`. Raises OSError."""
     prune(directory(), spared=spared)
     _remove_those_of_before()
 
@@ -92,13 +84,14 @@ def prune(
     files_max: int = FILES_MAX,
     bytes_max: int = BYTES_MAX,
 ) -> None:
-    """Remove what was not used for long, and the longest unused of what is too much; never
-    `spared`. Raises OSError.
+    """Remove files that are too old, and the least recently used beyond the limits; never `spared`.
+
+    Raises OSError.
     """
     now_s, files, size = time.time(), 0, 0
     for used_s, bytes_, path in sorted(_times(folder), reverse=True):
         if path.suffix == ".tmp":
-            # Somebody is about to give it its name, or died before that.
+            # Another process is about to rename it, or died before that.
             surplus = now_s - used_s > _HALF_MADE_S
         else:
             files, size = files + 1, size + bytes_
@@ -108,17 +101,15 @@ def prune(
 
 
 def _times(folder: Path) -> list[tuple[float, int, Path]]:
-    """(last use, bytes, file) of what is ours; files that another process removes meanwhile are
-    left out.
-    """
-    found = []
+    """(last use, bytes, path) of the cache's files, except those removed concurrently."""
+    times = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith((".index", ".tmp")):
                 with suppress(FileNotFoundError):
                     facts = entry.stat(follow_symlinks=False)
-                    found.append((facts.st_mtime, facts.st_size, Path(entry.path)))
-    return found
+                    times.append((facts.st_mtime, facts.st_size, Path(entry.path)))
+    return times
 
 
 def _root() -> Path:
@@ -128,6 +119,6 @@ def _root() -> Path:
 
 
 def _remove_those_of_before() -> None:
-    """Earlier versions kept them beside the folder, and for ever."""
+    """Remove indexes of earlier versions, which were kept beside the folder without a limit."""
     for path in _root().glob("*.index"):
         path.unlink(missing_ok=True)

@@ -1,10 +1,8 @@
 """NumPy files: records are columns, one for each array, [n, ...].
 
-`.npz` as `np.savez` writes it is read in place, range by range. Arrays that are compressed or in
-Fortran order are loaded whole.
-A `.npy` file of a structured dtype has one column for each field, any other one column named after
-the file.
-Python objects are refused: they need pickle.
+`.npz` files from `np.savez` are read in place, range by range. Arrays that are compressed or in
+Fortran order are loaded whole. A `.npy` file of a structured dtype has one column for each field,
+any other one column named after the file. Python objects are refused, since they need pickle.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 @final
 class NpzFormat:
-    """See FileFormat. Every array of the file is a column, or those named."""
+    """`.npz` files, see FileFormat; columns are the named arrays, or all."""
 
     def __init__(self, columns: Sequence[str] = ()) -> None:
         self._names = tuple(columns)
@@ -75,7 +73,7 @@ def read_npy(
 ) -> ColumnsReader:
     """`.npy` files side by side: `x.npy` and `y.npy` are columns `x` and `y` of one source.
 
-    Raises UserError if they are not those that were `counted`.
+    Raises UserError if they differ from what was `counted`.
     """
     files = [look_at(path) for path in paths]
     if counted is not None:
@@ -96,8 +94,8 @@ def _columns_of_npz(file: DataFile, names: Sequence[str]) -> dict[str, Column]:
                     columns[name] = _member(file, archive, stream, info)
     except (zipfile.BadZipFile, ValueError, EOFError, zlib.error, struct.error) as error:
         raise UserError(
-            f"{file.path}: not a whole .npz file: {error}",
-            hint="it was cut off, or is no .npz: write it again",
+            f"{file.path}: not a complete .npz file: {error}",
+            hint="it is truncated or not an .npz file: write it again",
         ) from error
     except OSError as error:
         raise UserError(f"{file.path}: cannot read: {error.strerror}") from error
@@ -121,7 +119,7 @@ def _member(
 
 
 def _stored(file: DataFile, stream: IO[bytes]) -> StoredColumn | None:
-    """The array whose `.npy` header is at the stream's place; None if it is in Fortran order."""
+    """The array whose `.npy` header is at the stream's position; None if it is in Fortran order."""
     version = npy_format.read_magic(stream)
     read_header = (
         npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
@@ -149,8 +147,8 @@ def _columns_of_npy(file: DataFile) -> dict[str, Column]:
         array: Any = np.load(file.path, allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise UserError(
-            f"{file.path}: not a whole .npy file: {error}",
-            hint="it was cut off, or is no .npy: write it again",
+            f"{file.path}: not a complete .npy file: {error}",
+            hint="it is truncated or not an .npy file: write it again",
         ) from error
     except OSError as error:
         raise UserError(f"{file.path}: cannot read: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""From what the user names (a file, a directory, a glob) to a Reader of the right format."""
+"""Open a Reader of the right format for what the user names: a file, a directory or a glob."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _CSV_PARAMS = ("header", "delimiter", "column_names", "quoting")
 
 @final
 class _Params:
-    """The user's `--data-reader-params`, each taken once; what is left over is an error."""
+    """The user's `--data-reader-params`; each is taken once, and the remaining ones are errors."""
 
     def __init__(self, params: Mapping[str, Scalar]) -> None:
         self._left = dict(params)
@@ -74,7 +74,7 @@ class _Params:
     def finish(self, form: Format) -> None:
         for name in self._left:
             near = difflib.get_close_matches(name, self._known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(self._known)}"
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(self._known)}"
             raise UserError(f"data of format {form} has no reader parameter {name!r}", hint=hint)
 
     def _take(self, name: str, default: Scalar) -> Scalar:
@@ -90,36 +90,37 @@ def open_reader(
     counted: Sequence[Source] = (),
     counting: Counting = lambda done, files: None,
 ) -> Reader:
-    """Reader of the files that `origin` names: a file, a directory, or a glob; all of one format.
+    """Open the files of one format that `origin` names: a file, a directory or a glob.
 
-    The format is told by `format=`, else by the name, else by the first bytes. `sources()` refuses
-    CSV files in which it sees
-    more than `max_bad_records` bad rows; other bad records are counted in blocks as they are read.
-    Raises UserError for data that does not exist, for mixed formats and unknown parameters.
+    `format=` selects the format; otherwise the name or the first bytes do. `sources()` refuses CSV
+    files with more than `max_bad_records` bad rows. Other bad records are counted in blocks as they
+    are read.
 
-    `counted` are the sources of the job: files that came later are left alone, and one that is not
-    as it was when its records
-    were counted is an error as soon as it is opened. `counting` hears how many files `sources()`
-    has counted.
+    `counted` are the sources of the job. Files that came later are ignored. A file that differs
+    from its state when its records were counted is an error as soon as it is opened. `counting`
+    receives the number of files that `sources()` has counted.
+
+    Raises:
+        UserError: data does not exist, formats are mixed, or a parameter is unknown.
     """
     sources = {source.name: source for source in counted}
-    there = expand(origin)
-    paths = tuple(path for path in there if path in sources) or there
+    present = expand(origin)
+    paths = tuple(path for path in present if path in sources) or present
     left = _Params(params)
-    form = _format(
+    file_format = _format(
         paths, left.text("format"), csv_params=any(name in params for name in _CSV_PARAMS)
     )
     reader: Reader
-    match form:
+    match file_format:
         case Format.NPY:
             names = left.names("columns")
-            left.finish(form)
+            left.finish(file_format)
             from elasticdl.data.numpy_files import read_npy
 
-            return read_npy(origin, there, names, sources.get(origin))
+            return read_npy(origin, present, names, sources.get(origin))
         case _:
-            made = _file_format(form, paths, left)
-            left.finish(form)
+            made = _file_format(file_format, paths, left)
+            left.finish(file_format)
             reader = FileReader(
                 paths, made, max_bad_records=max_bad_records, counted=sources, counting=counting
             )
@@ -168,16 +169,16 @@ def _format(paths: tuple[str, ...], given: str, *, csv_params: bool) -> Format:
             raise UserError(
                 f"format={given!r} is unknown", hint=f"one of {', '.join(Format)}"
             ) from error
-    found: dict[Format, str] = {}
+    first_paths: dict[Format, str] = {}
     for path in paths:
-        found.setdefault(_format_of(path, csv_params=csv_params), path)
-    if len(found) > 1:
-        words = ", ".join(f"{path} is {form}" for form, path in found.items())
+        first_paths.setdefault(_format_of(path, csv_params=csv_params), path)
+    if len(first_paths) > 1:
+        listed = ", ".join(f"{path} is {form}" for form, path in first_paths.items())
         raise UserError(
-            f"the data has files of several formats: {words}",
-            hint="name those of one format by a glob",
+            f"the data has files of several formats: {listed}",
+            hint="select the files of one format with a glob",
         )
-    return next(iter(found))
+    return next(iter(first_paths))
 
 
 def _format_of(path: str, *, csv_params: bool) -> Format:
@@ -197,8 +198,8 @@ def _format_of(path: str, *, csv_params: bool) -> Format:
     if _begins_like_tfrecord(beginning):
         return Format.TFRECORD
     raise UserError(
-        f"{path}: cannot tell its format by name or first bytes",
-        hint=f'--data-reader-params "format=…": {", ".join(Format)}',
+        f"{path}: unknown data format: neither name nor first bytes identify it",
+        hint=f'set --data-reader-params "format=…" to one of {", ".join(Format)}',
     )
 
 

@@ -1,10 +1,8 @@
 """Parquet: records are columns as NumPy arrays.
 
-Numbers and booleans keep their type, dates and times become int64, decimals float64, strings and
-binary bytes (object[n]), lists
-of one length [n, length]. A null is b"" in strings, NaN in floating point; elsewhere it makes the
-record a bad
-one, unless `fill_null` gives a value for it.
+Numbers and booleans keep their type. Dates and times become int64, decimals float64, strings and
+binary bytes (object[n]), lists of one length [n, length]. A null is b"" in strings and NaN in
+floating point. In other columns it makes the record bad, unless `fill_null` gives a value for it.
 """
 
 from __future__ import annotations
@@ -31,9 +29,9 @@ _Lists: TypeAlias = "pa.ListArray[Any] | pa.LargeListArray[Any] | pa.FixedSizeLi
 
 @final
 class ParquetFormat:
-    """See FileFormat.
+    """Parquet files; see FileFormat.
 
-    The smallest part that can be read alone is a row group; decoded ones are kept up to 256 MiB.
+    The smallest readable part is a row group; up to 256 MiB of decoded groups are cached.
     """
 
     def __init__(self, columns: Sequence[str] = (), fill_null: float | None = None) -> None:
@@ -49,7 +47,7 @@ class ParquetFormat:
         for name in names:
             if name not in schema.names:
                 raise UserError(
-                    f"{file.path} has no column {name!r}; it has {', '.join(schema.names)}"
+                    f"{file.path} has no column {name!r}, only {', '.join(schema.names)}"
                 )
         if file.path not in self._lengths:
             lists = [name for name in names if _is_list(schema.field(name).type)]
@@ -87,8 +85,8 @@ class ParquetFormat:
                     self._facts[file.path] = (opened.metadata, opened.schema_arrow)
             except (pa.ArrowException, OSError) as error:
                 raise UserError(
-                    f"{file.path}: not a whole Parquet file: {error}",
-                    hint="it was cut off: write it again",
+                    f"{file.path}: not a complete Parquet file: {error}",
+                    hint="it is truncated or not a Parquet file: write it again",
                 ) from error
         return self._facts[file.path]
 
@@ -103,7 +101,7 @@ class ParquetFormat:
                     ).select(names)
             except (pa.ArrowException, OSError) as error:
                 raise UserError(
-                    f"{file.path}: row group {group} cannot be read: {error}",
+                    f"{file.path}: cannot read row group {group}: {error}",
                     hint="the file is damaged: write it again",
                 ) from error
             while (
@@ -134,7 +132,7 @@ class ParquetFormat:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType | None:
-    """The Arrow type that values of `kind` are turned into first; None if there is none."""
+    """The Arrow type that values of `kind` are converted to first; None if there is none."""
     if pa.types.is_dictionary(kind):
         return _plain_type(kind.value_type)
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
@@ -172,7 +170,7 @@ def _numpy_name(column: pa.Field[Any], path: str, length: int | None) -> str:
 
 
 def _first_length(file: DataFile, name: str) -> int:
-    """The length of the column's first list that is not null: all others must have it, too.
+    """The length of the column's first list that is not null, which all others must equal.
 
     0 if there is none.
     """
@@ -213,7 +211,7 @@ def _convert(
 def _convert_lists(
     array: _Lists, fill_null: float | None, length: int
 ) -> tuple[NDArray[Any], NDArray[np.bool_], str]:
-    """Lists of this length, [n, length]; others do not fit."""
+    """Lists of this length as [n, length]; others do not fit."""
     lengths = pc.list_value_length(array).fill_null(-1).to_numpy(zero_copy_only=False)
     fits = lengths == length
     values, value_fits, why = _convert(array.filter(pa.array(fits)).flatten(), fill_null)

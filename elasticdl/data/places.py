@@ -1,4 +1,4 @@
-"""Where a record is, for people. For errors only: some of it reads data again."""
+"""Where a record is, for error messages only: some functions read data again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from elasticdl.shard import Shard
 
 
 def place_of(reader: Reader, source: str, number: int) -> str:
-    """`train.csv:17` where the reader can tell the line (`place`, which readers may have), else
-    source and number from 0.
-    """
+    """`train.csv:17` if the reader has `place`, else source and number from 0."""
     place: Callable[[str, int], str] | None = getattr(reader, "place", None)
     return place(source, number) if place is not None else plain_place(source, number)
 
@@ -22,15 +20,14 @@ def plain_place(source: str, number: int) -> str:
 
 
 def number_of(reader: Reader, shard: Shard, index: int) -> int:
-    """The number, in its source, of the record that comes as the `index`-th (from 0) good one when
-    the shard is read.
+    """The number, within its source, of the `index`-th (from 0) good record of a shard.
 
-    Readers tell how many records of a block are bad, not which, so this reads parts of the shard
-    again. Raises as `read`.
+    Readers report how many records of a block are bad, not which, so this reads parts of the shard
+    again. Raises the errors of `Reader.read`.
     """
     low, high, before = shard.begin, shard.end, 0
     good = _good(reader, shard, low, high)
-    # Invariant: the record is in [low, high), which has `good` good ones, after `before` others.
+    # Invariant: [low, high) contains the record and `good` good records; `before` are below low.
     while good < high - low:
         middle = (low + high) // 2
         lower = _good(reader, shard, low, middle)

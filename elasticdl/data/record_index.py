@@ -1,8 +1,8 @@
-"""Where records begin in a file that has no index of its own.
+"""Where records begin in a file without an index of its own.
 
-One pass over a file makes the index; every process of the job then finds it in the cache, keyed by
-path, size and time
-of the file. A cached index carries a checksum; one that does not fit is made again.
+One pass over a file builds the index. Every process of the job then reads it from the cache by
+path, size and time of the file. A cached index has a checksum; one that does not match is built
+again.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes [begin, end) of a file that hold whole records, of which `skip` are passed over and
-    `take` wanted.
+    """Bytes [begin, end) of a file that hold whole records: skip `skip`, then take `take`.
 
-    `line` is the line number, from 1, of its first byte.
+    `line` is the line number, from 1, of the first byte.
     """
 
     begin: int
@@ -50,9 +49,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordIndex:
-    """`entries` is int64[n + 1, 3]: (record, offset in bytes, line) of every so many records; the
-    last one is the end.
-    """
+    """`entries` is int64[n + 1, 3]: (record, byte offset, line) at intervals; the last is the end."""
 
     entries: NDArray[np.int64]
     columns: int = 0
@@ -64,9 +61,7 @@ class RecordIndex:
         return int(self.entries[-1, 0])
 
     def spans(self, begin: int, end: int) -> Iterator[Span]:
-        """Cuts records [begin, end) into blocks of about BLOCK_RECORDS records and BLOCK_BYTES
-        bytes.
-        """
+        """Cut records [begin, end) into blocks of about BLOCK_RECORDS and BLOCK_BYTES."""
         records, offsets = self.entries[:, 0], self.entries[:, 1]
         while begin < end:
             first = int(np.searchsorted(records, begin, side="right")) - 1
@@ -90,7 +85,10 @@ Build: TypeAlias = Callable[[DataFile], RecordIndex]
 
 
 def from_native(file: DataFile, facts: dict[str, Any]) -> RecordIndex:
-    """What the scanner found, or UserError with file and place if the file is not whole."""
+    """Convert the scanner's result.
+
+    Raises UserError, with file and place, if the file is incomplete.
+    """
     place = f"{file.path}: at offset {facts['offset']}"
     match facts["fault"]:
         case "":
@@ -100,25 +98,25 @@ def from_native(file: DataFile, facts: dict[str, Any]) -> RecordIndex:
         case "truncated":
             raise UserError(
                 f"{place}: the file ends inside a record",
-                hint="the file was cut off: copy or write it again",
+                hint="the file is truncated: copy or write it again",
             )
         case "damaged":
             raise UserError(
-                f"{place}: a record's length does not fit its checksum",
-                hint="the file is damaged, or no TFRecord: write it again",
+                f"{place}: a record's length does not match its checksum",
+                hint="the file is damaged or not a TFRecord file: write it again",
             )
         case "long row":
             raise UserError(
-                f"{file.path}:{facts['line']}: a row of more than 64 MiB (offset"
+                f"{file.path}:{facts['line']}: a row is longer than 64 MiB (offset"
                 f" {facts['offset']})",
-                hint="is this a CSV file?",
+                hint="check that this is a CSV file",
             )
         case "open quote":
             raise UserError(
                 f"{file.path}:{facts['line']}: a quote in this row is never closed (offset"
                 f" {facts['offset']})",
                 hint=(
-                    "close it; where a quote is plain text, double it, or use --data-reader-params"
+                    "close it; if quotes are plain text, double them, or use --data-reader-params"
                     ' "quoting=false"'
                 ),
             )
@@ -134,14 +132,12 @@ def describe(file: DataFile, line: int, why: str, start: bytes) -> str:
 
 
 def cached(file: DataFile, options: str, build: Build) -> RecordIndex:
-    """The index of `file` as read with `options`, from the cache or made now.
+    """The index of `file` for these options, from the cache or built now.
 
-    Safe with many processes at once.
-
-    A file that changed gets a new index in the place of its old one. A cache that cannot be written
-    costs each process its own pass over the file, no more.
-    A small file is not cached: to read it costs less than to keep its index, and a folder of many
-    would take the places of large ones.
+    Safe with many processes at once. A changed file gets a new index that replaces the old one. If
+    the cache is not writable, each process makes its own pass over the file. The indexes of small
+    files are not cached: building one is cheaper, and many of them would evict the indexes of large
+    files.
     """
     if file.size_bytes <= SMALL_BYTES:
         return build(file)
@@ -150,11 +146,11 @@ def cached(file: DataFile, options: str, build: Build) -> RecordIndex:
     name = hashlib.sha256(place.encode()).hexdigest()[:32]
     try:
         kept = index_cache.read(name)
-        found = decode(kept, key) if kept is not None else None
-        if found is not None:
-            return found
+        index_cached = decode(kept, key) if kept is not None else None
+        if index_cached is not None:
+            return index_cached
     except (OSError, Corrupted) as error:
-        _log.warning("%s: %s: the index is made again", index_cache.path_of(name), error)
+        _log.warning("%s: %s: building the index again", index_cache.path_of(name), error)
     index = build(file)
     file.check_unchanged()
     index_cache.keep(name, encode(index, key))
@@ -171,9 +167,9 @@ def encode(index: RecordIndex, key: str) -> bytes:
 
 
 def decode(data: bytes, key: str) -> RecordIndex | None:
-    """The index from bytes, None if it is of another key.
+    """The index from bytes; None if it has another key.
 
-    Raises Corrupted if they are not what `encode` made.
+    Raises Corrupted if `encode` did not write these bytes.
     """
     start = len(_MAGIC) + 4
     payload = data[start:]
@@ -182,7 +178,7 @@ def decode(data: bytes, key: str) -> RecordIndex | None:
         or not data.startswith(_MAGIC)
         or int.from_bytes(data[len(_MAGIC) : start], "little") != crc32c(payload)
     ):
-        raise Corrupted("not an index, or its checksum does not fit")
+        raise Corrupted("not an index, or its checksum does not match")
     head, _, entries = payload.partition(b"\n")
     facts = json.loads(head)
     if facts["key"] != key:

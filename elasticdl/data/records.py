@@ -1,6 +1,4 @@
-"""Blocks of records as values: parts of one, several as one, a single record of one and its
-cells.
-"""
+"""Operations on blocks of records: select, join, and show the cells of one record."""
 
 from __future__ import annotations
 
@@ -14,19 +12,19 @@ from elasticdl.data.base import Records
 
 
 def count_of(records: Records) -> int:
-    """How many there are."""
+    """Number of records."""
     return len(next(iter(records.values()))) if isinstance(records, Mapping) else len(records)
 
 
 def taken(records: Records, indices: NDArray[np.int64]) -> Records:
-    """Those at these indices, in this order."""
+    """The records at these indices, in this order."""
     if isinstance(records, Mapping):
         return {name: np.take(column, indices, axis=0) for name, column in records.items()}
     return np.take(records, indices, axis=0)
 
 
 def joined(parts: Sequence[Records]) -> Records:
-    """All of them, one after the other; at least one part."""
+    """Concatenate at least one part."""
     if len(parts) == 1:
         return parts[0]
     by_column = [part for part in parts if isinstance(part, Mapping)]
@@ -36,8 +34,9 @@ def joined(parts: Sequence[Records]) -> Records:
 
 
 def cells_of(records: Records, index: int, names: Sequence[str]) -> dict[str, str]:
-    """What one record holds, as text by column; by number where columns have no names, and under ''
-    where there are none.
+    """The values of one record, as text by column.
+
+    Columns without names have their numbers as keys; a record without columns has the key ''.
     """
     if isinstance(records, Mapping):
         return {name: _text(column[index]) for name, column in records.items()}

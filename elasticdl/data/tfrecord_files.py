@@ -1,9 +1,8 @@
-"""TFRecord: records are object[n] of bytes, checked against their checksums.
+"""TFRecord: records are object[n] of bytes, verified by their checksums.
 
-A frame is length (8 bytes), masked crc32c of these (4), data, masked crc32c of the data (4),
-little-endian. A wrong
-checksum of data makes a bad record; a wrong one of a length ends the file's use, since the next
-frame cannot be found.
+A frame is length (8 bytes), its masked crc32c (4), data, its masked crc32c (4), little-endian. A
+wrong checksum of data makes a bad record. After a wrong checksum of a length the file is unusable,
+since the next frame cannot be found.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from elasticdl.native import _native
 
 @final
 class TFRecordFormat:
-    """See FileFormat."""
+    """TFRecord files; see FileFormat."""
 
     def __init__(self) -> None:
         self._indexes: dict[str, RecordIndex] = {}
@@ -43,7 +42,7 @@ class TFRecordFormat:
         return self._index(file).records
 
     def bad(self, file: DataFile) -> tuple[int, tuple[str, ...]]:
-        return 0, ()  # checksums of data are looked at when it is read
+        return 0, ()  # checksums of data are verified at reading
 
     def blocks(self, file: DataFile, begin: int, end: int) -> Iterator[Block]:
         with opened(file) as descriptor:
@@ -77,11 +76,11 @@ def _block(file: DataFile, data: bytes, span: Span) -> Block:
     good, seen, bad, used = _native.tfrecord_rows(data, span.skip, records)
     if seen != span.take:
         raise UserError(
-            f"{file.path}: at offset {span.begin + used}: a record's length does not fit its"
-            " checksum: the file changed"
+            f"{file.path}: at offset {span.begin + used}: the file changed: a record's length does"
+            " not match its checksum"
         )
     examples = tuple(
-        f"{file.path}: at offset {span.begin + at}: the record's data does not fit its checksum"
+        f"{file.path}: at offset {span.begin + at}: the record's data does not match its checksum"
         for at in bad[:3]
     )
     return Block(records[:good], span.take, len(bad), examples)

@@ -212,7 +212,7 @@ class RingStep:
         return self._nothing
 
     def _computed(self, control: Tensor, features: Structure, labels: Structure) -> _Contribution:
-        variables = [one.value for one in self._model.trainable]
+        variables = [variable.value for variable in self._model.trainable]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             with keras.StatelessScope(
@@ -221,15 +221,18 @@ class RingStep:
                 outputs = self._model.model(features, training=True)
                 losses = list(self._model.model.losses)
             value, examples = self._mean_loss(labels, outputs)
-            total = tf.add_n([value, *(tf.cast(tf.reduce_sum(one), value.dtype) for one in losses)])
+            total = tf.add_n(
+                [value, *(tf.cast(tf.reduce_sum(loss), value.dtype) for loss in losses)]
+            )
             scaled = total * tf.cast(examples, total.dtype)
-        gradients = [_dense_if_small(one) for one in tape.gradient(scaled, variables)]
+        gradients = [_dense_if_small(gradient) for gradient in tape.gradient(scaled, variables)]
         self._sparse = tuple(
-            None if one is None else isinstance(one, tf.IndexedSlices) for one in gradients
+            None if gradient is None else isinstance(gradient, tf.IndexedSlices)
+            for gradient in gradients
         )
         averages = [
-            self._difference(scope, one) * tf.cast(examples, one.dtype)
-            for one in self._model.averaged
+            self._difference(scope, variable) * tf.cast(examples, variable.dtype)
+            for variable in self._model.averaged
         ]
         return _Contribution(gradients, averages, examples, scaled, self._local(scope))
 
@@ -310,7 +313,7 @@ class RingStep:
     def _reduce_and_apply(self, control: Tensor, mine: _Contribution) -> list[Tensor]:
         packing = _Packing(self._reducer)
         # Use the gradients' type, so that these numbers travel in the same vector.
-        wide = _wide([one.dtype for one in self._model.trainable])
+        wide = _wide([variable.dtype for variable in self._model.trainable])
         rate = self._rate()
         scalars = [
             mine.examples,
@@ -318,16 +321,16 @@ class RingStep:
             control[2],
             *([] if rate is None else [tf.where(control[0] == 0, rate.value, 0)]),
         ]
-        numbers = packing.add(tf.stack([tf.cast(one, wide) for one in scalars]))
+        numbers = packing.add(tf.stack([tf.cast(scalar, wide) for scalar in scalars]))
         dense = {
-            index: packing.add(one)
-            for index, one in enumerate(mine.gradients)
+            index: packing.add(gradient)
+            for index, gradient in enumerate(mine.gradients)
             if self._sparse[index] is False
         }
-        averages = [packing.add(one) for one in mine.averages]
+        averages = [packing.add(average) for average in mine.averages]
         rows = {
-            index: self._gathered(index, one)
-            for index, one in enumerate(mine.gradients)
+            index: self._gathered(index, gradient)
+            for index, gradient in enumerate(mine.gradients)
             if self._sparse[index]
         }
         with tf.control_dependencies(packing.added()):
@@ -340,10 +343,12 @@ class RingStep:
             for index in range(len(mine.gradients))
         ]
         changes = [
-            packing.get(one) / tf.cast(divisor, self._model.averaged[i].dtype)
-            for i, one in enumerate(averages)
+            packing.get(number) / tf.cast(divisor, self._model.averaged[index].dtype)
+            for index, number in enumerate(averages)
         ]
-        finite = tf.stack([_finite(loss), *(_finite(one) for one in gradients if one is not None)])
+        finite = tf.stack(
+            [_finite(loss), *(_finite(part) for part in gradients if part is not None)]
+        )
 
         def apply() -> Tensor:
             if rate is not None:

@@ -61,8 +61,8 @@ def test_data_that_stayed_as_it_was_counted_is_read(tmp_path: Path) -> None:
         (
             lambda path: (path.write_text("a,b\n1,2\n3,5\n"), later(path)),
             (
-                r"data\.csv changed since .*: it has 12 bytes as before, but other ones, written at"
-                r" .* UTC"
+                r"data\.csv changed since .*: it still has 12 bytes, but their content differs,"
+                r" written at .* UTC"
             ),
         ),
     ],
@@ -100,7 +100,7 @@ def test_of_more_data_than_digests_are_taken_of_the_times_tell(tmp_path: Path, m
     with pytest.raises(
         DataChanged,
         match=(
-            r"b\.csv changed since .*: it has 12 bytes as before, but was written at .* UTC, not at"
+            r"b\.csv changed since .*: it still has 12 bytes, but was written at .* UTC, not at"
         ),
     ):
         read_all(reader, counted[1])
@@ -113,7 +113,7 @@ def test_a_file_with_one_other_byte_in_its_middle_is_other_data(tmp_path: Path) 
     values[1_500_000] = 1
     np.save(tmp_path / "x.npy", values)
     later(tmp_path / "x.npy")
-    with pytest.raises(DataChanged, match=r"x\.npy changed since .* but other ones"):
+    with pytest.raises(DataChanged, match=r"x\.npy changed since .* content differs"):
         open_reader(str(tmp_path / "x.npy"), {}, counted=counted)
 
 
@@ -155,7 +155,7 @@ def test_a_file_that_was_taken_away_is_named(tmp_path: Path) -> None:
     counted = open_reader(str(tmp_path), {}).sources()
     gone.unlink()
     source = next(source for source in counted if source.name == str(gone))
-    with pytest.raises(DataChanged, match=r"data\.csv is not in the data any more"):
+    with pytest.raises(DataChanged, match=r"data\.csv is no longer in the data"):
         read_all(open_reader(str(tmp_path), {}, counted=counted), source)
 
 
@@ -165,10 +165,10 @@ def test_numpy_files_side_by_side_are_compared_one_by_one(tmp_path: Path) -> Non
     counted = open_reader(str(tmp_path), {}).sources()
     np.save(tmp_path / "y.npy", np.arange(1, 11))
     later(tmp_path / "y.npy")
-    with pytest.raises(DataChanged, match=r"y\.npy changed since .*, but other ones"):
+    with pytest.raises(DataChanged, match=r"y\.npy changed since .* content differs"):
         open_reader(str(tmp_path), {}, counted=counted)
     np.save(tmp_path / "z.npy", np.arange(10))
-    with pytest.raises(DataChanged, match="has 3 files, but 2 when its records were counted"):
+    with pytest.raises(DataChanged, match="has 3 files, but had 2 when its records were counted"):
         open_reader(str(tmp_path), {}, counted=counted)
 
 

@@ -228,8 +228,8 @@ def test_headless_files_with_another_number_of_columns_are_refused(tmp_path):
         (b"a,a\n1,2\n", "column 'a' more than once"),
         ("a,b\n1,2\n".encode("utf-16"), "UTF-16"),
         (b"a,\xff\n1,2\n", "not UTF-8"),
-        (b"\xef\xbb\xbf", "no first row"),
-        (b"\n\n\n", "no first row"),
+        (b"\xef\xbb\xbf", "first row is missing"),
+        (b"\n\n\n", "first row is missing"),
     ],
 )
 def test_headers_that_cannot_be_used_are_refused(tmp_path, content, words):

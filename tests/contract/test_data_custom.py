@@ -119,7 +119,7 @@ def test_column_names_come_from_the_readers_metadata():
 
 @pytest.mark.parametrize("extra", [-1, 1])
 def test_more_or_fewer_records_than_asked_for_are_refused(extra):
-    with pytest.raises(UserError, match=r"read_records\(\) gave"):
+    with pytest.raises(UserError, match=r"read_records\(\) returned"):
         read(opened(Reader({"a": (0, 20)}, extra=extra)), "a", 0, 20)
 
 
@@ -150,5 +150,5 @@ def test_the_users_own_error_comes_through():
 
 
 def test_something_else_is_refused():
-    with pytest.raises(UserError, match="returned a list, which is no reader"):
+    with pytest.raises(UserError, match="returned a list, which is not a reader"):
         open_custom_reader(lambda origin, records_per_task: [], "x", {})

@@ -102,5 +102,5 @@ def test_a_flipped_bit_in_a_compressed_array_is_found(tmp_path):
     data = bytearray(path.read_bytes())
     data[5000] ^= 1
     path.write_bytes(data)
-    with pytest.raises(UserError, match=r"a\.npz: not a whole"):
+    with pytest.raises(UserError, match=r"a\.npz: not a complete"):
         open_reader(str(path), {}).sources()

@@ -26,7 +26,7 @@ def test_files_of_several_formats_are_refused(tmp_path):
 def test_an_unknown_file_asks_for_its_format(tmp_path):
     path = tmp_path / "train.txt"
     path.write_text("1\t2\n3\t4\n")
-    with pytest.raises(UserError, match="cannot tell its format") as caught:
+    with pytest.raises(UserError, match="unknown data format") as caught:
         open_reader(str(path), {})
     assert "format=" in caught.value.hint
     assert (
@@ -78,10 +78,10 @@ def test_a_name_without_a_directory_is_told_where_it_was_looked_for(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="does not exist") as caught:
         open_reader("train.csv", {})
-    assert caught.value.hint == f"it was looked for in {tmp_path}"
+    assert str(tmp_path) in caught.value.hint
     with pytest.raises(UserError) as caught:
         open_reader(f"{tmp_path}/train.csv", {})
-    assert caught.value.hint == f"the directory {tmp_path} is there: is the name right?"
+    assert f"{tmp_path} exists" in caught.value.hint
 
 
 def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path):

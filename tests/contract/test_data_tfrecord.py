@@ -114,7 +114,8 @@ def test_a_flipped_bit_in_data_makes_one_bad_record(written, tmp_path):
     assert sum(block.count for block in blocks) == len(records) - 1400
     (example,) = [text for block in blocks for text in block.bad_examples]
     assert (
-        example == f"{path}: at offset {offsets[bad]}: the record's data does not fit its checksum"
+        example
+        == f"{path}: at offset {offsets[bad]}: the record's data does not match its checksum"
     )
 
 
@@ -124,7 +125,7 @@ def test_a_flipped_bit_in_a_length_is_told_with_its_offset(written, tmp_path):
     with pytest.raises(
         UserError,
         match=(
-            rf"data\.tfrecord: at offset {offsets[700]}: a record's length does not fit its"
+            rf"data\.tfrecord: at offset {offsets[700]}: a record's length does not match its"
             r" checksum"
         ),
     ):

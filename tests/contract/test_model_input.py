@@ -160,7 +160,9 @@ def test_values_that_cannot_be_parsed_are_the_users_error(tmp_path: Path) -> Non
 
 def test_a_feed_without_labels_is_refused_in_training(tmp_path: Path) -> None:
     module = module_with(tmp_path, "def feed(dataset, mode, metadata):\n    return dataset\n")
-    with pytest.raises(UserError, match=r"made\.py:7: feed returned .* expected \(features, labels\)"):
+    with pytest.raises(
+        UserError, match=r"made\.py:7: feed returned .* expected \(features, labels\)"
+    ):
         list(batches([np.array([1.0])], module, Task.TRAINING, Metadata()))
 
 
