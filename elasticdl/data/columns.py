@@ -1,4 +1,4 @@
-"""Columns of NumPy data: arrays with one record per item of the first axis, in a file or in memory."""
+"""Columns of NumPy data, in a file or in memory: arrays with one record per item of axis 0."""
 
 from __future__ import annotations
 
@@ -119,7 +119,9 @@ def select(columns: Mapping[str, Column], names: Sequence[str], place: str) -> d
     """The named columns, or all if there are no names."""
     missing = [name for name in names if name not in columns]
     if missing:
-        raise UserError(f"{place} has no array {missing[0]!r}, only {', '.join(columns)}")
+        raise UserError(
+            f"{place} has no array {missing[0]!r}; available: {', '.join(columns) or 'none'}"
+        )
     return {name: columns[name] for name in names or columns}
 
 

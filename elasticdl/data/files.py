@@ -21,7 +21,7 @@ from elasticdl.formatting import amount
 from elasticdl.shard import DIGEST_MARK, Source
 
 DIGESTED_BYTES = 256 << 20
-"""Counting takes digests of this many bytes of a job's data, in order, which costs about a second.
+"""How much of a job's data, in order, gets digests when it is counted, in about a second.
 
 For the rest, modification times must do.
 """
@@ -43,7 +43,7 @@ class DataFile:
 
     @property
     def fingerprint(self) -> str:
-        """Size and modification time: cheap, but it changes when the same bytes are written again."""
+        """Size and modification time: cheap, but also changed by rewriting the same bytes."""
         return f"{self.size_bytes}:{self.mtime_ns}"
 
     def digest(self) -> str:

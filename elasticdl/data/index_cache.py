@@ -22,7 +22,7 @@ _TOUCH_EVERY_S = 86400.0
 """Interval between updates of a file's time, which is that of its last use, within a day."""
 _HALF_MADE_S = 3600.0
 _TIDY_EVERY = 64
-"""Writes between two scans of all files; scanning at each write would cost their number squared."""
+"""Writes between two scans of all files: scanning at each write would be quadratic."""
 _keeps = itertools.count()
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,10 @@ def keep(name: str, data: bytes) -> None:
 
 
 def tidy(*, spared: Path | None = None) -> None:
-    """Remove what is too old, too much, or of an earlier version; never `spared`. Raises OSError."""
+    """Remove what is too old, too much, or of an earlier version, but never `spared`.
+
+    Raises OSError.
+    """
     prune(directory(), spared=spared)
     _remove_those_of_before()
 

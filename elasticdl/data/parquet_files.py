@@ -47,7 +47,7 @@ class ParquetFormat:
         for name in names:
             if name not in schema.names:
                 raise UserError(
-                    f"{file.path} has no column {name!r}, only {', '.join(schema.names)}"
+                    f"{file.path} has no column {name!r}; available: {', '.join(schema.names)}"
                 )
         if file.path not in self._lengths:
             lists = [name for name in names if _is_list(schema.field(name).type)]

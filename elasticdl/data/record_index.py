@@ -49,7 +49,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordIndex:
-    """`entries` is int64[n + 1, 3]: (record, byte offset, line) at intervals; the last is the end."""
+    """Where records begin.
+
+    `entries` is int64[n + 1, 3]: (record, byte offset, line) at intervals; the last is the end.
+    """
 
     entries: NDArray[np.int64]
     columns: int = 0

@@ -45,13 +45,13 @@ def check_params(module: ModelModule, params: Mapping[str, Scalar]) -> None:
 
 
 def optimizer_params(module: ModelModule, params: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """The entries that the optimizer function names; its `**params` does not receive the model's."""
+    """The entries that the optimizer function names: its `**params` gets none of the model's."""
     named = inspect.signature(module.optimizer).parameters
     return {name: value for name, value in params.items() if name in named}
 
 
 def check_model(model: object, module: ModelModule) -> None:
-    """Raise UserError if `model` is not a Keras model, or overrides a method that jobs do not call."""
+    """Raise UserError if `model` is no Keras model, or overrides a method that jobs do not call."""
     where = place(module.custom_model)
     if not isinstance(model, keras.Model):
         raise UserError(

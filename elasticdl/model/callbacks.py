@@ -13,7 +13,7 @@ import keras
 
 @final
 class LearningRateScheduler(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Replace the optimizer's learning rate by `schedule(version)`, which maps an int to a float."""
+    """Replace the optimizer's learning rate by `schedule(version)`, a function of an int."""
 
     def __init__(self, schedule: Callable[[int], float]) -> None:
         super().__init__()

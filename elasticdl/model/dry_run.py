@@ -143,12 +143,13 @@ def check_callbacks(module: ModelModule, *, on_ring: bool = False) -> list[str]:
     for callback in made or ():
         if not isinstance(callback, keras.callbacks.Callback):
             raise UserError(
-                f"{place(module.callbacks)}: callbacks returned {callback!r}, expected Keras callbacks"
+                f"{place(module.callbacks)}: callbacks returned {callback!r}, expected Keras"
+                " callbacks"
             )
         if isinstance(callback, _OF_OPTIMIZERS) and not on_ring:
             raise UserError(
-                f"{place(module.callbacks)}: keras.callbacks.{type(callback).__name__} sets the learning"
-                " rate of an optimizer, but parameter servers apply it",
+                f"{place(module.callbacks)}: keras.callbacks.{type(callback).__name__} sets the"
+                " learning rate of an optimizer, but parameter servers apply it",
                 hint=(
                     "use elasticdl.model.callbacks.LearningRateScheduler(schedule), which calls"
                     " schedule(version), or a Keras schedule"
@@ -161,7 +162,7 @@ def check_callbacks(module: ModelModule, *, on_ring: bool = False) -> list[str]:
         for text in _left_out(callback)
     ]
     return [
-        f"{place(module.callbacks)}: ignoring {text}: with TensorBoard a job writes only the"
+        f"{place(module.callbacks)}: ignoring {text}: for TensorBoard, a job writes only the"
         " metrics of epochs"
         for text in left_out
     ]

@@ -1,4 +1,4 @@
-"""Export a trained model as a plain SavedModel and a plain weights file, with all embedding rows."""
+"""Export a trained model as a plain SavedModel and a weights file, with all embedding rows."""
 
 from __future__ import annotations
 

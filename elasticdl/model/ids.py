@@ -29,7 +29,7 @@ Key: TypeAlias = tuple[Any, ...]
 @final
 @dataclass(frozen=True, slots=True)
 class LookupSite:
-    """One call of a served layer: the table, the number of the id array, and the ids' static shape."""
+    """One call of a served layer: its table, the number of its id array, the ids' static shape."""
 
     table: int
     array: int

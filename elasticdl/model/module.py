@@ -87,7 +87,7 @@ def load_module(section: ModelSection) -> ModelModule:
 
 
 def _split(zoo: Path, model_def: str) -> tuple[str, str]:
-    """Split `--model-def` into module name and attribute; the longest prefix that is a module wins."""
+    """Split `--model-def` into module and attribute; the longest prefix that is a module wins."""
     parts = model_def.split(".")
     if not all(part.isidentifier() for part in parts):
         raise UserError(

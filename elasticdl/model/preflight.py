@@ -1,4 +1,4 @@
-"""Validate a model and its data before a job starts: count the records, try one step of each kind."""
+"""Validate a model and its data before a job starts: count records, try a step of each kind."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class RingModel:
         return cls(module, model, optimizer, inputs, variables, averaged, _seeds(model))
 
     def served(self) -> PsModel:
-        """Wrap the model as one of which servers hold nothing, to evaluate, predict and export it."""
+        """Wrap the model as one without served parameters, to evaluate, predict and export it."""
         nothing = ParametersSpec(
             optimizer=OptimizerSpec(kind=OptimizerKind.SGD), dense=(), tables=()
         )

@@ -1,4 +1,4 @@
-"""The learning rate on a ring: the module's own, times the master's factor for larger minibatches."""
+"""The learning rate on a ring: the module's rate times the master's factor for larger batches."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ Structure: TypeAlias = Any
 
 
 def input_specs(features: Structure) -> Structure:
-    """Type specs of a batch (tensors, arrays, specs or Keras inputs), with an unknown first axis."""
+    """Type specs of a batch (tensors, arrays, specs or Keras inputs); the first axis is unknown."""
     return tf.nest.map_structure(_spec, features)
 
 

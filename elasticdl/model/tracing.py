@@ -35,7 +35,7 @@ Function: TypeAlias = Callable[..., Any]
 @final
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The form of batches: type specs of features and labels (`()`: none), and the model's lookups."""
+    """The form of batches: type specs of features and labels (`()`: none), and the lookups."""
 
     features: Structure
     labels: Structure
@@ -164,7 +164,7 @@ class Tracer:
 
     @property
     def merges(self) -> bool:
-        """Whether the graph merges gradients of rows: clipping and regularisation need whole rows."""
+        """Whether the graph merges rows' gradients: clipping and regularisation need whole rows."""
         return (
             clips(self._served.optimizer)
             or bool(self._regularised)
@@ -191,7 +191,7 @@ class Tracer:
         compiled, captured = function.inference_fn, list(function.captured_inputs)
 
         def call(*flat: Tensor) -> Sequence[Tensor]:
-            """Skip the matching of arguments to a signature, which takes as long as a small step."""
+            """Skip the matching of arguments, which takes as long as a small step."""
             made: Sequence[Tensor] = compiled.call_flat(*flat, *captured)
             return made
 

@@ -242,7 +242,7 @@ def test_headers_that_cannot_be_used_are_refused(tmp_path, content, words):
 def test_a_row_that_does_not_end_is_told_from_an_open_quote(tmp_path):
     path = tmp_path / "data.csv"
     path.write_bytes(b"a,b\n1,2\n" + b"x" * (65 << 20) + b"\n")
-    with pytest.raises(UserError, match=r"data\.csv:3: a row of more than 64 MiB \(offset 8\)"):
+    with pytest.raises(UserError, match=r"data\.csv:3: a row is longer than 64 MiB \(offset 8\)"):
         open_reader(str(path), {}).sources()
     path.write_bytes(b'a,b\n1,2\n"' + b"x" * (65 << 20) + b"\n")
     with pytest.raises(UserError, match=r"data\.csv:3: a quote in this row is never closed"):
