@@ -4,101 +4,94 @@ command line's flags.
 
 from __future__ import annotations
 
-import asyncio
-import os
-import threading
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
+from elasticdl.cli.jobs.job import Job
 from elasticdl.cli.jobs.job_claim import placed
-from elasticdl.cli.jobs.local_launch import LocalJob
 from elasticdl.cli.jobs.preflight import checked
-from elasticdl.cli.jobs.watch import timed_out
 from elasticdl.cli.param_types import worker_range
 from elasticdl.cli.request import Request, settle
 from elasticdl.cli.views.console import tell
 from elasticdl.cli.views.live_view import view_of_script
 from elasticdl.cli.views.notebook import picture
-from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
+from elasticdl.errors import ElasticDLError
 from elasticdl.job import Action, JobSpec
-from elasticdl.jobdir.layout import JobDirectory, read_json
 from elasticdl.jobdir.outcome import Outcome
 
 if TYPE_CHECKING:
-    from elasticdl.cli.jobs.kubernetes_handle import KubernetesJobHandle
+    from elasticdl.cli.jobs.cluster_client import ClusterClient
 
-START_S = 60.0
-"""A master answers within a second or two; this is for a machine that is very busy."""
+
+class HandledRun(Protocol):
+    """What differs between a job that this interpreter runs and one that it submitted."""
+
+    @property
+    def running(self) -> bool:
+        """Whether the job has not ended yet."""
+
+    @property
+    def state(self) -> str:
+        """For `repr`; '' where only the job itself could tell."""
+
+    def ready(self) -> None:
+        """Return when the job can be asked, or has ended."""
+
+    def wait(self, timeout_s: float | None) -> Outcome:
+        """Block until the job has ended. Raises TransientError after `timeout_s`."""
+
+    def stop(self, reason: str) -> None:
+        """Have the job end in order; returns at once."""
+
+    def close(self) -> None:
+        """Drop connections."""
 
 
 @final
 class JobHandle:
     """A job that was started from Python. Thread-safe.
 
-    The job runs in a thread of its own, which starts its processes and owns them. An interpreter
-    that ends waits for the
-    job. One that is killed takes every process of the job with it.
+    A job on this machine runs in a thread of its own, which starts its processes and owns them. An
+    interpreter that ends waits for the job. One that is killed takes every process of the job with
+    it. A job on a cluster goes on without this handle and without this interpreter.
     """
 
-    def __init__(self, job: LocalJob, spec: JobSpec, claim: ExitStack) -> None:
-        """Starts the thread.
-
-        `claim` keeps the job's directory ours and is closed when the job has ended.
-        """
-        self.job_dir = Path(spec.cluster.job_dir)
-        self.job_name = spec.cluster.job_name
-        self._job = job
-        self._pid = os.getpid()
-        self._claim = claim
-        self._outcome: Outcome | None = None
-        self._problem: BaseException | None = None
-        # Not the thread itself is waited for: a `join` that Ctrl-C interrupts takes the thread for
-        # ended, in Python 3.11.
-        self._over = threading.Event()
-        threading.Thread(target=self._run, name=f"job {self.job_name}", daemon=False).start()
+    def __init__(self, job: Job, run: HandledRun) -> None:
+        self._job, self._run = job, run
+        self.job_name = job.name
+        self.job_dir = Path(job.place.job_dir) if job.place.job_dir else None
+        """On this machine; None for a job on a cluster."""
+        self.namespace = job.place.namespace
+        """On a cluster; '' for a job on this machine."""
 
     def __repr__(self) -> str:
-        state = (
-            f"of process {self._pid}"
-            if os.getpid() != self._pid
-            else "runs"
-            if self.running
-            else "has ended"
-        )
-        return f"<job {self.job_name} {state}, in {self.job_dir}>"
+        parts = ("job", self.job_name, self._run.state, f"in {self._job.place}")
+        return f"<{' '.join(filter(None, parts))}>"
 
     def _repr_html_(self) -> str:
         """As a notebook shows it: how the job is doing now."""
         try:
-            status = self.status() if self._job.answers.is_set() else None
-        except ElasticDLError:
-            status = None
-        return picture(repr(self), status)._repr_html_()
+            return picture(repr(self), self._job.report().status)._repr_html_()
+        except ElasticDLError as error:
+            return picture(f"{self!r}: {error.message}", None)._repr_html_()
 
     @property
     def running(self) -> bool:
-        """Whether the job has not ended yet."""
-        return not self._over.is_set()
+        """Whether the job has not ended yet.
+
+        Raises ElasticDLError if a cluster cannot be asked.
+        """
+        return self._run.running
 
     def status(self) -> dict[str, Any]:
         """Return the master's status, or the last one that it left.
 
-        The keys are those of `elasticdl status -o json`.
-
-        Raises:
-            TransientError: the master does not answer now.
-            PermanentError: the job has ended and left no status.
+        The keys are those of `elasticdl status -o json`. What is not known is empty, and `message`
+        says why. Raises ElasticDLError if the job cannot be looked at.
         """
-        self._wait_for_master()
-        try:
-            return self._job.status()
-        except TransientError:
-            left = read_json(JobDirectory(self.job_dir).status).get("status")
-            if isinstance(left, dict):
-                return left
-            self._must_run()
-            raise
+        self._run.ready()
+        return dict(self._job.report().status)
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
         """Block until the job has ended. Ctrl-C ends the wait, not the job.
@@ -110,33 +103,18 @@ class JobHandle:
             UserError: the job failed because of the user's code, model or data.
             PermanentError: the job failed for another reason.
         """
-        self._must_be_ours()
-        try:
-            self._over.wait(timeout_s)
-        except KeyboardInterrupt as interrupt:
-            interrupt.add_note(
-                f"job {self.job_name} goes on: stop() ends it in order; a script that ends waits"
-                " for it"
-            )
-            raise
-        if self.running:
-            raise timed_out(self.job_name, timeout_s or 0.0)
-        if self._problem is not None:
-            raise self._problem
-        assert self._outcome is not None
-        error = self._outcome.error()
+        outcome = self._run.wait(timeout_s)
+        error = outcome.error()
         if error is not None:
             raise error
-        return self._outcome
+        return outcome
 
     def stop(self, reason: str = "stop() was called") -> None:
         """Stop the job gracefully: workers drain and a last checkpoint is taken.
 
-        Returns at once; `wait` for the end.
+        Returns at once; `wait` for the end. Raises ElasticDLError if a cluster cannot be asked.
         """
-        self._must_be_ours()
-        if self.running:
-            self._job.stop_from_any_thread(reason)
+        self._run.stop(reason)
 
     def scale(self, low: int, high: int | None = None) -> None:
         """Change the number of workers to between `low` and `high` (default: exactly `low`).
@@ -146,8 +124,7 @@ class JobHandle:
             ElasticDLError: the job has ended, or its master does not answer.
         """
         wanted = worker_range(low, high)
-        self._wait_for_master()
-        self._must_run()
+        self._run.ready()
         self._job.scale(*wanted)
 
     def checkpoint(self) -> None:
@@ -156,48 +133,15 @@ class JobHandle:
         Raises:
             ElasticDLError: the job has ended, or its master does not answer.
         """
-        self._wait_for_master()
-        self._must_run()
+        self._run.ready()
         self._job.checkpoint()
 
-    def _must_run(self) -> None:
-        if not self.running:
-            raise PermanentError(f"job {self.job_name} has ended", hint="wait() says how")
-
-    def _must_be_ours(self) -> None:
-        """A process that was forked from ours has neither the thread nor the connections."""
-        if os.getpid() != self._pid:
-            raise PermanentError(
-                f"job {self.job_name} is process {self._pid}'s, from which this one was forked",
-                hint=f"look after it there, or by `elasticdl status {self.job_dir}`",
-            )
-
-    def _wait_for_master(self) -> None:
-        self._must_be_ours()
-        self._job.answers.wait(START_S)
-
-    def _run(self) -> None:
-        """The thread. Whatever happens in it is raised by `wait`."""
-        try:
-            with self._claim:
-                self._outcome = asyncio.run(self._job.run())
-        except BaseException as error:  # noqa: BLE001 - the top of the thread
-            self._problem = error if isinstance(error, ElasticDLError) else _unexpected(error)
-        finally:
-            self._over.set()
-            self._job.answers.set()
+    def close(self) -> None:
+        """Drop the connection to a cluster; the handle is of no use then."""
+        self._run.close()
 
 
-def _unexpected(error: BaseException) -> ElasticDLError:
-    problem = PermanentError(f"the job's thread failed: {error!r}", hint="a bug: please report it")
-    problem.__cause__ = error
-    problem.exit_code = ExitCode.JOB_FAILED
-    return problem
-
-
-def start(
-    action: Action, flags: dict[str, Any], *, show: bool = True
-) -> JobHandle | KubernetesJobHandle:
+def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHandle:
     """Check and start a job.
 
     Blocks for the check. Raises SpecError, UserError or, for what a cluster refuses,
@@ -208,21 +152,23 @@ def start(
     spec = settle(Request(action, flags), tell if show else _nobody)
     if spec.on_kubernetes:
         return _submitted(spec, show=show)
+    from elasticdl.cli.jobs.background_run import BackgroundRun
+    from elasticdl.cli.jobs.local_launch import LocalRun
+
     with ExitStack() as stack:
         spec, directory = stack.enter_context(
             placed(spec, lambda job: checked(job, quiet=not show))
         )
-        job = LocalJob(spec, directory, view_of_script(f"job {spec.cluster.job_name}", show=show))
-        return JobHandle(job, spec, stack.pop_all())
+        run = LocalRun(spec, directory, view_of_script(f"job {spec.cluster.job_name}", show=show))
+        return JobHandle(run.job, BackgroundRun(run, stack.pop_all()))
 
 
 def _nobody(_text: str) -> None:
     """Nobody is told."""
 
 
-def _submitted(spec: JobSpec, *, show: bool) -> KubernetesJobHandle:
+def _submitted(spec: JobSpec, *, show: bool) -> JobHandle:
     from elasticdl.cli.jobs.cluster_client import ClusterClient
-    from elasticdl.cli.jobs.kubernetes_handle import KubernetesJobHandle
     from elasticdl.cli.jobs.kubernetes_launch import submit
 
     line = ClusterClient(spec.kubernetes.namespace, spec.kubernetes.kube_context)
@@ -231,14 +177,23 @@ def _submitted(spec: JobSpec, *, show: bool) -> KubernetesJobHandle:
     except BaseException:
         line.close()
         raise
-    return KubernetesJobHandle(line, name, show=show)
+    return submitted_handle(line, name, show=show)
 
 
-def train(*, show: bool = True, **flags: Any) -> JobHandle | KubernetesJobHandle:  # noqa: ANN401 - the flags of `elasticdl train`
+def submitted_handle(line: ClusterClient, name: str, *, show: bool) -> JobHandle:
+    """The handle of a job on a cluster. Takes `line` over."""
+    from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
+    from elasticdl.cli.jobs.submitted_run import SubmittedRun
+
+    job = KubernetesJob(line, name)
+    view = view_of_script(f"job {name}", show=True) if show else None
+    return JobHandle(job, SubmittedRun(job, line, view))
+
+
+def train(*, show: bool = True, **flags: Any) -> JobHandle:  # noqa: ANN401 - the flags of `elasticdl train`
     """Train a model and return a handle of the job. Blocks for the check of model and data.
 
-    With `image_name` the job runs on a Kubernetes cluster, and the handle is a
-    `KubernetesJobHandle` with the same methods.
+    With `image_name` the job runs on a Kubernetes cluster.
 
     Args:
         show: Show progress: a live view under the cell in a notebook, lines on stderr elsewhere.
@@ -252,7 +207,7 @@ def train(*, show: bool = True, **flags: Any) -> JobHandle | KubernetesJobHandle
     return start(Action.TRAIN, flags, show=show)
 
 
-def evaluate(*, show: bool = True, **flags: Any) -> JobHandle | KubernetesJobHandle:  # noqa: ANN401 - as above
+def evaluate(*, show: bool = True, **flags: Any) -> JobHandle:  # noqa: ANN401 - as above
     """Evaluate a trained model.
 
     Arguments and errors are those of `train`, with the flags of `elasticdl evaluate`.
@@ -260,7 +215,7 @@ def evaluate(*, show: bool = True, **flags: Any) -> JobHandle | KubernetesJobHan
     return start(Action.EVALUATE, flags, show=show)
 
 
-def predict(*, show: bool = True, **flags: Any) -> JobHandle | KubernetesJobHandle:  # noqa: ANN401 - as above
+def predict(*, show: bool = True, **flags: Any) -> JobHandle:  # noqa: ANN401 - as above
     """Write a trained model's predictions.
 
     Arguments and errors are those of `train`, with the flags of `elasticdl predict`.

@@ -464,10 +464,10 @@ def test_train_and_wait_have_ended_soon_where_the_image_is_not_there(
 def test_a_handle_in_python_does_the_same(elasticdl: Commands) -> None:
     program = f"""
 import time
-from elasticdl.cli.jobs.kubernetes_handle import KubernetesJobHandle
+from elasticdl.cli.api import submitted_handle
 from elasticdl.cli.jobs.cluster_client import ClusterClient
 from elasticdl.errors import TransientError
-handle = KubernetesJobHandle(ClusterClient(), {JOB!r}, show=True)
+handle = submitted_handle(ClusterClient(), {JOB!r}, show=True)
 assert handle.running
 while not handle.status()["records"]["trained"]:
     time.sleep(0.2)

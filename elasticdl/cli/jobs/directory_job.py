@@ -81,13 +81,17 @@ class DirectoryJob:
                 "waiting", blank_status("its master is starting", waiting=["master-0 is starting"])
             )
         try:
-            with self._master() as master:
-                status = blank_status("") | master.status()
+            status = blank_status("") | self.status()
         except TransientError as error:
             return self._report("running", blank_status(error.message))
         except PermanentError as error:
             return self._report("running", blank_status(f"{error.message}; {error.hint}"))
         return self._report("running", status)
+
+    def status(self) -> dict[str, Any]:
+        """What the master tells. Raises ElasticDLError."""
+        with self._master() as master:
+            return master.status()
 
     def outcome(self) -> Outcome | None:
         """See Job. A job whose master was killed has ended, too: it took all processes with it."""

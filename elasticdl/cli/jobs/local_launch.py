@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, final
 
+from elasticdl.cli.jobs.directory_job import DirectoryJob
 from elasticdl.cli.jobs.file_tail import Events
 from elasticdl.cli.views.live_view import View
 from elasticdl.cluster.base import (
@@ -26,23 +27,21 @@ from elasticdl.cluster.base import (
 )
 from elasticdl.cluster.local.cluster import LocalCluster
 from elasticdl.cluster.local.machine import usable_cores
-from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory, read_json
 from elasticdl.jobdir.outcome import Outcome, outcome_of_killed, read_outcome, resume_hint
-from elasticdl.rpc.master_client import MasterClient
 
 T = TypeVar("T")
 MASTER = ProcessName(Role.MASTER, 0)
 MASTER_COMMAND = (sys.executable, "-m", "elasticdl.master.main")
 POLL_S = 0.5
-CALL_S = 5.0
 STOP_GRACE_S = 300.0
 """A drain with a last checkpoint: the master bounds it itself, this is for one that hangs."""
 
 
 @final
-class LocalJob:
+class LocalRun:
     """Owns the master of one job.
 
     All of it happens on the event loop of `run`, but for what says otherwise.
@@ -54,9 +53,7 @@ class LocalJob:
         self._spec = spec
         self._directory = directory
         self._view = view
-        self._token = secrets.token_urlsafe(32)
-        self._client: MasterClient | None = None
-        self._connecting = threading.Lock()
+        self.job = DirectoryJob(directory)
         self._cluster: LocalCluster | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_asked = ""
@@ -90,8 +87,6 @@ class LocalJob:
             return outcome_of(directory, self._spec.action, facts, interrupted=self._interrupts > 0)
         finally:
             self.answers.set()
-            if self._client is not None:
-                self._client.close()
             await self._cluster.close()
 
     def stop_from_any_thread(self, why: str) -> None:
@@ -114,18 +109,6 @@ class LocalJob:
             self._view.say(f"{why}: ending at once")
             self._beside(self._cluster.delete(MASTER, grace_s=0))
 
-    def status(self) -> dict[str, Any]:
-        """What the master tells; any thread. Raises TransientError while it cannot be asked."""
-        return self._connected().status()
-
-    def checkpoint(self) -> None:
-        """Ask for a checkpoint now; any thread. Raises ElasticDLError."""
-        self._connected().checkpoint()
-
-    def scale(self, low: int, high: int) -> None:
-        """Ask for another range of workers; any thread. Raises ElasticDLError."""
-        self._connected().scale(low, high)
-
     def _stop_once(self, why: str) -> None:
         if not self._interrupts:
             self.interrupt(why)
@@ -136,7 +119,7 @@ class LocalJob:
             MASTER,
             MASTER_COMMAND,
             env={"ELASTICDL_JOB_DIR": str(self._directory.path)},
-            secrets={"ELASTICDL_TOKEN": self._token},
+            secrets={"ELASTICDL_TOKEN": secrets.token_urlsafe(32)},
         )
         try:
             await self._cluster.create(spec)
@@ -161,30 +144,22 @@ class LocalJob:
 
     async def _asked(self) -> dict[str, Any] | None:
         try:
-            status = await in_thread(self.status)
+            status = await in_thread(self.job.status)
         except ElasticDLError:
             return None
-        if not self.answers.is_set() and (page := read_json(self._directory.master).get("page")):
-            self._view.say(f"status page: {page}#token={self._token}")
+        if not self.answers.is_set():
+            with suppress(ElasticDLError), self.job.page() as address:  # A job may have no page.
+                self._view.say(f"status page: {address}")
         self.answers.set()
         return status
 
     async def _stop_in_order(self, why: str) -> None:
         assert self._cluster is not None
         try:
-            await in_thread(lambda: self._connected().stop(why))
+            await in_thread(lambda: self.job.stop(why))
         except ElasticDLError:
             # It does not listen yet, or no more: a signal reaches it anyway.
             await self._cluster.delete(MASTER, grace_s=STOP_GRACE_S)
-
-    def _connected(self) -> MasterClient:
-        with self._connecting:
-            if self._client is None:
-                found = read_json(self._directory.master)
-                if found.get("token") != self._token:
-                    raise TransientError("the master is not up yet")
-                self._client = MasterClient(found["address"], self._token, "cli", away_s=CALL_S)
-            return self._client
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -18,7 +18,7 @@ from elasticdl.errors import ExitCode
 from elasticdl.job import Action, JobSpec
 
 if TYPE_CHECKING:
-    from elasticdl.cli.jobs.local_launch import LocalJob
+    from elasticdl.cli.jobs.local_launch import LocalRun
     from elasticdl.cli.views.live_view import View
     from elasticdl.jobdir.outcome import Outcome
 
@@ -116,7 +116,7 @@ def run_job(spec: JobSpec, form: Format) -> int:
     import asyncio
 
     from elasticdl.cli.jobs.job_claim import placed
-    from elasticdl.cli.jobs.local_launch import LocalJob
+    from elasticdl.cli.jobs.local_launch import LocalRun
     from elasticdl.cli.jobs.preflight import checked
     from elasticdl.cli.views.live_view import view_for
     from elasticdl.cli.views.result_output import tell_end
@@ -125,14 +125,14 @@ def run_job(spec: JobSpec, form: Format) -> int:
         tell(f"job {spec.cluster.job_name} in {directory.path}")
         view = view_for()
         try:
-            outcome = asyncio.run(_with_signals(LocalJob(spec, directory, view), view))
+            outcome = asyncio.run(_with_signals(LocalRun(spec, directory, view), view))
         finally:
             view.close()
     tell_end(outcome, form)
     return outcome.exit_code
 
 
-async def _with_signals(job: LocalJob, view: View) -> Outcome:
+async def _with_signals(job: LocalRun, view: View) -> Outcome:
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -142,7 +142,7 @@ async def _with_signals(job: LocalJob, view: View) -> Outcome:
     return await job.run()
 
 
-def _terminal_is_gone(job: LocalJob) -> None:
+def _terminal_is_gone(job: LocalRun) -> None:
     """Nobody reads any more: writing would fail and end us before the job has drained."""
     for stream in (sys.stdout, sys.stderr):
         silence(stream)
