@@ -7,6 +7,8 @@ Foreign exceptions are mapped to it at the seam where they enter, with `from`.
     │   └── SpecError    the job's flags or YAML are wrong: exit code 2, before anything starts
     ├── TransientError   may go away by itself: retried after `retry_after_s`, within a budget
     └── PermanentError   will not go away: not retried
+        ├── NoSuchJob    there is no such job, or it does not run (any more)
+        ├── ClusterRefused  the cluster is not there, or will not do what is asked: exit code 3
         ├── Refused      the other side knows us and says no (fenced, replaced, wrong token)
         └── Corrupted    bytes on disk or wire are not what was written
 
@@ -78,6 +80,18 @@ class Refused(PermanentError):
     """The other side knows us and says no: fenced, replaced, or a wrong token."""
 
     exit_code = ExitCode.FENCED
+
+
+class NoSuchJob(PermanentError):
+    """There is no such job, or it does not run."""
+
+    exit_code = ExitCode.NO_SUCH_JOB
+
+
+class ClusterRefused(PermanentError):
+    """The cluster cannot be reached, or will not do what is asked."""
+
+    exit_code = ExitCode.CLUSTER_REFUSED
 
 
 class Corrupted(PermanentError):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from elasticdl.cli.jobs.file_tail import Events, Tail
+from elasticdl.cli.jobs.event_follower import Events
 from elasticdl.cli.jobs.job import JobLocation, Kind, Report
 from elasticdl.cli.jobs.local_launch import outcome_of
 from elasticdl.cli.verbs.status import lines
@@ -20,6 +20,7 @@ from elasticdl.cli.views.documents import Format
 from elasticdl.cli.views.live_view import LineView, LiveView, picture, view_for
 from elasticdl.cli.views.result_output import summary, tell_end
 from elasticdl.cluster.base import ExitFacts
+from elasticdl.cluster.logs.log_files import LogFollower
 from elasticdl.errors import PermanentError
 from elasticdl.history.snapshot import eta_s
 from elasticdl.job import Action, JobSpec
@@ -155,7 +156,7 @@ def test_a_growing_file_is_read_once_and_in_whole_lines(tmp_path: Path) -> None:
         file.write(': "b"}\nnot json\n[1]\n{"text": "c"}\n')
     assert events.read() == [{"text": "b"}, {"text": "c"}]
     assert Events(path, from_end=True).read() == []
-    assert Tail(path).read(limit_bytes=5) == b'{"tex'
+    assert LogFollower(path).read(limit_bytes=5) == b'{"tex'
 
 
 def left(tmp_path: Path, code: int, output: str = "") -> JobDirectory:

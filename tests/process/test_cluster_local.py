@@ -28,7 +28,7 @@ from elasticdl.cluster.base import (
 )
 from elasticdl.cluster.local.cluster import LocalCluster
 from elasticdl.cluster.local.machine import usable_cores
-from elasticdl.cluster.logs.local_files import open_log
+from elasticdl.cluster.logs.log_files import open_log
 
 pytestmark = pytest.mark.process
 LIMIT_S = 20.0

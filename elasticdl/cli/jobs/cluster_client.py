@@ -12,7 +12,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from elasticdl.cli.jobs.kubeconfig import no_cluster
-from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError, TransientError
+from elasticdl.errors import (
+    ClusterRefused,
+    ElasticDLError,
+    PermanentError,
+    SpecError,
+    TransientError,
+)
 from elasticdl.kubernetes_section import namespace_name
 
 if TYPE_CHECKING:
@@ -100,18 +106,6 @@ async def _end_all() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _unreachable(reason: str) -> PermanentError:
-    error = PermanentError(
-        reason,
-        hint=(
-            "name your kubeconfig in the variable KUBECONFIG; for a job on this machine leave out"
-            " what is of a cluster"
-        ),
-    )
-    error.exit_code = ExitCode.CLUSTER_REFUSED
-    return error
-
-
 @final
 class ClusterClient:
     """The cluster of the kubeconfig's current context (or the one around this pod), and the
@@ -125,7 +119,13 @@ class ClusterClient:
         the context's.
         """
         if reason := no_cluster():
-            raise _unreachable(reason)
+            raise ClusterRefused(
+                reason,
+                hint=(
+                    "name your kubeconfig in the variable KUBECONFIG; for a local job, omit the"
+                    " Kubernetes options"
+                ),
+            )
         from elasticdl.cluster.kubernetes.apiserver import connect
 
         try:

@@ -6,14 +6,12 @@ import os
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, final
 
-from elasticdl.cli.jobs.file_tail import Tail
 from elasticdl.cli.jobs.job import (
     Diagnosis,
     JobLocation,
@@ -24,7 +22,8 @@ from elasticdl.cli.jobs.job import (
     blank_status,
     status_as_read,
 )
-from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
+from elasticdl.cluster.logs.log_files import LogFollower, last_lines, log_files, log_sizes
+from elasticdl.errors import ElasticDLError, ExitCode, NoSuchJob, PermanentError, TransientError
 from elasticdl.history.lines import began_at
 from elasticdl.jobdir.last_status import heard_of_s
 from elasticdl.jobdir.layout import JobDirectory, part_of, read_json
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 CALL_S = 5.0
 _LOOK_EVERY_S = 0.25
-_BLOCK_BYTES = 1 << 16
 _STARTS_WITHIN_S = 60.0
 """A job whose master was not heard of for so long after it was made has none."""
 _LAST_WORD_WITHIN_S, _CHANGES_WITHIN_S = 2.0, 10.0
@@ -46,11 +44,10 @@ _BETWEEN_SIGNALS_S, _ENDS_WITHIN_S = 0.3, 15.0
 """Two at once would be one; a master takes its processes and its record along."""
 
 
-def no_such_job(message: str, hint: str) -> PermanentError:
-    """With the exit code for it."""
-    error = PermanentError(message, hint=hint)
-    error.exit_code = ExitCode.NO_SUCH_JOB
-    return error
+class NotBegun(TransientError):
+    """The job is there, but its model and data are still being checked."""
+
+    exit_code = ExitCode.NO_SUCH_JOB
 
 
 @final
@@ -109,9 +106,9 @@ class DirectoryJob:
             goes_on = self._runs(where) if where else self._has_just_changed()
             return None if goes_on else self._killed()
         if not directory.spec.exists():
-            raise no_such_job(
+            raise NoSuchJob(
                 f"there is no job in {directory.path} any more",
-                "the check of its model and data found something wrong",
+                hint="the check of its model and data found something wrong",
             )
         if self._is_young() and not directory.status.exists() and not self._has_receipt():
             return None
@@ -172,10 +169,8 @@ class DirectoryJob:
 
     def logs(self) -> list[LogEntry]:
         """See Job."""
-        return [
-            LogEntry(name, f"{path.stat().st_size:,} bytes")
-            for name, path in self._log_files().items()
-        ]
+        sizes = log_sizes(self.directory.logs)
+        return [LogEntry(name, f"{size:,} bytes") for name, size in sizes.items()]
 
     def read_log(self, wish: LogWish) -> Iterator[str]:
         """See Job.
@@ -183,18 +178,18 @@ class DirectoryJob:
         Names are looked up among what is there, never joined into a path; one log has all
         incarnations.
         """
-        there = self._log_files()
+        there = log_files(self.directory.logs)
         stem = wish.process.partition(".")[0]
         if stem not in there:
             names = ", ".join(there) or "none yet"
-            raise no_such_job(
+            raise NoSuchJob(
                 f"job {self.name} in {self.place} has no log of {wish.process!r}",
-                f"there are {names}",
+                hint=f"there are {names}",
             )
-        tail = Tail(there[stem], from_end=True)
-        yield from _last(there[stem], wish.lines)
+        follower = LogFollower(there[stem], from_end=True)
+        yield from last_lines(there[stem], wish.lines)
         if wish.follow:
-            yield from self._follow(tail)
+            yield from self._follow(follower)
 
     @contextmanager
     def page(self) -> Iterator[str]:
@@ -263,10 +258,10 @@ class DirectoryJob:
     def close(self) -> None:
         """See Job."""
 
-    def _follow(self, tail: Tail) -> Iterator[str]:
+    def _follow(self, follower: LogFollower) -> Iterator[str]:
         while True:
             running = self.directory.master.exists() and self.outcome() is None
-            found = tail.read()
+            found = follower.read()
             if found:
                 yield found.decode("utf-8", errors="replace")
             elif not running:
@@ -274,10 +269,6 @@ class DirectoryJob:
             else:
                 sys.stdout.flush()
                 time.sleep(_LOOK_EVERY_S)
-
-    def _log_files(self) -> dict[str, Path]:
-        found = sorted(self.directory.logs.glob("*.log"))
-        return {path.stem: path for path in found if path.is_file() and not path.is_symlink()}
 
     def _report(
         self, state: str, status: Mapping[str, Any], outcome: Outcome | None = None
@@ -347,7 +338,7 @@ class DirectoryJob:
                 f"job {self.name} has not begun: {_CHECKED}",
                 f"try again when it has; Ctrl-C ends its command (pid {pid})",
             )
-            raise _with_code(TransientError(words, hint=hint))
+            raise NotBegun(words, hint=hint)
         where = read_json(self.directory.master)
         if not where:
             report = self.directory.report
@@ -356,20 +347,20 @@ class DirectoryJob:
             )
             starts = self.outcome() is None
             words = "has no master yet" if starts else "has ended"
-            raise no_such_job(
+            raise NoSuchJob(
                 f"job {self.name} in {self.place} {words}",
-                "try again in a moment" if starts else hint,
+                hint="try again in a moment" if starts else hint,
             )
         if "token" not in where:
             claim = read_json(self.directory.path / "kubernetes.json")
             name, namespace = claim.get("job", self.name), claim.get("namespace", "NAMESPACE")
-            raise no_such_job(
+            raise NoSuchJob(
                 f"job {self.name} in {self.place} runs on a cluster",
-                f"ask it there: `elasticdl status {name} --namespace {namespace}`",
+                hint=f"ask it there: `elasticdl status {name} --namespace {namespace}`",
             )
         if not self._runs(where):
             killed, _ = self._killed()
-            raise no_such_job(killed.message, killed.hint)
+            raise NoSuchJob(killed.message, hint=killed.hint)
         return where
 
     @contextmanager
@@ -409,11 +400,6 @@ def _readable(directory: JobDirectory) -> Iterator[None]:
         ) from error
 
 
-def _with_code(error: ElasticDLError) -> ElasticDLError:
-    error.exit_code = ExitCode.NO_SUCH_JOB
-    return error
-
-
 def _name(directory: JobDirectory) -> str:
     spec = read_json(directory.spec)
     return str(
@@ -425,22 +411,3 @@ def _name(directory: JobDirectory) -> str:
 
 def _state(exit_code: int) -> str:
     return {ExitCode.DONE: "done", ExitCode.INTERRUPTED: "stopped"}.get(exit_code, "failed")  # type: ignore[call-overload, no-any-return]
-
-
-def _last(path: Path, lines: int) -> Iterator[str]:
-    """The last lines of a file of any size, in memory that those lines need."""
-    with path.open("rb") as file:
-        file.seek(_begin_of_last(file, lines) if lines else 0)
-        for line in deque(file, maxlen=lines) if lines else file:
-            yield line.decode("utf-8", errors="replace")
-
-
-def _begin_of_last(file: IO[bytes], lines: int) -> int:
-    """A place that surely has the last `lines` lines after it, found from the end."""
-    position, newlines = file.seek(0, os.SEEK_END), 0
-    while position > 0 and newlines <= lines:
-        step = min(_BLOCK_BYTES, position)
-        position -= step
-        file.seek(position)
-        newlines += file.read(step).count(b"\n")
-    return position

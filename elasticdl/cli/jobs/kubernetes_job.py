@@ -7,11 +7,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, final
+from urllib.parse import quote
 
-from elasticdl.cli.jobs.directory_job import no_such_job
 from elasticdl.cli.jobs.job import (
     Diagnosis,
     JobLocation,
@@ -22,12 +22,18 @@ from elasticdl.cli.jobs.job import (
     blank_status,
 )
 from elasticdl.cli.jobs.start_diagnosis import Patience, way_out
-from elasticdl.errors import ElasticDLError, PermanentError, Refused, TransientError, UserError
+from elasticdl.errors import (
+    ElasticDLError,
+    NoSuchJob,
+    PermanentError,
+    Refused,
+    TransientError,
+    UserError,
+)
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.rpc.master_client import MasterClient
 
 if TYPE_CHECKING:
-    from elasticdl.cli.jobs.archived_logs import ArchivedLogs
     from elasticdl.cli.jobs.cluster_client import ClusterClient
     from elasticdl.cluster.kubernetes.job_facts import JobFacts
     from elasticdl.cluster.kubernetes.port_forward import PortForward
@@ -41,6 +47,8 @@ _GREETING_S = 4.0
 _CHECKING = "its master is checking the model and the data"
 """It listens when it has: a master that runs and does not listen is doing that."""
 _PATIENCE_S, _AGAIN_S = 10.0, 0.5
+_KEPT_BYTES = 1 << 20
+"""As much of a log as a master gives at once."""
 
 
 @final
@@ -79,16 +87,17 @@ class KubernetesJob:
         found = self._line.run(self._jobs.one(self.name, whole=whole))
         if found is None:
             if self._uid:
-                raise no_such_job(
+                raise NoSuchJob(
                     f"job {self.name} is gone from {self.place}",
-                    "it was deleted, or its time to live is over",
+                    hint="it was deleted, or its time to live is over",
                 )
-            raise no_such_job(
-                f"there is no job {self.name} in {self.place}", "see `elasticdl list`"
+            raise NoSuchJob(
+                f"there is no job {self.name} in {self.place}", hint="see `elasticdl list`"
             )
         if self._uid and found.uid != self._uid:
-            raise no_such_job(
-                f"job {self.name} in {self.place} was deleted", "another job has its name by now"
+            raise NoSuchJob(
+                f"job {self.name} in {self.place} was deleted",
+                hint="another job has its name by now",
             )
         self._uid = found.uid
         return found
@@ -195,16 +204,14 @@ class KubernetesJob:
 
         facts = self.facts(whole=True)
         there = [LogEntry(name, what) for name, what in entries(facts)]
-        kept: dict[str, int] = {}
-        with suppress(ElasticDLError), self._kept(facts) as found:
-            kept = found.sizes()
         names = {entry.process for entry in there}
-        gone = [
-            LogEntry(name, f"kept of pods that are gone: {size:,} bytes")
-            for name, size in kept.items()
-            if name not in names
-        ]
-        return [*there, *gone]
+        with suppress(ElasticDLError):
+            there += [
+                LogEntry(kept["process"], f"kept of pods that are gone: {kept['bytes']:,} bytes")
+                for kept in self._get("/api/v1/logs")["logs"]
+                if kept["bytes"] is not None and kept["process"] not in names
+            ]
+        return there
 
     def read_log(self, wish: LogWish) -> Iterator[str]:
         """See Job."""
@@ -219,33 +226,22 @@ class KubernetesJob:
         yield from self._line.each(reading(self._line.api, pod, wish.lines))
 
     def _kept_log(self, facts: JobFacts, wish: LogWish) -> str:
-        """Of a process whose pod is gone.
+        """Of a process whose pod is gone: what the master kept, a mebibyte at most.
 
         Raises an error with exit code 4 if there is no such log, or nobody to ask for it.
         """
+        part = f"start=-{_KEPT_BYTES}&limit={_KEPT_BYTES}"
         try:
-            with self._kept(facts) as found:
-                return found.last(wish.process, wish.lines)
+            found = self._get(f"/api/v1/logs/{quote(wish.process, safe='')}?{part}")
         except ElasticDLError as error:
             names = ", ".join(entry.process for entry in self.logs()) or "none yet"
             hint = f"there are {names}"
             if not facts.running_master:
                 hint += f"; what was kept of pods that are gone is in {self._job_dir(facts)}/logs"
-            raise no_such_job(
-                f"job {self.name} in {self.place} has no log of {wish.process!r}", hint
+            raise NoSuchJob(
+                f"job {self.name} in {self.place} has no log of {wish.process!r}", hint=hint
             ) from error
-
-    def _kept(self, facts: JobFacts) -> AbstractContextManager[ArchivedLogs]:
-        from elasticdl.cli.jobs.archived_logs import kept_logs
-
-        if not facts.running_master:
-            raise TransientError(f"job {self.name} has no master that could be asked")
-        return kept_logs(
-            self._line,
-            self.place.namespace,
-            self._master_pod,
-            self._line.run(self._jobs.token(facts)),
-        )
+        return "".join(str(found["text"]).splitlines(keepends=True)[-wish.lines :])
 
     def _job_dir(self, facts: JobFacts) -> str:
         from elasticdl.cluster.kubernetes.planning import spec_of
@@ -281,7 +277,7 @@ class KubernetesJob:
         """
         facts = self.facts()
         if facts.running_master and facts.ended is None:
-            return Diagnosis(self._seen()["story"])
+            return Diagnosis(self._snapshot()["story"])
         from elasticdl.history.diagnosis import MOST_LOGGED, Story, story_of_lines
 
         if facts.ended is None:
@@ -309,16 +305,20 @@ class KubernetesJob:
 
     def snapshot(self) -> dict[str, Any]:
         """See Job. Only a master that runs has it."""
-        return self._seen("?logs=1")
+        return self._snapshot("?logs=1")
 
-    def _seen(self, query: str = "") -> dict[str, Any]:
-        from elasticdl.cli.jobs.master_http import MasterPage
-
+    def _snapshot(self, query: str = "") -> dict[str, Any]:
         try:
-            with self.page() as address:
-                return MasterPage.at(address).get(f"/api/v1/snapshot{query}")
+            return self._get(f"/api/v1/snapshot{query}")
         except TransientError as error:
             raise self._explained(error) from error
+
+    def _get(self, path: str) -> dict[str, Any]:
+        """Of the HTTP API of the master. Raises ElasticDLError."""
+        from elasticdl.cli.jobs.master_http import MasterPage
+
+        with self.page() as address:
+            return MasterPage.at(address).get(path)
 
     def close(self) -> None:
         """See Job. It may be used again."""
@@ -337,9 +337,9 @@ class KubernetesJob:
                 if facts.ended.job_dir
                 else ""
             )
-            raise no_such_job(
+            raise NoSuchJob(
                 f"job {self.name} in {self.place} has ended",
-                f"see `elasticdl status {self.name}`{where}",
+                hint=f"see `elasticdl status {self.name}`{where}",
             )
         if facts.waits_for:
             raise TransientError(

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar, final
 
 from elasticdl.cli.jobs.directory_job import DirectoryJob
-from elasticdl.cli.jobs.file_tail import Events
+from elasticdl.cli.jobs.event_follower import Events
 from elasticdl.cli.views.live_view import View
 from elasticdl.cluster.base import (
     CreateRefused,

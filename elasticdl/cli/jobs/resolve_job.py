@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from elasticdl.cli.jobs.directory_job import DirectoryJob, no_such_job
+from elasticdl.cli.jobs.directory_job import DirectoryJob
 from elasticdl.cli.jobs.job import Job, JobQuery
 from elasticdl.cli.jobs.kubeconfig import no_cluster
 from elasticdl.cli.jobs.local_jobs import local_jobs, local_names
-from elasticdl.errors import ElasticDLError, SpecError
+from elasticdl.errors import ElasticDLError, NoSuchJob, SpecError
 from elasticdl.jobdir.layout import JOBS, JobDirectory
 from elasticdl.jobdir.process_liveness import check_of
 
 if TYPE_CHECKING:
     from elasticdl.cli.jobs.cluster_client import ClusterClient
+    from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
 
 F = TypeVar("F", bound=Callable[..., Any])
 RULE = (
@@ -60,7 +61,7 @@ def found(sought: JobQuery) -> Iterator[Job]:
                 return
         sought = replace(sought, places=tuple(map(str, places)))
     if sought.job_dir:
-        raise no_such_job(f"there is no job in {sought.job_dir}", _known())
+        raise NoSuchJob(f"there is no job in {sought.job_dir}", hint=_known())
     yield from _on_cluster(sought, certain=on_cluster)
 
 
@@ -95,20 +96,20 @@ def _on_cluster(sought: JobQuery, *, certain: bool) -> Iterator[Job]:
     """
     here = f"there is no job in {' or '.join(sought.places)}"
     if not certain and (reason := no_cluster()):
-        raise no_such_job(f"{here}; {reason}", _known())
+        raise NoSuchJob(f"{here}; {reason}", hint=_known())
     from elasticdl.cli.jobs.cluster_client import ClusterClient
     from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
 
     try:
         line = ClusterClient(sought.namespace, sought.kube_context)
     except ElasticDLError as error:
-        raise no_such_job(
+        raise NoSuchJob(
             (
                 f"{here}, and the cluster cannot be asked: {error.message}"
                 if not certain
                 else error.message
             ),
-            error.hint,
+            hint=error.hint,
         ) from error
     with line:
         job = KubernetesJob(line, sought.job)
@@ -120,21 +121,17 @@ def _on_cluster(sought: JobQuery, *, certain: bool) -> Iterator[Job]:
             job.close()
 
 
-def _see(job: Job, here: str, line: ClusterClient) -> None:
+def _see(job: KubernetesJob, here: str, line: ClusterClient) -> None:
     """The name may mean nothing at all: then every place is told where it was looked for."""
-    from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
-    from elasticdl.errors import ExitCode
-
-    assert isinstance(job, KubernetesJob)
+    where = f"namespace {line.namespace} of the current kube context"
     try:
         job.facts()
+    except NoSuchJob as error:
+        raise NoSuchJob(f"{here}, nor in {where}", hint=_known()) from error
     except ElasticDLError as error:
-        where = f"namespace {line.namespace} of the current kube context"
-        if error.exit_code is ExitCode.NO_SUCH_JOB:
-            raise no_such_job(f"{here}, nor in {where}", _known()) from error
-        raise no_such_job(
+        raise NoSuchJob(
             f"{here}; whether there is one in {where} is not known: {error.message}",
-            error.hint or _known(),
+            hint=error.hint or _known(),
         ) from error
 
 

@@ -36,8 +36,8 @@ from elasticdl.cluster.kubernetes.pod_log_windows import LogWindows
 from elasticdl.cluster.kubernetes.pod_tracker import NODE_LOST, Life, PodTracker
 from elasticdl.cluster.kubernetes.pods import Pod, is_process, uid
 from elasticdl.cluster.kubernetes.reflector import Reflector, Sink, Timing
-from elasticdl.cluster.logs.local_files import TAIL_BYTES, TAIL_LINES, log_sizes, read_log
 from elasticdl.cluster.logs.log_archive import LogArchive
+from elasticdl.cluster.logs.log_files import TAIL_BYTES, TAIL_LINES, log_sizes, read_log
 from elasticdl.errors import ElasticDLError
 
 _LOG = logging.getLogger(__name__)

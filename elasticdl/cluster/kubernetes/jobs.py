@@ -14,7 +14,7 @@ from elasticdl.cluster.kubernetes.job_facts import JobFacts, job_facts
 from elasticdl.cluster.kubernetes.labels import ROLE_LABEL, secret_name, selector
 from elasticdl.cluster.kubernetes.plans import Json
 from elasticdl.cluster.kubernetes.pods import uid
-from elasticdl.errors import ExitCode, PermanentError
+from elasticdl.errors import ClusterRefused
 from elasticdl.job_name import is_valid
 
 _ALL = "app.kubernetes.io/name=elasticdl"
@@ -132,26 +132,19 @@ class Jobs:
             if not more:
                 return found
 
-    def _not_allowed(self, refused: ApiRefused, what: str) -> PermanentError:
+    def _not_allowed(self, refused: ApiRefused, what: str) -> ClusterRefused:
         if refused.status.code == 401:
-            return refused_by_cluster(
+            return ClusterRefused(
                 "the cluster does not know you",
-                "see `kubectl auth whoami` and `kubectl config view`",
+                hint="see `kubectl auth whoami` and `kubectl config view`",
             )
         if refused.status.code == 403:
-            return refused_by_cluster(
+            return ClusterRefused(
                 f"you may not {what} in namespace {self._namespace}",
-                "whoever runs the cluster can grant it; see `kubectl auth can-i --list -n"
+                hint="whoever runs the cluster can grant it; see `kubectl auth can-i --list -n"
                 f" {self._namespace}`",
             )
-        return refused_by_cluster(f"the cluster will not {what}: {refused.message}", "")
-
-
-def refused_by_cluster(message: str, hint: str) -> PermanentError:
-    """With the exit code for it."""
-    error = PermanentError(message, hint=hint)
-    error.exit_code = ExitCode.CLUSTER_REFUSED
-    return error
+        return ClusterRefused(f"the cluster will not {what}: {refused.message}")
 
 
 def _text(secret: Mapping[str, Any], key: str) -> str:

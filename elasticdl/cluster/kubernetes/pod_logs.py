@@ -15,9 +15,10 @@ from typing import Any, final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.job_facts import JobFacts
+from elasticdl.cluster.kubernetes.pod_log_windows import log_address
 from elasticdl.cluster.kubernetes.pod_spec import CONTAINER
 from elasticdl.cluster.kubernetes.pods import exit_facts, has_ended, observed, trouble
-from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
+from elasticdl.errors import ClusterRefused, ElasticDLError, PermanentError, TransientError
 
 AWAY_S = 120.0
 """How long following goes on while the API server is away."""
@@ -52,7 +53,7 @@ async def last(api: ApiServer, pod: Mapping[str, Any], lines: int) -> AsyncGener
     """The last lines that are there now; 0: all. Raises ElasticDLError."""
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     try:
-        async with aclosing(api.chunks(_path(pod), _query(lines), _SILENCE_S)) as chunks:
+        async with aclosing(api.chunks(log_address(pod), _query(lines), _SILENCE_S)) as chunks:
             async for chunk in chunks:
                 yield decode(chunk)
         yield decode(b"", final=True)
@@ -74,7 +75,7 @@ async def followed(api: ApiServer, pod: Mapping[str, Any], lines: int) -> AsyncG
     while True:
         began_s = time.monotonic()
         try:
-            async with aclosing(api.chunks(_path(pod), place.query(), _SILENCE_S)) as chunks:
+            async with aclosing(api.chunks(log_address(pod), place.query(), _SILENCE_S)) as chunks:
                 async for chunk in chunks:
                     heard_s = time.monotonic()
                     if text := place.fresh(chunk):
@@ -168,10 +169,6 @@ def _words(pod: Mapping[str, Any]) -> str:
     return f"runs on {seen.where}" if seen.running else seen.waiting_for
 
 
-def _path(pod: Mapping[str, Any]) -> str:
-    return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}/log"
-
-
 def _query(lines: int) -> dict[str, str]:
     return {"container": CONTAINER, **({"tailLines": str(lines)} if lines else {})}
 
@@ -186,18 +183,16 @@ def _in_words(refused: ApiRefused, pod: Mapping[str, Any]) -> ElasticDLError:
         403: f"you may not read logs in namespace {namespace} (get pods/log)",
         404: f"pod {name} is gone, and its log with it",
     }
-    error = PermanentError(
+    kind = ClusterRefused if refused.status.code == 403 else PermanentError
+    return kind(
         words.get(refused.status.code, f"the log of pod {name} cannot be read: {refused.message}")
     )
-    if refused.status.code == 403:
-        error.exit_code = ExitCode.CLUSTER_REFUSED
-    return error
 
 
 async def _has_ended(api: ApiServer, pod: Mapping[str, Any]) -> bool:
     """Raises ApiAway."""
     try:
-        now = await api.get(_path(pod).removesuffix("/log"))
+        now = await api.get(log_address(pod).removesuffix("/log"))
     except ApiRefused:
         return True
     return bool(now["metadata"]["uid"] != pod["metadata"]["uid"]) or has_ended(now)

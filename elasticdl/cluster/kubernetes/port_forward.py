@@ -18,7 +18,11 @@ from typing import TypeAlias, final
 import aiohttp
 
 from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer, Socket
-from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
+from elasticdl.errors import (
+    ClusterRefused,
+    ElasticDLError,
+    TransientError,
+)
 
 PROTOCOL = "v4.channel.k8s.io"
 LOOPBACK = "127.0.0.1"
@@ -117,7 +121,7 @@ class PortForward:
     def _not_connected(self, refused: ApiRefused, pod: str) -> ElasticDLError:
         match refused.status.code:
             case 401 | 403:
-                error = PermanentError(
+                return ClusterRefused(
                     f"you may not connect to pods in namespace {self._namespace} (get and create"
                     " pods/portforward)",
                     hint=(
@@ -125,8 +129,6 @@ class PortForward:
                         " same rights"
                     ),
                 )
-                error.exit_code = ExitCode.CLUSTER_REFUSED
-                return error
             case 404:
                 return TransientError(f"pod {pod} is gone")
             case code:

@@ -17,7 +17,7 @@ from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServe
 from elasticdl.cluster.kubernetes.labels import DOMAIN
 from elasticdl.cluster.kubernetes.planning import job_object, pod_objects
 from elasticdl.cluster.kubernetes.plans import Json
-from elasticdl.errors import ExitCode, PermanentError, SpecError
+from elasticdl.errors import ClusterRefused, PermanentError, SpecError
 from elasticdl.job import JobSpec
 
 T = TypeVar("T")
@@ -78,9 +78,9 @@ class _Submission:
     async def _steps(self, made: Json, limit: asyncio.Timeout) -> Submitted:
         api, namespace = self._api, self._namespace
         if await self._heard(lambda: rights.missing(api, namespace, _SUBMITTING), limit):
-            raise refused(
+            raise ClusterRefused(
                 f"you may not create jobs in namespace {namespace}",
-                "whoever runs the cluster can grant it",
+                hint="whoever runs the cluster can grant it",
             )
         # Whether the name is free and the namespace is there, before anything that those would only
         # obscure.
@@ -131,8 +131,8 @@ async def rehearsal(api: ApiServer, spec: JobSpec, namespace: str) -> tuple[str,
                 continue
             said = refusal(found.status.code, found.message)
             if not said.retry:
-                raise refused(
-                    f"the cluster would not take {role}'s pod: {said.reason}", ""
+                raise ClusterRefused(
+                    f"the cluster would not take {role}'s pod: {said.reason}", hint=""
                 ) from found
             warnings.append(f"{role} would have to wait: {said.reason}")
     return tuple(warnings)
@@ -142,10 +142,10 @@ def _powerless(lacking: rights.Rights, account: str, namespace: str) -> Permanen
     parts = "; ".join(
         f"{right} ({right.why})" if len(lacking) <= _FEW else str(right) for right in lacking
     )
-    return refused(
+    return ClusterRefused(
         f"the job's master would run as service account {account} of namespace {namespace}, which"
         f" may not {parts}",
-        f"kubectl -n {namespace} apply -f docker/rbac.yaml, or name another --service-account",
+        hint=f"kubectl -n {namespace} apply -f docker/rbac.yaml, or name another --service-account",
     )
 
 
@@ -155,7 +155,9 @@ async def _create(api: ApiServer, namespace: str, made: Json, *, dry_run: bool =
         return await api.create(path, made, dry_run=dry_run)
     except ApiRefused as found:
         if found.status.reason != "AlreadyExists":
-            raise refused(refusal(found.status.code, found.message).reason, "") from found
+            raise ClusterRefused(
+                refusal(found.status.code, found.message).reason, hint=""
+            ) from found
         there = await _there(api, f"{path}/{name}")
         if there is not None and _submission(there) == _submission(made):
             return there
@@ -178,10 +180,3 @@ async def _there(api: ApiServer, path: str) -> Json | None:
 
 def _submission(job: Json) -> str:
     return str((job["metadata"].get("annotations") or {}).get(SUBMISSION) or "")
-
-
-def refused(message: str, hint: str) -> PermanentError:
-    """With the exit code for what a cluster refuses."""
-    error = PermanentError(message, hint=hint)
-    error.exit_code = ExitCode.CLUSTER_REFUSED
-    return error

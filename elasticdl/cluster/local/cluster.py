@@ -34,7 +34,7 @@ from elasticdl.cluster.event_bus import EventBus, ProcessEvent
 from elasticdl.cluster.local.machine import free_memory_bytes
 from elasticdl.cluster.local.orphan_reaper import OrphanReaper
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
-from elasticdl.cluster.logs.local_files import log_path, log_sizes, open_log, read_log, read_tail
+from elasticdl.cluster.logs.log_files import log_path, log_sizes, open_log, read_log, read_tail
 
 CLOSE_GRACE_S = 3.0
 WORKER_BYTES = 600 << 20

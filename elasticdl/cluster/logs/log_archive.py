@@ -21,7 +21,7 @@ from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
 from elasticdl.cluster.kubernetes.pod_spec import CONTAINER
 from elasticdl.cluster.kubernetes.pods import Pod, has_ended, observed, process_name, uid
-from elasticdl.cluster.logs.local_files import log_path
+from elasticdl.cluster.logs.log_files import log_path
 from elasticdl.errors import ElasticDLError
 
 _LOG = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from elasticdl.cluster.base import Cluster, LogPart, NoSuchLog
-from elasticdl.cluster.logs.local_files import log_sizes, read_log
+from elasticdl.cluster.logs.log_files import log_sizes, read_log
 from elasticdl.errors import ElasticDLError
 from elasticdl.formatting import size
 

@@ -27,7 +27,7 @@ from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE, pod_plan
 from elasticdl.cluster.kubernetes.plans import MASTER_PORT, RENDEZVOUS_PORT, STATUS_PORT, Owner
 from elasticdl.cluster.kubernetes.priority_ladder import PriorityLadder
 from elasticdl.cluster.kubernetes.termination_message import outcome_text
-from elasticdl.cluster.logs.local_files import log_path
+from elasticdl.cluster.logs.log_files import log_path
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError
 from elasticdl.job import Action, JobSpec
 from elasticdl.jobdir.layout import JobDirectory, write_json, write_whole

@@ -31,7 +31,12 @@ from elasticdl.cluster.kubernetes.manifests import (
 )
 from elasticdl.cluster.kubernetes.plans import Json, Owner, PodPlan
 from elasticdl.cluster.kubernetes.pods import has_ended
-from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
+from elasticdl.errors import (
+    ClusterRefused,
+    ElasticDLError,
+    ExitCode,
+    TransientError,
+)
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -310,12 +315,10 @@ def _no_pods(_name: object) -> PodPlan:
 
 
 def _refused(message: str) -> ElasticDLError:
-    error = PermanentError(
+    return ClusterRefused(
         message,
         hint="`elasticdl check` with the flags of the job asks the cluster for all that it needs",
     )
-    error.exit_code = ExitCode.CLUSTER_REFUSED
-    return error
 
 
 def _unavailable(message: str) -> ElasticDLError:

@@ -1,18 +1,25 @@
-"""Log files of local processes: one per role and index, the incarnations one after the other."""
+"""Log files of processes: one per role and index, the incarnations one after the other.
+
+Read by byte ranges, by their last lines, or as they grow.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
+from typing import IO, final
 
 from elasticdl.cluster.base import LogPart, NoSuchLog, ProcessName
 from elasticdl.errors import PermanentError
 
 TAIL_BYTES = 16 << 10
 TAIL_LINES = 60
+_BLOCK_BYTES = 1 << 16
 
 
 def log_path(directory: Path, name: ProcessName) -> Path:
@@ -94,3 +101,45 @@ def read_tail(path: Path, begin: int = 0) -> str:
     if start > begin:
         lines = lines[1:]  # cut in the middle
     return "\n".join(lines[-TAIL_LINES:])
+
+
+def last_lines(path: Path, lines: int) -> Iterator[str]:
+    """The last lines of a file of any size (0: all), in the memory that they need.
+
+    Raises OSError.
+    """
+    with path.open("rb") as log:
+        log.seek(_before_last(log, lines) if lines else 0)
+        for line in deque(log, maxlen=lines) if lines else log:
+            yield line.decode("utf-8", errors="replace")
+
+
+def _before_last(log: IO[bytes], lines: int) -> int:
+    """An offset that has the last `lines` lines after it, found from the end."""
+    position, newlines = log.seek(0, os.SEEK_END), 0
+    while position > 0 and newlines <= lines:
+        step = min(_BLOCK_BYTES, position)
+        position -= step
+        log.seek(position)
+        newlines += log.read(step).count(b"\n")
+    return position
+
+
+@final
+class LogFollower:
+    """The new bytes of a file since the last read. A file that is not there yet is empty."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def read(self, limit_bytes: int = 1 << 20) -> bytes:
+        """At most `limit_bytes`; b'' when there is nothing new."""
+        try:
+            with self._path.open("rb") as log:
+                log.seek(self._offset)
+                data = log.read(limit_bytes)
+        except OSError:
+            return b""
+        self._offset += len(data)
+        return data

@@ -1,4 +1,4 @@
-"""Reads what a job appends to a file, as it grows."""
+"""Reads the events of a job as they come."""
 
 from __future__ import annotations
 
@@ -7,27 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
+from elasticdl.cluster.logs.log_files import LogFollower
 from elasticdl.history.lines import read_lines
-
-
-@final
-class Tail:
-    """The new bytes of a file since the last look. A file that is not there yet is empty."""
-
-    def __init__(self, path: Path, *, from_end: bool = False) -> None:
-        self._path = path
-        self._offset = path.stat().st_size if from_end and path.exists() else 0
-
-    def read(self, limit_bytes: int = 1 << 20) -> bytes:
-        """At most `limit_bytes`; b'' when there is nothing new."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                found = file.read(limit_bytes)
-        except OSError:
-            return b""
-        self._offset += len(found)
-        return found
 
 
 @final
@@ -36,7 +17,7 @@ class Events:
 
     def __init__(self, path: Path, *, from_end: bool) -> None:
         self._path = path
-        self._tail = Tail(path, from_end=from_end)
+        self._follower = LogFollower(path, from_end=from_end)
         self._file = _file(path)
         self._rest = b""
         self._seq = _last_seq(path) if from_end else -1
@@ -48,9 +29,9 @@ class Events:
         """
         if (file := _file(self._path)) != self._file:
             if self._file is not None:
-                self._tail, self._rest = Tail(self._path), b""
+                self._follower, self._rest = LogFollower(self._path), b""
             self._file = file
-        *lines, self._rest = (self._rest + self._tail.read()).split(b"\n")
+        *lines, self._rest = (self._rest + self._follower.read()).split(b"\n")
         found = []
         for line in lines:
             with suppress(ValueError):
