@@ -11,7 +11,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent
 
@@ -139,17 +140,19 @@ class Job:
         self, what: str, condition: Callable[[dict[str, Any]], bool], timeout_s: float = 240
     ) -> dict[str, Any]:
         """The first status for which `condition` holds."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+
+        def look() -> dict[str, Any] | None:
             status = self.status()
-            if status is not None and condition(status):
-                return status
-            if self.process.poll() is not None:
-                raise AssertionError(
-                    f"the job ended while waiting until {what}: {self.process.communicate()[0]}"
-                )
-            time.sleep(0.1)
-        raise AssertionError(f"not within {timeout_s} s: {what}; {self.tails()}")
+            return status if status is not None and condition(status) else None
+
+        def context() -> str:
+            ended = self.process.poll() is not None
+            return self.process.communicate()[0] if ended else self.tails()
+
+        def over() -> bool:
+            return self.process.poll() is not None
+
+        return until(what, look, timeout_s, every_s=0.1, context=context, over=over)
 
     def kill_one(self, role: str, choose: random.Random) -> int | None:
         """SIGKILL to one live process of a role; its pid."""

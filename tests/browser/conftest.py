@@ -8,7 +8,6 @@ import json
 import os
 import runpy
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -166,12 +165,3 @@ def shown(start: Callable[..., Job], data: Path, **flags: object) -> Iterator[Sh
     job.wait_until("training began", lambda status: status["records"]["trained"] > 0, START_S)
     where = json.loads((job.directory / "master.json").read_text())
     yield Shown(job, where["page"].partition("#")[0], where["token"])
-
-
-def until(what: str, true: Callable[[], bool], limit_s: float = 20.0) -> float:
-    """Wait until something holds; the seconds that took."""
-    began_s = time.monotonic()
-    while not true():
-        assert time.monotonic() - began_s < limit_s, f"not within {limit_s} s: {what}"
-        time.sleep(0.05)
-    return time.monotonic() - began_s

@@ -14,8 +14,9 @@ import pytest
 from playwright.sync_api import Route, expect
 
 from elasticdl.page.formatting import readable
-from tests.browser.conftest import Shown, Window, shown, until
+from tests.browser.conftest import Shown, Window, shown
 from tests.browser.relay import Relay
+from tests.waiting import until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 SEEN_WITHIN_S = 2.0

@@ -41,6 +41,7 @@ from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.rpc.conversation import Finished, Progress, Report
 from elasticdl.rpc.ps_control import Fenced, ServerCut
 from elasticdl.shard import Applied, Lease, SnapshotId, Source, Task
+from tests.waiting import until_async
 
 SPEED = 10.0
 TICK_S = 1.0 / SPEED
@@ -168,12 +169,13 @@ class FakeJob:
 
     async def until(self, what: str, condition: Callable[[FakeJob], object]) -> None:
         """Look again and again, with a limit."""
-        try:
-            async with asyncio.timeout(LIMIT_S / 2):
-                while not condition(self):
-                    await asyncio.sleep(0.005)
-        except TimeoutError:
-            raise AssertionError(f"not in time: {what}; {self.core.status()}") from None
+        await until_async(
+            what,
+            lambda: condition(self),
+            LIMIT_S / 2,
+            every_s=0.005,
+            context=self.core.status,
+        )
 
     @property
     def workers(self) -> list[ProcessName]:

@@ -218,12 +218,6 @@ def played(
     asyncio.run(play())
 
 
-async def until(what: Callable[[], bool]) -> None:
-    """Bounded by the stage."""
-    while not what():
-        await asyncio.sleep(0.01)
-
-
 async def raw(stage: Stage, request: bytes, *, at_most: int = 1 << 20) -> bytes:
     """Bytes as they are: clients of good manners would not send them."""
     reader, writer = await asyncio.open_connection("127.0.0.1", stage.port)

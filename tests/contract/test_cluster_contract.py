@@ -28,6 +28,7 @@ from elasticdl.cluster.base import (
 )
 from elasticdl.cluster.fake import FakeCluster
 from elasticdl.cluster.local.cluster import LocalCluster
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.contract
 LIMIT_S = 20.0
@@ -80,9 +81,9 @@ class LocalBench:
 
     async def _up(self, name: ProcessName, marker: str = "") -> None:
         path = self.directory / (marker or f"{name}.started")
-        async with asyncio.timeout(LIMIT_S):
-            while not (path.exists() and path.read_text().endswith("\n")):
-                await asyncio.sleep(0.01)
+        await until_async(
+            f"{path.name} is written", lambda: path.exists() and path.read_text().endswith("\n")
+        )
 
     async def start(self, name: ProcessName) -> None:
         await self._run(name, "time.sleep(600)")

@@ -14,6 +14,7 @@ from elasticdl.cluster.kubernetes import creating
 from elasticdl.cluster.kubernetes.creating import Creator
 from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL
 from tests.contract.api_server import PODS, Server, item, serving, status
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.contract
 POD = {"kind": "Pod", "metadata": {"name": "w"}}
@@ -79,8 +80,7 @@ def test_a_server_that_is_too_busy_gets_the_pause_that_it_asks_for_from_everybod
         async with serving(server) as api, asyncio.timeout(20):
             creator = Creator(api, "mine", SystemClock())
             first = asyncio.ensure_future(creator.create(PODS, POD))
-            while not server.bodies:
-                await asyncio.sleep(0.01)
+            await until_async("the server was asked", lambda: server.bodies)
             await asyncio.sleep(0.1)
             await asyncio.gather(first, *(creator.create(PODS, POD) for _ in range(5)))
 

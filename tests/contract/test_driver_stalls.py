@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +20,7 @@ from elasticdl.rpc.master_client import MasterClient
 from elasticdl.shard import Applied, ShardId, Source
 from tests.conftest import whole_lines
 from tests.contract.driver_stage import WORKER, Stage
+from tests.waiting import until
 
 pytestmark = pytest.mark.contract
 HELD = (Applied(ShardId(4), 0, 70),)
@@ -130,14 +129,6 @@ class Idle:
             thread.join(20)
 
 
-def until(found: Callable[[], Any], limit_s: float = 60.0) -> Any:
-    end_s = time.monotonic() + limit_s
-    while not (value := found()):
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
-    return value
-
-
 def test_a_worker_that_never_asks_is_diagnosed_replaced_and_at_last_the_job_ends(
     tmp_path: Path,
 ) -> None:
@@ -158,14 +149,14 @@ def test_a_worker_that_never_asks_is_diagnosed_replaced_and_at_last_the_job_ends
         servers = threading.Thread(target=lambda: _beat(stage.clients[:2], quiet))
         servers.start()
         idle.append(Idle(stage.client("worker-0")))
-        status = until(lambda: (found := core.status()).stall and found)
+        status = until("the stall is diagnosed", lambda: (found := core.status()).stall and found)
         assert "a worker to ask for one of" in status.stall.waits_for
         assert status.stall.debtors == ("worker-0",)
         assert "booked 0 of 640 records" in status.stall.numbers
         assert status.waiting[0].startswith("the job stands still for")
-        until(lambda: core.may_attach(ProcessName.parse("worker-1")))
+        until("worker-1 is expected", lambda: core.may_attach(ProcessName.parse("worker-1")))
         idle.append(Idle(stage.client("worker-1")))
-        until(lambda: core.status().exit_code is not None)
+        until("the job ends", lambda: core.status().exit_code is not None)
         assert core.status().exit_code == ExitCode.STALLED
         assert "owed by worker-1" in core.status().outcome
         assert idle[0].told >= 1

@@ -19,6 +19,7 @@ from elasticdl.master.platform import kubernetes_resources
 from elasticdl.master.platform.kubernetes_resources import KubernetesResources, ProvisionedResources
 from tests.contract.api_server import status
 from tests.contract.small_cluster import SmallCluster, serving
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.contract
 OWNER, BEFORE = Owner("ns", "iris", "uid-1"), Owner("ns", "iris", "uid-0")
@@ -55,8 +56,7 @@ def furnish(
             work = asyncio.ensure_future(
                 KubernetesResources(api, OWNER, "iris-abcde", folder).run()
             )
-            while not when():
-                await asyncio.sleep(0.01)
+            await until_async("the time has come", when)
             beside()
             return await work
 
@@ -282,10 +282,10 @@ def test_what_somebody_deletes_while_the_job_runs_is_made_again(
             token = (await furnishing_.run()).token
             before = cluster.objects.pop(f"{CORE}/{gone}")
             keeping = asyncio.ensure_future(furnishing_.keep(token))
-            while f"{CORE}/{gone}" not in cluster.objects:
-                await asyncio.sleep(0.02)
+            again = await until_async(
+                f"{gone} is made again", lambda: cluster.objects.get(f"{CORE}/{gone}")
+            )
             keeping.cancel()
-            again = cluster.objects[f"{CORE}/{gone}"]
             assert again["metadata"]["uid"] != before["metadata"]["uid"]
             assert {**again, "metadata": None} == {**before, "metadata": None}
 
@@ -313,8 +313,7 @@ def test_looking_after_them_survives_an_api_server_that_says_no(
                 KubernetesResources(api, OWNER, "iris-abcde", tmp_path).keep("opensesame")
             )
             cluster.bend = bend
-            while len(asked) < 3:
-                await asyncio.sleep(0.02)
+            await until_async("it asked three times", lambda: len(asked) >= 3)
             assert not keeping.done()
             keeping.cancel()
 

@@ -20,6 +20,7 @@ from elasticdl.cluster.kubernetes.plans import Image, Owner, PodPlan
 from elasticdl.cluster.logs import log_archive
 from elasticdl.cluster.logs.log_archive import KEPT_BYTES, LogArchive
 from tests.contract.api_server import Server, change, sends, serving
+from tests.waiting import until_async
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
 PATH = "/api/v1/namespaces/ns/pods"
@@ -192,8 +193,7 @@ def test_the_end_of_a_job_does_not_wait_for_a_log_that_does_not_end(tmp_path: Pa
         logs = Logs(job_worker_0=b"one\n")
         async with keeping(logs, tmp_path) as kept:
             kept.changed(pod(0, leaving=True))
-            while not logs.asked:
-                await asyncio.sleep(0.01)
+            await until_async("the log was asked for", lambda: logs.asked)
             async with asyncio.timeout(5):
                 await kept.finish(0.1)
 

@@ -12,7 +12,8 @@ import pytest
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.master.core.data.shard_list import ShardState
-from tests.contract.status_stage import PS, Stage, browser, played, staged, until, worker
+from tests.contract.status_stage import PS, Stage, browser, played, staged, worker
+from tests.waiting import until_async
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
 
@@ -47,10 +48,14 @@ def test_the_status_is_the_masters_with_what_a_head_of_a_page_needs(tmp_path: Pa
             and found["cluster_view_age_s"] is None
         )
         assert found["records"]["expected"] == 6400 and found["now"] >= found["started_at"] > 1.7e9
-        await until(lambda: len(stage.fake.live) >= 3)
+        await until_async("all processes run", lambda: len(stage.fake.live) >= 3)
         await stage.attach(PS, worker(0))
-        while (found := await read(session, "/api/v1/status"))["state"] != "running":
-            await asyncio.sleep(0.05)
+
+        async def running() -> dict[str, Any] | None:
+            found = await read(session, "/api/v1/status")
+            return found if found["state"] == "running" else None
+
+        found = await until_async("the job runs", running)
         assert [row["state"] for row in found["processes"] if row["name"] == "worker-0"] == [
             "ready"
         ]
@@ -60,11 +65,14 @@ def test_the_status_is_the_masters_with_what_a_head_of_a_page_needs(tmp_path: Pa
 
 def test_what_is_no_number_is_null(tmp_path: Path) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
-        await until(lambda: len(stage.fake.live) >= 3)
+        await until_async("all processes run", lambda: len(stage.fake.live) >= 3)
         await stage.attach(PS, worker(0))
         await stage.report(worker(0), await stage.lease(worker(0)), 8, loss=float("nan"))
-        while (await read(session, "/api/v1/status"))["records"]["trained"] != 8:
-            await asyncio.sleep(0.05)
+
+        async def trained() -> bool:
+            return (await read(session, "/api/v1/status"))["records"]["trained"] == 8
+
+        await until_async("8 records are trained", trained)
         for path in ("status", "snapshot", "series", "timeline", "occurrences"):
             async with session.get(f"/api/v1/{path}") as answer:
                 json.loads(await answer.text(), parse_constant=pytest.fail)
@@ -115,7 +123,7 @@ def test_a_snapshot_says_where_in_the_stream_it_stands(tmp_path: Path) -> None:
 
 def test_every_shard_is_listed_once_in_one_state(tmp_path: Path) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
-        await until(lambda: len(stage.fake.live) >= 3)
+        await until_async("all processes run", lambda: len(stage.fake.live) >= 3)
         await stage.attach(PS, worker(0), worker(1))
         held, _ = [await stage.lease(worker(0)) for _ in range(2)]
         await stage.report(worker(0), held, 64, done=True)
@@ -169,17 +177,18 @@ def test_a_wish_that_makes_no_sense_is_refused_in_words(tmp_path: Path, query: s
 
 def test_a_worker_is_replaced_and_the_next_one_comes_at_once(tmp_path: Path) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
-        await until(lambda: len(stage.fake.live) >= 3)
+        await until_async("all processes run", lambda: len(stage.fake.live) >= 3)
         await stage.attach(PS, worker(0), worker(1))
         before = {str(name) for name in stage.fake.live}
         said = await ask(session, "replace", {"process": "worker-0"})
         assert "worker-0" in str(said["said"])
-        await until(
+        await until_async(
+            "a new worker runs",
             lambda: any(
                 str(name) not in before and name.role == "worker" for name in stage.fake.live
-            )
+            ),
         )
-        await until(lambda: worker(0) not in stage.fake.live)
+        await until_async("worker-0 has ended", lambda: worker(0) not in stage.fake.live)
         ended = {
             row.name: row.message for row in stage.core.status().processes if row.state == "ended"
         }
@@ -192,7 +201,7 @@ def test_a_worker_is_replaced_and_the_next_one_comes_at_once(tmp_path: Path) -> 
 
 def test_what_cannot_be_replaced_is_refused_with_its_reason(tmp_path: Path) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
-        await until(lambda: len(stage.fake.live) >= 3)
+        await until_async("all processes run", lambda: len(stage.fake.live) >= 3)
         for name, code, words in (
             ("ps-0", 409, "parameter server"),
             ("worker-77", 404, "not a process of this job"),
@@ -216,7 +225,7 @@ def test_scale_stop_and_checkpoint_reach_the_job(tmp_path: Path) -> None:
         assert stage.core.status().outcome == "stopped: enough for today"
         assert stage.running is not None
         for name in (ProcessName.parse("worker-0"), PS):
-            await until(lambda name=name: name not in stage.fake.live)
+            await until_async(f"{name} has ended", lambda name=name: name not in stage.fake.live)
         await stage.running
         found = await ask(session, "scale", {"min": 1, "max": 2}, expected=409)
         assert "the job has ended" in str(found["error"])
@@ -226,7 +235,7 @@ def test_scale_stop_and_checkpoint_reach_the_job(tmp_path: Path) -> None:
 
 def test_what_is_asked_for_while_the_job_ends_is_refused_with_its_reason(tmp_path: Path) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
-        await until(lambda: len(stage.fake.live) >= 3)
+        await until_async("all processes run", lambda: len(stage.fake.live) >= 3)
         await stage.attach(PS, worker(0), worker(1))
         # So that the job stays on its way to its end.
         stage.fake.ignore_sigterm(worker(0))

@@ -27,9 +27,9 @@ from tests.contract.status_stage import (
     browser,
     played,
     staged,
-    until,
     worker,
 )
+from tests.waiting import until_async
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
 
@@ -39,15 +39,14 @@ async def with_a_kill(stage: Stage) -> int:
 
     The shard that it was at.
     """
-    await until(lambda: len(stage.fake.live) >= 3)
+    await until_async("all processes run", lambda: len(stage.fake.live) >= 3)
     await stage.attach(PS, worker(0), worker(1))
     shard = await stage.lease(worker(0))
     await stage.report(worker(0), shard, 32, loss=0.5)
     stage.fake.exit(worker(0), ExitFacts(signal=9))
-    await until(
-        lambda: (
-            bool(stage.watched.reading()["ends"]["worker"]) and bool(exits(stage)[0]["replaced_by"])
-        )
+    await until_async(
+        "a worker's end is told with who replaces it",
+        lambda: stage.watched.reading()["ends"]["worker"] and exits(stage)[0]["replaced_by"],
     )
     return shard
 
@@ -142,7 +141,7 @@ def test_curves_are_sampled_and_what_a_master_leaves_is_what_it_had(tmp_path: Pa
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
         await with_a_kill(stage)
         looks = stage.collector.looks
-        await until(lambda: stage.collector.looks >= looks + 2)
+        await until_async("it looked twice", lambda: stage.collector.looks >= looks + 2)
         async with session.get("/api/v1/series", headers=BEARER) as answer:
             curves.extend(await answer.json())
 

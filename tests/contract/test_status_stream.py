@@ -26,9 +26,9 @@ from tests.contract.status_stage import (
     get,
     played,
     staged,
-    until,
     worker,
 )
+from tests.waiting import until_async
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
 
@@ -47,7 +47,7 @@ def test_a_browser_that_does_not_read_is_hung_up_on_and_costs_no_memory(
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.sendall(get("/api/v1/stream", stage.host))
             live = stage.server._live
-            await until(lambda: live.watchers == 1)
+            await until_async("somebody watches", lambda: live.watchers == 1)
             tracemalloc.start()
             try:
                 sent = 0
@@ -84,7 +84,7 @@ def test_no_more_than_so_many_windows_watch_one_job(tmp_path: Path) -> None:
                 assert answer.status == 200
             for answer in opened:
                 answer.close()
-            await until(lambda: stage.server._live.watchers == 0)
+            await until_async("nobody watches", lambda: stage.server._live.watchers == 0)
             async with session.get("/api/v1/stream") as answer:
                 assert answer.status == 200
 
@@ -130,7 +130,7 @@ def test_the_stream_tells_what_changed_and_goes_on_after_a_break(tmp_path: Path)
         async with staged(tmp_path) as stage, browser(stage, headers=BEARER) as session:
             async with session.get("/api/v1/snapshot") as answer:
                 begin = (await answer.json())["stream_id"]
-            await until(lambda: len(stage.fake.live) >= 3)
+            await until_async("all processes run", lambda: len(stage.fake.live) >= 3)
             await stage.attach(PS, worker(0))
             async with session.get(f"/api/v1/stream?from={begin}") as answer:
                 assert answer.content_type == "text/event-stream"
@@ -205,7 +205,7 @@ def test_the_end_of_the_job_is_told_and_ends_the_stream(tmp_path: Path) -> None:
 
 def test_the_last_that_is_told_is_how_the_job_stood_at_its_end(tmp_path: Path) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
-        await until(lambda: len(stage.fake.live) >= 3)
+        await until_async("all processes run", lambda: len(stage.fake.live) >= 3)
         async with session.get("/api/v1/stream") as answer:
             events = Events(answer)
             await events.until("processes")

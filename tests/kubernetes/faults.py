@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from tests.kubernetes.jobs import Job, make
 from tests.kubernetes.target_cluster import TargetCluster
+from tests.waiting import until
 
 
 def kubectl(job: Job, *arguments: str, text: str | None = None) -> str:
@@ -95,11 +95,13 @@ def until_all_have_gone(place: TargetCluster, limit_s: float = 120) -> None:
     """Until no pod is on its way out: those of namespaces that tests before left have their grace,
     and their room, until then.
     """
-    deadline_s = time.monotonic() + limit_s
-    while leaving := _leaving(place):
-        if time.monotonic() > deadline_s:
-            raise AssertionError(f"not gone after {limit_s:g} s: {leaving}")
-        time.sleep(0.5)
+    until(
+        "no pod is on its way out",
+        lambda: not _leaving(place),
+        limit_s,
+        every_s=0.5,
+        context=lambda: _leaving(place),
+    )
 
 
 def _leaving(place: TargetCluster) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from model_zoo import make_data
 from tests.kubernetes.target_cluster import TargetCluster
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 CLAIM, DATA = "data", "/data"
@@ -186,16 +187,14 @@ class Job:
         limit_s: float = STEP_LIMIT_S,
     ) -> Any:
         """The first true value of a condition on the events."""
-        deadline_s = time.monotonic() + limit_s
-        while time.monotonic() < deadline_s:
-            if found := condition(self.events()):
-                return found
-            time.sleep(0.2)
-        with contextlib.suppress(
-            RuntimeError
-        ):  # The API server may be away, which is no news then.
-            what += f"\n{self.story()}"
-        raise AssertionError(f"not within {limit_s:g} s: {what}")
+
+        def context() -> str:
+            # The API server may be away, which is no news then.
+            with contextlib.suppress(RuntimeError):
+                return self.story()
+            return ""
+
+        return until(what, lambda: condition(self.events()), limit_s, every_s=0.2, context=context)
 
     def ready(self) -> list[str]:
         """Workers that are up, by the events."""

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 
 from tests.kubernetes import target_cluster
 from tests.kubernetes.cluster import cluster, leftovers
+from tests.waiting import until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 LIMIT_S = 60.0
@@ -89,13 +89,6 @@ def _run_a_pod(kubectl: Callable[..., str]) -> None:
     kubectl("wait", "--for=condition=Ready", "pod/sleeper", f"--timeout={LIMIT_S:g}s")
 
 
-def _until(what: str, condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {LIMIT_S:g} s: {what}"
-        time.sleep(0.1)
-
-
 def test_what_a_killed_cluster_left_is_removed_and_what_has_an_owner_stays(request) -> None:
     """That a cluster which is stopped leaves nothing is seen at the end of each test run:
     `conftest.py`.
@@ -107,7 +100,7 @@ def test_what_a_killed_cluster_left_is_removed_and_what_has_an_owner_stays(reque
     place = request.getfixturevalue("whole_cluster")
     before = leftovers.elsewhere()
     name = request.getfixturevalue("killed")
-    _until("the kernel ends its processes", lambda: not leftovers.processes(name))
+    until("the kernel ends its processes", lambda: not leftovers.processes(name))
     assert _kinds(name) == {"cgroup", "folder"}
     # As each start does first. Other runs' clusters beside us may be faster.
     leftovers.clean_up()

@@ -10,9 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from elasticdl.errors import ExitCode
 from model_zoo import make_data
 from tests.kubernetes.jobs import JOB_LIMIT_S
 from tests.kubernetes.target_cluster import TargetCluster
+from tests.waiting import until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
@@ -164,15 +164,6 @@ def iris(ground: Ground, copies: int) -> str:
     return "/data/many.csv"
 
 
-def until(what: str, look: Callable[[], Any], limit_s: float = STEP_LIMIT_S) -> Any:
-    deadline_s = time.monotonic() + limit_s
-    while time.monotonic() < deadline_s:
-        if found := look():
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"not within {limit_s:g} s: {what}")
-
-
 def test_iris_trains_leaves_its_export_on_the_volume_and_is_evaluated_and_predicts_there(
     ground: Ground,
 ) -> None:
@@ -271,7 +262,9 @@ def test_a_master_whose_pod_is_deleted_leaves_the_job_to_the_next_and_nothing_is
     assert (code, output) == (0, "long\n"), errors
     directory = ground.folder / "long"
     until(
-        "there is a checkpoint", lambda: list(directory.glob("checkpoints/version-*/manifest.json"))
+        "there is a checkpoint",
+        lambda: list(directory.glob("checkpoints/version-*/manifest.json")),
+        STEP_LIMIT_S,
     )
     first = ground.master("long")["metadata"]["name"]
     ground.place.kubectl("-n", ground.namespace, "delete", "pod", first, timeout_s=120)
@@ -291,7 +284,11 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back_and_stop_ends_i
 ) -> None:
     flags = ground.flags("calm", model_def="iris", training_data=iris(ground, 40))
     with ground.start("train", *flags, "--num-epochs", 1000) as command:
-        until("it trains", lambda: "training begins" in _text(ground.folder / "calm/events.jsonl"))
+        until(
+            "it trains",
+            lambda: "training begins" in _text(ground.folder / "calm/events.jsonl"),
+            STEP_LIMIT_S,
+        )
         command.send_signal(signal.SIGINT)
         _, errors = command.communicate(timeout=60)
     assert command.returncode == ExitCode.INTERRUPTED, errors
@@ -299,6 +296,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back_and_stop_ends_i
     pod = until(
         "its pod runs",
         lambda: pod if (pod := ground.master("calm"))["status"]["phase"] == "Running" else None,
+        STEP_LIMIT_S,
     )
     code, _, errors = ground.run("stop", "calm", "--yes", limit_s=STEP_LIMIT_S)
     assert code == 0, errors

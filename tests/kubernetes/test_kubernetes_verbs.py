@@ -24,6 +24,7 @@ import pytest
 import yaml
 
 from tests.kubernetes.target_cluster import TargetCluster
+from tests.waiting import until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
@@ -156,15 +157,11 @@ class Commands:
 
         A master may not be reached for a moment, and then only its pods tell of a job.
         """
-        deadline_s = time.monotonic() + LIMIT_S
-        while not (found := look()):
-            if time.monotonic() > deadline_s:
-                raise AssertionError(
-                    f"not within {LIMIT_S:g} s:"
-                    f" {what}\n{self.kubectl('describe', 'jobs,pods')[-6000:]}"
-                )
-            time.sleep(0.5)
-        return found
+
+        def context() -> str:
+            return self.kubectl("describe", "jobs,pods")[-6000:]
+
+        return until(what, look, LIMIT_S, every_s=0.5, context=context)
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ import elasticdl
 from elasticdl.cli.jobs import local_launch
 from elasticdl.errors import PermanentError, SpecError, TransientError, UserError
 from elasticdl.master import preflight
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 HERE = Path(__file__).parent
@@ -31,13 +30,6 @@ import json
 found = {"ok": False, "error": "iris.py:3: no loss", "hint": "add one", "exit_code": 2}
 print(json.dumps(found))
 """
-
-
-def wait_until(holds: Callable[[], object], what: str) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < end_s, f"not within {LIMIT_S} s: {what}"
-        time.sleep(0.02)
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +79,7 @@ def test_a_running_job_can_be_looked_at_scaled_and_stopped_and_outlives_the_aski
     starter.start()
     starter.join(LIMIT_S)
     (job,) = jobs
-    wait_until((tmp_path / "jobs/drains/master.json").exists, "the master is up")
+    until("the master is up", (tmp_path / "jobs/drains/master.json").exists)
     assert job.running
     assert job.status()["version"] == 7
     job.scale(1, 4)
@@ -99,7 +91,7 @@ def test_a_running_job_can_be_looked_at_scaled_and_stopped_and_outlives_the_aski
         "it goes on; wait longer, or stop it",
     ), "as `elasticdl wait` has it"
     for wrong in ((0,), (3, 2), (2, 0), ("2",), (2.5,), (True,)):
-        with pytest.raises(SpecError, match="is no range of workers"):
+        with pytest.raises(SpecError, match="invalid range of workers"):
             job.scale(*wrong)
     job.stop("enough")
     job.stop("twice is not at once")

@@ -7,9 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,6 @@ page = pathlib.Path(urllib.parse.urlsplit(sys.argv[1]).path)
 mode = oct(page.stat().st_mode & 0o777)
 pathlib.Path({seen!r}).write_text("\\n".join([" ".join(sys.argv[1:]), mode, page.read_text()]))
 """
-
-
-def wait_until(holds: Callable[[], object], what: str) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < end_s, f"not within {LIMIT_S} s: {what}"
-        time.sleep(0.02)
 
 
 @pytest.fixture

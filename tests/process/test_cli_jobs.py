@@ -10,8 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 import yaml
 
 from elasticdl.cli.main import VERBS
+from tests.waiting import gone, until
 
 pytestmark = pytest.mark.process
 HERE = Path(__file__).parent
@@ -47,20 +47,6 @@ import json
 error = "zoo/iris.py:3: SyntaxError: invalid syntax"
 print(json.dumps({"ok": False, "error": error, "hint": "mend line 3", "exit_code": 2}))
 """
-
-
-def wait_until(holds: Callable[[], object], what: str) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < end_s, f"not within {LIMIT_S} s: {what}"
-        time.sleep(0.02)
-
-
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 class Commands:
@@ -117,7 +103,7 @@ class Commands:
 
     def master(self, script: str) -> dict[str, Any]:
         path = self.directory / "jobs" / script / "master.json"
-        wait_until(path.exists, "the master is up")
+        until("the master is up", path.exists)
         return json.loads(path.read_text())
 
     def asked(self, script: str) -> list[Any]:
@@ -265,7 +251,7 @@ def test_ctrl_c_stops_in_order_and_says_how_to_go_on(elasticdl: Commands) -> Non
 def test_ctrl_c_before_the_master_listens_reaches_it_by_signal(elasticdl: Commands) -> None:
     process = elasticdl.train("drains")
     log = elasticdl.directory / "jobs/drains/logs/master-0.log"
-    wait_until(log.exists, "the master is started")
+    until("the master is started", log.exists)
     process.send_signal(signal.SIGINT)
     code, _, errors = elasticdl.end(process)
     assert code == 130, errors
@@ -275,7 +261,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(elasticdl: Commands) -> None:
     process = elasticdl.train("hangs")
     where = elasticdl.master("hangs")
     process.send_signal(signal.SIGINT)
-    wait_until(lambda: elasticdl.asked("hangs"), "the stop is asked for")
+    until("the stop is asked for", lambda: elasticdl.asked("hangs"))
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     code, _, errors = elasticdl.end(process)
@@ -289,7 +275,7 @@ def test_ctrl_c_during_the_check_leaves_nothing(elasticdl: Commands) -> None:
     process = elasticdl.train(
         "finishes", preflight=f"import time; open({str(marker)!r}, 'w').close(); time.sleep(600)"
     )
-    wait_until(marker.exists, "the check runs")
+    until("the check runs", marker.exists)
     process.send_signal(signal.SIGINT)
     code, _, _ = elasticdl.end(process)
     assert code == 130
@@ -300,7 +286,7 @@ def test_while_the_check_goes_on_the_job_is_there_and_says_so(elasticdl: Command
     go = elasticdl.directory.parent / f"{elasticdl.directory.name}-go"
     slow = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\n{FINE}"
     process = elasticdl.train("drains", preflight=slow)
-    wait_until((elasticdl.directory / "jobs/drains/check.json").exists, "the check runs")
+    until("the check runs", (elasticdl.directory / "jobs/drains/check.json").exists)
     code, output, _ = elasticdl.run("status", "drains")
     assert code == 0 and "the model and the data are being checked" in output
     assert "being checked" in elasticdl.run("list")[1]
@@ -317,7 +303,7 @@ def test_whoever_waits_for_a_job_whose_check_fails_is_told(elasticdl: Commands) 
     go = elasticdl.directory.parent / f"{elasticdl.directory.name}-go"
     slow = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\n{BROKEN}"
     process = elasticdl.train("drains", preflight=slow)
-    wait_until((elasticdl.directory / "jobs/drains/check.json").exists, "the check runs")
+    until("the check runs", (elasticdl.directory / "jobs/drains/check.json").exists)
     waiting = elasticdl.start("wait", "drains")
     go.touch()
     assert elasticdl.end(process)[0] == 2
@@ -329,7 +315,7 @@ def test_no_process_is_left_when_the_command_line_is_killed(elasticdl: Commands)
     process = elasticdl.train("hangs")
     where = elasticdl.master("hangs")
     process.kill()
-    wait_until(lambda: gone(where["pid"]), "the master is gone too")
+    until("the master is gone too", lambda: gone(where["pid"]))
     code, _, errors = elasticdl.run("scale", "hangs", "--num-workers", "2")
     assert code == 4 and "was killed" in errors
 

@@ -11,8 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -29,6 +27,7 @@ from elasticdl.cluster.base import (
 from elasticdl.cluster.local.cluster import LocalCluster
 from elasticdl.cluster.local.machine import usable_cores
 from elasticdl.cluster.logs.log_files import open_log
+from tests.waiting import gone, process_state, until, until_async
 
 pytestmark = pytest.mark.process
 LIMIT_S = 20.0
@@ -41,27 +40,6 @@ child = subprocess.Popen(["sleep", "600"])
 print(f"pids {os.getpid()} {child.pid}", flush=True)
 time.sleep(600)
 """
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < end_s, f"not within {LIMIT_S} s: {what}"
-        time.sleep(0.01)
-
-
-def state(pid: int) -> str:
-    """R, S, T (stopped), Z (ended, nobody asked how) and so on; '' when there is no such
-    process.
-    """
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def gone(pid: int) -> bool:
-    return state(pid) in ("", "Z")
 
 
 def pids_in(log: Path) -> list[int]:
@@ -105,13 +83,11 @@ def test_no_orphan_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
     logs = [tmp_path / "worker-0.log", tmp_path / "worker-1.log"]
     with subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path), FAMILY]) as owner:
         try:
-            wait_until(
-                lambda: all(len(pids_in(log)) == 2 for log in logs), "all four processes run"
-            )
+            until("all four processes run", lambda: all(len(pids_in(log)) == 2 for log in logs))
         finally:
             owner.kill()
     pids = [pid for log in logs for pid in pids_in(log)]
-    wait_until(lambda: all(gone(pid) for pid in pids), f"{pids} are gone, children of children too")
+    until(f"{pids} are gone, children of children too", lambda: all(map(gone, pids)))
 
 
 def test_no_orphan_is_left_when_the_guard_was_killed_before(tmp_path: Path) -> None:
@@ -127,9 +103,7 @@ def test_no_orphan_is_left_when_the_guard_was_killed_before(tmp_path: Path) -> N
         assert again is not None and again.pid != guard.pid
         pids = [child.process.pid for child in cluster._children.values()]
         cluster._guard.close()  # as if we ended: both groups must be known to the new guard
-        async with asyncio.timeout(LIMIT_S):
-            while not all(gone(pid) for pid in pids):
-                await asyncio.sleep(0.01)
+        await until_async("both groups are gone", lambda: all(map(gone, pids)))
         await cluster.close()
         return pids
 
@@ -141,16 +115,14 @@ def test_children_of_a_stopped_process_end_with_its_group(tmp_path: Path) -> Non
         cluster = LocalCluster(tmp_path, cores=1)
         await cluster.create(ProcessSpec(W0, (sys.executable, "-c", FAMILY)))
         log = tmp_path / "worker-0.log"
-        async with asyncio.timeout(LIMIT_S):
-            while len(pids_in(log)) < 2:
-                await asyncio.sleep(0.01)
+        await until_async("both processes run", lambda: len(pids_in(log)) == 2)
         await cluster.delete(W0, grace_s=LIMIT_S)
         assert (await ended(cluster, W0)).signal == signal.SIGTERM
         await cluster.close()
         return pids_in(log)
 
     pids = asyncio.run(scenario())
-    wait_until(lambda: all(gone(pid) for pid in pids), "the grandchild ended too")
+    until("the grandchild ended too", lambda: all(map(gone, pids)))
 
 
 def test_a_stopped_process_is_killed_after_the_grace(tmp_path: Path) -> None:
@@ -159,9 +131,7 @@ def test_a_stopped_process_is_killed_after_the_grace(tmp_path: Path) -> None:
         await cluster.create(ProcessSpec(W0, ("sleep", "600")))
         pid = cluster._children[W0].process.pid
         os.kill(pid, signal.SIGSTOP)
-        async with asyncio.timeout(LIMIT_S):
-            while state(pid) != "T":
-                await asyncio.sleep(0.01)
+        await until_async("it is stopped", lambda: process_state(pid) == "T")
         await cluster.delete(W0, grace_s=0.1)
         facts = await ended(cluster, W0)
         await cluster.close()

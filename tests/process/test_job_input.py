@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from elasticdl.job import Action, JobSpec
 from elasticdl.model.check import check
+from tests.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -206,9 +206,8 @@ def test_a_file_that_changes_between_its_count_and_the_first_look_at_it_ends_the
 ):
     path = iris_csv()
     job = start_job(model_zoo=zoo(GOOD), model_def="model", training_data=path)
-    deadline = time.monotonic() + 90
-    while not (job.directory / "job.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)  # written after the check; workers take seconds to import what they need
+    # Written after the check; workers take seconds to import what they need.
+    until("the check has passed", (job.directory / "job.json").exists, 90)
     path.write_bytes(path.read_bytes().replace(b"5.1", b"5.2", 1))
     os.utime(path, (0, 0))
     code, output = job.finish()

@@ -26,6 +26,7 @@ from elasticdl.cli.jobs.directory_job import DirectoryJob
 from elasticdl.history.diagnosis import told
 from elasticdl.jobdir.layout import JobDirectory
 from tests.conftest import ROOT, Job, write_iris
+from tests.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 NAMED_WITHIN_S = 2.0
@@ -106,14 +107,6 @@ def why(job: Job) -> dict[str, Any]:
     return json.loads(elasticdl("why", "--job-dir", str(job.directory), "-o", "json"))
 
 
-def wait_for(what: str, found: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
-    end_s = time.monotonic() + limit_s
-    while not (value := found()):
-        assert time.monotonic() < end_s, f"not within {limit_s} s: {what}"
-        time.sleep(0.05)
-    return value
-
-
 @dataclass(frozen=True)
 class Lost:
     """A job of two workers of which one was killed and one was sent away; what was seen
@@ -184,20 +177,24 @@ def lost(make_paced) -> Lost:
     prints = footprints(job)
     killed_at = time.time()
     assert job.kill_one("worker", random.Random(3))
-    kill = wait_for(
+    kill = until(
         "the kill is told",
         lambda: next((one for one in exits(job) if "SIGKILL" in one["text"]), None),
+        LIMIT_S,
     )
     shown = elasticdl("why", "--job-dir", str(job.directory))
-    made_up = wait_for(
-        "another trains", lambda: next((one for one in exits(job) if one["recovered_s"]), None)
+    made_up = until(
+        "another trains",
+        lambda: next((one for one in exits(job) if one["recovered_s"]), None),
+        LIMIT_S,
     )
     story = why(job)
     repeated = job.wait_until("both train again", settled, LIMIT_S)["records"]["repeated"]
     os.kill(random.Random(3).choice(sorted(job.pids("worker"))), signal.SIGTERM)
-    wait_for(
+    until(
         "a worker has left",
         lambda: [event for event in job.events() if event["cause"] == "drained"],
+        LIMIT_S,
     )
     paced.hurry()
     code, output = job.finish(LIMIT_S)
@@ -324,9 +321,10 @@ def test_a_killed_server_comes_back_from_its_checkpoint_and_what_ctrl_c_stops_ca
     job = paced.start(workers=1, checkpoint_steps=20)
     job.wait_until("a checkpoint is there", lambda status: len(status["checkpoints"]) >= 1, LIMIT_S)
     assert job.kill_one("ps", random.Random(2))
-    lost = wait_for(
+    lost = until(
         "the kill is told",
         lambda: [one["process"] for one in exits(job) if "SIGKILL" in one["text"]],
+        LIMIT_S,
     )
     back = job.wait_until(
         "the server is back", lambda status: ready_again(status, lost[0]), LIMIT_S

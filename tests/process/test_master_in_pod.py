@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from elasticdl.jobdir.outcome import Outcome
 from elasticdl.rpc.master_client import MasterClient
 from tests.contract.api_server import status
 from tests.contract.small_cluster import SmallCluster, serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
@@ -149,12 +149,10 @@ class Pod:
         )
 
     def until(self, what: str, look: Callable[[], object]) -> None:
-        deadline_s = time.monotonic() + LIMIT_S / 2
-        while not look():
-            assert time.monotonic() < deadline_s and self.process.poll() is None, (
-                f"{what}\n{self.log()}"
-            )
-            time.sleep(0.05)
+        def over() -> bool:
+            return self.process.poll() is not None
+
+        until(what, look, LIMIT_S / 2, every_s=0.05, context=self.log, over=over)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ import pytest
 from elasticdl.errors import ExitCode, Refused
 from elasticdl.job import Action, JobSpec
 from elasticdl.rpc.master_client import MasterClient
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -190,13 +190,10 @@ class Running:
         return self.clients[-1]
 
     def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float = 90) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}; {self.tails()}"
-            assert self.process.poll() is None or condition(), (
-                f"the master ended before {what}; {self.tails()}"
-            )
-            time.sleep(0.02)
+        def over() -> bool:
+            return self.process.poll() is not None
+
+        until(what, condition, timeout_s, context=self.tails, over=over)
 
     def wait_for_status(
         self, what: str, condition: Callable[[dict[str, Any]], bool]
@@ -232,10 +229,7 @@ class Running:
         return found
 
     def wait_for_nobody(self, timeout_s: float = 20) -> None:
-        deadline = time.monotonic() + timeout_s
-        while self.pids("") and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not self.pids("")
+        until("no process is left", lambda: not self.pids(""), timeout_s)
 
     def hold(self) -> Path:
         path = self.directory / "hold"

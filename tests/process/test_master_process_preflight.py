@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from elasticdl.job import Action, JobSpec
 from elasticdl.master.check_watch import CheckLimits
 from elasticdl.master.preflight import Preflight, load_preflight, run_preflight, save_preflight
 from elasticdl.shard import Source
+from tests.waiting import gone, until
 
 pytestmark = pytest.mark.process
 
@@ -121,21 +120,7 @@ time.sleep(600)
     with pytest.raises(UserError, match=r"not through after 3 s; it said last:\s+importing"):
         child(program, timeout_s=3)
     for pid in map(int, pids.read_text().split()):
-        assert gone(pid)
-
-
-def gone(pid: int) -> bool:
-    """Ended; a zombie whose parent is not us counts as ended."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
-                return True
-        except (ProcessLookupError, FileNotFoundError):
-            return True
-        time.sleep(0.01)
-    return False
+        until("it is gone", lambda pid=pid: gone(pid), 10)
 
 
 def test_the_child_has_the_environment_of_the_job() -> None:

@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE, die_with_parent
+from tests.waiting import gone, until
 
 pytestmark = pytest.mark.process
 LIMIT_S = 20.0
@@ -31,13 +30,6 @@ time.sleep(600)
 """
 
 
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
 def test_a_leashed_process_ends_with_its_parent_and_forgets_whose_child_it_was() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True
@@ -45,10 +37,7 @@ def test_a_leashed_process_ends_with_its_parent_and_forgets_whose_child_it_was()
         assert parent.stdout is not None
         pid, variable = parent.stdout.readline().split()
         parent.kill()
-        end_s = time.monotonic() + LIMIT_S
-        while not gone(int(pid)):
-            assert time.monotonic() < end_s
-            time.sleep(0.01)
+        until("the process ends with its parent", lambda: gone(int(pid)), LIMIT_S)
     assert variable == "None", "its own children have another parent"
 
 
