@@ -31,8 +31,23 @@ class JobDirectory:
         return self.path / "job.json"
 
     @property
+    def yaml(self) -> Path:
+        """The flags of the job, for `elasticdl train -f`; only for its owner."""
+        return self.path / "job.yaml"
+
+    @property
+    def check(self) -> Path:
+        """Who checks model and data before there is a job; see `check_file`."""
+        return self.path / "check.json"
+
+    @property
+    def kubernetes(self) -> Path:
+        """The namespace, name and uid of the Job on a cluster that the directory belongs to."""
+        return self.path / "kubernetes.json"
+
+    @property
     def scale(self) -> Path:
-        """The range of workers that the job was scaled to, JSON; see master.scaled."""
+        """The range of workers that the job was scaled to, JSON; see `scale_override`."""
         return self.path / "scale.json"
 
     @property
@@ -42,8 +57,8 @@ class JobDirectory:
 
     @property
     def master(self) -> Path:
-        """Where the master listens and its token, JSON, readable by the owner only; gone when it
-        has ended.
+        """Where the master listens, readable by the owner only; gone when it has ended; see
+        `master_address`.
         """
         return self.path / "master.json"
 
@@ -56,6 +71,16 @@ class JobDirectory:
     def logs(self) -> Path:
         """Directory of the logs, one a process."""
         return self.path / "logs"
+
+    @property
+    def master_log(self) -> Path:
+        """The log of the master."""
+        return self.logs / "master-0.log"
+
+    @property
+    def dashboard(self) -> Path:
+        """A page that leads a browser to the status page, readable by the owner only."""
+        return self.path / "dashboard.html"
 
     @property
     def events(self) -> Path:

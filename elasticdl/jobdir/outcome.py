@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError, UserError
-from elasticdl.jobdir.last_status import last_known
-from elasticdl.jobdir.layout import JobDirectory, part_of, read_json, write_json
-from elasticdl.jobdir.resume_command import resume_command
+from elasticdl.jobdir.layout import JobDirectory, write_json
 
 
 @final
@@ -62,6 +60,12 @@ class Outcome:
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
 
+    @property
+    def state(self) -> str:
+        """One word: done, stopped or failed."""
+        known = {int(ExitCode.DONE): "done", int(ExitCode.INTERRUPTED): "stopped"}
+        return known.get(self.exit_code, "failed")
+
     def error(self) -> ElasticDLError | None:
         """Return the error that `JobHandle.wait` raises, or None if the job is done or was stopped
         by a person.
@@ -91,38 +95,3 @@ def write_outcome(
     if status is not None:
         # A run that did not begin takes nothing of what is known of the one before.
         directory.newest.unlink(missing_ok=True)
-
-
-def read_outcome(directory: JobDirectory) -> tuple[Outcome, Mapping[str, Any]] | None:
-    """What a master left, and its last status; None if it left nothing that can be read."""
-    found = read_json(directory.status)
-    outcome = Outcome.from_json(found)
-    if outcome is None:
-        return None
-    outcome = replace(outcome, job_dir=str(directory.path))  # It may have been moved.
-    if outcome.exit_code == ExitCode.INTERRUPTED:
-        outcome = replace(outcome, hint=resume_hint(directory))
-    return outcome, part_of(found, "status")
-
-
-def outcome_of_killed(
-    directory: JobDirectory, action: str, message: str
-) -> tuple[Outcome, Mapping[str, Any]]:
-    """The end of a job whose master left nothing, and its status some seconds before."""
-    known = last_known(directory, message.partition("\n")[0])
-    outcome = Outcome(
-        ExitCode.JOB_FAILED,
-        message,
-        str(directory.path),
-        f"its log is {directory.logs / 'master-0.log'}; {resume_hint(directory)}",
-        receipt=known.get("receipt") or {},
-        metrics=known.get("metrics") or {},
-        loss=known.get("loss"),
-        action=action,
-    )
-    return outcome, known
-
-
-def resume_hint(directory: JobDirectory) -> str:
-    """The next command to type after an end that was not the job's own."""
-    return resume_command(read_json(directory.spec), directory)

@@ -4,49 +4,11 @@ processes are used again.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
-
-from elasticdl.jobdir.layout import JobDirectory, write_json
+from typing import TypeGuard
 
 _MOST = 2**31
-
-
-def check_file(directory: JobDirectory) -> Path:
-    """Says who looks at model and data before there is a job."""
-    return directory.path / "check.json"
-
-
-def tell_check(directory: JobDirectory, name: str, action: str) -> None:
-    """This process looks at model and data of a job to be. Raises OSError."""
-    pid = os.getpid()
-    write_json(
-        check_file(directory), {"job_name": name, "action": action, "pid": pid, "begun": begun(pid)}
-    )
-
-
-def tell_progress(directory: JobDirectory, text: str) -> None:
-    """What the look at model and data of this process is at, for `status`. Raises OSError."""
-    told = check_of(directory)
-    if told.get("pid") == os.getpid():
-        write_json(check_file(directory), {**told, "progress": text})
-
-
-def check_of(directory: JobDirectory) -> Mapping[str, Any]:
-    """The look at model and data that goes on in a directory before there is a job: `job_name`,
-    `action`, `pid`. Empty if none does.
-    """
-    try:
-        if not check_file(directory).is_file():
-            return {}
-        told = json.loads(check_file(directory).read_text(encoding="utf-8"))
-        pid = told["pid"]
-        return told if lives(pid) and str(told.get("begun") or begun(pid)) == begun(pid) else {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
 
 
 def lives(pid: object) -> TypeGuard[int]:
@@ -74,7 +36,7 @@ def _shown(pid: int) -> list[bytes]:
         return []
 
 
-def begun(pid: int) -> str:
+def began(pid: int) -> str:
     """When a process began, as text that no other process with its number will ever have; '' where
     the system does not show it.
     """
@@ -84,18 +46,3 @@ def begun(pid: int) -> str:
     except (OSError, IndexError):
         return ""
     return f"{boot} {ticks.decode()}"
-
-
-def runs_master(directory: JobDirectory, pid: object) -> bool:
-    """Whether that process is the master of that job: after a restart of the machine another one
-    may have its number.
-    """
-    if not lives(pid):
-        return False
-    try:
-        told = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return True  # Another user's, or a system that does not show it.
-    name = b"ELASTICDL_JOB_DIR="
-    places = [os.fsdecode(one.removeprefix(name)) for one in told if one.startswith(name)]
-    return any(os.path.realpath(place) == os.path.realpath(directory.path) for place in places)

@@ -79,7 +79,7 @@ def _submitted(told: Mapping[str, Any], directory: JobDirectory, *, resumes: boo
 
 def _local(action: str, told: Mapping[str, Any], path: Path, *, resumes: bool) -> str:
     cluster = told.get("cluster") or {}
-    command = [*_program(), action, "-f", str(path / "job.yaml")]
+    command = [*_program(), action, "-f", str(JobDirectory(path).yaml)]
     if resumes:
         # Where it is said in job.yaml already, unless somebody moved it.
         moved = [] if cluster.get("job_dir") == str(path) else ["--job-dir", str(path)]

@@ -4,11 +4,10 @@ resumed job begins with it.
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from elasticdl.jobdir.layout import JobDirectory, write_json
+from elasticdl.jobdir.layout import JobDirectory, read_json, write_json
 
 if TYPE_CHECKING:
     from elasticdl.job import JobSpec, WorkerRange
@@ -22,7 +21,7 @@ def keep_scale(directory: JobDirectory, asked: WorkerRange, low: int, high: int)
     `asked`: what the job began with. A disk that refuses it costs a resumed job the range only.
     """
     scaled = _range(low, high)
-    instead_of = {*_instead_of(_kept(directory)), str(asked)} - {str(scaled)}
+    instead_of = {*_instead_of(read_json(directory.scale)), str(asked)} - {str(scaled)}
     try:
         write_json(directory.scale, {"num_workers": str(scaled), "instead_of": sorted(instead_of)})
     except OSError as error:
@@ -33,7 +32,7 @@ def keep_scale(directory: JobDirectory, asked: WorkerRange, low: int, high: int)
 
 def kept_scale(directory: JobDirectory) -> str:
     """The range that the job was scaled to, as it is typed; '' if it was not."""
-    return str(_kept(directory).get("num_workers", ""))
+    return str(read_json(directory.scale).get("num_workers", ""))
 
 
 def as_scaled(spec: JobSpec, directory: JobDirectory, *, anew: bool) -> tuple[JobSpec, str]:
@@ -44,7 +43,8 @@ def as_scaled(spec: JobSpec, directory: JobDirectory, *, anew: bool) -> tuple[Jo
     than those which the job was scaled from.
     """
     scaled, asked = kept_scale(directory), str(spec.cluster.num_workers)
-    if anew or not scaled or asked == scaled or asked not in _instead_of(_kept(directory)):
+    instead_of = _instead_of(read_json(directory.scale))
+    if anew or not scaled or asked == scaled or asked not in instead_of:
         return spec, ""
     try:
         workers = _parsed(scaled)
@@ -78,14 +78,6 @@ def _parsed(text: str) -> WorkerRange:
     from elasticdl.job import WorkerRange
 
     return WorkerRange.model_validate(WorkerRange.parse(text))
-
-
-def _kept(directory: JobDirectory) -> dict[str, Any]:
-    try:
-        found = json.loads(directory.scale.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _instead_of(kept: dict[str, Any]) -> list[str]:

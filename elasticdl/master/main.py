@@ -14,9 +14,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, final
 
 from elasticdl.clock import SystemClock
@@ -32,7 +31,8 @@ from elasticdl.history.lines import JsonLines
 from elasticdl.history.snapshot import about, record_of, shown_status, snapshot
 from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.jobdir.last_status import cut_short, heard_of_s
-from elasticdl.jobdir.layout import JobDirectory, write_json
+from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.master_address import MasterAddress, read_master, write_master
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.jobdir.resume_command import after_a_stop
 from elasticdl.master.core.commands import Announce, FinishJob
@@ -99,7 +99,9 @@ def plan(environment: MasterEnvironment, tell: Callable[[str], None] = _LOG.info
     Raises ElasticDLError.
     """
     directory = environment.directory
-    term = max(environment.term, _next_term(directory.master))
+    # One more than that of a master that did not get to remove its file.
+    before = read_master(directory)
+    term = max(environment.term, before.term + 1 if before is not None else 1)
     # Nobody listens there any more.
     directory.master.unlink(missing_ok=True)
     spec = read_spec(directory)
@@ -122,13 +124,6 @@ def read_spec(directory: JobDirectory) -> JobSpec:
         return JobSpec.model_validate_json(directory.spec.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{directory.spec} is not a job: {error}") from error
-
-
-def _next_term(path: Path) -> int:
-    """One more than that of a master that did not get to remove its file."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return int(json.loads(path.read_text(encoding="utf-8"))["term"]) + 1
-    return 1
 
 
 @final
@@ -385,15 +380,9 @@ class Master:
 
     def _tell_address(self, address: str, page: str) -> None:
         # In a pod the token stays in its Secret: a volume may be seen by many.
-        token = {} if self._platform.has_next else {"token": self._environment.token}
-        where = {
-            "address": address,
-            "page": page,
-            **token,
-            "pid": os.getpid(),
-            "term": self._plan.term,
-        }
-        write_json(self._environment.directory.master, where, mode=0o600)
+        token = "" if self._platform.has_next else self._environment.token
+        master = MasterAddress(address, page, os.getpid(), self._plan.term, token)
+        write_master(self._environment.directory, master)
 
 
 def on_signals(first: Callable[[str], object], second: Callable[[], object]) -> None:

@@ -19,8 +19,8 @@ from elasticdl.cli.request import Request, settle
 from elasticdl.errors import ExitCode, PermanentError, SpecError
 from elasticdl.job import Action, JobSpec
 from elasticdl.job_name import is_valid
+from elasticdl.jobdir.check_file import read_check
 from elasticdl.jobdir.layout import JobDirectory
-from elasticdl.jobdir.process_liveness import check_of
 from elasticdl.master.preflight import Preflight
 
 pytestmark = pytest.mark.core
@@ -141,7 +141,7 @@ def test_while_the_check_goes_on_the_directory_is_taken_and_says_so_and_nothing_
     seen: list[Mapping[str, Any]] = []
 
     def check() -> Preflight:
-        seen.append(check_of(JobDirectory(tmp_path / "jobs/a")))
+        seen.append(read_check(JobDirectory(tmp_path / "jobs/a")))
         with (
             pytest.raises(SpecError, match="another command runs the job"),
             claimed(job(job_name="a"), lambda: FOUND),
@@ -151,9 +151,8 @@ def test_while_the_check_goes_on_the_directory_is_taken_and_says_so_and_nothing_
 
     with pytest.raises(SpecError, match="no loss"), claimed(job(job_name="a"), check):
         pass
-    assert [{**one, "begun": ""} for one in seen] == [
-        {"job_name": "a", "action": "train", "pid": os.getpid(), "begun": ""}
-    ]
+    (told,) = seen
+    assert (told.job_name, told.action, told.pid) == ("a", "train", os.getpid())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -162,14 +161,14 @@ def test_a_check_that_was_killed_stands_in_nobodys_way(tmp_path: Path) -> None:
     (tmp_path / "jobs/a/check.json").write_text(
         '{"job_name": "a", "action": "train", "pid": 999999999}'
     )
-    assert not check_of(JobDirectory(tmp_path / "jobs/a"))
-    for begun, goes_on in (
+    assert not read_check(JobDirectory(tmp_path / "jobs/a"))
+    for began, goes_on in (
         ("", True),
         ("another boot 17", False),
     ):  # a number that another process has by now
-        told = {"job_name": "a", "action": "train", "pid": os.getpid(), "begun": begun}
+        told = {"job_name": "a", "action": "train", "pid": os.getpid(), "began": began}
         (tmp_path / "jobs/a/check.json").write_text(json.dumps(told))
-        assert bool(check_of(JobDirectory(tmp_path / "jobs/a"))) == goes_on
+        assert bool(read_check(JobDirectory(tmp_path / "jobs/a"))) == goes_on
     with claimed(job(job_name="a"), lambda: FOUND) as directory:
         assert not (directory.path / "check.json").exists()
 

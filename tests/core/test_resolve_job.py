@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 import pytest
 
-from elasticdl.cli.jobs import directory_job
 from elasticdl.cli.jobs.directory_job import DirectoryJob
 from elasticdl.cli.jobs.job import JobQuery, Kind
 from elasticdl.cli.jobs.kubeconfig import contexts, no_cluster
@@ -19,6 +18,7 @@ from elasticdl.cli.jobs.resolve_job import found
 from elasticdl.cli.main import run
 from elasticdl.cli.views.progress import age, ends, table
 from elasticdl.errors import ExitCode, PermanentError, SpecError
+from elasticdl.jobdir import job_end
 from elasticdl.jobdir.layout import JobDirectory
 
 pytestmark = pytest.mark.core
@@ -174,8 +174,8 @@ def test_a_young_job_without_a_master_is_starting_and_an_old_one_was_killed(
 ) -> None:
     job = DirectoryJob(JobDirectory(made(here / "j")))
     assert job.outcome() is None and job.report().state == "waiting"
-    monkeypatch.setattr(directory_job, "_STARTS_WITHIN_S", -1.0)
-    monkeypatch.setattr(directory_job, "_LAST_WORD_WITHIN_S", 0.0)
+    monkeypatch.setattr(job_end, "STARTS_WITHIN_S", -1.0)
+    monkeypatch.setattr(job_end, "LAST_WORD_WITHIN_S", 0.0)
     outcome = job.outcome()
     assert outcome is not None and outcome.exit_code == 1 and "was killed" in outcome.message
 
@@ -192,9 +192,9 @@ def test_what_was_known_of_a_killed_job_is_read_once(
         readings.append(directory)
         return {"version": 7, "receipt": {"total": {"trained": 3}}} if len(readings) == 1 else {}
 
-    monkeypatch.setattr(directory_job, "_STARTS_WITHIN_S", -1.0)
-    monkeypatch.setattr(directory_job, "_LAST_WORD_WITHIN_S", 0.0)
-    monkeypatch.setattr("elasticdl.jobdir.outcome.last_known", once)
+    monkeypatch.setattr(job_end, "STARTS_WITHIN_S", -1.0)
+    monkeypatch.setattr(job_end, "LAST_WORD_WITHIN_S", 0.0)
+    monkeypatch.setattr("elasticdl.jobdir.job_end.last_known", once)
     found = job.report()
     assert (found.state, found.as_dict()["version"], len(readings)) == ("failed", 7, 1)
 
@@ -205,7 +205,7 @@ def test_a_young_job_that_has_come_to_its_receipt_is_not_starting_any_more(
     """Its master was killed between its last two files: whoever waits for the job would wait for
     ever.
     """
-    monkeypatch.setattr(directory_job, "_LAST_WORD_WITHIN_S", 0.0)
+    monkeypatch.setattr(job_end, "LAST_WORD_WITHIN_S", 0.0)
     directory = made(here / "j")
     job, receipt = DirectoryJob(JobDirectory(directory)), directory / "receipt.json"
     receipt.write_text("{}")
@@ -220,7 +220,7 @@ def test_a_master_that_takes_its_address_away_first_is_not_taken_for_killed(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = made(here / "j")
-    monkeypatch.setattr(directory_job, "_STARTS_WITHIN_S", -1.0)
+    monkeypatch.setattr(job_end, "STARTS_WITHIN_S", -1.0)
 
     def leaves_its_word(_seconds: float) -> None:
         (directory / "status.json").write_text(

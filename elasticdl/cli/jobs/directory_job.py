@@ -8,8 +8,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from elasticdl.cli.jobs.job import (
@@ -25,10 +23,12 @@ from elasticdl.cli.jobs.job import (
 from elasticdl.cluster.logs.log_files import LogFollower, last_lines, log_files, log_sizes
 from elasticdl.errors import ElasticDLError, ExitCode, NoSuchJob, PermanentError, TransientError
 from elasticdl.history.lines import began_at
+from elasticdl.jobdir.check_file import read_check
+from elasticdl.jobdir.job_end import job_action, job_end, job_name, killed_end, made_wall_s
 from elasticdl.jobdir.last_status import heard_of_s
 from elasticdl.jobdir.layout import JobDirectory, part_of, read_json
-from elasticdl.jobdir.outcome import Outcome, outcome_of_killed, read_outcome
-from elasticdl.jobdir.process_liveness import check_of, runs_master
+from elasticdl.jobdir.master_address import MasterAddress, read_master
+from elasticdl.jobdir.outcome import Outcome
 
 if TYPE_CHECKING:
     from elasticdl.history.snapshot import About, Record
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 CALL_S = 5.0
 _LOOK_EVERY_S = 0.25
-_STARTS_WITHIN_S = 60.0
-"""A job whose master was not heard of for so long after it was made has none."""
-_LAST_WORD_WITHIN_S, _CHANGES_WITHIN_S = 2.0, 10.0
 _CHECKED = "the model and the data are being checked"
 _BETWEEN_SIGNALS_S, _ENDS_WITHIN_S = 0.3, 15.0
 """Two at once would be one; a master takes its processes and its record along."""
@@ -56,23 +53,19 @@ class DirectoryJob:
 
     def __init__(self, directory: JobDirectory) -> None:
         self.directory = directory
-        self.name = _name(directory)
-        self.action = str(
-            check_of(directory).get("action") or read_json(directory.spec).get("action") or ""
-        )
+        self.name = job_name(directory)
+        self.action = job_action(directory)
         self.place = JobLocation(Kind.LOCAL, job_dir=str(directory.path))
 
     def report(self) -> Report:
         """See Job."""
-        if check := check_of(self.directory):
-            doing = ": ".join(filter(None, (_CHECKED, str(check.get("progress") or ""))))
+        if check := read_check(self.directory):
+            doing = ": ".join(filter(None, (_CHECKED, check.progress)))
             return self._report("waiting", blank_status(doing, action=self.action, waiting=[doing]))
-        end = self._end()
+        end = job_end(self.directory)
         if end is not None:
             outcome, known = end
-            return self._report(
-                _state(outcome.exit_code), status_as_read(outcome.message, known), outcome
-            )
+            return self._report(outcome.state, status_as_read(outcome.message, known), outcome)
         if not self.directory.master.exists():
             return self._report(
                 "waiting", blank_status("its master is starting", waiting=["master-0 is starting"])
@@ -91,28 +84,9 @@ class DirectoryJob:
             return master.status()
 
     def outcome(self) -> Outcome | None:
-        """See Job. A job whose master was killed has ended, too: it took all processes with it."""
-        end = self._end()
+        """See Job."""
+        end = job_end(self.directory)
         return None if end is None else end[0]
-
-    def _end(self) -> tuple[Outcome, Mapping[str, Any]] | None:
-        """How the job ended, and its last status as far as there is one."""
-        directory = self.directory
-        if check_of(directory):
-            return None
-        if directory.master.exists():
-            where = read_json(directory.master)
-            # One that cannot be read may be just written on a file system that shows halves.
-            goes_on = self._runs(where) if where else self._has_just_changed()
-            return None if goes_on else self._killed()
-        if not directory.spec.exists():
-            raise NoSuchJob(
-                f"there is no job in {directory.path} any more",
-                hint="the check of its model and data found something wrong",
-            )
-        if self._is_young() and not directory.status.exists() and not self._has_receipt():
-            return None
-        return self._last_word() or self._killed()
 
     def stop(self, reason: str) -> str:
         """See Job."""
@@ -126,17 +100,17 @@ class DirectoryJob:
         A master ends everything at the second signal; one that stands still (SIGSTOP) or hangs is
         killed.
         """
-        pid: int = self._where()["pid"]
-        self._signal(pid, signal.SIGCONT)
+        master = self._where()
+        self._signal(master, signal.SIGCONT)
         with suppress(ElasticDLError):  # only so that it can say who ended it
             self.stop(reason)
-        self._signal(pid, signal.SIGTERM)
+        self._signal(master, signal.SIGTERM)
         time.sleep(_BETWEEN_SIGNALS_S)
-        self._signal(pid, signal.SIGTERM)
+        self._signal(master, signal.SIGTERM)
         end_s = time.monotonic() + _ENDS_WITHIN_S
-        while runs_master(self.directory, pid):
+        while master.runs(self.directory):
             if time.monotonic() > end_s:
-                self._signal(pid, signal.SIGKILL)
+                self._signal(master, signal.SIGKILL)
                 return (
                     f"its master did not end within {_ENDS_WITHIN_S:g} s and was killed, and every"
                     " process of the job with it"
@@ -144,16 +118,16 @@ class DirectoryJob:
             time.sleep(_LOOK_EVERY_S)
         return "ended at once, without a last checkpoint"
 
-    def _signal(self, pid: int, number: signal.Signals) -> None:
+    def _signal(self, master: MasterAddress, number: signal.Signals) -> None:
         """To the job's master, unless it has ended."""
         try:
-            if runs_master(self.directory, pid):
-                os.kill(pid, number)
+            if master.runs(self.directory):
+                os.kill(master.pid, number)
         except ProcessLookupError:
             return
         except PermissionError as error:
             raise PermanentError(
-                f"this user may not end the master of job {self.name} (pid {pid})",
+                f"this user may not end the master of job {self.name} (pid {master.pid})",
                 hint="whoever started the job may",
             ) from error
 
@@ -194,13 +168,13 @@ class DirectoryJob:
     @contextmanager
     def page(self) -> Iterator[str]:
         """See Job."""
-        where = self._where()
-        if not where.get("page"):
+        master = self._where()
+        if not master.page:
             raise PermanentError(
                 f"job {self.name} in {self.place} has no status page",
-                hint="its log may say why: " + str(self._log),
+                hint="its log may say why: " + str(self.directory.master_log),
             )
-        yield f"{where['page']}#token={where['token']}"
+        yield f"{master.page}#token={master.token}"
 
     def story(self) -> Diagnosis:
         """See Job."""
@@ -214,7 +188,7 @@ class DirectoryJob:
         from elasticdl.history.snapshot import series_in, shown_status, snapshot
 
         report, record, outcome = self.report(), self._record(), self.outcome()
-        about = self._about(record.started_at or self._made_wall_s())
+        about = self._about(record.started_at or made_wall_s(self.directory))
         # A job that has ended lasted until then, whenever somebody looks.
         now = (
             record.occurrences[-1].at if outcome is not None and record.occurrences else time.time()
@@ -273,74 +247,19 @@ class DirectoryJob:
     def _report(
         self, state: str, status: Mapping[str, Any], outcome: Outcome | None = None
     ) -> Report:
-        age_s = time.time() - (began_at(self.directory.events) or self._made_wall_s())
+        age_s = time.time() - (began_at(self.directory.events) or made_wall_s(self.directory))
         return Report.of(self, state, age_s, status, outcome)
 
-    def _killed(self) -> tuple[Outcome, Mapping[str, Any]]:
-        directory = self.directory
-        message = (
-            f"the master of job {self.name} in {directory.path} was killed, and every process of"
-            " the job with it"
-        )
-        if directory.status.exists():
-            message = (
-                f"how job {self.name} ended cannot be read: {directory.status} is damaged, or not"
-                " for this user"
-            )
-        return outcome_of_killed(directory, self.action, message)
-
-    def _runs(self, where: Mapping[str, Any]) -> bool:
-        """Of one in a pod the number says nothing here: the cluster looks after it."""
-        return "token" not in where or runs_master(self.directory, where.get("pid"))
-
-    def _last_word(self) -> tuple[Outcome, Mapping[str, Any]] | None:
-        """What was left in status.json.
-
-        A master takes its address away a moment before it leaves that: then the directory has just
-        changed.
-        """
-        end_s = time.monotonic() + (_LAST_WORD_WITHIN_S if self._has_just_changed() else 0.0)
-        while (left := read_outcome(self.directory)) is None:
-            if time.monotonic() >= end_s:
-                return None
-            time.sleep(0.05)
-        outcome, status = left
-        return replace(outcome, action=outcome.action or self.action), status
-
-    def _has_just_changed(self) -> bool:
-        with suppress(OSError):
-            return time.time() - self.directory.path.stat().st_mtime < _CHANGES_WITHIN_S
-        return False
-
-    def _made_wall_s(self) -> float:
-        try:
-            return self.directory.spec.stat().st_mtime
-        except OSError:
-            return time.time()
-
-    def _has_receipt(self) -> bool:
-        """This run has come to its end; its last word may still be missing."""
-        with suppress(OSError):
-            return self.directory.receipt.stat().st_mtime > self._made_wall_s()
-        return False
-
-    def _is_young(self) -> bool:
-        return time.time() - self._made_wall_s() < _STARTS_WITHIN_S
-
-    @property
-    def _log(self) -> Path:
-        return self.directory.logs / "master-0.log"
-
-    def _where(self) -> dict[str, Any]:
+    def _where(self) -> MasterAddress:
         """Where the job's master is. Raises an error with exit code 4 if the job does not run."""
-        if pid := check_of(self.directory).get("pid"):
+        if check := read_check(self.directory):
             words, hint = (
                 f"job {self.name} has not begun: {_CHECKED}",
-                f"try again when it has; Ctrl-C ends its command (pid {pid})",
+                f"try again when it has; Ctrl-C ends its command (pid {check.pid})",
             )
             raise NotBegun(words, hint=hint)
-        where = read_json(self.directory.master)
-        if not where:
+        master = read_master(self.directory)
+        if master is None:
             report = self.directory.report
             hint = f"see `elasticdl status {self.name}`" + (
                 f"; report.html is in its directory, {report.parent}" if report.exists() else ""
@@ -351,17 +270,17 @@ class DirectoryJob:
                 f"job {self.name} in {self.place} {words}",
                 hint="try again in a moment" if starts else hint,
             )
-        if "token" not in where:
-            claim = read_json(self.directory.path / "kubernetes.json")
+        if not master.token:
+            claim = read_json(self.directory.kubernetes)
             name, namespace = claim.get("job", self.name), claim.get("namespace", "NAMESPACE")
             raise NoSuchJob(
                 f"job {self.name} in {self.place} runs on a cluster",
                 hint=f"ask it there: `elasticdl status {name} --namespace {namespace}`",
             )
-        if not self._runs(where):
-            killed, _ = self._killed()
+        if not master.runs(self.directory):
+            killed, _ = killed_end(self.directory)
             raise NoSuchJob(killed.message, hint=killed.hint)
-        return where
+        return master
 
     @contextmanager
     def _master(self) -> Iterator[MasterClient]:
@@ -373,7 +292,7 @@ class DirectoryJob:
         from elasticdl.rpc.master_client import MasterClient  # gRPC: not for `--help`
 
         where = self._where()
-        client = MasterClient(where["address"], where["token"], "cli", away_s=CALL_S)
+        client = MasterClient(where.address, where.token, "cli", away_s=CALL_S)
         try:
             yield client
         except TransientError as error:
@@ -382,8 +301,8 @@ class DirectoryJob:
                 f"the master of job {self.name} in {self.place} does not answer: {error.message}"
             )
             hint = (
-                f"it may be busy or stand still; its log is {self._log}; `elasticdl stop"
-                f" {self.name} --now` ends it in any case"
+                f"it may be busy or stand still; its log is {self.directory.master_log};"
+                f" `elasticdl stop {self.name} --now` ends it in any case"
             )
             raise TransientError(words, hint=hint) from error
         finally:
@@ -398,16 +317,3 @@ def _readable(directory: JobDirectory) -> Iterator[None]:
         raise PermanentError(
             f"cannot read what is in {directory.path}: {error.strerror or error}"
         ) from error
-
-
-def _name(directory: JobDirectory) -> str:
-    spec = read_json(directory.spec)
-    return str(
-        part_of(spec, "cluster").get("job_name")
-        or check_of(directory).get("job_name")
-        or directory.path.name
-    )
-
-
-def _state(exit_code: int) -> str:
-    return {ExitCode.DONE: "done", ExitCode.INTERRUPTED: "stopped"}.get(exit_code, "failed")  # type: ignore[call-overload, no-any-return]

@@ -17,9 +17,9 @@ from elasticdl.cli.views.yaml_documents import as_yaml
 from elasticdl.errors import ElasticDLError, PermanentError, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_name import next_name
+from elasticdl.jobdir.check_file import write_check
 from elasticdl.jobdir.layout import JobDirectory, write_whole
 from elasticdl.jobdir.output_folder import refuse_output
-from elasticdl.jobdir.process_liveness import check_file, tell_check
 from elasticdl.jobdir.resume_command import has_checkpoint
 from elasticdl.jobdir.scale_override import forget_scale_unless
 from elasticdl.master.preflight import Preflight, save_preflight
@@ -124,7 +124,7 @@ def claimed(spec: JobSpec, check: Callable[[], Preflight]) -> Iterator[JobDirect
         _try_place(spec.checkpoint.output, "--output")
         _try_place(spec.checkpoint.tensorboard_log_dir, "--tensorboard-log-dir")
         with _ours_alone(spec):
-            tell_check(directory, spec.cluster.job_name, str(spec.action))
+            write_check(directory, spec.cluster.job_name, str(spec.action))
             _write(directory, spec, check())
             written = True
             yield directory
@@ -134,7 +134,7 @@ def claimed(spec: JobSpec, check: Callable[[], Preflight]) -> Iterator[JobDirect
         raise _unusable(f"cannot write to {directory.path}", error) from error
     finally:
         if not written:
-            check_file(directory).unlink(missing_ok=True)
+            directory.check.unlink(missing_ok=True)
             _unmake(made)
         os.close(lock)
 
@@ -180,13 +180,13 @@ def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None
     told = spec.replace(resume=False).flags(defaults=False)
     # Only for the owner: --envs may hold somebody's keys.
     write_whole(
-        directory.path / "job.yaml",
+        directory.yaml,
         f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(told)}",
         mode=0o600,
     )
     forget_scale_unless(spec, directory)
     write_whole(directory.spec, spec.model_dump_json(indent=2) + "\n", mode=0o600)
-    check_file(directory).unlink(missing_ok=True)
+    directory.check.unlink(missing_ok=True)
 
 
 def _unusable(what: str, error: OSError, flag: str = "--job-dir") -> ElasticDLError:

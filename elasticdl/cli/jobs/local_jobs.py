@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from elasticdl.cli.jobs.directory_job import DirectoryJob
+from elasticdl.jobdir.check_file import read_check
 from elasticdl.jobdir.layout import JOBS, JobDirectory
-from elasticdl.jobdir.process_liveness import check_of
 
 
 def _nobody(_path: Path) -> None:
@@ -26,7 +26,7 @@ def local_jobs(closed: Callable[[Path], None] = _nobody) -> list[DirectoryJob]:
     for path in _entries():
         directory = JobDirectory(path.resolve())
         try:
-            if directory.spec.is_file() or check_of(directory):
+            if directory.spec.is_file() or read_check(directory):
                 found.append(DirectoryJob(directory))
         except PermissionError:
             closed(path)

@@ -29,8 +29,9 @@ from elasticdl.cluster.local.cluster import LocalCluster
 from elasticdl.cluster.local.machine import usable_cores
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
 from elasticdl.job import JobSpec
+from elasticdl.jobdir.job_end import killed_end, read_end, resume_hint
 from elasticdl.jobdir.layout import JobDirectory, read_json
-from elasticdl.jobdir.outcome import Outcome, outcome_of_killed, read_outcome, resume_hint
+from elasticdl.jobdir.outcome import Outcome
 
 T = TypeVar("T")
 MASTER = ProcessName(Role.MASTER, 0)
@@ -84,7 +85,7 @@ class LocalRun:
                 with suppress(asyncio.CancelledError):
                     await following
             self._view.show(read_json(directory.status).get("status"), events.read())
-            return outcome_of(directory, self._spec.action, facts, interrupted=self._interrupts > 0)
+            return outcome_of(directory, facts, interrupted=self._interrupts > 0)
         finally:
             self.answers.set()
             await self._cluster.close()
@@ -195,15 +196,13 @@ async def in_thread(call: Callable[[], T]) -> T:
     return await done
 
 
-def outcome_of(
-    directory: JobDirectory, action: str, facts: ExitFacts, *, interrupted: bool
-) -> Outcome:
+def outcome_of(directory: JobDirectory, facts: ExitFacts, *, interrupted: bool) -> Outcome:
     """What the master left; or, if it left nothing, what is known of its end.
 
     Its word counts, not what became of its process after that: a second signal may meet it in its
     last moment.
     """
-    left = read_outcome(directory)
+    left = read_end(directory)
     if left is not None and (left[0].exit_code == ExitCode.DONE or not interrupted):
         return left[0]
     if left is not None:
@@ -211,7 +210,7 @@ def outcome_of(
     else:
         said = f"; it said last:\n{facts.log_tail}" if facts.log_tail else ""
         message = f"the master ended by {_how(facts)} and left no word{said}"
-        outcome, _ = outcome_of_killed(directory, action, message)
+        outcome, _ = killed_end(directory, message)
         if not interrupted:
             return replace(outcome, exit_code=facts.exit_code or ExitCode.JOB_FAILED)
         outcome = replace(outcome, message="ended at once")

@@ -8,8 +8,8 @@ from pathlib import Path
 from elasticdl.cli.views.console import tell
 from elasticdl.errors import ExitCode, UserError
 from elasticdl.job import JobSpec
+from elasticdl.jobdir.check_file import write_progress
 from elasticdl.jobdir.layout import JobDirectory
-from elasticdl.jobdir.process_liveness import tell_progress
 from elasticdl.master import preflight
 
 PREFLIGHT_S = 600.0
@@ -25,7 +25,7 @@ def checked(spec: JobSpec, *, quiet: bool = False) -> preflight.Preflight:
         if not quiet:
             tell(text)
         with suppress(OSError):
-            tell_progress(JobDirectory(Path(spec.cluster.job_dir)), text)
+            write_progress(JobDirectory(Path(spec.cluster.job_dir)), text)
 
     if not quiet:
         tell("checking the model and the data ...")

@@ -24,8 +24,8 @@ from elasticdl.cli.jobs.job import Job, JobQuery
 from elasticdl.cli.jobs.kubeconfig import no_cluster
 from elasticdl.cli.jobs.local_jobs import local_jobs, local_names
 from elasticdl.errors import ElasticDLError, NoSuchJob, SpecError
+from elasticdl.jobdir.check_file import read_check
 from elasticdl.jobdir.layout import JOBS, JobDirectory
-from elasticdl.jobdir.process_liveness import check_of
 
 if TYPE_CHECKING:
     from elasticdl.cli.jobs.cluster_client import ClusterClient
@@ -67,7 +67,7 @@ def found(sought: JobQuery) -> Iterator[Job]:
 
 def _holds_a_job(directory: JobDirectory) -> bool:
     try:
-        return directory.spec.is_file() or bool(check_of(directory))
+        return directory.spec.is_file() or read_check(directory) is not None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             return False

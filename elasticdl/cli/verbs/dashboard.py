@@ -18,7 +18,7 @@ from elasticdl.cli.jobs.job import Job, JobQuery, Kind
 from elasticdl.cli.jobs.resolve_job import RULE, found
 from elasticdl.cli.views.console import tell
 from elasticdl.errors import ExitCode, TransientError
-from elasticdl.jobdir.layout import write_whole
+from elasticdl.jobdir.layout import JobDirectory, write_whole
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
@@ -84,7 +84,7 @@ def _file_that_leads_to(address: str, job: Job) -> Iterator[Path]:
         f' href="{target}">the status page</a>\n'
     )
     if job.place.kind is Kind.LOCAL:
-        path = Path(job.place.job_dir) / "dashboard.html"
+        path = JobDirectory(Path(job.place.job_dir)).dashboard
         write_whole(path, text, mode=0o600)
         yield path
         return

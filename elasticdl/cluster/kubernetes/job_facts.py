@@ -104,7 +104,7 @@ class JobFacts:
         """One word for it."""
         ended = self.ended
         if ended is not None:
-            return standing_of(ended.exit_code)
+            return JobStage(ended.state)
         if self.job["metadata"].get("deletionTimestamp"):
             return JobStage.LEAVING
         if self.barred is not None:
@@ -264,16 +264,6 @@ HINTS = {
 _OVERDUE_S = 60.0
 """After the grace of a master's pod: nodes take seconds, and clocks may differ."""
 _VERDICTS = frozenset(int(code) for code in ExitCode)
-
-
-def standing_of(exit_code: int) -> JobStage:
-    """Of a job that has ended."""
-    known = {ExitCode.DONE: JobStage.DONE, ExitCode.INTERRUPTED: JobStage.STOPPED}
-    return (
-        known.get(ExitCode(exit_code), JobStage.FAILED)
-        if exit_code in _VERDICTS
-        else JobStage.FAILED
-    )
 
 
 def job_facts(job: Object, pods: Iterable[Object] = ()) -> JobFacts:

@@ -197,7 +197,7 @@ def open_directory(
     --output that is in use.
     """
     directory = JobDirectory(Path(spec.cluster.job_dir))
-    claim = directory.path / "kubernetes.json"
+    claim = directory.kubernetes
     try:
         directory.path.mkdir(parents=True, exist_ok=True)
         ours = _uid(claim) == owner.uid
@@ -221,7 +221,7 @@ def open_directory(
         warnings = (*warnings, *([scaled] if scaled else ()))
         told = spec.replace(resume=False).flags(defaults=False)
         text = f"# elasticdl {spec.action} -f job.yaml\n{yaml.safe_dump(told, sort_keys=False)}"
-        write_whole(directory.path / "job.yaml", text, mode=0o600)
+        write_whole(directory.yaml, text, mode=0o600)
         write_whole(
             directory.spec, as_trained(resumed).model_dump_json(indent=2) + "\n", mode=0o600
         )

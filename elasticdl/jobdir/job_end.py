@@ -1,0 +1,134 @@
+"""How the job of a directory ended, as far as its files tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from elasticdl.errors import ExitCode, NoSuchJob
+from elasticdl.jobdir.check_file import read_check
+from elasticdl.jobdir.last_status import last_known
+from elasticdl.jobdir.layout import JobDirectory, part_of, read_json
+from elasticdl.jobdir.master_address import read_master
+from elasticdl.jobdir.outcome import Outcome
+from elasticdl.jobdir.resume_command import resume_command
+
+STARTS_WITHIN_S = 60.0
+"""A job whose master was not heard of for so long after it was made has none."""
+LAST_WORD_WITHIN_S = 2.0
+_CHANGES_WITHIN_S = 10.0
+
+
+def job_end(directory: JobDirectory) -> tuple[Outcome, Mapping[str, Any]] | None:
+    """How the job ended, and its last status as far as there is one; None: it has not ended.
+
+    A job whose master was killed has ended, too: the master took all processes with it. Raises
+    NoSuchJob.
+    """
+    if read_check(directory) is not None:
+        return None
+    if directory.master.exists():
+        master = read_master(directory)
+        # One that cannot be read may be just written on a file system that shows halves.
+        goes_on = _has_just_changed(directory) if master is None else master.runs(directory)
+        return None if goes_on else killed_end(directory)
+    if not directory.spec.exists():
+        raise NoSuchJob(
+            f"there is no job in {directory.path} any more",
+            hint="the check of its model and data found something wrong",
+        )
+    is_young = time.time() - made_wall_s(directory) < STARTS_WITHIN_S
+    if is_young and not directory.status.exists() and not _has_receipt(directory):
+        return None
+    # A master takes its address away a moment before it leaves its outcome.
+    patience_s = LAST_WORD_WITHIN_S if _has_just_changed(directory) else 0.0
+    end_s = time.monotonic() + patience_s
+    while (end := read_end(directory)) is None:
+        if time.monotonic() >= end_s:
+            return killed_end(directory)
+        time.sleep(0.05)
+    return end
+
+
+def read_end(directory: JobDirectory) -> tuple[Outcome, Mapping[str, Any]] | None:
+    """What a master left, and its last status; None if it left nothing that can be read."""
+    found = read_json(directory.status)
+    outcome = Outcome.from_json(found)
+    if outcome is None:
+        return None
+    outcome = replace(
+        outcome,
+        job_dir=str(directory.path),  # It may have been moved.
+        action=outcome.action or job_action(directory),
+    )
+    if outcome.exit_code == ExitCode.INTERRUPTED:
+        outcome = replace(outcome, hint=resume_hint(directory))
+    return outcome, part_of(found, "status")
+
+
+def killed_end(directory: JobDirectory, message: str = "") -> tuple[Outcome, Mapping[str, Any]]:
+    """The end of a job whose master left nothing, and its status some seconds before."""
+    name = job_name(directory)
+    if not message and directory.status.exists():
+        message = (
+            f"how job {name} ended cannot be read: {directory.status} is damaged, or not for this"
+            " user"
+        )
+    message = message or (
+        f"the master of job {name} in {directory.path} was killed, and every process of the job"
+        " with it"
+    )
+    known = last_known(directory, message.partition("\n")[0])
+    outcome = Outcome(
+        ExitCode.JOB_FAILED,
+        message,
+        str(directory.path),
+        f"its log is {directory.master_log}; {resume_hint(directory)}",
+        receipt=known.get("receipt") or {},
+        metrics=known.get("metrics") or {},
+        loss=known.get("loss"),
+        action=job_action(directory),
+    )
+    return outcome, known
+
+
+def resume_hint(directory: JobDirectory) -> str:
+    """The next command to type after an end that was not the job's own."""
+    return resume_command(read_json(directory.spec), directory)
+
+
+def job_name(directory: JobDirectory) -> str:
+    """Of the job, or of the job to be; that of the directory where none is known."""
+    name = part_of(read_json(directory.spec), "cluster").get("job_name")
+    check = None if name else read_check(directory)
+    return str(name or (check and check.job_name) or directory.path.name)
+
+
+def job_action(directory: JobDirectory) -> str:
+    """train, evaluate or predict; '' where that is not known."""
+    check = read_check(directory)
+    return str((check and check.action) or read_json(directory.spec).get("action") or "")
+
+
+def made_wall_s(directory: JobDirectory) -> float:
+    """When the job was made, in seconds since 1970; now, for a job to be."""
+    try:
+        return directory.spec.stat().st_mtime
+    except OSError:
+        return time.time()
+
+
+def _has_just_changed(directory: JobDirectory) -> bool:
+    with suppress(OSError):
+        return time.time() - directory.path.stat().st_mtime < _CHANGES_WITHIN_S
+    return False
+
+
+def _has_receipt(directory: JobDirectory) -> bool:
+    """This run has come to its end; its outcome may still be missing."""
+    with suppress(OSError):
+        return directory.receipt.stat().st_mtime > made_wall_s(directory)
+    return False
