@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elasticdl.cli.jobs.job import JobLocation, Kind, Report, blank_status
-from elasticdl.cli.jobs.pod_rows import rows
+from elasticdl.cli.jobs.pod_status import rows
 from elasticdl.cli.jobs.start_diagnosis import CannotStart, Patience
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.kubernetes.checking import Weight, image, judged, needs

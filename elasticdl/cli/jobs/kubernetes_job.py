@@ -4,12 +4,10 @@ tell, its pods do.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, final
 from urllib.parse import quote
 
 from elasticdl.cli.jobs.job import (
@@ -21,43 +19,25 @@ from elasticdl.cli.jobs.job import (
     Report,
     blank_status,
 )
+from elasticdl.cli.jobs.master_tunnel import CALL_S, MasterTunnel
 from elasticdl.cli.jobs.start_diagnosis import Patience, way_out
 from elasticdl.errors import (
     ElasticDLError,
     NoSuchJob,
     PermanentError,
-    Refused,
     TransientError,
-    UserError,
 )
 from elasticdl.jobdir.outcome import Outcome
-from elasticdl.rpc.master_client import MasterClient
 
 if TYPE_CHECKING:
     from elasticdl.cli.jobs.cluster_client import ClusterClient
     from elasticdl.cluster.kubernetes.job_facts import JobFacts
-    from elasticdl.cluster.kubernetes.port_forward import PortForward
 
-T = TypeVar("T")
-CALL_S = 8.0
-"""A call through the API server: a new connection to the pod takes a second where the cluster is
-busy.
-"""
-_GREETING_S = 4.0
 _CHECKING = "its master is checking the model and the data"
 """It listens when it has: a master that runs and does not listen is doing that."""
-_PATIENCE_S, _AGAIN_S = 10.0, 0.5
+_PATIENCE_S = 10.0
 _KEPT_BYTES = 1 << 20
 """As much of a log as a master gives at once."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """A connection to a master."""
-
-    tunnel: PortForward
-    client: MasterClient
 
 
 @final
@@ -72,11 +52,10 @@ class KubernetesJob:
 
         self.name = name
         self.place = JobLocation(Kind.KUBERNETES, namespace=namespace or line.namespace)
-        self._line, self._call_s = line, call_s
+        self._line = line
         self._jobs = Jobs(line.api, self.place.namespace)
         self._uid = ""
-        self._lock = threading.Lock()
-        self._way: _Way | None = None
+        self._master = MasterTunnel(line, self._jobs, name, self.facts, call_s)
         self._patience = Patience()
 
     def facts(self, *, whole: bool = False) -> JobFacts:
@@ -111,7 +90,7 @@ class KubernetesJob:
         if facts.ended is None and not facts.waits_for:
             try:
                 return self._report(
-                    facts, blank_status("") | self._call(lambda master: master.status())
+                    facts, blank_status("") | self._master.call(lambda master: master.status())
                 )
             except NobodyListens:
                 message = _CHECKING
@@ -124,6 +103,8 @@ class KubernetesJob:
         return self._without_master(self.facts(whole=True), message)
 
     def _without_master(self, facts: JobFacts, message: str) -> Report:
+        from elasticdl.cli.jobs.pod_status import status_of_pods
+
         ended = facts.ended
         if ended is not None:
             message = ended.message
@@ -135,7 +116,7 @@ class KubernetesJob:
                 f"{'waiting' if facts.barred is None else 'cannot start'}:"
                 f" {facts.waits_for}{': ' if said else ''}{said}"
             )
-        return self._report(facts, _status_of_pods(facts, message, ended), ended)
+        return self._report(facts, status_of_pods(facts, message), ended)
 
     def outcome(self) -> Outcome | None:
         """See Job.
@@ -145,7 +126,7 @@ class KubernetesJob:
         """
         facts = self.facts()
         if facts.ended is not None:
-            return replace(facts.ended, action=facts.ended.action or _action(facts))
+            return facts.ended
         self._patience.seen(facts, lambda: self._has_run(facts))
         return None
 
@@ -165,11 +146,10 @@ class KubernetesJob:
             self.delete(facts)
             why = f"; it had no master to stop it in order ({facts.waits_for})"
             return (
-                f"job {self.name} is deleted with all that is its"
-                f" own{why}{way_on_of_deleted(facts.job)}"
+                f"job {self.name} is deleted with all that is its own{why}{after_deletion(facts)}"
             )
         try:
-            self._call(lambda master: master.stop(reason), _PATIENCE_S)
+            self._master.call(lambda master: master.stop(reason), _PATIENCE_S)
         except TransientError as error:
             hint = (
                 f"its master may be starting: try again; `elasticdl stop {self.name} --now` ends it"
@@ -182,7 +162,7 @@ class KubernetesJob:
         """See Job."""
         facts = self.facts()
         self.delete(facts)
-        return f"job {self.name} is deleted with all that is its own{way_on_of_deleted(facts.job)}"
+        return f"job {self.name} is deleted with all that is its own{after_deletion(facts)}"
 
     def delete(self, facts: JobFacts | None = None) -> None:
         """Delete the Job and all that is its own, now."""
@@ -191,12 +171,12 @@ class KubernetesJob:
     def scale(self, low: int, high: int) -> None:
         """See Job."""
         self._running()
-        self._call(lambda master: master.scale(low, high), _PATIENCE_S)
+        self._master.call(lambda master: master.scale(low, high), _PATIENCE_S)
 
     def checkpoint(self) -> None:
         """See Job."""
         self._running()
-        self._call(lambda master: master.checkpoint(), _PATIENCE_S)
+        self._master.call(lambda master: master.checkpoint(), _PATIENCE_S)
 
     def logs(self) -> list[LogEntry]:
         """See Job."""
@@ -237,38 +217,17 @@ class KubernetesJob:
             names = ", ".join(entry.process for entry in self.logs()) or "none yet"
             hint = f"there are {names}"
             if not facts.running_master:
-                hint += f"; what was kept of pods that are gone is in {self._job_dir(facts)}/logs"
+                hint += f"; what was kept of pods that are gone is in {_job_dir(facts)}/logs"
             raise NoSuchJob(
                 f"job {self.name} in {self.place} has no log of {wish.process!r}", hint=hint
             ) from error
         return "".join(str(found["text"]).splitlines(keepends=True)[-wish.lines :])
 
-    def _job_dir(self, facts: JobFacts) -> str:
-        from elasticdl.cluster.kubernetes.planning import spec_of
-
-        with suppress(UserError):
-            return str(spec_of(dict(facts.job)).cluster.job_dir)
-        return "its directory"
-
     @contextmanager
     def page(self) -> Iterator[str]:
-        """See Job. Through the API server: each use has a way of its own."""
-        from elasticdl.cluster.kubernetes.plans import STATUS_PORT
-        from elasticdl.cluster.kubernetes.port_forward import PortForward
-
-        token = self._line.run(self._jobs.token(self._running()))
-        if not token:
-            raise TransientError(
-                f"the master of job {self.name} is starting: it has not made its token yet",
-                hint="try again",
-            )
-        tunnel = PortForward(self._line.api, self.place.namespace, self._master_pod, STATUS_PORT)
-        address = self._line.run(tunnel.open())
-        try:
-            yield f"http://{address}/#token={token}"
-        finally:
-            with suppress(TransientError):
-                self._line.run(tunnel.close())
+        """See Job. Through the API server."""
+        with self._master.page(self._running()) as address:
+            yield address
 
     def story(self) -> Diagnosis:
         """See Job.
@@ -295,7 +254,7 @@ class KubernetesJob:
         if found is not None:
             return Diagnosis(found)
         where = (
-            f"events.jsonl in {self._job_dir(facts)}, if that is on a volume: `elasticdl why"
+            f"events.jsonl in {_job_dir(facts)}, if that is on a volume: `elasticdl why"
             " --job-dir …` where it is mounted"
         )
         return Diagnosis(
@@ -311,7 +270,7 @@ class KubernetesJob:
         try:
             return self._get(f"/api/v1/snapshot{query}")
         except TransientError as error:
-            raise self._explained(error) from error
+            raise self._master.explained(error) from error
 
     def _get(self, path: str) -> dict[str, Any]:
         """Of the HTTP API of the master. Raises ElasticDLError."""
@@ -322,12 +281,7 @@ class KubernetesJob:
 
     def close(self) -> None:
         """See Job. It may be used again."""
-        with self._lock:
-            way, self._way = self._way, None
-        if way is not None:
-            way.client.close()
-            with suppress(TransientError):
-                self._line.run(way.tunnel.close())
+        self._master.close()
 
     def _running(self) -> JobFacts:
         facts = self.facts()
@@ -348,76 +302,6 @@ class KubernetesJob:
             )
         return facts
 
-    def _call(self, what: Callable[[MasterClient], T], patience_s: float = 0.0) -> T:
-        """Ask the master; for up to `patience_s` again while it is starting.
-
-        Raises ElasticDLError: what bars the way to it.
-        """
-        end_s = time.monotonic() + patience_s
-        while True:
-            try:
-                return self._asked(what)
-            except TransientError as error:
-                if time.monotonic() + _AGAIN_S > end_s:
-                    raise self._explained(error) from error
-            time.sleep(_AGAIN_S)
-
-    def _explained(self, error: TransientError) -> TransientError:
-        """With what the cluster knows of a master that does not answer, if it does."""
-        lost = self.facts().lost_master(time.time())
-        return (
-            TransientError(f"the master of job {self.name} is not reached: {lost}")
-            if lost
-            else error
-        )
-
-    def _asked(self, what: Callable[[MasterClient], T]) -> T:
-        way = self._connected()
-        try:
-            return what(way.client)
-        except TransientError as error:
-            # Seen anew the next time, which tells at once why it is barred.
-            self.close()
-            problem = way.tunnel.problem or error.message
-            raise TransientError(
-                f"the master of job {self.name} is not reached: {problem}"
-            ) from error
-        except Refused as error:
-            # Its token is the Secret's: another one means that the Secret was read too early.
-            self.close()
-            raise TransientError(
-                f"the master of job {self.name} does not know us: {error.message}"
-            ) from error
-
-    def _connected(self) -> _Way:
-        from elasticdl.cluster.kubernetes.plans import MASTER_PORT
-        from elasticdl.cluster.kubernetes.port_forward import PortForward
-
-        with self._lock:
-            if self._way is None:
-                token = self._line.run(self._jobs.token(self.facts()))
-                if not token:
-                    raise TransientError(
-                        f"the master of job {self.name} is starting: it has not made its token yet"
-                    )
-                tunnel = PortForward(
-                    self._line.api, self.place.namespace, self._master_pod, MASTER_PORT
-                )
-                address = self._line.run(tunnel.open(_GREETING_S))
-                self._way = _Way(tunnel, MasterClient(address, token, "cli", away_s=self._call_s))
-            return self._way
-
-    async def _master_pod(self) -> str:
-        found = await self._jobs.one(self.name)
-        pod = found.running_master if found is not None else ""
-        if not pod:
-            raise TransientError(
-                found.waits_for
-                if found is not None and found.waits_for
-                else "its master does not run"
-            )
-        return pod
-
     def _report(
         self, facts: JobFacts, status: dict[str, Any], ended: Outcome | None = None
     ) -> Report:
@@ -425,21 +309,17 @@ class KubernetesJob:
         return Report.of(self, str(facts.standing), age_s, status, ended, _hint(facts))
 
 
-def way_on_of_deleted(job: Mapping[str, Any]) -> str:
-    """What to type for a job that left no word: its checkpoints, if it made any, are where it kept
-    them.
+def after_deletion(facts: JobFacts) -> str:
+    """What to type for a job that left no outcome: its checkpoints, if it made any, are where it
+    kept them.
     """
-    from elasticdl.cluster.kubernetes.planning import spec_of
-
-    with suppress(UserError):
-        spec = spec_of(dict(job))
-        if spec.resume_command and spec.checkpoint.checkpoint_steps:
-            where = f"{spec.cluster.job_dir}/checkpoints"
-            return (
-                f"; its newest checkpoint, if it made one, is in {where}, go on with:"
-                f" {spec.resume_command}"
-            )
-    return ""
+    spec = facts.spec
+    if spec is None or not spec.resume_command or not spec.checkpoint.checkpoint_steps:
+        return ""
+    where = f"{spec.cluster.job_dir}/checkpoints"
+    return (
+        f"; its newest checkpoint, if it made one, is in {where}, go on with: {spec.resume_command}"
+    )
 
 
 def _hint(facts: JobFacts) -> str:
@@ -449,42 +329,5 @@ def _hint(facts: JobFacts) -> str:
     return "" if facts.barred is None else f"{HINTS[facts.barred.lasting]}; {way_out(facts.name)}"
 
 
-def _action(facts: JobFacts) -> str:
-    """'' if the Job is one that this version does not understand."""
-    from elasticdl.cluster.kubernetes.planning import spec_of
-
-    try:
-        return str(spec_of(dict(facts.job)).action)
-    except UserError:
-        return ""
-
-
-def _status_of_pods(facts: JobFacts, message: str, ended: Outcome | None = None) -> dict[str, Any]:
-    """What can be told without the master."""
-    from elasticdl.cli.jobs.pod_rows import rows
-    from elasticdl.cluster.kubernetes.planning import spec_of
-
-    known: dict[str, Any] = {
-        "processes": rows(facts),
-        "waiting": [facts.waits_for] if facts.waits_for else [],
-    }
-    with suppress(UserError):
-        spec = spec_of(dict(facts.job))
-        workers = spec.cluster.num_workers
-        scale = {"low": workers.low, "high": workers.high, "requested": 0, "observed": 0}
-        known |= {"action": str(spec.action), "epochs": spec.data.num_epochs, "scale": scale}
-    if ended is not None:
-        receipt = {"epochs": [], "total": {}, **ended.receipt}
-        total = receipt["total"]
-        known |= {
-            "metrics": dict(ended.metrics),
-            "loss": ended.loss,
-            "phase": "ended",
-            "receipt": receipt,
-        }
-        counts = {
-            key: total.get(key, 0)
-            for key in ("expected", "trained", "repeated", "bad", "lost", "left")
-        }
-        known["records"] = {**counts, "resumed": 0, "undone": 0, "records_per_s": 0.0}
-    return blank_status(message, **known)
+def _job_dir(facts: JobFacts) -> str:
+    return "its directory" if facts.spec is None else facts.spec.cluster.job_dir

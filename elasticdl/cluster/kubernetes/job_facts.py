@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeAlias, final
 
 from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.cluster.kubernetes.planning import spec_of
 from elasticdl.cluster.kubernetes.plans import FINAL_EXIT_CODES
 from elasticdl.cluster.kubernetes.pods import (
     IMAGE_FAILED,
@@ -28,7 +30,8 @@ from elasticdl.cluster.kubernetes.pods import (
     uid,
 )
 from elasticdl.cluster.kubernetes.termination_message import read_outcome
-from elasticdl.errors import ExitCode
+from elasticdl.errors import ExitCode, UserError
+from elasticdl.job import JobSpec
 from elasticdl.jobdir.outcome import Outcome
 
 Object: TypeAlias = Mapping[str, Any]
@@ -78,6 +81,13 @@ class JobFacts:
     def uid(self) -> str:
         """What tells it from a job that had its name."""
         return uid(self.job)
+
+    @property
+    def spec(self) -> JobSpec | None:
+        """As it was submitted; None if this version cannot read it."""
+        with suppress(UserError):
+            return spec_of(dict(self.job))
+        return None
 
     @property
     def created_wall_s(self) -> float:
@@ -212,7 +222,9 @@ class JobFacts:
             (found for pod in reversed(self.masters) if (found := read_outcome(pod)) is not None),
             None,
         )
-        return said or self._without_word(condition)
+        ended = said or self._without_word(condition)
+        spec = None if ended.action else self.spec
+        return ended if spec is None else replace(ended, action=str(spec.action))
 
     def _without_word(self, condition: Object) -> Outcome:
         if condition["type"] == "Complete":

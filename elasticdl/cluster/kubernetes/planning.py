@@ -122,16 +122,16 @@ def spec_of(submitted: Json) -> JobSpec:
     """The inverse of `job_object` (with the commands that it adds), of a Job as an API server gives
     it. Raises UserError if it is none of ours.
     """
-    variables: dict[str, Any] = {
-        entry["name"]: entry.get("value")
-        for container in submitted["spec"]["template"]["spec"]["containers"]
-        if container["name"] == CONTAINER
-        for entry in container.get("env") or ()
-    }
-    name = submitted["metadata"]["name"]
     try:
+        variables: dict[str, Any] = {
+            entry["name"]: entry.get("value")
+            for container in submitted["spec"]["template"]["spec"]["containers"]
+            if container["name"] == CONTAINER
+            for entry in container.get("env") or ()
+        }
         return JobSpec.model_validate_json(str(variables[SPEC_VARIABLE]).replace("$$", "$"))
     except (KeyError, ValueError) as error:
+        name = submitted["metadata"]["name"]
         raise UserError(
             f"the Job {name} holds no job that this version can read: {error}"
         ) from error
