@@ -183,7 +183,7 @@ def test_a_master_that_is_told_to_leave_leaves_its_processes_to_the_next(
         "iris-master:50001",
         "0.0.0.0",
     )
-    assert "token" not in json.loads((pod.folder / "job/master.json").read_text())
+    assert not json.loads((pod.folder / "job/master.json").read_text())["token"]
     pod.process.send_signal(signal.SIGTERM)
     assert pod.finish() == ExitCode.DRAINED, pod.log()
     assert pod.left() is None and not (pod.folder / "job/status.json").exists()
