@@ -391,6 +391,12 @@ class JobSpec(_Section):
     restart_command: str = ""
     """Of a job on a cluster: what a person types to begin it afresh."""
 
+    @property
+    def trains_on_ring(self) -> bool:
+        """Workers train in step, each with all weights; other jobs of the strategy use no ring."""
+        ring = self.training.distribution_strategy is Strategy.ALLREDUCE
+        return ring and self.action is Action.TRAIN
+
     @classmethod
     def from_flags(cls, action: Action, flags: Mapping[str, Any]) -> JobSpec:
         """From flat names, kebab or snake case.

@@ -12,7 +12,7 @@ from elasticdl.dropped import WRONG, DropCause
 from elasticdl.errors import ExitCode
 from elasticdl.formatting import amount
 from elasticdl.history.job_event import EventKind, meaning
-from elasticdl.job import Action, JobSpec, Strategy
+from elasticdl.job import JobSpec, WorkerRange
 from elasticdl.master.core.command_buffer import CommandBuffer
 from elasticdl.master.core.commands import RecordMetrics
 from elasticdl.master.core.data.ledger import Count, Ids, Ledger, Piece
@@ -98,6 +98,8 @@ class JobContext:
     budgets: Budgets = field(default_factory=lambda: Budgets(0))
     memory: MemoryLimits = field(default_factory=lambda: MemoryLimits({}))
     limits: Limits = field(default_factory=Limits)
+    workers: WorkerRange = field(init=False)
+    """How many workers there are to be, as last asked for."""
     work: Ledger | None = None
     """Training or prediction; None for evaluation, and before the data was counted."""
     validation: tuple[Source, ...] = ()
@@ -128,6 +130,9 @@ class JobContext:
     dropped: Counter[DropCause] = field(default_factory=Counter)
     """Messages that changed nothing."""
 
+    def __post_init__(self) -> None:
+        self.workers = self.spec.cluster.num_workers
+
     def drop(
         self, cause: DropCause, sender: ProcessName | None, what: object, count: int = 1
     ) -> None:
@@ -149,11 +154,10 @@ class JobContext:
     def servers(self) -> int:
         return self.spec.cluster.num_ps_pods
 
-    @property
-    def on_ring(self) -> bool:
-        """Workers train on a ring: there are no servers, and the weights live in the workers."""
-        training = self.spec.training.distribution_strategy is Strategy.ALLREDUCE
-        return training and self.spec.action is Action.TRAIN
+    def server_names(self) -> tuple[ProcessName, ...]:
+        """Parameter servers that work or may be expected to."""
+        found = (self.processes.server(index) for index in range(self.servers))
+        return tuple(server.name for server in found if server is not None)
 
     def worker(self, name: ProcessName) -> Process | None:
         """A worker whose word counts; None if it is unknown, ended or given up."""

@@ -4,7 +4,6 @@ when stopped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import final
 
@@ -14,19 +13,19 @@ from elasticdl.formatting import amount
 from elasticdl.job import Action
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.commands import FinishJob, StopProcess, WorkFinished
-from elasticdl.master.core.data.leasing import Leasing
+from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.data.singleton_tasks import SingletonTask
 from elasticdl.master.core.evaluation.rounds import Evaluation
-from elasticdl.master.core.events import ExportFinished, StopRequested
+from elasticdl.master.core.events import StopRequested
 from elasticdl.master.core.job_context import JobContext, Outcome, Phase
 from elasticdl.master.core.processes.scaling import DRAIN_GRACE_S, Scaling
 from elasticdl.master.core.processes.table import Life
+from elasticdl.master.core.waits import Waits
 from elasticdl.shard import Task
 
 _END_LIMIT_S = 30.0
 _SERVERS_LIMIT_S = 15.0
 _NO_SERVERS_LIMIT_S = 30.0
-_HALT_LIMIT_S = 30.0
 
 
 @final
@@ -37,23 +36,20 @@ class Phases:
         self,
         context: JobContext,
         scaling: Scaling,
-        leasing: Leasing,
         evaluation: Evaluation,
         checkpointing: Checkpointing,
+        coordination: Coordination,
+        waits: Waits,
     ) -> None:
         self._context = context
         self._scaling = scaling
-        self._leasing = leasing
         self._evaluation = evaluation
         self._checkpointing = checkpointing
-        self._exported = False
+        self._coordination = coordination
+        self._waits = waits
         self._ending = False
         self._servers_stopped = False
         self._stopped_for = ""
-        self.ring_idle: Callable[[], bool] = lambda: True
-        """On a ring: whether nothing is in its hands."""
-        self.end_waits: Callable[[], None] = lambda: None
-        """Tells that nothing is waited for any more."""
 
     def begin(self) -> None:
         """The data was counted."""
@@ -77,21 +73,6 @@ class Phases:
             )
         else:
             self._context.enter(Phase.WORKING, f"{what} begins: {text}")
-
-    def work_again(self, why: str) -> None:
-        """Work that was done is not any more: its results are gone."""
-        context = self._context
-        if (
-            context.phase in (Phase.EVALUATING, Phase.CHECKPOINTING, Phase.EXPORTING)
-            and context.outcome is None
-        ):
-            self._evaluation.final_done = self._exported = False
-            context.export = None
-            context.enter(Phase.WORKING, why)
-
-    def exported(self, event: ExportFinished) -> None:
-        """A worker wrote the export."""
-        self._exported = self._exported or self._leasing.exported(event)
 
     def stop(self, event: StopRequested) -> None:
         """A person wants the job to end; wanted twice, it ends without grace."""
@@ -117,11 +98,8 @@ class Phases:
         """
         phase = self._context.phase
         self._evaluation.abandon()
-        if self._context.on_ring and not hurry and self._context.work is not None:
-            # The weights live in the workers: they stop where they are and stay for the last
-            # checkpoint.
-            self._leasing.halt_ring(why)
-            self._context.enter(Phase.DRAINING, f"{why}; the ring stops at the step that it is at")
+        if not hurry and (halts := self._coordination.halt(why)):
+            self._context.enter(Phase.DRAINING, f"{why}; {halts}")
             return
         if not hurry:
             self._context.enter(Phase.DRAINING, f"{why}; workers give their work back")
@@ -129,9 +107,8 @@ class Phases:
         for process in list(self._context.processes.workers()):
             if process.live or (hurry and process.life is Life.STOPPING):
                 self._scaling.stop(process, grace_s, why)
-        if hurry and (phase is Phase.CHECKPOINTING or self._context.on_ring):
-            # The weights of a ring go with its workers: no ring of those who end a moment later is
-            # of use.
+        kept = self._coordination.weights_outlive_workers
+        if hurry and (phase is Phase.CHECKPOINTING or not kept):
             self._context.enter(
                 Phase.ENDING, "stopped twice: the job ends without a last checkpoint"
             )
@@ -176,7 +153,7 @@ class Phases:
                 self._after_draining()
             case Phase.CHECKPOINTING:
                 self._after_checkpoint()
-            case Phase.EXPORTING if self._exported:
+            case Phase.EXPORTING if self._context.export and self._context.export.done:
                 self._done()
             case Phase.ENDING:
                 self._ending_step()
@@ -209,30 +186,20 @@ class Phases:
             self._to_export()
 
     def _after_draining(self) -> None:
-        work = self._context.work
-        if self._context.on_ring:
-            if (
-                not self.ring_idle()
-                and self._context.now_s - self._context.phase_since_s < _HALT_LIMIT_S
-            ):
-                return
-        elif any(True for _ in self._context.processes.workers()) or (
-            work is not None and work.held
-        ):
+        if not (drained := self._coordination.drained()):
             return
         spec = self._context.spec
         if spec.action is Action.TRAIN and self._checkpointing.begun and spec.keeps_checkpoints:
             self._checkpointing.begin_final()
-            text = "the ring stands" if self._context.on_ring else "workers are gone"
-            self._context.enter(Phase.CHECKPOINTING, f"{text}; the last checkpoint is taken")
+            self._context.enter(Phase.CHECKPOINTING, f"{drained}; the last checkpoint is taken")
         else:
             self._end("")
 
     def _after_checkpoint(self) -> None:
         context, checkpointing = self._context, self._checkpointing
-        # Servers that are away hold the last checkpoint up only for a while, if the job was
-        # stopped.
-        away = context.servers_away() or context.on_ring
+        # Whoever has the weights and is away holds up the last checkpoint of a stopped job for a
+        # while only.
+        away = self._coordination.weights_away()
         hopeless = (
             bool(away)
             and context.now_s - context.phase_since_s > _NO_SERVERS_LIMIT_S
@@ -241,11 +208,7 @@ class Phases:
         if not checkpointing.final_over and not hopeless:
             return
         if not checkpointing.final_saved:
-            problem = (
-                checkpointing.last_problem
-                or context.servers_away()
-                or "the members of the ring are gone or do not answer"
-            )
+            problem = checkpointing.last_problem or away
             context.orders.announce(
                 "checkpoint", f"there is no last checkpoint: {problem}", level="error"
             )
@@ -291,7 +254,7 @@ class Phases:
         context = self._context
         if not self._ending:
             self._ending = True
-            self.end_waits()
+            self._waits.end()
             self._evaluation.abandon()
             self._dismiss_workers()
         workers_left = any(True for _ in context.processes.workers())

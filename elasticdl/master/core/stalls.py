@@ -20,15 +20,15 @@ ten times as long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias, final
+from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.history.job_event import EventKind, meaning
-from elasticdl.job import Action
 from elasticdl.master.core import events
+from elasticdl.master.core.activities import Activities
 from elasticdl.master.core.commands import (
     AskState,
     Command,
@@ -37,19 +37,15 @@ from elasticdl.master.core.commands import (
     StartProcess,
     StopProcess,
 )
-from elasticdl.master.core.data.ledger import HeldShard, Ledger, Stage
-from elasticdl.master.core.job_context import Phase
-from elasticdl.master.core.obligations import Books, Obligation, Obligations, RingPosition, listed
+from elasticdl.master.core.job_context import JobContext, Phase
+from elasticdl.master.core.obligation import Obligation, listed
+from elasticdl.master.core.obligations import Obligations
 from elasticdl.master.core.processes.table import Life, Process
+from elasticdl.master.core.progress_marks import Mark, ProgressMarks
+from elasticdl.master.core.remedies import Remedies
 from elasticdl.master.core.status import StallStatus
-from elasticdl.shard import ShardId
 
-USUAL_S = 60.0
-"""The bound where `--stall-seconds` is 0, which asks for words only."""
-SHOWN_S = 30.0
-"""User code that takes less is shown to nobody as a wait."""
 _TIMES_LONGEST = 5.0
-_BUSY_TIMES = 10.0
 _WITHOUT_PROGRESS_TIMES = 10.0
 """A job that moves and makes no progress, such as a ring that is formed again and again, gets so
 many bounds.
@@ -58,8 +54,6 @@ _LOOK_S = 5.0
 _MOST_BUSY_ENDS = 3
 _MOST_TOLD = 3
 _DIAGNOSIS_CHARS = 2_000
-
-Mark: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class Rung(StrEnum):
@@ -72,21 +66,6 @@ class Rung(StrEnum):
     ENDED = "job ended"
 
 
-@dataclass(frozen=True, slots=True)
-class Actions:
-    """What can be done about a stall."""
-
-    form_anew: Callable[[str], None]
-    replace: Callable[[Process, str], None]
-    why_not_replace: Callable[[ProcessName], str]
-    end: Callable[[str, bool], None]
-    """Why, and whether a last checkpoint would be exact."""
-    errand_limit_s: Callable[[Process], float]
-    """How long the summary or the export that a worker holds may take; 0 if it holds neither."""
-    pace_limit_s: Callable[[Process], float | None]
-    """How long a worker may be without progress with what it holds; None if it holds nothing."""
-
-
 @dataclass(slots=True)
 class _Stall:
     """`since_s`: the last movement before it. `acted_s`: when the last step was done."""
@@ -97,12 +76,6 @@ class _Stall:
     owed: list[Obligation]
     rung: Rung = Rung.NAMED
     diagnosis: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Activity:
-    what: str
-    since_s: float
 
 
 @dataclass(slots=True)
@@ -131,22 +104,22 @@ class Stalls:
     What it remembers follows from events alone, so that a replay finds the same.
     """
 
-    def __init__(self, books: Books, actions: Actions) -> None:
-        self._books = books
-        self._context = books.context
-        self._actions = actions
-        self._obligations = Obligations(books)
-        given_s = books.context.spec.cluster.stall_seconds
-        self._acts = given_s > 0
-        self._least_s = given_s or USUAL_S
+    def __init__(
+        self,
+        context: JobContext,
+        marks: ProgressMarks,
+        activities: Activities,
+        obligations: Obligations,
+        remedies: Remedies,
+    ) -> None:
+        self._context = context
+        self._marks = marks
+        self._activities = activities
+        self._obligations = obligations
+        self._remedies = remedies
+        self._least_s = activities.bound_s
         self._clock = _Clock()
         self._stall: _Stall | None = None
-        self._counted: Ledger | None = None
-        self._before = 0
-        """What that ledger had when it was made: the checkpoint that it is of."""
-        self._activities: dict[ProcessName, _Activity] = {}
-        self._longest_s: dict[str, float] = {}
-        """By activity: the longest that came to its end."""
         self._words: dict[ProcessName, tuple[bool, int, int, bool]] = {}
         """What each member of a ring last said of itself."""
         self._asked: dict[ProcessName, float] = {}
@@ -161,6 +134,8 @@ class Stalls:
     def saw(self, event: events.Event, commands: Sequence[Command]) -> None:
         """An event was handled."""
         self._learn(event)
+        if self._context.phase in (Phase.ENDING, Phase.ENDED):
+            self._stall = None  # Nothing is waited for any more.
         if isinstance(event, (events.ProcessAttached, events.StartWentOn, events.ActivityTold)):
             # Nothing could be done before: time without progress counts from here.
             self._clock.able_s = event.at_s
@@ -174,15 +149,12 @@ class Stalls:
     def _learn(self, event: events.Event) -> None:
         match event:
             case events.ActivityTold():
-                self._told_activity(event)
+                self._activities.told(event)
+                self._shown.discard(event.worker)
             case events.StateTold():
                 self._told_state(event)
-            case events.RingTold():
-                position = RingPosition(event.version, event.number, event.offset)
-                self._books.positions[event.worker] = position
             case events.ProcessEnded() | events.ProcessSilent():
-                self._activities.pop(event.name, None)
-                self._books.positions.pop(event.name, None)
+                self._activities.forget(event.name)
                 self._words.pop(event.name, None)
                 self._asked.pop(event.name, None)
                 self._shown.discard(event.name)
@@ -198,7 +170,7 @@ class Stalls:
             case events.LeaseRequested():
                 return self._granted(commands)
             case events.ProgressReported():
-                return self._mark() != self._clock.mark
+                return self._marks.now() != self._clock.mark
             case events.ProcessSeen(name=name):
                 process = self._context.processes.all.get(name)
                 return process is not None and process.since_s == event.at_s
@@ -230,7 +202,7 @@ class Stalls:
         ):
             clock.longest_s = max(clock.longest_s, quiet_s)
         clock.moved_s = now_s
-        clock.mark = self._mark()
+        clock.mark = self._marks.now()
         if len(clock.best) != len(clock.mark):
             clock.best = [(-1, -1)] * len(clock.mark)
         better = [now > best for now, best in zip(clock.mark, clock.best, strict=True)]
@@ -238,37 +210,6 @@ class Stalls:
             clock.best = [max(now, best) for now, best in zip(clock.mark, clock.best, strict=True)]
             clock.progress_s, self._busy_ends = now_s, 0
             self._over()
-
-    def _mark(self) -> Mark:
-        """How far the job is, by what cannot be undone without loss."""
-        context, evaluation = self._context, self._books.evaluation
-        current, saved = evaluation.round, self._books.checkpointing.saved
-        rounds = evaluation.results[-1].round + 1 if evaluation.results else 0
-        evaluated = 0
-        if current is not None:
-            evaluated = current.ledger.booked + sum(
-                held.offset for held in current.ledger.held.values()
-            )
-        phase = list(Phase).index(context.phase)
-        return (
-            (phase, 0),
-            (self._booked(), 0),
-            (rounds, evaluated),
-            (saved[-1].version if saved else -1, 0),
-        )
-
-    def _booked(self) -> int:
-        """Records of all epochs that are trained or could not be read.
-
-        Asked at each report, and there may be thousands of epochs.
-        """
-        work = self._context.work
-        if work is None:
-            return 0
-        if work is not self._counted:
-            total = work.totals()
-            self._counted, self._before = work, total.trained + total.bad - work.booked
-        return self._before + work.booked
 
     def _someone_accounts(self) -> bool:
         """Somebody is known to be busy, or to come up: how long that takes says nothing of how long
@@ -281,51 +222,19 @@ class Stalls:
             or bool(self._context.servers_away())
         )
 
-    # what workers are doing
-
-    def _told_activity(self, event: events.ActivityTold) -> None:
-        before = self._activities.pop(event.worker, None)
-        self._shown.discard(event.worker)
-        if before is not None:
-            took_s = event.at_s - before.since_s
-            self._longest_s[before.what] = max(took_s, self._longest_s.get(before.what, 0.0))
-        if event.what and self._context.worker(event.worker) is not None:
-            self._activities[event.worker] = _Activity(event.what, event.at_s - event.age_s)
-
-    def busy(self, process: Process) -> bool:
-        """It tells that its own code is at work. If that takes too long, it is replaced here."""
-        return process.name in self._activities
-
-    def _busy_limit_s(self, process: Process, activity: _Activity) -> float:
-        longest_s = self._longest_s.get(activity.what, 0.0)
-        return max(
-            _BUSY_TIMES * max(self._least_s, longest_s), self._actions.errand_limit_s(process)
-        )
-
-    def long_activities(self) -> list[str]:
-        """Which workers have been in their user's code for long, in words."""
-        found = sorted(self._activities.items())
-        return [
-            f"{name} has been in {one.what} for {age_s:.0f} s"
-            for name, one in found
-            if (age_s := self._context.now_s - one.since_s) >= min(SHOWN_S, self._least_s)
-        ]
-
     def _look_at_busy(self) -> None:
         """Where code that takes long is, told once; a worker that is in it for far too long is
         replaced.
         """
         now_s = self._context.now_s
-        for name, activity in list(self._activities.items()):
-            process, age_s = self._context.worker(name), now_s - activity.since_s
-            if process is None or process.life is not Life.READY:
-                continue
+        for process, activity in self._activities.running():
+            name, age_s = process.name, now_s - activity.since_s
             if age_s >= self._least_s and name not in self._shown:
                 self._shown.add(name)
                 self._ask(name)
-            limit_s = self._busy_limit_s(process, activity)
-            if self._acts and age_s > limit_s:
-                del self._activities[name]
+            limit_s = self._activities.limit_s(process, activity)
+            if self._activities.acts and age_s > limit_s:
+                self._activities.forget(name)
                 self._replace_busy(
                     process,
                     f"in {activity.what} for {age_s:.0f} s, where {limit_s:.0f} s are allowed",
@@ -335,14 +244,14 @@ class Stalls:
         """The first ones are replaced; if their successors come to no end either, the job ends."""
         self._busy_ends += 1
         if self._busy_ends < _MOST_BUSY_ENDS:
-            self._actions.replace(process, f"it has been {why}")
+            self._remedies.replace(process, f"it has been {why}")
             return
         text = (
             f"{process.name} has been {why}; it is the {self._busy_ends}rd worker in a row that"
             " comes to no end"
         )
         self._announce(f"the job stands still: {text}", meaning(EventKind.FAILED))
-        self._actions.end(text, not self._context.on_ring or self._obligations.booked_all())
+        self._remedies.end(text)
 
     # time
 
@@ -421,7 +330,7 @@ class Stalls:
         found = [
             process for name in owed.debtors if (process := self._context.processes.going.get(name))
         ]
-        return any(not process.up or self.busy(process) for process in found)
+        return any(not process.up or self._activities.busy(process) for process in found)
 
     # the steps
 
@@ -453,37 +362,26 @@ class Stalls:
 
     def _next(self, stall: _Stall) -> None:
         """The next step of those that there are for this job."""
-        if stall.rung in (Rung.ASKED, Rung.FORMED) and self._paced(stall.owed[0]):
+        if stall.rung in (Rung.ASKED, Rung.FORMED) and self._remedies.paced(stall.owed[0].debtors):
             return
         stall.acted_s = self._context.now_s
         match stall.rung:
             case Rung.NAMED:
                 self._ask_debtors(stall)
-            case _ if not self._acts:
+            case _ if not self._activities.acts:
                 return
-            case Rung.ASKED if self._context.on_ring and self._books.ring.present is not None:
+            case Rung.ASKED if self._remedies.can_form_anew:
                 stall.rung = Rung.FORMED
                 self._announce(
                     "the job still stands still: the ring is formed anew", meaning(EventKind.FAILED)
                 )
-                self._actions.form_anew("nothing moved")
+                self._remedies.form_anew()
             case Rung.ASKED | Rung.FORMED:
                 self._replace(stall)
             case Rung.REPLACED:
                 self._end(stall)
             case Rung.ENDED:
                 return
-
-    def _paced(self, owed: Obligation) -> bool:
-        """The debtors hold leases: each is replaced anyway once it has been without progress for
-        longer than such leases take.
-        """
-        found = [process for name in owed.debtors if (process := self._context.worker(name))]
-        limits = [(process, self._actions.pace_limit_s(process)) for process in found]
-        return bool(found) and all(
-            limit_s is not None and self._context.now_s - process.busy_since_s <= limit_s
-            for process, limit_s in limits
-        )
 
     def _ask_debtors(self, stall: _Stall) -> None:
         stall.rung = Rung.ASKED
@@ -507,13 +405,12 @@ class Stalls:
             self._end(stall)
             return
         stall.rung = Rung.REPLACED
-        spare = (process for process in found if not self._actions.why_not_replace(process.name))
-        process = next(spare, found[0])
+        process = self._remedies.spare(found)
         why = f"the job stands still, and waits for it: {stall.owed[0].text(self._context.now_s)}"
         self._announce(
             f"the job still stands still: {process.name} is replaced", meaning(EventKind.FAILED)
         )
-        self._actions.replace(process, why)
+        self._remedies.replace(process, why)
 
     def _end(self, stall: _Stall) -> None:
         stall.rung = Rung.ENDED
@@ -522,7 +419,7 @@ class Stalls:
             f"the job stood still for {now_s - stall.since_s:.0f} s: waiting for"
             f" {self._told(stall.owed)}"
         )
-        self._actions.end(text, not self._context.on_ring or self._obligations.booked_all())
+        self._remedies.end(text)
 
     def _over(self) -> None:
         """Progress was made."""
@@ -535,10 +432,6 @@ class Stalls:
             self._announce(
                 f"the job goes on, after it stood still for {waited_s:.0f} s", details, level="info"
             )
-
-    def end(self) -> None:
-        """The job ends: nothing is waited for any more."""
-        self._stall = None
 
     def _announce(
         self, text: str, details: dict[str, float | int | str], *, level: str = "warning"
@@ -563,54 +456,15 @@ class Stalls:
             self._context.orders.announce(
                 "stall", text, process=event.process, level=level, details=details
             )
-        if self._stall is not None and event.process.role is Role.WORKER and self._acts:
-            self._reconcile(process, {(one.shard, one.attempt) for one in event.held}, asked_s)
-
-    def _reconcile(self, process: Process, told: set[tuple[ShardId, int]], asked_s: float) -> None:
-        name, work, current = process.name, self._context.work, self._books.evaluation.round
-        ledgers = [
-            ledger for ledger in (work, current.ledger if current else None) if ledger is not None
-        ]
-        known = [
-            (ledger, held)
-            for ledger in ledgers
-            for held in ledger.held_by(name)
-            if held.stage is Stage.LEASED
-        ]
-        missing = [
-            (ledger, held)
-            for ledger, held in known
-            if _key(held) not in told and held.since_s < asked_s
-        ]
-        # On a ring a member that reports names the ring's shard, which is no lease of its own.
-        extra = told - {_key(held) for _, held in known} if not self._context.on_ring else set()
-        if missing:
-            shards = ", ".join(str(held.piece.shard.id) for _, held in missing)
-            self._announce(
-                f"{name} does not have shard {shards}, which it was leased: given out again",
-                meaning(EventKind.FAILED),
-            )
-        if extra:
-            shards = ", ".join(str(shard) for shard, _ in sorted(extra))
-            self._announce(
-                f"{name} works on shard {shards}, which it does not hold: its leases are voided",
-                meaning(EventKind.FAILED),
-            )
-            self._books.leasing.revoke(name, "the master does not know of all of these leases")
-        for ledger, held in missing:
-            if ledger is work and self._context.spec.action is Action.TRAIN:
-                # It may have trained some of it: only the servers know, and they tell when its
-                # successor is started.
-                self._actions.replace(process, "it does not know of a shard that it was leased")
-                return
-            if held.stage is Stage.LEASED:
-                ledger.give_back(held)
+        if self._stall is not None and event.process.role is Role.WORKER and self._activities.acts:
+            held = {(one.shard, one.attempt) for one in event.held}
+            self._remedies.reconcile(process, held, asked_s)
 
     # for people
 
     def waits(self) -> list[str]:
         """What is waited for, in words: a stall, or what may become one; and long activities."""
-        long = self.long_activities()
+        long = self._activities.long()
         if self._context.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED):
             return long
         if self._stall is not None:
@@ -650,7 +504,3 @@ class Stalls:
 
 def _changes_processes(commands: Sequence[Command]) -> bool:
     return any(isinstance(command, (StartProcess, StopProcess)) for command in commands)
-
-
-def _key(held: HeldShard) -> tuple[ShardId, int]:
-    return held.piece.shard.id, held.piece.attempt

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.formatting import START_PARTS, amount
 from elasticdl.job import Action
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
-from elasticdl.master.core.data.leasing import Leasing
+from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.data.ledger import Count, HeldShard, Ledger, Stage
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.pending_processes import PendingProcesses
-from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.master.core.status import (
     CheckpointStatus,
@@ -75,20 +73,14 @@ def _why_left(context: JobContext) -> str:
     return context.outcome.message if context.outcome else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts of the state machine that there is something to see of."""
-
-    scaling: Scaling
-    placement: PendingProcesses
-    leasing: Leasing
-    evaluation: Evaluation
-    checkpointing: Checkpointing
-
-
-def status(context: JobContext, parts: Parts) -> JobStatus:
-    """The whole job as it is now."""
-    evaluation, checkpointing = parts.evaluation, parts.checkpointing
+def status(
+    context: JobContext,
+    coordination: Coordination,
+    pending: PendingProcesses,
+    evaluation: Evaluation,
+    checkpointing: Checkpointing,
+) -> JobStatus:
+    """The job as it is now, without what `Stalls` knows."""
     main = main_ledger(context, evaluation)
     told, outcome = receipt(context, main, _SHOWN_EPOCHS), context.outcome
     return JobStatus(
@@ -101,7 +93,7 @@ def status(context: JobContext, parts: Parts) -> JobStatus:
         version=context.version,
         records=_records(main, told["total"]),
         shards=_shards(context, evaluation),
-        scale=_scale(context, parts.scaling),
+        scale=_scale(context),
         processes=tuple(
             _process(context, evaluation, process, main)
             for process in context.processes.shown.values()
@@ -113,7 +105,11 @@ def status(context: JobContext, parts: Parts) -> JobStatus:
             CheckpointStatus(s.version, s.path, s.bytes, s.at_s) for s in checkpointing.saved
         ),
         updates_lost=context.updates_lost,
-        waiting=tuple(_waiting(context, parts)),
+        ring=coordination.status(),
+        waiting=(
+            *pending.waits(),
+            *_waiting(context, coordination, checkpointing),
+        ),
         parked=tuple(context.given_up),
         bad_examples=tuple(context.bad_examples),
         receipt=told,
@@ -185,10 +181,13 @@ def _shards(context: JobContext, evaluation: Evaluation) -> dict[str, ShardCount
     }
 
 
-def _scale(context: JobContext, scaling: Scaling) -> ScaleStatus:
+def _scale(context: JobContext) -> ScaleStatus:
     workers = context.processes.live_workers()
     return ScaleStatus(
-        scaling.low, scaling.high, len(workers), sum(process.up for process in workers)
+        context.workers.low,
+        context.workers.high,
+        len(workers),
+        sum(process.up for process in workers),
     )
 
 
@@ -246,9 +245,10 @@ def _rounds(evaluation: Evaluation) -> tuple[RoundStatus, ...]:
     return tuple(done)
 
 
-def _waiting(context: JobContext, parts: Parts) -> list[str]:
-    leasing = parts.leasing
-    reasons = parts.placement.waits()
+def _waiting(
+    context: JobContext, coordination: Coordination, checkpointing: Checkpointing
+) -> list[str]:
+    reasons: list[str] = []
     for process in context.processes.going.values():
         if process.life is not Life.READY:
             reasons.append(
@@ -261,13 +261,7 @@ def _waiting(context: JobContext, parts: Parts) -> list[str]:
             )
     if context.phase in (Phase.ENDING, Phase.ENDED):
         return reasons
-    for process in context.processes.live_workers() if not context.on_ring else ():
-        if process.up and not leasing.leases_of(process.name):
-            away = context.servers_away()
-            reasons.append(
-                f"{process.name} has no work:"
-                f" {f'waiting for {away}' if away else leasing.idle_reason()}"
-            )
+    reasons += coordination.idle()
     if context.work is not None:
         settling = sum(held.stage is Stage.SETTLING for held in context.work.held.values())
         if settling:
@@ -275,6 +269,6 @@ def _waiting(context: JobContext, parts: Parts) -> list[str]:
                 f"being settled with the parameter servers: {amount(settling, 'shard')} of lost"
                 " workers"
             )
-    if parts.checkpointing.under_way:
+    if checkpointing.under_way:
         reasons.append("a checkpoint is being taken")
     return reasons

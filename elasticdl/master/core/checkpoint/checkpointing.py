@@ -5,9 +5,8 @@ A failed one is announced and tried again; the old ones stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias, final
+from typing import final
 
 from elasticdl.formatting import size
 from elasticdl.history.job_event import EventKind, meaning
@@ -16,7 +15,7 @@ from elasticdl.master.core.checkpoint.snapshots import Snapshots, retry_s
 from elasticdl.master.core.commands import DropSnapshot, Purpose, SaveSnapshot
 from elasticdl.master.core.events import SnapshotSaved
 from elasticdl.master.core.job_context import JobContext, Phase
-from elasticdl.shard import Applied, SnapshotId
+from elasticdl.shard import SnapshotId
 
 SAVE_LIMIT_S = 1800.0
 _TRIES = 5
@@ -28,9 +27,6 @@ _WHAT_TO_DO = (
     "mend what that names (no room: make some; a model that diverged: stop the job and --resume"
     " with a smaller learning rate); `elasticdl checkpoint` asks for one at once"
 )
-
-LedgerAt: TypeAlias = Callable[[Mapping[str, Applied]], str]
-"""The ledger as JSON at the point of a cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +56,9 @@ class Saved:
 class Checkpointing:
     """Decides on checkpoints. `wanted` says why one is wanted that was not ordered yet."""
 
-    def __init__(self, context: JobContext, snapshots: Snapshots, ledger_at: LedgerAt) -> None:
+    def __init__(self, context: JobContext, snapshots: Snapshots) -> None:
         self._context = context
         self._snapshots = snapshots
-        self._ledger_at = ledger_at
         self.wanted = ""
         self.saving: Saving | None = None
         self._slow: Saving | None = None
@@ -169,17 +164,16 @@ class Checkpointing:
         return bool(self._context.version) or (work is not None and bool(work.totals().trained))
 
     def decide(self) -> None:
-        """Order a checkpoint if one is due and can be taken now.
-
-        A ring asks for its marks itself.
-        """
-        if self.wanted and not self._context.on_ring and self.possible():
-            self._begin()
+        """Order a checkpoint of the servers if one is due and can be taken now."""
+        if self.wanted and self.possible():
+            self._begin(self._snapshots.take(Purpose.CHECKPOINT))
 
     def mark(self, version: int) -> SnapshotId:
-        """A ring will make the next checkpoint at that version. Only if it is `possible`."""
+        """A ring makes the next checkpoint at that version. Only if it is `possible`."""
         self._anchor_version = max(self._anchor_version, version)
-        return self._begin()
+        snapshot = self._snapshots.expect(Purpose.CHECKPOINT)
+        self._begin(snapshot)
+        return snapshot
 
     def rolled_back(self, version: int) -> None:
         """The job went back to an earlier version: whatever was saved of later ones is not what
@@ -188,10 +182,9 @@ class Checkpointing:
         self._anchor_version = version
         self._final_done = False
 
-    def _begin(self) -> SnapshotId:
-        self._cut = self._snapshots.take(Purpose.CHECKPOINT)
+    def _begin(self, cut: SnapshotId) -> None:
+        self._cut = cut
         self._cut_is_final = self._context.phase is Phase.CHECKPOINTING
-        return self._cut
 
     def version_changed(self) -> None:
         """The servers are at another version."""
@@ -206,12 +199,11 @@ class Checkpointing:
             self._anchor_version = version
             self.request(f"version {version}")
 
-    def cut(self, snapshot: SnapshotId, version: int, applied: Mapping[str, Applied]) -> None:
-        """The view is frozen: write it, together with the ledger at exactly that point."""
+    def cut(self, snapshot: SnapshotId, version: int, ledger: str) -> None:
+        """The view is frozen: write it, together with the ledger (JSON) at exactly that point."""
         final_wanted = self._context.phase is Phase.CHECKPOINTING and not self._cut_is_final
         self._cut, self.wanted = None, self.wanted if final_wanted else ""
         self._anchor_version = max(self._anchor_version, version)
-        ledger = self._ledger_at(applied)
         self.saving = Saving(snapshot, version, self._context.now_s, self._cut_is_final, ledger)
         self._context.orders.give(SaveSnapshot(snapshot, version, ledger))
 

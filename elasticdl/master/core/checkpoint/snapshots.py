@@ -40,15 +40,16 @@ class Snapshots:
         self.cutting: Cutting | None = None
 
     def take(self, purpose: Purpose) -> SnapshotId:
-        """Order a cut.
+        """Order a cut of the servers. Only while `cutting` is None."""
+        snapshot = self.expect(purpose)
+        self._context.orders.give(TakeSnapshot(snapshot, purpose))
+        return snapshot
 
-        Only while `cutting` is None. A ring makes it where its sequence of items says so: no order.
-        """
+    def expect(self, purpose: Purpose) -> SnapshotId:
+        """Wait for a cut that a ring makes at a barrier. Only while `cutting` is None."""
         snapshot = SnapshotId(self._next)
         self._next += 1
         self.cutting = Cutting(snapshot, purpose, self._context.now_s)
-        if not self._context.on_ring:
-            self._context.orders.give(TakeSnapshot(snapshot, purpose))
         return snapshot
 
     def answered(self, snapshot: SnapshotId) -> Purpose | None:

@@ -46,7 +46,8 @@ class LeaseReconciliation:
         held = work.held_by(process.name) if work else []
         if work is None or not process.attached:
             return False
-        if self._context.spec.action is not Action.TRAIN or self._context.on_ring:
+        if self._context.spec.action is not Action.TRAIN or not self._context.servers:
+            # No server knows more than the worker reported.
             self._settle(process.name, blame, told=())
             return bool(held) and blame is not None
         for one in held:

@@ -5,7 +5,7 @@ Reports of whoever does not hold a lease (any more) are dropped, and counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
@@ -14,7 +14,7 @@ from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.job import Action
 from elasticdl.master.core.commands import GrantLease, NoLeaseNow, RevokeLeases, WorkFinished
 from elasticdl.master.core.data.lease_reconciliation import LeaseReconciliation
-from elasticdl.master.core.data.ledger import Blame, HeldShard, Stage
+from elasticdl.master.core.data.ledger import Blame, HeldShard, Ledger, Stage
 from elasticdl.master.core.data.stragglers import StragglerBounds
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.evaluation.rounds import Stage as RoundStage
@@ -39,16 +39,12 @@ class Leasing:
     """Answers requests and books reports."""
 
     def __init__(
-        self, context: JobContext, evaluation: Evaluation, settlement: LeaseReconciliation
+        self, context: JobContext, evaluation: Evaluation, reconciliation: LeaseReconciliation
     ) -> None:
         self._context = context
         self._evaluation = evaluation
-        self._reconciliation = settlement
+        self._reconciliation = reconciliation
         self.pace = StragglerBounds()
-        self.ring_progressed: Callable[[ProgressReported], int] = lambda event: 0
-        self.halt_ring: Callable[[str], None] = lambda why: None
-        self.ring_names: Callable[[], tuple[ProcessName, ...]] = tuple
-        """These are the ring's, where there is one: of the last, who trains together."""
 
     # requests
 
@@ -114,7 +110,7 @@ class Leasing:
 
     def _work_lease(self, worker: ProcessName) -> Lease | None:
         work = self._context.work
-        if work is None or self._context.phase is not Phase.WORKING or self._context.on_ring:
+        if work is None or self._context.phase is not Phase.WORKING:
             return None
         held = work.take(worker, self._context.now_s)
         return work.lease(held) if held else None
@@ -165,6 +161,22 @@ class Leasing:
             count += len(current.ledger.held_by(worker)) + (current.summary.holder == worker)
         return count + (export is not None and export.holder == worker)
 
+    def idle_workers(self) -> list[ProcessName]:
+        """Workers that are up and hold nothing."""
+        workers = self._context.processes.live_workers()
+        return [one.name for one in workers if one.up and not self.leases_of(one.name)]
+
+    def leased_to(self, worker: ProcessName) -> list[tuple[Ledger, HeldShard]]:
+        """Shards that a worker works on, with their ledgers."""
+        current = self._evaluation.round
+        return [
+            (ledger, held)
+            for ledger in (self._context.work, current.ledger if current else None)
+            if ledger is not None
+            for held in ledger.held_by(worker)
+            if held.stage is Stage.LEASED
+        ]
+
     # reports
 
     def progressed(self, event: ProgressReported) -> None:
@@ -173,41 +185,35 @@ class Leasing:
         if process is None:
             self._context.drop(DropCause.ENDED_PROCESS, event.worker, event)
             return
-        on_ring = self._context.on_ring and event.task is Task.TRAINING
-        if on_ring:
-            gained = self.ring_progressed(event)
-        else:
-            gained = (
-                self._evaluation.progressed(event)
-                if event.task is Task.EVALUATION
-                else self._progressed_work(event)
-            )
+        gained = (
+            self._evaluation.progressed(event)
+            if event.task is Task.EVALUATION
+            else self._progressed_work(event)
+        )
         if gained:
-            self.pace.saw(event.task, event.at_s - process.busy_since_s, gained)
-            self._context.budgets.progressed()
-            self._first_progress(*(self.ring_names() if on_ring else ()), event.worker)
-            process.done_records += gained
-            process.busy_since_s = event.at_s
-            if not on_ring:
-                self._tell_loss(event)
+            self.gained(event, process, gained, (event.worker,))
+            self._tell_loss(event)
 
-    def _first_progress(self, *names: ProcessName) -> None:
-        """Workers that came up do their part from now on.
-
-        On a ring one tells of the steps of all.
-        """
-        for name in names:
-            process = self._context.worker(name)
-            if process is not None and not process.works:
-                process.works = True
-                self._tell_first_progress(process)
+    def gained(
+        self, event: ProgressReported, process: Process, records: int, by: Iterable[ProcessName]
+    ) -> None:
+        """A report of `process` has so many new records, the work of the workers `by`."""
+        self.pace.saw(event.task, event.at_s - process.busy_since_s, records)
+        self._context.budgets.progressed()
+        for name in by:
+            worker = self._context.worker(name)
+            if worker is not None and not worker.works:
+                worker.works = True
+                self._tell_first_progress(worker)
+        process.done_records += records
+        process.busy_since_s = event.at_s
 
     def _tell_first_progress(self, process: Process) -> None:
         ready_s = self._context.now_s if process.ready_s is None else process.ready_s
         after_s = self._context.now_s - ready_s
         text = f"{process.name} works, {after_s:.1f} s after it was ready"
         details = meaning(EventKind.WORKING, after_s=after_s)
-        if not self._context.on_ring:
+        if process.leased:
             details["first_s"] = round(self._context.now_s - max(ready_s, process.busy_since_s), 3)
         self._context.orders.announce(
             "process", text, process=process.name, level="detail", details=details
@@ -320,15 +326,9 @@ class Leasing:
             self._failed_lease(process, event)
 
     def _of_no_shard(self, event: TaskFailed) -> bool:
-        """Nothing can be given up for it.
-
-        No member holds what a ring trains on: whoever comes next is at the same records.
-        """
-        in_common = self._context.on_ring and event.task is Task.TRAINING
-        return (
-            in_common
-            or event.task is None
-            or (event.shard is None and event.task not in (Task.SUMMARY, Task.EXPORT))
+        """Nothing can be given up for it."""
+        return event.task is None or (
+            event.shard is None and event.task not in (Task.SUMMARY, Task.EXPORT)
         )
 
     def _failed_lease(self, process: Process, event: TaskFailed) -> None:
@@ -356,14 +356,14 @@ class Leasing:
         if work.fail(held, reason):
             self._context.give_up(work.task, held.piece)
 
-    def exported(self, event: ExportFinished) -> bool:
-        """The export is there. False if it is not by whom was asked."""
+    def exported(self, event: ExportFinished) -> None:
+        """The export is there, if it is of the worker that was asked for it."""
         export = self._context.export
         if export is None or export.holder != event.worker:
             self._context.drop(DropCause.LATE_EXPORT, event.worker, event)
-            return False
+            return
+        export.done = True
         self._context.orders.announce("export", f"exported: {event.path}", process=event.worker)
-        return True
 
     # ends
 
@@ -387,8 +387,8 @@ class Leasing:
             or blamed
         )
 
-    def stop_early(self, why: str) -> None:
-        """Training ends now: what nobody has begun is left."""
+    def stop_early(self, why: str) -> bool:
+        """Training ends now: what nobody has begun is left. False if it had ended before."""
         work = self._context.work
         if (
             work is None
@@ -396,19 +396,13 @@ class Leasing:
             or self._context.phase is not Phase.WORKING
             or self._context.spec.action is not Action.TRAIN
         ):
-            return
+            return False
         self._context.orders.announce(
             "job", f"training ends early: {why}", details={"ended_early": why}
         )
         self._context.ended_early = why
         work.stop()
-        if self._context.on_ring:
-            self.halt_ring("training ends early")
-            return
-        for name in dict.fromkeys(
-            held.worker for held in work.held.values() if held.stage is Stage.LEASED
-        ):
-            self.revoke(name, "training ends early")
+        return True
 
     def revoke(self, worker: ProcessName, reason: str) -> None:
         """Void the leases of a live worker.

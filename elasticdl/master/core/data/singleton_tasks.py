@@ -20,6 +20,7 @@ class SingletonTask:
     attempt: int = 0
     holder: ProcessName | None = None
     failures: list[str] = field(default_factory=list)
+    done: bool = False
 
     def release(self, worker: ProcessName, reason: str = "") -> bool:
         """Take it back from that worker; a `reason` counts as a failure.

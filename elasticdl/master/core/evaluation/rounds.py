@@ -12,7 +12,6 @@ The payload of the SUMMARY lease is JSON: `{"round", "version", "epoch", "metric
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import final
@@ -97,43 +96,63 @@ class Evaluation:
         self._retry_at_s = 0.0
         self._problem = ""
         """Why the last try got no frozen view."""
-        self.ring_stands: Callable[[], bool] = lambda: False
-        """On a ring: whether it stands still, so that all weights are the same."""
-        self.ring_first: Callable[[], ProcessName | None] = lambda: None
-        """On a ring: rank 0, whose learning rate counts, and which callbacks of a round may
-        change.
-        """
+        self._appointed: ProcessName | None = None
 
-    def start(self, version: int) -> None:
-        """Count versions and seconds from here."""
+    def start(self, version: int, rounds: int = 0) -> None:
+        """Count versions, seconds and rounds from here."""
         self._anchor_version, self._anchor_s = version, self._context.now_s
+        self.rounds = max(self.rounds, rounds)
+
+    def appoint(self, worker: ProcessName) -> None:
+        """Have this worker make the summaries while it is ready.
+
+        Callbacks of a round may change the learning rate, and on a ring that of rank 0 counts.
+        """
+        self._appointed = worker
 
     def version_changed(self) -> None:
         """The servers are at another version; at an older one after a restore."""
-        if self._context.on_ring or self._context.version_may_fall():
-            self._anchor_version = min(self._anchor_version, self._context.version)
+        if self._context.version_may_fall():
+            self.rolled_back(self._context.version)
+
+    def rolled_back(self, version: int) -> None:
+        """The job went back to an earlier version."""
+        self._anchor_version = min(self._anchor_version, version)
+
+    def reopen(self) -> None:
+        """There is more to train: another final round comes after it."""
+        self.final_done = False
 
     # when
 
-    def decide(self) -> None:
-        """Open a round if one is due and can begin now."""
+    def wanted(self) -> bool:
+        """Whether a round is due, and not under way or waiting for its next try."""
         if (
             self.round is not None
             or self._context.now_s < self._retry_at_s
             or self._context.servers_away()
         ):
-            return
-        final = self._context.phase is Phase.EVALUATING and not self.final_done
-        if not final and not self._due():
-            return
-        if self._context.spec.action is Action.EVALUATE or self._context.on_ring:
-            if self._context.on_ring and not self.ring_stands():
-                return
-            self._open(final, None)
-            self._anchor_version = self._context.version
-            self._begin_leasing(self._context.version)
+            return False
+        return self._final_due() or self._due()
+
+    def begin(self) -> None:
+        """Open a round on a frozen view of the servers, or wait until no other cut is made.
+
+        Only if one is `wanted`.
+        """
+        if self._context.spec.action is Action.EVALUATE:
+            self.begin_live()
         elif self._snapshots.cutting is None:
-            self._open(final, self._snapshots.take(Purpose.EVALUATION))
+            self._open(self._final_due(), self._snapshots.take(Purpose.EVALUATION))
+
+    def begin_live(self) -> None:
+        """Open a round on parameters that nobody changes meanwhile. Only if one is `wanted`."""
+        self._open(self._final_due(), None)
+        self._anchor_version = self._context.version
+        self._begin_leasing(self._context.version)
+
+    def _final_due(self) -> bool:
+        return self._context.phase is Phase.EVALUATING and not self.final_done
 
     def _due(self) -> bool:
         if (
@@ -234,7 +253,7 @@ class Evaluation:
         """The worker that is to make the open summary, since it made those before; None: anybody
         may.
         """
-        before, current = self.ring_first() or self._summariser, self.round
+        before, current = self._appointed or self._summariser, self.round
         process = self._context.worker(before) if before else None
         if current is None or process is None or process.life is not Life.READY:
             return None

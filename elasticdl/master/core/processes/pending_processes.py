@@ -17,7 +17,7 @@ from elasticdl.history.job_event import EventKind, Value, meaning
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.processes.table import Life, Process
-from elasticdl.master.core.waits import Awaited, Reasons
+from elasticdl.master.core.wait_reasons import Awaited, Reasons
 
 _SETTLE_S = 5.0
 """Being placed takes a moment; only then is it a wait. A refusal is one at once."""
@@ -87,7 +87,7 @@ class PendingProcesses:
         """A process that is wanted is not ordered yet, or does not run yet."""
         workers = self._processes(Role.WORKER)
         unplaced = (Life.REQUESTED, Life.PENDING, Life.REFUSED)
-        return len(workers) < self._scaling.low or any(
+        return len(workers) < self._context.workers.low or any(
             one.life in unplaced for one in (*workers, *self._processes(Role.PS))
         )
 
@@ -130,8 +130,12 @@ class PendingProcesses:
         placed = sum(process.life in (Life.STARTING, Life.READY) for process in processes)
         (reason, _), *others = waiting.most_common()
         more = f" (and {amount(len(others), 'other reason')})" if others else ""
-        short = role is Role.WORKER and placed < self._scaling.low < len(processes)
-        least = f", fewer than the {self._scaling.low} that are wanted at least" if short else ""
+        short = role is Role.WORKER and placed < self._context.workers.low < len(processes)
+        least = (
+            f", fewer than the {self._context.workers.low} that are wanted at least"
+            if short
+            else ""
+        )
         return f"{placed} of {len(processes)} {_NAMES[role]} placed{least}; {reason}{more}"
 
     def _processes(self, role: Role) -> list[Process]:

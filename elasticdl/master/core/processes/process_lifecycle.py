@@ -4,13 +4,13 @@ addresses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import final
 
 from elasticdl.cluster.base import ExitFacts, ProcessName, Role
 from elasticdl.dropped import DropCause
 from elasticdl.formatting import FIRST_PART, START_PARTS, amount
 from elasticdl.history.job_event import EventKind, Value, meaning
+from elasticdl.master.core.activities import Activities
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.commands import PublishServers, RevokeLeases, StopProcess
 from elasticdl.master.core.data.leasing import Leasing
@@ -55,6 +55,7 @@ class ProcessLifecycle:
         scaling: Scaling,
         evaluation: Evaluation,
         checkpointing: Checkpointing,
+        activities: Activities,
     ) -> None:
         self._context = context
         self._leasing = leasing
@@ -63,10 +64,7 @@ class ProcessLifecycle:
         self._checkpointing = checkpointing
         self._published: tuple[str, ...] = ("",) * context.servers
         self._begun = False
-        self.busy: Callable[[Process], bool] = lambda process: False
-        """Whether a worker's own code is at work, and has not taken too long for that: it is no
-        straggler then.
-        """
+        self._activities = activities
 
     # coming up
 
@@ -397,7 +395,7 @@ class ProcessLifecycle:
     def _check_pace(self, process: Process) -> None:
         limit_s = self._leasing.limit_s(process)
         idle_s = self._context.now_s - process.busy_since_s
-        if limit_s is not None and idle_s > limit_s and not self.busy(process):
+        if limit_s is not None and idle_s > limit_s and not self._activities.excuses(process):
             self._leasing.pace.overran()
             text = (
                 f"no progress for {idle_s:.0f} s, where {limit_s:.0f} s are allowed (ten times the"

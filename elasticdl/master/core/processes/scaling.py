@@ -11,7 +11,9 @@ from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import ExitCode
 from elasticdl.formatting import amount
 from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.job import WorkerRange
 from elasticdl.master.core.commands import KeepScale, StartProcess, StopProcess
+from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import CreateFailed, ReplaceRequested, ScaleRequested
 from elasticdl.master.core.job_context import JobContext, Phase
@@ -34,12 +36,12 @@ _COME_UP_LIMIT_S = 120.0
 class Scaling:
     """Orders starts and stops so that what there is becomes what is planned."""
 
-    def __init__(self, context: JobContext, evaluation: Evaluation) -> None:
+    def __init__(
+        self, context: JobContext, evaluation: Evaluation, coordination: Coordination
+    ) -> None:
         self._context = context
         self._evaluation = evaluation
-        workers = context.spec.cluster.num_workers
-        self.low = workers.low
-        self.high = workers.high
+        self._coordination = coordination
 
     def requested(self, event: ScaleRequested) -> None:
         """A person wants another range."""
@@ -50,23 +52,21 @@ class Scaling:
             )
             self._context.orders.announce("scale", text, level="warning")
             return
+        before = self._context.workers
         if (why_not := self.why_not_scale()) and self._context.phase is not Phase.STARTING:
             self._context.orders.announce(
-                "scale", f"workers stay {self.low}:{self.high}: {why_not}", level="warning"
+                "scale", f"workers stay {before.low}:{before.high}: {why_not}", level="warning"
             )
             return
-        before, self.low, self.high = (
-            f"{self.low}:{self.high}",
-            event.min_workers,
-            event.max_workers,
-        )
-        details = {"low": self.low, "high": self.high}
+        low, high = event.min_workers, event.max_workers
+        self._context.workers = WorkerRange(low=low, high=high)
+        details = {"low": low, "high": high}
         self._context.orders.announce(
             "scale",
-            f"workers scaled from {before} to {self.low}:{self.high}, as asked",
+            f"workers scaled from {before.low}:{before.high} to {low}:{high}, as asked",
             details=details,
         )
-        self._context.orders.give(KeepScale(self.low, self.high))
+        self._context.orders.give(KeepScale(low, high))
 
     def why_not_scale(self) -> str:
         """Why another number of workers makes no difference any more, in words; '' if it does."""
@@ -89,14 +89,15 @@ class Scaling:
             return f"{name} is {process.life} already" + (
                 f": {process.message}" if process.message else ""
             )
-        late = self._context.late()
-        return f"the job {late}: nobody comes in the place of {name}" if late else ""
+        if late := self._context.late():
+            return f"the job {late}: nobody comes in the place of {name}"
+        return self._coordination.why_not_replace(name)
 
-    def replace(self, event: ReplaceRequested, why_not: str) -> None:
+    def replace(self, event: ReplaceRequested) -> None:
         """A person wants another worker in the place of one: it drains, and the next one is started
         at once, unless that cannot be.
         """
-        if why_not:
+        if why_not := self.why_not_replace(event.name):
             self._context.orders.announce(
                 "scale", f"{event.name} is not replaced: {why_not}", level="warning"
             )
@@ -110,13 +111,10 @@ class Scaling:
         """
         match self._context.phase:
             case Phase.WORKING | Phase.EVALUATING | Phase.EXPORTING:
-                return min(self.high, max(1, self._work_items()))
+                return min(self._context.workers.high, max(1, self._work_items()))
             case Phase.CHECKPOINTING if self._context.outcome is None:
-                return (
-                    min(self.high, 1)
-                    if self._context.spec.checkpoint.output or self._context.on_ring
-                    else 0
-                )
+                exports = bool(self._context.spec.checkpoint.output)
+                return int(exports or not self._coordination.weights_outlive_workers)
             case _:
                 return 0
 
@@ -124,15 +122,15 @@ class Scaling:
         """Shards to be had, and one for each worker that holds any: what a dead one holds comes
         back.
         """
-        if self._context.on_ring and self._context.phase is Phase.WORKING:
-            return self.high
+        if not self._coordination.limited_by_shards:
+            return self._context.workers.high
         current = self._evaluation.round
         work = self._context.work if self._context.phase is Phase.WORKING else None
         ledgers = [
             ledger for ledger in (work, current.ledger if current else None) if ledger is not None
         ]
         if any(ledger.epochs_left for ledger in ledgers):
-            return self.high
+            return self._context.workers.high
         holders = {held.worker for ledger in ledgers for held in ledger.held.values()}
         return len(holders) + sum(ledger.available for ledger in ledgers)
 
@@ -148,9 +146,10 @@ class Scaling:
         live = self._context.processes.live_workers()
         for _ in range(min(self._missing(live), self._room(live))):
             self._start(self._context.processes.new_worker_name())
-        for process in live[self.high :] if self._context.phase is not Phase.DRAINING else ():
+        high = self._context.workers.high
+        for process in live[high:] if self._context.phase is not Phase.DRAINING else ():
             process.replaced = True
-            self.stop(process, DRAIN_GRACE_S, f"scaled down to {amount(self.high, 'worker')}")
+            self.stop(process, DRAIN_GRACE_S, f"scaled down to {amount(high, 'worker')}")
         self._retry_refused()
 
     def _missing(self, live: list[Process]) -> int:
@@ -165,15 +164,11 @@ class Scaling:
         return max(
             0,
             at_once
-            - sum(not self._came_up(process) and process.ordered_s > since_s for process in live),
+            - sum(
+                not self._coordination.has_come_up(process) and process.ordered_s > since_s
+                for process in live
+            ),
         )
-
-    def _came_up(self, process: Process) -> bool:
-        """What wants a core for seconds is over.
-
-        On a ring only the first member asks for leases: who is warm has come up.
-        """
-        return process.leased or (self._context.on_ring and process.up)
 
     def waiting_turn(self) -> str:
         """That workers are not started yet since too many would come up at once, in words; '' if
@@ -256,14 +251,14 @@ class Scaling:
         self._end(process, Cause.INFRASTRUCTURE, event.reason)
         text = f"{event.name} cannot be created: {event.reason}"
         others = len(self._context.processes.live_workers())
-        if event.name.role is Role.PS or others < self.low:
+        if event.name.role is Role.PS or others < self._context.workers.low:
             self._context.fail(
                 text,
                 exit_code=ExitCode.CLUSTER_REFUSED,
                 hint="`elasticdl check` tells which rights are missing",
             )
         else:
-            self.high = others
+            self._context.workers = WorkerRange(low=self._context.workers.low, high=others)
             self._context.orders.announce(
                 "scale", f"{text}; going on with {amount(others, 'worker')}", level="warning"
             )

@@ -13,7 +13,6 @@ from elasticdl.master.core.commands import LookAgain, PublishRing, WithdrawRing,
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.events import ConnectionLost, RingTold
 from elasticdl.master.core.job_context import JobContext, Phase
-from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.master.core.ring import next_generation
 from elasticdl.master.core.ring.work import RingWork
@@ -26,8 +25,8 @@ _WORKING = (Phase.WORKING, Phase.EVALUATING, Phase.DRAINING, Phase.CHECKPOINTING
 
 
 @dataclass(slots=True)
-class _Word:
-    """What a worker said last. `free_since_s`: since when it is warm and in no generation."""
+class _Report:
+    """What a worker reported last. `free_since_s`: since when it is warm and in no generation."""
 
     heard_s: float
     entered: int = 0
@@ -35,20 +34,27 @@ class _Word:
     free_since_s: float | None = None
     leaving: bool = False
     cut_off: bool = False
+    position: RingPosition | None = None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RingPosition:
+    """Where a member is: steps in its weights, then its item, and the offset in that."""
+
+    version: int
+    number: int
+    offset: int
 
 
 @final
 class RingMembership:
     """`present` is the newest generation, `formed` the newest that all of its members entered."""
 
-    def __init__(
-        self, context: JobContext, scaling: Scaling, leasing: Leasing, work: RingWork
-    ) -> None:
+    def __init__(self, context: JobContext, leasing: Leasing, work: RingWork) -> None:
         self._context = context
         self._leasing = leasing
-        self._scaling = scaling
         self._work = work
-        self._words: dict[ProcessName, _Word] = {}
+        self._reports: dict[ProcessName, _Report] = {}
         self._holders: dict[ProcessName, None] = {}
         """Who has the weights that the ring has come to."""
         self._since: dict[ProcessName, int] = {}
@@ -87,12 +93,17 @@ class RingMembership:
             unready = (
                 one.name
                 for one in workers
-                if (word := self._words.get(one.name)) is None or word.free_since_s is None
+                if (report := self._reports.get(one.name)) is None or report.free_since_s is None
             )
             return tuple(unready) or tuple(one.name for one in workers)
         number = self.present.number
-        words = ((name, self._words.get(name)) for name in self.present.members)
-        return tuple(name for name, word in words if word is None or word.entered < number)
+        reports = ((name, self._reports.get(name)) for name in self.present.members)
+        return tuple(name for name, report in reports if report is None or report.entered < number)
+
+    def position(self, name: ProcessName) -> RingPosition | None:
+        """Where that member last said it is; None if it did not, or is gone."""
+        report = self._reports.get(name)
+        return report.position if report and self._context.worker(name) else None
 
     def form_anew(self, why: str) -> None:
         """A new generation is due though its members are what they are to be."""
@@ -112,13 +123,13 @@ class RingMembership:
         if max(event.entered, event.broken) > (self.present.number if self.present else 0):
             self._context.drop(DropCause.UNKNOWN_GENERATION, event.worker, event)
             return
-        word = self._words.setdefault(event.worker, _Word(event.at_s))
+        report = self._reports.setdefault(event.worker, _Report(event.at_s))
         if not event.ready or self._inside(event):
-            word.free_since_s = None
-        elif word.free_since_s is None or event.broken > word.broken:
-            word.free_since_s = event.at_s
+            report.free_since_s = None
+        elif report.free_since_s is None or event.broken > report.broken:
+            report.free_since_s = event.at_s
         if (
-            event.broken > word.broken
+            event.broken > report.broken
             and event.problem
             and self.present is not None
             and event.broken >= self.present.number
@@ -127,8 +138,12 @@ class RingMembership:
             self.problem = textwrap.shorten(
                 event.problem.splitlines()[0], _MOST_CHARS, placeholder=" …"
             )
-        word.heard_s, word.cut_off, word.leaving = event.at_s, False, event.leaving
-        word.entered, word.broken = max(word.entered, event.entered), max(word.broken, event.broken)
+        report.heard_s, report.cut_off, report.leaving = event.at_s, False, event.leaving
+        report.entered, report.broken = (
+            max(report.entered, event.entered),
+            max(report.broken, event.broken),
+        )
+        report.position = RingPosition(event.version, event.number, event.offset)
         if event.leaving and process.life is Life.READY:
             text = f"{event.worker} is draining: the ring goes on without it"
             process.enter(
@@ -175,9 +190,9 @@ class RingMembership:
 
         The next thing that it says proves that it is not.
         """
-        word = self._words.get(event.name)
-        if word is not None:
-            word.cut_off = True
+        report = self._reports.get(event.name)
+        if report is not None:
+            report.cut_off = True
 
     def _entered(self, event: RingTold) -> None:
         present = self.present
@@ -188,7 +203,7 @@ class RingMembership:
         if event.entered != present.number:
             return
         if self.formed < present.number and all(
-            self._words[name].entered >= present.number for name in present.members
+            self._reports[name].entered >= present.number for name in present.members
         ):
             self.formed = present.number
             took_s = event.at_s - present.since_s
@@ -213,7 +228,10 @@ class RingMembership:
             if (standing := self._standing(process)) is not None
         ]
         wanted = next_generation.RingTarget(
-            self._scaling.low, self._scaling.high, self._coming(), self._anew()
+            self._context.workers.low,
+            self._context.workers.high,
+            self._coming(),
+            self._wanted_anew or self._work.halts_anew,
         )
         decision = next_generation.decide(self._context.now_s, self.present, workers, wanted)
         self.reason = decision.reason
@@ -255,19 +273,15 @@ class RingMembership:
         return now_s - self._withdrawn_s < _DOUBT_S
 
     def _has_said(self, name: ProcessName, generation: int) -> bool:
-        word = self._words[name]
-        return word.entered >= generation or word.broken >= generation or word.cut_off
-
-    def _anew(self) -> str:
-        """Why a new generation is due though the members are what they are to be."""
-        return self._wanted_anew or ("" if self._work.halt_published else self._work.halting)
+        report = self._reports[name]
+        return report.entered >= generation or report.broken >= generation or report.cut_off
 
     def _publish(self, decision: next_generation.Decision) -> None:
         for name in self.members:
-            word = self._words.get(name)
-            if name not in decision.members and word is not None:
+            report = self._reports.get(name)
+            if name not in decision.members and report is not None:
                 # It is out: what counts is what it says when it has learned of that.
-                word.free_since_s = None
+                report.free_since_s = None
                 # Its weights are not the ring's any more: what it was to do with them goes to
                 # others.
                 self._leasing.revoke(name, "the ring went on without it")
@@ -286,7 +300,7 @@ class RingMembership:
             decision.generation, decision.members, self._context.now_s
         )
         holders = tuple(rank for rank, name in enumerate(decision.members) if name in self._holders)
-        self._work.halt_published = bool(self._work.halting)
+        self._work.published(decision.members)
         self._context.orders.give(
             PublishRing(
                 decision.generation,
@@ -311,17 +325,17 @@ class RingMembership:
 
     def _standing(self, process: Process) -> next_generation.MemberState | None:
         """None for a worker that is not there yet, or not any more."""
-        word = self._words.get(process.name)
-        if word is None or process.life not in (Life.READY, Life.STOPPING):
+        report = self._reports.get(process.name)
+        if report is None or process.life not in (Life.READY, Life.STOPPING):
             return None
         return next_generation.MemberState(
             process.name,
-            word.heard_s,
-            word.entered,
-            word.broken,
-            word.free_since_s,
-            word.leaving or process.life is Life.STOPPING,
-            word.cut_off,
+            report.heard_s,
+            report.entered,
+            report.broken,
+            report.free_since_s,
+            report.leaving or process.life is Life.STOPPING,
+            report.cut_off,
             process.name in self._holders,
         )
 
@@ -329,9 +343,9 @@ class RingMembership:
         """Workers that are expected to become ready."""
         found = 0
         for process in self._context.processes.live_workers():
-            word = self._words.get(process.name)
+            report = self._reports.get(process.name)
             found += process.life is not Life.REFUSED and (
-                word is None or (word.free_since_s is None and not word.entered)
+                report is None or (report.free_since_s is None and not report.entered)
             )
         return found
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -23,6 +22,7 @@ from elasticdl.job import GlobalBatch, RateScaling
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.checkpoint.snapshots import Snapshots
 from elasticdl.master.core.data.ledger import HeldShard, Ledger
+from elasticdl.master.core.data.rollback import restore_ledger
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import ProgressReported
 from elasticdl.master.core.job_context import JobContext, Phase
@@ -79,17 +79,15 @@ class RingWork:
         self.next_number = 1
         self.first_item = 1
         self.halting = ""
-        self.halt_published = False
+        self._halt_published = False
         self.members = 1
         self.names: tuple[ProcessName, ...] = ()
         """Of the newest generation that was complete."""
-        self.begun_with = ""
-        """The ledger that the job began with, JSON; '' for a fresh one."""
-        self.begun_version = 0
-        self.restore: Callable[[str], int] = lambda ledger: 0
-        """Puts the ledger of a checkpoint in the place of the job's, and returns how many records
-        were trained in vain.
-        """
+        self._begun_with, self._begun_version = "", 0
+
+    def begin(self, ledger: str, version: int) -> None:
+        """The job begins with this ledger (JSON; '' for a fresh one) and version."""
+        self._begun_with, self._begun_version = ledger, version
 
     # out
 
@@ -344,14 +342,24 @@ class RingWork:
         """
         self.names, self.members = names, len(names)
         self._doubtful_cut()
-        if self.halting and self.halt_published:
+        if self.halting and self._halt_published:
             self.halting = ""
             self._drop_items()
+
+    def published(self, names: tuple[ProcessName, ...]) -> None:
+        """A generation was published; a halt that was asked for before it comes with it."""
+        self._halt_published = bool(self.halting)
+        self._evaluation.appoint(names[0])
+
+    @property
+    def halts_anew(self) -> str:
+        """Why the ring is to stop at a generation that is yet to be published; '' if it is not."""
+        return "" if self._halt_published else self.halting
 
     def halt(self, why: str) -> None:
         """The ring is to stop at the step that it is at: the rest of what it holds goes back."""
         if not self.halting and self._items:
-            self.halting, self.halt_published, self.first_item = why, False, self.next_number
+            self.halting, self._halt_published, self.first_item = why, False, self.next_number
             self._fail_cut(why)
 
     def roll_back(self, why: str) -> str:
@@ -364,18 +372,18 @@ class RingWork:
         ledger, version, path = (
             (saved.ledger, saved.version, saved.path)
             if saved
-            else (self.begun_with, self.begun_version, "")
+            else (self._begun_with, self._begun_version, "")
         )
         self._fail_cut(why)
         self._items.clear()
         self._open.clear()
         self.first_item, self.halting = self.next_number, ""
         self._evaluation.abandon()
-        repeated = self.restore(ledger)
+        repeated = restore_ledger(self._context, self._evaluation, ledger, RING)
         self._share_out()
         self._context.version = self._context.acknowledged_version = version
         self._checkpointing.rolled_back(version)
-        self._evaluation.version_changed()
+        self._evaluation.rolled_back(version)
         if repeated:
             where = path or "the beginning"
             text = (

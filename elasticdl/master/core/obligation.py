@@ -1,0 +1,61 @@
+"""One thing that a job waits for, and the words for several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.master.core.data.ledger import Ledger
+from elasticdl.master.core.job_context import JobContext
+from elasticdl.shard import ShardId
+
+MOST_NAMED = 4
+
+LeaseKey: TypeAlias = tuple[ShardId, int]
+"""Shard and attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obligation:
+    """One thing that is waited for.
+
+    `what` completes "waiting for …". `debtors` owe it, the most likely culprit first. `numbers`:
+    what was reached and what is
+    missing. `limited`: another part of the master ends this wait after a time of its own.
+    """
+
+    what: str
+    debtors: tuple[ProcessName, ...]
+    since_s: float
+    numbers: str = ""
+    limited: bool = False
+
+    def text(self, now_s: float) -> str:
+        """All of it in one sentence."""
+        owed = f", owed by {listed(self.debtors)}" if self.debtors else ""
+        numbers = f" ({self.numbers})" if self.numbers else ""
+        return f"{self.what}{owed} for {max(0.0, now_s - self.since_s):.0f} s{numbers}"
+
+
+def listed(names: Iterable[ProcessName]) -> str:
+    """`worker-0, worker-1 and 3 more`."""
+    found = [str(name) for name in names]
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return ", ".join(found[:MOST_NAMED]) + more
+
+
+def booked(ledger: Ledger) -> str:
+    """`booked 18,880 of 20,000 records`."""
+    total = ledger.totals()
+    expected = total.expected + ledger.epochs_left * ledger.plan.records
+    return f"booked {total.trained + total.bad:,} of {expected:,} records"
+
+
+def since(context: JobContext, names: Iterable[ProcessName]) -> float:
+    """Since when the first of these processes is in its present state."""
+    going = context.processes.going
+    return min(
+        (going[name].since_s for name in names if name in going), default=context.phase_since_s
+    )

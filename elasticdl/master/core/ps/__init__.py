@@ -1,0 +1,1 @@
+"""Training with parameter servers: workers lease shards, servers have the weights."""

@@ -1,0 +1,232 @@
+"""Training with parameter servers: each worker by itself, on shards that it leases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.dropped import DropCause
+from elasticdl.formatting import amount
+from elasticdl.job import Action
+from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
+from elasticdl.master.core.checkpoint.snapshots import Cutting, Snapshots
+from elasticdl.master.core.data.lease_obligations import lease_obligations
+from elasticdl.master.core.data.leasing import Leasing
+from elasticdl.master.core.data.ledger import Stage
+from elasticdl.master.core.data.rollback import restore_ledger
+from elasticdl.master.core.evaluation.rounds import Evaluation
+from elasticdl.master.core.events import (
+    ConnectionLost,
+    LeaseRequested,
+    ProgressReported,
+    RingTold,
+    TaskFailed,
+)
+from elasticdl.master.core.job_context import JobContext, Phase
+from elasticdl.master.core.obligation import LeaseKey, Obligation
+from elasticdl.master.core.processes.table import Process
+from elasticdl.master.core.status import RingStatus
+from elasticdl.master.core.wait_reasons import Awaited
+from elasticdl.shard import ShardId, SnapshotId
+
+CUT_LIMIT_S = 120.0
+"""For all servers to freeze a view; gates that they close meanwhile open by themselves."""
+
+
+@final
+class PsCoordination:
+    """The servers have the weights, and workers lease what they train on.
+
+    Jobs that do not train are of this kind, too: without servers where the strategy has none.
+    """
+
+    weights_outlive_workers = True
+    limited_by_shards = True
+    can_form_anew = False
+
+    def __init__(
+        self,
+        context: JobContext,
+        leasing: Leasing,
+        evaluation: Evaluation,
+        checkpointing: Checkpointing,
+        snapshots: Snapshots,
+    ) -> None:
+        self._context = context
+        self._leasing = leasing
+        self._evaluation = evaluation
+        self._checkpointing = checkpointing
+        self._snapshots = snapshots
+
+    # leases and reports
+
+    def requested(self, event: LeaseRequested) -> None:
+        self._leasing.requested(event)
+
+    def progressed(self, event: ProgressReported) -> None:
+        self._leasing.progressed(event)
+
+    def failed(self, event: TaskFailed) -> None:
+        self._leasing.failed(event)
+
+    def recall(self, why: str) -> None:
+        held = self._context.work.held.values() if self._context.work else ()
+        for name in dict.fromkeys(one.worker for one in held if one.stage is Stage.LEASED):
+            self._leasing.revoke(name, why)
+
+    def unknown_leases(self, reported: set[LeaseKey], held: set[LeaseKey]) -> set[LeaseKey]:
+        return reported - held
+
+    # the course of the job
+
+    def begin(self, ledger: str, version: int) -> None:
+        """The servers know what they begin with."""
+
+    def decide_cuts(self) -> None:
+        if self._evaluation.wanted():
+            self._evaluation.begin()
+        self._checkpointing.decide()
+
+    def decide_members(self) -> None:
+        """Workers train without one another."""
+
+    def halt(self, why: str) -> str:
+        return ""
+
+    def drained(self) -> str:
+        work = self._context.work
+        if any(True for _ in self._context.processes.workers()) or (work and work.held):
+            return ""
+        return "workers are gone"
+
+    def weights_away(self) -> str:
+        return self._context.servers_away()
+
+    # checkpoints
+
+    def offsets_at(self, snapshot: SnapshotId | None) -> Mapping[ShardId, int] | None:
+        return None
+
+    def unanswered_cut(self) -> SnapshotId | None:
+        cutting = self._snapshots.cutting
+        overdue = cutting is not None and self._context.now_s - cutting.since_s > CUT_LIMIT_S
+        return cutting.id if cutting is not None and overdue else None
+
+    # processes
+
+    def has_come_up(self, process: Process) -> bool:
+        return process.leased
+
+    def why_not_replace(self, name: ProcessName) -> str:
+        return ""
+
+    def gave_initial_values(self, worker: ProcessName) -> None:
+        """No worker was left that could revive a server that came back empty.
+
+        When all is trained, it is trained again. While records are left, training goes on with
+        what there is: that costs updates, which are counted, but no records.
+        """
+        context = self._context
+        late = context.phase in (Phase.EVALUATING, Phase.CHECKPOINTING, Phase.EXPORTING)
+        trains = context.work is not None and context.spec.action is Action.TRAIN
+        if not late or context.outcome is not None or not trains:
+            return
+        servers = (context.processes.server(index) for index in range(context.servers))
+        if not any(
+            server and server.name.incarnation and not server.restored_version for server in servers
+        ):
+            return  # A late report: these were the values that the job began with.
+        for process in tuple(context.processes.workers()):
+            self._leasing.revoke(process.name, "all is trained again")
+        self._evaluation.abandon()
+        repeated = restore_ledger(context, self._evaluation, "", worker)
+        # A surviving server may be ahead: versions count from what all servers have.
+        context.version = context.acknowledged_version = context.updates_lost = 0
+        context.server_back_s = context.now_s
+        self._checkpointing.rolled_back(0)
+        self._evaluation.rolled_back(0)
+        text = (
+            "the trained weights went with a parameter server and with every worker that had them,"
+            f" and there is no checkpoint (--checkpoint-steps): {amount(repeated, 'record')} to be"
+            " trained again"
+        )
+        details = {"repeated": repeated, "version": 0}
+        context.orders.announce("server", text, process=worker, level="warning", details=details)
+
+    def member_told(self, event: RingTold) -> None:
+        self._context.drop(DropCause.UNKNOWN_GENERATION, event.worker, event)
+
+    def lost_connection(self, event: ConnectionLost) -> None:
+        """The process may come again; its silence or its end says that it does not."""
+
+    # waits
+
+    def status(self) -> RingStatus | None:
+        return None
+
+    def waits_for(self) -> Mapping[Awaited, str]:
+        idle = self._why_idle()
+        return {Awaited.WORK: idle} if idle else {}
+
+    def _why_idle(self) -> str:
+        """Why some worker that is ready has nothing to do.
+
+        '' if none is, or if it need only ask for work.
+        """
+        context, work, current = self._context, self._context.work, self._evaluation.round
+        if (
+            context.phase is Phase.WORKING
+            and work is not None
+            and (work.available or not work.held)
+        ):
+            return ""
+        busy = {
+            held.worker
+            for ledger in (work, current.ledger if current else None)
+            if ledger
+            for held in ledger.held.values()
+            if held.stage is not Stage.CLOSING
+        }
+        singletons = (current.summary if current else None, context.export)
+        busy |= {one.holder for one in singletons if one and one.holder}
+        workers = context.processes.live_workers()
+        idle = any(worker.up and worker.name not in busy for worker in workers)
+        return self._leasing.idle_reason() if idle else ""
+
+    def idle(self) -> Iterator[str]:
+        away = self._context.servers_away()
+        for name in self._leasing.idle_workers():
+            why = f"waiting for {away}" if away else self._leasing.idle_reason()
+            yield f"{name} has no work: {why}"
+
+    def owed(self) -> Iterator[Obligation]:
+        context = self._context
+        if context.work is not None:
+            yield from lease_obligations(context, self._leasing, context.work)
+        leaving = tuple(process.name for process in context.processes.workers())
+        if context.phase is Phase.DRAINING and leaving:
+            yield Obligation("workers to leave", leaving, context.phase_since_s, limited=True)
+
+    def owed_cut(self, cutting: Cutting | None) -> Obligation:
+        servers, problem = self.weight_holders(), self._checkpointing.last_problem
+        if cutting is not None:
+            return Obligation("the frozen view for a checkpoint", servers, cutting.since_s)
+        return Obligation(
+            "the last checkpoint to begin",
+            servers,
+            self._context.phase_since_s,
+            f"the last try failed: {problem}" if problem else "",
+            # Failed tries are repeated after a pause that grows, five times.
+            limited=bool(problem),
+        )
+
+    def weight_holders(self) -> tuple[ProcessName, ...]:
+        return self._context.server_names()
+
+    def booked_all(self) -> bool:
+        """The cut itself says what the servers have of each worker."""
+        return True
+
+    def form_anew(self, why: str) -> None:
+        raise AssertionError("workers of parameter servers do not meet")

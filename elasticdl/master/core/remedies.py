@@ -1,0 +1,109 @@
+"""What can be done about a job that stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.job import Action
+from elasticdl.master.core.coordination import Coordination
+from elasticdl.master.core.data.leasing import Leasing
+from elasticdl.master.core.data.ledger import HeldShard, Stage
+from elasticdl.master.core.job_context import JobContext
+from elasticdl.master.core.obligation import LeaseKey
+from elasticdl.master.core.phases import Phases
+from elasticdl.master.core.processes.failures import Cause, Verdict
+from elasticdl.master.core.processes.process_lifecycle import ProcessLifecycle
+from elasticdl.master.core.processes.scaling import Scaling
+from elasticdl.master.core.processes.table import Process
+
+
+@final
+class Remedies:
+    """Each is done once a stall, by `Stalls`."""
+
+    def __init__(
+        self,
+        context: JobContext,
+        coordination: Coordination,
+        leasing: Leasing,
+        scaling: Scaling,
+        lifecycle: ProcessLifecycle,
+        phases: Phases,
+    ) -> None:
+        self._context = context
+        self._coordination = coordination
+        self._leasing = leasing
+        self._scaling = scaling
+        self._lifecycle = lifecycle
+        self._phases = phases
+
+    @property
+    def can_form_anew(self) -> bool:
+        """Whether workers meet to train."""
+        return self._coordination.can_form_anew
+
+    def form_anew(self) -> None:
+        """Have the same workers meet again."""
+        self._coordination.form_anew("nothing moved")
+
+    def spare(self, processes: Sequence[Process]) -> Process:
+        """One that can be replaced without loss, or else the first."""
+        can = (one for one in processes if not self._scaling.why_not_replace(one.name))
+        return next(can, processes[0])
+
+    def replace(self, process: Process, why: str) -> None:
+        """Give a process up; another is started in its place."""
+        self._lifecycle.give_up(process, Verdict(Cause.STALLED, why))
+
+    def end(self, why: str) -> None:
+        """End the job, with a last checkpoint where that would be exact."""
+        self._phases.stalled(why, self._coordination.booked_all())
+
+    def paced(self, debtors: Iterable[ProcessName]) -> bool:
+        """The debtors hold leases: each is replaced anyway once it has been without progress for
+        longer than such leases take.
+        """
+        found = [process for name in debtors if (process := self._context.worker(name))]
+        limits = [(process, self._leasing.limit_s(process)) for process in found]
+        return bool(found) and all(
+            limit_s is not None and self._context.now_s - process.busy_since_s <= limit_s
+            for process, limit_s in limits
+        )
+
+    def reconcile(self, process: Process, told: set[LeaseKey], asked_s: float) -> None:
+        """Void leases that a worker and the master see differently: they are given out again."""
+        name, known = process.name, self._leasing.leased_to(process.name)
+        missing = [
+            (ledger, held)
+            for ledger, held in known
+            if _key(held) not in told and held.since_s < asked_s
+        ]
+        extra = self._coordination.unknown_leases(told, {_key(held) for _, held in known})
+        if missing:
+            shards = ", ".join(str(held.piece.shard.id) for _, held in missing)
+            self._say(f"{name} does not have shard {shards}, which it was leased: given out again")
+        if extra:
+            shards = ", ".join(str(shard) for shard, _ in sorted(extra))
+            self._say(
+                f"{name} works on shard {shards}, which it does not hold: its leases are voided"
+            )
+            self._leasing.revoke(name, "the master does not know of all of these leases")
+        for ledger, held in missing:
+            if ledger is self._context.work and self._context.spec.action is Action.TRAIN:
+                # It may have trained some of it: only the servers know, and they tell when its
+                # successor is started.
+                self.replace(process, "it does not know of a shard that it was leased")
+                return
+            if held.stage is Stage.LEASED:
+                ledger.give_back(held)
+
+    def _say(self, text: str) -> None:
+        details = meaning(EventKind.FAILED)
+        self._context.orders.announce("stall", text, level="warning", details=details)
+
+
+def _key(held: HeldShard) -> LeaseKey:
+    return held.piece.shard.id, held.piece.attempt

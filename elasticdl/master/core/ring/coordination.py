@@ -1,0 +1,254 @@
+"""Training on a ring: workers in step, on one sequence of items, each with all weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.dropped import DropCause
+from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
+from elasticdl.master.core.checkpoint.snapshots import Cutting, Snapshots
+from elasticdl.master.core.commands import GrantItem, NoLeaseNow
+from elasticdl.master.core.data.leasing import Leasing
+from elasticdl.master.core.evaluation.rounds import Evaluation
+from elasticdl.master.core.events import (
+    ConnectionLost,
+    LeaseRequested,
+    ProgressReported,
+    RingTold,
+    TaskFailed,
+)
+from elasticdl.master.core.job_context import JobContext, Phase
+from elasticdl.master.core.obligation import MOST_NAMED, LeaseKey, Obligation, booked, since
+from elasticdl.master.core.processes.table import Life, Process
+from elasticdl.master.core.ring.membership import RingMembership
+from elasticdl.master.core.ring.work import RingWork
+from elasticdl.master.core.status import RingStatus
+from elasticdl.master.core.wait_reasons import Awaited
+from elasticdl.shard import ShardId, SnapshotId, Task
+
+_HALT_LIMIT_S = 30.0
+
+
+@final
+class RingCoordination:
+    """The workers have the weights, and the ring as a whole holds the leases of training."""
+
+    weights_outlive_workers = False
+
+    def __init__(
+        self,
+        context: JobContext,
+        leasing: Leasing,
+        evaluation: Evaluation,
+        checkpointing: Checkpointing,
+        snapshots: Snapshots,
+    ) -> None:
+        self._context = context
+        self._leasing = leasing
+        self._evaluation = evaluation
+        self._checkpointing = checkpointing
+        self._work = RingWork(context, evaluation, checkpointing, snapshots)
+        self._membership = RingMembership(context, leasing, self._work)
+
+    # leases and reports
+
+    def requested(self, event: LeaseRequested) -> None:
+        context, worker, work = self._context, event.worker, self._work
+        process = context.worker(worker)
+        ending = context.phase in (Phase.ENDING, Phase.ENDED)
+        if ending or process is None or process.life is not Life.READY:
+            self._leasing.requested(event)
+            return
+        if worker not in self._membership.members:
+            item = work.present(event.ring_number)
+            waits = f"not in the ring: {self._membership.reason}"
+        elif event.at_mark and work.standing and self._leasing.apart(event):
+            return
+        else:
+            item = work.item(event.ring_number)
+            waits = f"the ring waits: {work.halting or self._leasing.idle_reason()}"
+        context.orders.give(GrantItem(worker, item) if item else NoLeaseNow(worker, waits))
+
+    def progressed(self, event: ProgressReported) -> None:
+        """Rank 0 reports the steps of all; what a worker evaluates is its own."""
+        process = self._context.worker(event.worker)
+        if event.task is not Task.TRAINING:
+            self._leasing.progressed(event)
+        elif process is None:
+            self._context.drop(DropCause.ENDED_PROCESS, event.worker, event)
+        elif gained := self._work.progressed(event):
+            self._leasing.gained(event, process, gained, (*self._work.names, event.worker))
+
+    def failed(self, event: TaskFailed) -> None:
+        """No member holds what the ring trains on: its shard is not to blame.
+
+        Whoever comes next is at the same records.
+        """
+        in_common = event.task is Task.TRAINING
+        self._leasing.failed(replace(event, shard=None) if in_common else event)
+
+    def recall(self, why: str) -> None:
+        self._work.halt(why)
+
+    def unknown_leases(self, reported: set[LeaseKey], held: set[LeaseKey]) -> set[LeaseKey]:
+        """A member that reports names the ring's shard, which is no lease of its own."""
+        return set()
+
+    # the course of the job
+
+    def begin(self, ledger: str, version: int) -> None:
+        self._work.begin(ledger, version)
+
+    def decide_cuts(self) -> None:
+        """A round needs equal weights, as at a pause; checkpoints come with the ring's items."""
+        if self._evaluation.wanted() and self._work.standing:
+            self._evaluation.begin_live()
+
+    def decide_members(self) -> None:
+        self._membership.decide()
+
+    def halt(self, why: str) -> str:
+        if self._context.work is None:
+            return ""
+        self._work.halt(why)
+        return "the ring stops at the step that it is at"
+
+    def drained(self) -> str:
+        waited_s = self._context.now_s - self._context.phase_since_s
+        return "the ring stands" if self._work.idle or waited_s >= _HALT_LIMIT_S else ""
+
+    def weights_away(self) -> str:
+        return "the members of the ring are gone or do not answer"
+
+    # checkpoints
+
+    def offsets_at(self, snapshot: SnapshotId | None) -> Mapping[ShardId, int] | None:
+        return {} if snapshot is None else self._work.offsets_at(snapshot)
+
+    def unanswered_cut(self) -> SnapshotId | None:
+        """The ring fails a cut when it has passed it."""
+        return None
+
+    # processes
+
+    @property
+    def limited_by_shards(self) -> bool:
+        """All workers take part in each step; in a pause each takes shards for itself."""
+        return self._context.phase is not Phase.WORKING
+
+    def has_come_up(self, process: Process) -> bool:
+        """Rank 0 alone reports: a worker that is warm has come up."""
+        return process.up
+
+    def why_not_replace(self, name: ProcessName) -> str:
+        return self._membership.why_not_replace(name)
+
+    def gave_initial_values(self, worker: ProcessName) -> None:
+        """The first generation begins with the values of its rank 0."""
+
+    def member_told(self, event: RingTold) -> None:
+        self._membership.told(event)
+
+    def lost_connection(self, event: ConnectionLost) -> None:
+        self._membership.lost_connection(event)
+
+    # waits
+
+    def status(self) -> RingStatus | None:
+        return self._membership.status()
+
+    def waits_for(self) -> Mapping[Awaited, str]:
+        reason = self._membership.waits_for()
+        return {Awaited.RING: reason} if reason else {}
+
+    def idle(self) -> Iterator[str]:
+        """Members are never idle by themselves."""
+        return iter(())
+
+    def owed(self) -> Iterator[Obligation]:
+        work, context, generation = self._work, self._context, self._membership.present
+        if reason := self._membership.waits_for():
+            absent = self._membership.absent()
+            numbers = f"generation {generation.number}" if generation else ""
+            yield Obligation(
+                f"a ring that trains: {reason}", absent, since(context, absent), numbers
+            )
+            return
+        members, numbers = self._slowest_first(), self._numbers()
+        since_s = max(
+            (one.busy_since_s for one in map(context.worker, members) if one),
+            default=context.phase_since_s,
+        )
+        if work.halting:
+            what = f"the ring to stop where it is ({work.halting})"
+            yield Obligation(what, members, since_s, numbers, limited=True)
+            return
+        item = next((item for item in work.items if item.steps_left), None)
+        if item is not None and item.held is not None:
+            begin = max(item.begin, item.held.offset)
+            what = (
+                f"records {begin:,} to {item.end:,} of shard {item.held.piece.shard.id} (item"
+                f" {item.number}) to be booked"
+            )
+            yield Obligation(what, members, since_s, numbers)
+        elif self._members_ask():
+            what = f"the members of the ring to ask for item {work.next_number}"
+            yield Obligation(what, members, since_s, numbers)
+
+    def _members_ask(self) -> bool:
+        """There is something that only the ring as a whole can take."""
+        if self._context.phase is Phase.CHECKPOINTING:
+            return not self._checkpointing.under_way
+        evaluating = self._evaluation.round is not None
+        return self._context.phase in (Phase.WORKING, Phase.EVALUATING) and not evaluating
+
+    def _numbers(self) -> str:
+        """`booked 18,880 of 20,000 records, step 944; worker-0 is at step 1,000, item 9`."""
+        context = self._context
+        found = (
+            [f"{booked(context.work)}, step {context.acknowledged_version:,}"]
+            if context.work
+            else []
+        )
+        for name in self._membership.members[: MOST_NAMED + 1 - len(found)]:
+            position = self._membership.position(name)
+            if position is None:
+                found.append(f"{name} did not say where it is")
+            else:
+                found.append(f"{name} is at step {position.version:,}, item {position.number}")
+        return "; ".join(found)
+
+    def _slowest_first(self) -> tuple[ProcessName, ...]:
+        """Members, whoever is behind the others first; at the same step in the order of ranks."""
+
+        def place(name: ProcessName) -> tuple[int, int]:
+            position = self._membership.position(name)
+            return (position.version, position.number) if position else (0, 0)
+
+        return tuple(sorted(self._membership.members, key=place))
+
+    def owed_cut(self, cutting: Cutting | None) -> Obligation:
+        first, problem = self.weight_holders(), self._checkpointing.last_problem
+        if cutting is not None:
+            return Obligation("the copy of the weights for a checkpoint", first, cutting.since_s)
+        numbers = f"the last try failed: {problem}" if problem else ""
+        since_s = self._context.phase_since_s
+        return Obligation("the last checkpoint to begin", first, since_s, numbers)
+
+    def weight_holders(self) -> tuple[ProcessName, ...]:
+        return self._membership.members[:1]
+
+    def booked_all(self) -> bool:
+        at = [self._membership.position(name) for name in self._membership.members]
+        booked_version = self._context.acknowledged_version
+        return all(one is not None and one.version == booked_version for one in at)
+
+    @property
+    def can_form_anew(self) -> bool:
+        return self._membership.present is not None
+
+    def form_anew(self, why: str) -> None:
+        self._membership.form_anew(why)

@@ -1,0 +1,47 @@
+"""What a job may wait for, and the reasons of one wait."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+_MOST_REASONS = 8
+_OTHER = "other reasons"
+_NUMBERS = re.compile(r"\d+")
+
+
+class Awaited(StrEnum):
+    """`details["wait"]`: what is waited for."""
+
+    PLACE = "place"
+    SERVERS = "servers"
+    WORK = "work"
+    RING = "ring"
+    CODE = "code"
+    """User code that takes long."""
+
+
+@dataclass(slots=True)
+class Reasons:
+    """How long a wait had which reason, of at most eight.
+
+    Those that differ in their numbers only are one.
+    """
+
+    _found: dict[str, tuple[str, float]] = field(default_factory=dict)
+
+    def add(self, reason: str, seconds: float) -> None:
+        """The reason stood for so long."""
+        shape = _NUMBERS.sub("#", reason)
+        if shape not in self._found and len(self._found) >= _MOST_REASONS:
+            shape = reason = _OTHER
+        first, before_s = self._found.get(shape, (reason, 0.0))
+        self._found[shape] = (first, before_s + seconds)
+
+    def words(self) -> str:
+        """The longest first; with their durations if there are several."""
+        longest = sorted(self._found.values(), key=lambda item: -item[1])[:3]
+        if len(longest) <= 1:
+            return "".join(reason for reason, _ in longest)
+        return ", ".join(f"{reason} ({seconds:.0f} s)" for reason, seconds in longest)
