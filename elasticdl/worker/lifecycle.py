@@ -12,12 +12,12 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticdl.clock import SystemClock
+from elasticdl.clock import Clock, SystemClock
 from elasticdl.cluster.base import ProcessName
 from elasticdl.data.files import DataChanged
 from elasticdl.errors import ElasticDLError, PermanentError, UserError
@@ -136,6 +136,30 @@ class _Import(threading.Thread):
 
 
 @dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a worker reaches outside of itself, besides the master.
+
+    `connect` makes a client of the servers at these addresses. `leave` ends the process at once.
+    """
+
+    clock: Clock
+    gauges: Gauges
+    watch: HangWatch
+    connect: Callable[[Sequence[str]], Parameters]
+    leave: Callable[[], None]
+
+    @classmethod
+    def real(cls, environment: WorkerEnvironment, shutdown: Shutdown) -> Surroundings:
+        """Of a process on its own."""
+        clock = SystemClock()
+
+        def connect(servers: Sequence[str]) -> ServerPool:
+            return ServerPool(servers or ("",), str(environment.name), environment.token)
+
+        return cls(clock, Gauges(clock), HangWatch(clock), connect, lambda: leave(shutdown))
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """What is there once the master knows this worker, long before the model is built."""
 
@@ -148,19 +172,18 @@ class Link:
     revival: Revival
 
     @classmethod
-    def make(cls, environment: WorkerEnvironment, client: MasterClient, shutdown: Shutdown) -> Link:
+    def make(cls, client: MasterClient, around: Surroundings, shutdown: Shutdown) -> Link:
         """Attach, connect, and begin to report and to follow orders.
 
         Leases wait until there is a model to use them.
         """
         attached = client.attach(starting=True)
-        clock = SystemClock()
-        outbox, gauges, watch = Outbox(), Gauges(clock), HangWatch(clock)
+        gauges, watch, outbox = around.gauges, around.watch, Outbox()
         keeper = LeaseKeeper(client, outbox, shutdown)
         context = WorkerContext(
-            keeper, outbox, gauges, ServerRetry(shutdown, gauges, clock), watch, shutdown
+            keeper, outbox, gauges, ServerRetry(shutdown, gauges, around.clock), watch, shutdown
         )
-        parameters = ServerPool(attached.servers or ("",), str(environment.name), environment.token)
+        parameters = around.connect(attached.servers)
         revival = Revival(shutdown)
 
         def move(servers: Sequence[str]) -> None:
@@ -181,7 +204,7 @@ class Link:
         def report(error: StoodStill) -> None:
             _tell_standing(error, outbox, reporter)
 
-        watch.start(shutdown, lambda: leave(shutdown), report)
+        watch.start(shutdown, around.leave, report)
         return cls(attached, context, orders, reporter, parameters, generations, revival)
 
 
@@ -313,7 +336,7 @@ def run(shutdown: Shutdown) -> None:
     environment = WorkerEnvironment.read()
     importing = _Import(environment.threads)
     client = MasterClient(environment.master, environment.token, str(environment.name))
-    link = Link.make(environment, client, shutdown)
+    link = Link.make(client, Surroundings.real(environment, shutdown), shutdown)
     worker: Worker | RingWorker | None = None
     try:
         worker = work(environment, client, link, importing)

@@ -270,6 +270,33 @@ def test_closing_leaves_no_process_and_no_file_behind(tmp_path: Path) -> None:
     assert after == before
 
 
+def test_a_process_that_outlives_sigkill_is_logged_and_left_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is stuck in the kernel. The job that is being closed is over all the same."""
+
+    async def scenario() -> tuple[int, int]:
+        before = len(os.listdir("/proc/self/fd"))
+        cluster = LocalCluster(tmp_path, cores=1, reap_limit_s=0.2)
+        await cluster.create(ProcessSpec(W0, ("sleep", "600")))
+        child = cluster._children[W0]
+        # No process can be stuck in the kernel at will: its end is not noticed instead.
+        asyncio.get_running_loop().remove_reader(child.pidfd)
+        try:
+            await cluster.close()
+        finally:
+            child.process.wait()
+        assert len(os.listdir("/proc/self/fd")) == before
+        return child.process.pid, len(cluster._children)
+
+    pid, left = asyncio.run(scenario())
+    assert left == 0
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"worker-0 (pid {pid}) has not ended" in record.getMessage()
+    assert "its state: Z (zombie)" in record.getMessage()
+
+
 def test_a_full_disk_keeps_no_process_from_starting_and_is_no_refusal_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

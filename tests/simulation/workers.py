@@ -8,7 +8,7 @@ the disk.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Protocol, final
@@ -17,27 +17,18 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import ElasticDLError
 from elasticdl.formatting import GIVING_PART
 from elasticdl.shard import Lease, SnapshotId, Task, WorkItem
-from elasticdl.worker.lifecycle import Link, wind_down
-from elasticdl.worker.pipeline.context import WorkerContext
+from elasticdl.worker.lifecycle import Link, Surroundings, wind_down
 from elasticdl.worker.pipeline.first_batch import first_batch
-from elasticdl.worker.pipeline.leases import LeaseKeeper
 from elasticdl.worker.pipeline.loop import Loop, TaskRunner
-from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.prefetch import Prefetch
 from elasticdl.worker.pipeline.reading import Feeding, ShardReading
-from elasticdl.worker.pipeline.reporter import Reporter
-from elasticdl.worker.pipeline.retry import ServerRetry
-from elasticdl.worker.pipeline.state_reports import StateReports
 from elasticdl.worker.pipeline.trainer import Loaded
 from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.hang_watch import HangWatch
-from elasticdl.worker.process.orders import Orders
 from elasticdl.worker.process.os_process import DONE_S, DRAIN_S, FAIL_S
 from elasticdl.worker.process.shutdown import Draining, Failed, Shutdown, exit_code
-from elasticdl.worker.ps.revival import Revival
 from elasticdl.worker.ps.trainer import Bounds, PsTrainer
 from elasticdl.worker.ring.barriers import BarrierTasks, Copies, RingListener
-from elasticdl.worker.ring.generations import Generations
 from elasticdl.worker.ring.reading import RingReading
 from elasticdl.worker.ring.trainer import RingParts, RingTrainer
 from elasticdl.worker.tasks.evaluation import EvaluationTask, SummaryTask
@@ -89,8 +80,6 @@ class SimulatedWorker:
     ring: Ring | None = None
     exchange: Exchange | None = None
     trainer: Any = None
-    outbox: Outbox | None = None
-    attached: bool = False
     floor: tuple[int, int] = (0, 0)
     """See `Truth.before_report`."""
     entered: int = 0
@@ -158,41 +147,20 @@ def _end_by_force(running: Running, shutdown: Shutdown, scheduler: Any) -> None:
 
 
 def _link(world: World, worker: SimulatedWorker, client: Client, shutdown: Shutdown) -> Link:
-    """As `lifecycle.Link.make`."""
-    running = worker.running
-    attached = client.attach(starting=True)
-    clock = Clock(world.scheduler)
-    outbox, gauges = Outbox(), data.Gauges(lambda: world.truth.before_report(worker))
-    watch = HangWatch(clock, output=io.StringIO())
-    keeper = LeaseKeeper(client, outbox, shutdown)
-    context = WorkerContext(
-        keeper, outbox, gauges, ServerRetry(shutdown, gauges, clock), watch, shutdown
-    )  # type: ignore[arg-type]
-    worker.outbox = outbox
-    worker.attached = True
-    parameters = world.parameters(running)
-    revival = Revival(shutdown)
-
-    def move(servers: Sequence[str]) -> None:
-        if servers:
-            parameters.move(servers)
-            revival.moved(servers)
-
-    orders = Orders(client.orders, move, shutdown)
-    generations = Generations(shutdown, outbox.drop)
-    orders.ring_by(generations.follow)
-    states = StateReports(outbox, watch)
-    orders.state_by(states.ask)
-    reporter = Reporter(outbox, gauges, client, attached.heartbeat_s, shutdown, states)  # type: ignore[arg-type]
+    running, clock = worker.running, Clock(world.scheduler)
 
     def leave() -> None:
         running.exit_code = int(exit_code(shutdown.reason))
         running.process.kill()
 
-    reporter.start()
-    orders.start()
-    watch.start(shutdown, leave)
-    return Link(attached, context, orders, reporter, parameters, generations, revival)
+    around = Surroundings(
+        clock,
+        data.Gauges(lambda: world.truth.before_report(worker)),  # type: ignore[arg-type]
+        HangWatch(clock, output=io.StringIO()),
+        lambda servers: world.parameters(running),
+        leave,
+    )
+    return Link.make(client, around, shutdown)  # type: ignore[arg-type]
 
 
 # On a ring

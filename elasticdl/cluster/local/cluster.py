@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import signal
 import subprocess
@@ -36,7 +37,11 @@ from elasticdl.cluster.local.orphan_reaper import OrphanReaper
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
 from elasticdl.cluster.logs.log_files import log_path, log_sizes, open_log, read_log, read_tail
 
+_log = logging.getLogger(__name__)
+
 CLOSE_GRACE_S = 3.0
+REAP_LIMIT_S = 30.0
+"""Between SIGKILL and the end of a process; only one that is stuck in the kernel takes longer."""
 WORKER_BYTES = 600 << 20
 """Python and TensorFlow have 400 MB before there is a model."""
 _TRY_AGAIN_LATER = (
@@ -75,11 +80,13 @@ class LocalCluster:
         log_directory: Path,
         cores: float,
         free_bytes: Callable[[], int | None] = free_memory_bytes,
+        reap_limit_s: float = REAP_LIMIT_S,
     ) -> None:
         """`cores`: what this machine may give to a job; no process gets more threads than that."""
         self._log_directory = log_directory
         self._cores = cores
         self._free_bytes = free_bytes
+        self._reap_limit_s = reap_limit_s
         self._bus = EventBus()
         self._guard = OrphanReaper()
         self._children: dict[ProcessName, _Child] = {}
@@ -156,18 +163,38 @@ class LocalCluster:
         return await asyncio.to_thread(read_log, self._log_directory, process, start, limit_bytes)
 
     async def close(self) -> None:
-        """SIGTERM to every process, SIGKILL to what is left after 3 s; returns when all have
-        ended.
+        """SIGTERM to every process, SIGKILL to what is left after 3 s; returns when all have ended.
+
+        Logs each process that outlives SIGKILL for 30 s, and leaves it behind.
         """
         self._closed = True
         for name in list(self._children):
             await self.delete(name, grace_s=CLOSE_GRACE_S)
-        # SIGKILL cannot be refused: only a process stuck in the kernel outlives this, and then it
-        # is said.
-        async with asyncio.timeout(CLOSE_GRACE_S + 30):
-            await self._all_ended.wait()
+        try:
+            async with asyncio.timeout(CLOSE_GRACE_S + self._reap_limit_s):
+                await self._all_ended.wait()
+        except TimeoutError:
+            self._leave_behind()
         self._guard.close()
         self._bus.close()
+
+    def _leave_behind(self) -> None:
+        """SIGKILL cannot be refused, so these are stuck in the kernel: nothing here can end them.
+
+        The job's outcome does not depend on them.
+        """
+        for name, child in self._children.items():
+            asyncio.get_running_loop().remove_reader(child.pidfd)
+            os.close(child.pidfd)
+            pid = child.process.pid
+            _log.warning(
+                "%s (pid %d) has not ended %.0f s after SIGKILL and is left behind; its state: %s",
+                name,
+                pid,
+                self._reap_limit_s,
+                _state(pid),
+            )
+        self._children.clear()
 
     def _check_memory(self, name: ProcessName) -> None:
         """One worker may always try.
@@ -240,3 +267,13 @@ class LocalCluster:
 def _kill_group(group: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
+
+
+def _state(pid: int) -> str:
+    """What the kernel says of a process, such as `D (disk sleep)`."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError as error:
+        return f"unknown ({error})"
+    states = (line for line in status.splitlines() if line.startswith("State:"))
+    return next(states, "State: unknown").removeprefix("State:").strip()

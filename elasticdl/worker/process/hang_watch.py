@@ -9,7 +9,6 @@ import logging
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,16 +64,6 @@ class _Doing:
 
 def _never() -> bool:
     return False
-
-
-def _stacks(first: int) -> str:
-    """Where every thread is, by name; the one that takes long comes first."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != first)
-    return "\n".join(
-        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
-        for ident, frame in frames
-    )
 
 
 def _places(frame: FrameType | None) -> tuple[tuple[str, int, str], ...]:
@@ -172,7 +161,7 @@ class HangWatch:
             if took_s > self._long_s and not self._dumped and not waits:
                 self._dumped = dumped = True
                 _log.warning("%s has taken %.0f s; where every thread is:", one.what, took_s)
-                print(_stacks(first=thread), file=self._output or sys.stderr, flush=True)
+                print(stacks(thread), file=self._output or sys.stderr, flush=True)
             if one.user_code:
                 self._check_moves(thread, one, now_s)
             limit_s = max(self._hung_s, _TIMES_LONGEST * self._longest_s.get(one.what, 0.0))
