@@ -264,6 +264,24 @@ def test_unreadable_records_that_are_told_again_count_once(bench):
     assert (job.total["trained"], job.total["bad"]) == (13, 3)
 
 
+@pytest.mark.parametrize(
+    ("offsets", "trained", "bad", "repeated"),
+    [((8, 8), 7, 1, 0), ((16, 16), 13, 3, 0), ((8, 16), 7, 1, 6)],
+)
+def test_what_servers_have_of_a_lost_worker_is_not_all_trained_where_it_foretold_bad_records(
+    bench, offsets, trained, bad, repeated
+):
+    job = bench(num_ps_pods=2, max_bad_records=9)
+    job.up()
+    lease = job.lease()
+    job.progress(0, lease, 8, bad_records=1)
+    job.progress(0, lease, 8, bad_records=3)
+    job.die(job.worker(0))
+    job.fenced(0, *(Applied(lease.shard.id, lease.attempt, offset) for offset in offsets))
+    total = job.total
+    assert (total["trained"], total["bad"], total["repeated"]) == (trained, bad, repeated)
+
+
 def test_a_shard_that_ends_short_is_no_success(bench):
     job = bench()
     job.up()

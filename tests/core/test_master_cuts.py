@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.shard import Task
+from elasticdl.shard import Applied, Task
 
 pytestmark = pytest.mark.core
 
@@ -174,3 +176,23 @@ def test_a_crash_in_a_validation_shard_is_not_blamed_on_the_training_shard_that_
     (story,) = job.state.status().parked
     assert story.startswith("evaluation shard")
     assert not any(piece.failures for piece in job.state._context.work.returned)
+
+
+@pytest.mark.parametrize(("offset", "trained", "bad"), [(8, 7, 1), (16, 13, 3)])
+def test_bad_records_that_no_worker_reported_as_done_are_not_trained_ones_in_a_cut(
+    bench, offset, trained, bad
+):
+    """Two of the second batch are bad: its worker reported that before any server had it."""
+    job = bench(checkpoint_steps=1, max_bad_records=9)
+    job.up()
+    lease = job.lease()
+    job.progress(0, lease, 8, version=1, bad_records=1)
+    job.progress(0, lease, 8, version=1, bad_records=3)
+    assert (job.total["trained"], job.total["bad"]) == (7, 1)
+    snapshot = job.of(c.TakeSnapshot)[-1].snapshot
+    applied = {"worker-0": Applied(lease.shard.id, lease.attempt, offset)}
+    (save,) = job.of(c.SaveSnapshot, job.put(e.SnapshotCut(0, snapshot, 2, applied)))
+    (count,) = json.loads(save.ledger)["counts"]
+    assert (count["trained"], count["bad"]) == (trained, bad)
+    job.progress(0, lease, 16, version=2, bad_records=3)
+    assert (job.total["trained"], job.total["bad"]) == (13, 3)

@@ -348,11 +348,27 @@ def test_a_lease_goes_on_at_its_offset():
     assert rig.trained() == {int(number): 1 for number in whole[5:]}
 
 
+def test_the_master_knows_of_bad_records_before_a_server_has_their_batch():
+    lease, reader = training(40, order_seed=9), Numbers(bad_every=3)
+    rig = Rig(ScriptedMaster([lease]), reader=reader)
+    loaded = LoadedShard.read(lease.shard, reader.read(lease.shard))
+    known: list[bool] = []
+
+    def look(update: Update) -> None:
+        bad = loaded.bad_among(order_of(40, 9), 0, update.applied.offset)
+        known.append(max((one.bad_records for one in rig.master.progress()), default=0) >= bad)
+
+    rig.parameters.before_push = look
+    rig.run()
+    assert known and all(known)
+
+
 def test_bad_records_are_left_out_and_counted():
     rig = Rig(ScriptedMaster([training(10)]), reader=Numbers(bad_every=3))
     rig.run()
     assert rig.trained() == {number: 1 for number in range(10) if number % 3}
-    assert sum(progress.bad_records for progress in rig.master.progress()) == 4
+    # Each report of a lease has all bad records of it so far.
+    assert rig.master.progress()[-1].bad_records == 4
     assert rig.master.progress()[-1].applied.offset == 10
 
 
@@ -397,7 +413,7 @@ def test_whatever_the_boundaries_all_of_a_lease_is_told_and_it_is_done_once(
     for lease in leases:
         told = [one for one in rig.master.progress() if one.applied.shard == lease.shard.id]
         offsets = [one.applied.offset for one in told]
-        assert offsets == sorted(offsets) and offsets[0] > lease.offset
+        assert offsets == sorted(offsets) and offsets[0] >= lease.offset
         assert [one.done for one in told] == [False] * (len(told) - 1) + [True]
         assert offsets[-1] == lease.shard.records
         order = order_of(lease.shard.records, lease.order_seed)

@@ -67,6 +67,36 @@ def test_losses_are_those_since_the_last_report_and_bad_records_all_of_the_lease
     assert outbox.held() == ()
 
 
+def test_bad_records_of_the_batch_to_come_are_told_after_what_is_done_until_it_is_done():
+    outbox = Outbox()
+    outbox.hold(LEASE)
+    outbox.advance(LEASE, Advance(20, bad=1))
+    outbox.foretell_bad(LEASE, 2)
+
+    def told() -> list[tuple[int, int]]:
+        return [(one.applied.offset, one.bad_records) for one in outbox.take({}).progress]
+
+    assert told() == [(20, 1), (20, 3)]
+    assert told() == []
+    outbox.tell_all()
+    assert told() == [(20, 1), (20, 3)], "or the master would take it back"
+    outbox.advance(LEASE, Advance(30, bad=2))
+    assert told() == [(30, 3)]
+
+
+def test_what_was_put_in_has_arrived_when_the_report_with_it_was_taken_in():
+    outbox = Outbox()
+    first = outbox.arrival()
+    outbox.take({})
+    later = outbox.arrival()
+    assert not first.is_set()
+    outbox.arrived()
+    assert first.is_set() and not later.is_set()
+    outbox.take({})
+    outbox.arrived()
+    assert later.is_set()
+
+
 def test_a_lease_that_was_given_back_is_told_last_with_what_was_done_of_it():
     outbox = Outbox()
     outbox.hold(LEASE)

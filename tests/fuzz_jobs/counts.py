@@ -87,10 +87,10 @@ def of_checkpoint(directory: Path, rows: int, width: int) -> Counts:
     return _of_servers(directory, rows, width)
 
 
-def of_ledger(directory: Path) -> tuple[int, int]:
-    """Records that are trained, and bad ones, as the ledger in a checkpoint has them."""
+def trained_of_ledger(directory: Path) -> int:
+    """Records that are trained, as the ledger in a checkpoint has them."""
     found = json.loads(store.read_manifest(directory).ledger)["counts"]
-    return sum(int(one["trained"]) for one in found), sum(int(one["bad"]) for one in found)
+    return sum(int(one["trained"]) for one in found)
 
 
 def checkpoints(job: Path) -> list[Path]:

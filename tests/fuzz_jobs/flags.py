@@ -232,8 +232,6 @@ def _then(draft: Draft) -> None:
     draft.then = choose.choices((Then.NOTHING, Then.RESUME, Then.BEGIN_WITH), (75, 15, 10))[0]
     if draft.most_steps:  # a job that ends by itself before its data does is no base to count from
         draft.then = Then.NOTHING
-    if draft.bad:  # nor is a checkpoint: see running.py of what its ledger takes for trained
-        draft.then = Then.NOTHING
     if draft.then is Then.RESUME and choose.random() < 0.5:
         draft.changed = ("--num-workers", choose.choice(("1", "2", "1:2")))
         if not draft.on_ring:

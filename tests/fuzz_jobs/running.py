@@ -456,11 +456,8 @@ def _of_checkpoints(
         had = counts.of_checkpoint(directory, draft.rows, draft.width).since(before)
         if problem := had.problem():
             yield f"{directory.name}: {problem}"
-        trained, bad = counts.of_ledger(directory)
-        # Bad records that workers had not told of when the view was cut are among the trained ones
-        # there.
-        least = trained - max(0, draft.bad * draft.epochs - bad)
-        if not least <= had.total <= trained + receipt["total"]["repeated"]:
+        trained = counts.trained_of_ledger(directory)
+        if not trained <= had.total <= trained + receipt["total"]["repeated"]:
             yield f"{directory.name} has weights of {had.total:g} records, its ledger has {trained}"
     keep = draft.number("keep_checkpoint_max", 3)
     if keep and len(found) > keep:

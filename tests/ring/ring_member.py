@@ -126,6 +126,7 @@ def report(outbox: Outbox, shutdown: Shutdown) -> None:
     while True:
         outbox.urgent.wait(0.2)
         made = outbox.take({})
+        outbox.arrived()
         for one in made.progress:
             tell(
                 shard=one.applied.shard,

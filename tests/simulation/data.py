@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from elasticdl.data.base import Block, Metadata, Records
 from elasticdl.shard import Shard, Source, Task
@@ -15,14 +16,16 @@ from tests.simulation.scheduler import Scheduler
 from tests.simulation.threads import Lock
 
 _BLOCK = 512
+Bad: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
 
 
 @final
 class Reader:
     """The seam `data.base.Reader`: record `i` of all sources together is the number `i`."""
 
-    def __init__(self, sources: tuple[Source, ...]) -> None:
+    def __init__(self, sources: tuple[Source, ...], bad: Bad) -> None:
         self._sources = sources
+        self._bad = bad
         self._begins: dict[str, int] = {}
         total = 0
         for source in sources:
@@ -37,7 +40,9 @@ class Reader:
         base = self._begins[shard.source]
         for begin in range(shard.begin, shard.end, _BLOCK):
             end = min(begin + _BLOCK, shard.end)
-            yield Block(np.arange(base + begin, base + end, dtype=np.int64), end - begin)
+            numbers = np.arange(base + begin, base + end, dtype=np.int64)
+            good = numbers[~self._bad(numbers)]
+            yield Block(good, end - begin, bad=end - begin - len(good))
 
     def close(self) -> None:
         """Nothing is open."""
@@ -49,9 +54,13 @@ def sources_of(
     validation: tuple[Source, ...],
     minibatch_size: int,
     slow_s: float,
+    bad: Bad,
 ) -> Sources:
-    """`slow_s`: how long a `feed` takes at most."""
-    readers = {Task.TRAINING: Reader(training), Task.EVALUATION: Reader(validation)}
+    """`slow_s`: how long a `feed` takes at most. `bad`: which training records cannot be read."""
+    readers = {
+        Task.TRAINING: Reader(training, bad),
+        Task.EVALUATION: Reader(validation, lambda numbers: np.zeros(len(numbers), np.bool_)),
+    }
 
     def feed(window: Records) -> tuple[Any, Any] | None:
         if slow_s:
@@ -61,7 +70,8 @@ def sources_of(
     def feed_of(task: Task) -> Callable[[Records], tuple[Any, Any] | None]:
         return feed
 
-    return Sources(readers.__getitem__, feed_of, minibatch_size, reading=Lock())
+    most = sum(one.records for one in training)
+    return Sources(readers.__getitem__, feed_of, minibatch_size, most, reading=Lock())
 
 
 @final

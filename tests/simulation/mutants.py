@@ -92,8 +92,8 @@ MUTANTS = (
         "the elected state is not told",
         RING,
         "worker.ring.trainer:RingTrainer._tell_state",
-        "elif position.shard >= 0:",
-        "elif False:",
+        "if position.shard >= 0:",
+        "if False:",
     ),
     Mutant(
         "a mark is skipped when a newer ring waits",
@@ -257,6 +257,20 @@ MUTANTS = (
         ' it"))',
         "pass",
     ),
+    Mutant(
+        "bad records in a copy are told later",
+        RING,
+        "worker.ring.trainer:RingTrainer._foretell_bad",
+        "self._rank != 0",
+        "True",
+    ),
+    Mutant(
+        "the end of a shard with bad records is not remembered",
+        RING,
+        "worker.ring.trainer:RingTrainer._keep_ended",
+        "self._ended[lease] = advance",
+        "pass",
+    ),
     # Both ways
     Mutant(
         "what was taken is forgotten",
@@ -268,7 +282,7 @@ MUTANTS = (
     Mutant(
         "done is told of nothing",
         "both",
-        "worker.pipeline.outbox:_Held.take",
+        "worker.pipeline.outbox:_Held._progress",
         "done=self.done",
         "done=False",
     ),
@@ -363,6 +377,13 @@ MUTANTS = (
         "worker.ps.pusher:Pusher._tell",
         "done=batch.last",
         "done=False",
+    ),
+    Mutant(
+        "bad records are told after their push",
+        SERVERS,
+        "worker.ps.pusher:Pusher._settle_one",
+        "if batch.bad:",
+        "if False:",
     ),
     Mutant(
         "a push is told before it is made",

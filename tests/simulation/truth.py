@@ -280,7 +280,11 @@ class Truth:
         receipt = world.master.state.receipt()
         total, records = receipt["total"], sum(one.records for one in plan.training)
         epochs = plan.spec.data.num_epochs
-        expected = total["expected"] == records * epochs == total["trained"] + total["left"]
+        done = total["trained"] + total["bad"] + total["left"]
+        expected = total["expected"] == records * epochs == done
+        bad = plan.bad_records * epochs
+        if total["bad"] > bad or (total["bad"] < bad and not total["left"]):
+            self.violated(f"{total['bad']} records are shown as bad, and {bad} are")
         if not expected or total["lost"] or (total["left"] and not early):
             self.violated(f"the receipt is wrong: {total}")
         status = world.master.state.status()
@@ -299,7 +303,7 @@ class Truth:
         self._check_replay(receipt)
 
     def _check_ring(self, total: dict[str, int], records: int, epochs: int) -> None:
-        counts = self._world.hub.newest.counts(records, epochs)
+        counts = self._world.hub.newest.counts(records, epochs).ravel()
         if total["left"]:
             # The last step may not have been safe when the job was stopped.
             if (counts > 1).any() or counts.sum() < total["trained"]:
@@ -307,9 +311,10 @@ class Truth:
                     f"{total['trained']} records are told, the weights have {counts.sum()}, of one"
                     f" {counts.max()}"
                 )
-        elif not (counts == 1).all():
+        elif not (counts == self._wanted(records, epochs)).all():
             self.violated(
-                f"in the weights {int((counts == 0).sum())} records are missing,"
+                f"in the weights {int((counts < self._wanted(records, epochs)).sum())} records are"
+                " missing,"
                 f" {int((counts > 1).sum())} more than once"
             )
         if not self.rolled_back and total["repeated"]:
@@ -325,8 +330,9 @@ class Truth:
                 np.add.at(complete, ids + epoch * records, 1)
             else:
                 torn += len(ids)
-        if not total["left"] and not (complete >= 1).all():
-            self.violated(f"{int((complete == 0).sum())} records were never on all servers")
+        missing = complete < self._wanted(records, epochs)
+        if not total["left"] and missing.any():
+            self.violated(f"{int(missing.sum())} records were never on all servers")
         if self.server_deaths:
             return
         if total["left"] and complete.sum() != total["trained"] and not self._pushes_unheard():
@@ -338,6 +344,11 @@ class Truth:
                 f"{total['repeated']} records count as repeated, but pushes that only some servers"
                 f" have are of {torn}"
             )
+
+    def _wanted(self, records: int, epochs: int) -> NDArray[np.int64]:
+        """How often each record of each epoch is trained on: the bad ones never."""
+        good = ~self._world.plan.bad(np.arange(records, dtype=np.int64))
+        return np.tile(good.astype(np.int64), epochs)
 
     def _check_replay(self, receipt: dict[str, Any]) -> None:
         world = self._world

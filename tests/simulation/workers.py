@@ -239,7 +239,7 @@ def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) 
     exchange = worker.exchange = Exchange(ring, truth.violated)
     step = Step(scheduler, ring, exchange, plan.step_s, truth.violated)
     sources = data.sources_of(
-        scheduler, plan.training, plan.validation, plan.minibatch_size, plan.feed_s
+        scheduler, plan.training, plan.validation, plan.minibatch_size, plan.feed_s, plan.bad
     )
     metrics = data.MetricStep(
         scheduler, sum(one.records for one in plan.validation), plan.step_s, truth.violated
@@ -337,7 +337,7 @@ def _with_servers(world: World, worker: SimulatedWorker, client: Client, link: L
     """As `lifecycle.work` and `wiring.put_together`."""
     plan, scheduler, context = world.plan, world.scheduler, link.context
     sources = data.sources_of(
-        scheduler, plan.training, plan.validation, plan.minibatch_size, plan.feed_s
+        scheduler, plan.training, plan.validation, plan.minibatch_size, plan.feed_s, plan.bad
     )
     metrics = data.MetricStep(
         scheduler, sum(one.records for one in plan.validation), plan.step_s, world.truth.violated

@@ -7,6 +7,9 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from elasticdl.job import Action, JobSpec
 from elasticdl.shard import Source
 from tests.simulation.network import Weather
@@ -42,6 +45,8 @@ class Plan:
     feed_s: float
     save_s: float
     gives_way: float
+    bad_every: int
+    """Of so many training records the last cannot be read; 0: all can."""
     weather: Weather
     faults: tuple[Fault, ...] = field(default=())
 
@@ -53,6 +58,18 @@ class Plan:
     def may_end_early(self) -> bool:
         """Somebody asks for it."""
         return any(one.kind in STOPS for one in self.faults)
+
+    def bad(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which training records cannot be read."""
+        if not self.bad_every:
+            return np.zeros(len(numbers), np.bool_)
+        return numbers % self.bad_every == self.bad_every - 1
+
+    @property
+    def bad_records(self) -> int:
+        """In one epoch."""
+        records = sum(one.records for one in self.training)
+        return int(self.bad(np.arange(records, dtype=np.int64)).sum())
 
     @property
     def servers(self) -> int:
@@ -68,7 +85,8 @@ class Plan:
         )
         rows = "+".join(str(one.records) for one in self.training)
         faults = "".join(f"\n  {one}" for one in self.faults)
-        return f"{flags}\n  {rows} rows; {self.weather}{faults}"
+        bad = f", each {self.bad_every}th bad" if self.bad_every else ""
+        return f"{flags}\n  {rows} rows{bad}; {self.weather}{faults}"
 
 
 def _spread(draw: random.Random, low: float, high: float) -> float:
@@ -101,6 +119,7 @@ def plan_of(seed: int, strategy: str) -> Plan:
         "checkpoint_steps": draw.choice([0, 0, int(_spread(draw, 1, 50))]),
         "max_relaunches": 0,
         "keep_checkpoint_max": draw.choice([0, 1, 3]),
+        "max_bad_records": 1 << 30,
     }
     if draw.random() < 0.4:
         validation = ()
@@ -122,6 +141,8 @@ def plan_of(seed: int, strategy: str) -> Plan:
         Action.TRAIN, {"model_zoo": "z", "model_def": "m", "training_data": "t", **flags}
     )
     calm = draw.random() < 0.5
+    # Drawn apart, so that seeds keep the jobs that they had before there were bad records.
+    bad_every = random.Random(f"bad {strategy} {seed}").choice([0, 0, 0, 2, 7, 50])
     return Plan(
         seed,
         flags,
@@ -134,6 +155,7 @@ def plan_of(seed: int, strategy: str) -> Plan:
         feed_s=draw.choice([0.0, 0.0, 0.01, 0.2]),
         save_s=draw.choice([0.01, 0.5, 3.0]),
         gives_way=draw.choice([0.0, 0.02, 0.2]),
+        bad_every=bad_every,
         weather=Weather() if calm else _weather(draw),
         faults=() if calm else _faults(draw, strategy, rows * epochs // batch),
     )

@@ -134,8 +134,9 @@ class ProgressReported(Event):
     """The first `applied.offset` records of a leased shard are done; in PS mode every server has
     acknowledged them.
 
-    `bad_records` counts those of this attempt so far that could not be read, `loss` is the mean of
-    the last steps,
+    `bad_records` counts those of this attempt so far that could not be read. A worker reports those
+    of its next batch before any server has that batch: more of them, at an `offset` that was told
+    before. `loss` is the mean of the last steps,
     `done` ends the lease. `metrics` are the merged-state contributions of an evaluation lease,
     given with `done` only:
     metric name -> tuple of flat state arrays.

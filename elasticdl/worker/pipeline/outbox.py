@@ -76,6 +76,9 @@ class _Held:
     version: int = 0
     losses: list[float] = field(default_factory=list)
     bad: int = 0
+    bad_ahead: int = 0
+    """Bad records of the batch after `offset`, which is not told as done yet."""
+    ahead_changed: bool = False
     bad_examples: tuple[str, ...] = ()
     metrics: Mapping[str, MetricState] = field(default_factory=dict)
     changed: bool = False
@@ -102,12 +105,23 @@ class _Held:
         if advance.loss is not None:
             self.losses.append(advance.loss)
         self.bad = self.bad + advance.bad if advance.bad_so_far is None else advance.bad_so_far
+        self.bad_ahead, self.ahead_changed = 0, False
         self.bad_examples = (self.bad_examples + advance.bad_examples)[:3]
         self.metrics = advance.metrics or self.metrics
         self.done = self.done or advance.done
         self.changed = True
 
-    def take(self) -> Progress:
+    def take(self) -> list[Progress]:
+        """What changed. Bad records ahead of `offset` come by themselves, after what is done."""
+        told = [self._progress()] if self.changed else []
+        if self.bad_ahead and (self.changed or self.ahead_changed) and not self.closed:
+            applied = Applied(self.shard.id, self.lease.attempt, self.offset)
+            bad = self.bad + self.bad_ahead
+            told.append(Progress(self.lease.task, applied, self.version, bad_records=bad))
+        self.changed = self.ahead_changed = False
+        return told
+
+    def _progress(self) -> Progress:
         progress = Progress(
             task=self.lease.task,
             applied=Applied(self.shard.id, self.lease.attempt, self.offset),
@@ -119,7 +133,7 @@ class _Held:
             returned=self.given_back,
             metrics=self.metrics,
         )
-        self.losses, self.bad_examples, self.changed = [], (), False
+        self.losses, self.bad_examples = [], ()
         return progress
 
 
@@ -141,6 +155,9 @@ class Outbox:
         self._cuts: list[RingCut] = []
         self._saves: list[RingSaved] = []
         self._starting: list[str] = []
+        self._awaited: list[threading.Event] = []
+        """Set when the next report has arrived; `_under_way`: when the last one has."""
+        self._under_way: list[threading.Event] = []
         self.position: Callable[[], tuple[int, int, int]] | None = None
         """On a ring: steps in this member's weights, the item that it is at, and the offset in it.
 
@@ -216,6 +233,32 @@ class Outbox:
             held.add(advance)
         if advance.done:
             self.urgent.set()
+
+    def foretell_bad(self, lease: Lease, bad: int) -> None:
+        """So many records of the next batch of that lease are bad; it is not told as done yet.
+
+        Nothing is told of a lease that ended or does not count any more.
+        """
+        assert lease.shard is not None
+        with self._lock:
+            held = self._held.get((lease.shard.id, lease.attempt))
+            if held is not None and not held.done and not held.closed:
+                held.bad_ahead, held.ahead_changed = bad, True
+
+    def arrival(self) -> threading.Event:
+        """Set when the master knows all that was put in before this call."""
+        known = threading.Event()
+        with self._lock:
+            self._awaited.append(known)
+        self.urgent.set()
+        return known
+
+    def arrived(self) -> None:
+        """The master has the report that was taken last."""
+        with self._lock:
+            arrived, self._under_way = self._under_way, []
+        for known in arrived:
+            known.set()
 
     def drop(self, cause: DropCause) -> None:
         """Count a message that this worker leaves aside."""
@@ -303,7 +346,7 @@ class Outbox:
         with self._lock:
             self.urgent.clear()
             report = Report(
-                progress=tuple(held.take() for held in self._held.values() if held.changed),
+                progress=tuple(told for held in self._held.values() for told in held.take()),
                 summaries=tuple(self._summaries),
                 failures=tuple(self._failures),
                 exported=self._exported,
@@ -321,6 +364,7 @@ class Outbox:
                 starting=tuple(self._starting),
             )
             self._starting = []
+            self._under_way, self._awaited = self._awaited, []
             self._cuts, self._saves = [], []
             self._let_go()
             self._summaries, self._failures, self._exported, self._stop_asked = [], [], "", ""

@@ -81,6 +81,7 @@ class Reporter:
                 # then.
                 last = self._closing.is_set()
                 self._send(self._report())
+                self._outbox.arrived()
                 if last:
                     return
         except Refused as error:

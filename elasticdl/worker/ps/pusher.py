@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, TypeAlias, final
 from elasticdl.rpc.parameters import Parameters, Pushed, Update
 from elasticdl.shard import Applied
 from elasticdl.worker.pipeline.context import WorkerContext
+from elasticdl.worker.pipeline.leases import HeldLease
 from elasticdl.worker.pipeline.outbox import Advance
 from elasticdl.worker.pipeline.trainer import Loaded
-from elasticdl.worker.process.channel import Channel, Ended
+from elasticdl.worker.process.channel import LOOK_AGAIN_S, Channel, Ended
+from elasticdl.worker.process.shutdown import Failed
 from elasticdl.worker.ps.staleness_limit import StalenessLimit
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
@@ -106,8 +108,11 @@ class Pusher:
             self._queue.close()
 
     def _settle_one(self, trained: Trained) -> None:
-        held = trained.loaded.batch.held
+        batch = trained.loaded.batch
+        held = batch.held
         try:
+            if batch.bad:
+                self._foretell_bad(held, batch.bad)
             if not self._context.keeper.is_void(held):
                 if trained.outcome is not None:
                     self._push(trained, trained.outcome)
@@ -115,6 +120,18 @@ class Pusher:
         finally:
             if trained.outcome is not None:
                 self._staleness_limit.leave()
+
+    def _foretell_bad(self, held: HeldLease, bad: int) -> None:
+        """Tell the master first, and wait until it knows.
+
+        So it can tell bad records from trained ones in whatever a server has of this worker, at a
+        checkpoint or after the worker's end. Raises Ended if this worker fails meanwhile.
+        """
+        self._context.outbox.foretell_bad(held.lease, bad)
+        known = self._context.outbox.arrival()
+        while not known.wait(LOOK_AGAIN_S) and not self._context.keeper.is_void(held):
+            if isinstance(self._context.shutdown.reason, Failed):
+                raise Ended
 
     def _push(self, trained: Trained, outcome: StepOutcome) -> None:
         batch = trained.loaded.batch

@@ -23,6 +23,7 @@ from elasticdl.rpc.conversation import RingGeneration
 from elasticdl.shard import Lease, Shard, ShardId, Task, WorkItem
 from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.outbox import Advance
+from elasticdl.worker.process.channel import LOOK_AGAIN_S
 from elasticdl.worker.process.shutdown import Draining, NonFinite
 from elasticdl.worker.ring.generations import Generations, MemberReporter
 from elasticdl.worker.ring.pause import Pause
@@ -40,6 +41,8 @@ LEAVE_S = 2.5
 """A worker that drains goes without a generation of the others if there is none after this time."""
 
 AT_BEGIN = -1
+_ENDED_KEPT = 16
+"""Rank 0 reports the end of a shard at once, so no more than a few are not reported when it dies."""
 
 STEP = "this worker's part of a step of the ring"
 
@@ -159,6 +162,9 @@ class RingTrainer:
         self._told_to_end = False
         self._has_state = False
         """Of some ring. Until then there is nothing that a ring that breaks could spoil."""
+        self._ended: dict[Lease, Advance] = {}
+        """Shards with bad records that came to their end while another member was rank 0."""
+        self._bad_since_copy = False
         self._tried = 0
         self._rank = 0
         self._pause: Pause | None = None
@@ -295,6 +301,8 @@ class RingTrainer:
             with self._context.watch.doing("handing the weights over"):
                 self._parts.exchange.hand_over(giving=self._rank == elected, whole=behind)
             self._lap("handing over")
+        if self._unsafe is not None and position.shard != self._position.shard:
+            self._keep_ended(self._unsafe)
         self._position, self._has_state = position, True
 
     def _train(self, generation: RingGeneration) -> bool:
@@ -343,6 +351,7 @@ class RingTrainer:
         self._position = Position(
             version, part.item.number, part.end, shard, attempt, part.end, records, bad
         )
+        self._bad_since_copy = self._bad_since_copy or bool(part.bad)
         # An item may end before its shard does, where a checkpoint or an evaluation is due.
         done = part.end == records
         loss = outcome.loss if outcome.applied else None
@@ -394,6 +403,8 @@ class RingTrainer:
     ) -> bool:
         if item.mark == "pause":
             self._confirm()
+        elif not self._foretell_bad(newer):
+            return False
         self._position = replace(self._position, number=item.number, offset=AT_BEGIN)
         if not self._parts.listener.at_mark(item, self.version, self._rank, newer):
             return False
@@ -408,30 +419,85 @@ class RingTrainer:
         self._tell_safe()
         self._context.outbox.urgent.set()
 
+    def _foretell_bad(self, stop: Callable[[], bool]) -> bool:
+        """A copy that is made here has the last step, which is not safe yet: rank 0 has the master
+        know of all bad records up to there first. False if `stop()` before it knows.
+        """
+        if self._rank != 0 or not self._bad_since_copy:
+            return True
+        lease = self._hold_told() if self._unsafe is not None else None
+        if lease is not None and self._unsafe is not None:
+            self._context.outbox.foretell_bad(lease, self._unsafe.bad)
+        known = self._context.outbox.arrival()
+        while not known.wait(LOOK_AGAIN_S):
+            if stop():
+                return False
+        self._bad_since_copy = False
+        return True
+
     def _tell_safe(self) -> None:
         """The step before this reduction is in every member's weights: rank 0 tells the master."""
         advance, self._unsafe = self._unsafe, None
-        if advance is not None and self._rank == 0:
+        if advance is None:
+            return
+        if self._rank == 0:
             self._tell(advance)
+        else:
+            self._keep_ended(advance)
+
+    def _keep_ended(self, advance: Advance) -> None:
+        lease = self._told_lease()
+        told = self._told_to_end and self._told == lease
+        if advance.done and advance.bad_so_far and not told:
+            self._ended[lease] = advance
+            if len(self._ended) > _ENDED_KEPT:
+                del self._ended[next(iter(self._ended))]
 
     def _tell_state(self) -> None:
         """What the elected state contains is safe now, whoever computed it."""
         position, advance = self._position, self._unsafe
         self._unsafe = None
+        self._bad_since_copy = self._bad_since_copy or bool(position.bad)
+        done = position.done == position.records
+        told = Advance(position.done, position.version, done=done, bad_so_far=position.bad)
         if self._rank != 0:
+            self._keep_ended(told)
             self._release()
-        elif position.shard >= 0:
+            return
+        self._tell_ended(ShardId(position.shard))
+        if position.shard >= 0:
             known = advance is not None and (advance.version, advance.offset) == (
                 position.version,
                 position.done,
             )
-            done = position.done == position.records
-            told = Advance(position.done, position.version, done=done, bad_so_far=position.bad)
             self._tell(advance if known and advance is not None else told)
             self._context.outbox.urgent.set()
 
+    def _tell_ended(self, but: ShardId) -> None:
+        """Rank 0 before may have died with its last reports: bad records of shards that came to
+        their end are known to whoever was there. The master leaves aside what it knows.
+        """
+        for lease, advance in self._ended.items():
+            assert lease.shard is not None
+            if lease.shard.id != but:
+                self._context.outbox.hold(lease)
+                self._context.outbox.advance(lease, advance)
+        self._ended.clear()
+
+    def _told_lease(self) -> Lease:
+        """Of the shard in the position."""
+        shard = Shard(ShardId(self._position.shard), "", 0, self._position.records)
+        return Lease(Task.TRAINING, shard, self._position.attempt)
+
     def _tell(self, advance: Advance) -> None:
         """Of the shard in the position: steps of one item end before those of the next begin."""
+        lease = self._hold_told()
+        if lease is not None:
+            self._context.outbox.advance(lease, advance)
+            self._told_to_end = advance.done
+
+    def _hold_told(self) -> Lease | None:
+        """The lease of the shard in the position, in the outbox; None if that has all of it."""
         shard, attempt = ShardId(self._position.shard), self._position.attempt
         if (
             self._told is None
@@ -439,13 +505,11 @@ class RingTrainer:
             or (self._told.shard.id, self._told.attempt) != (shard, attempt)
         ):
             self._release()
-            self._told = Lease(Task.TRAINING, Shard(shard, "", 0, self._position.records), attempt)
+            self._told = self._told_lease()
             self._told_to_end = False
             self._context.outbox.hold(self._told)
-        if self._told_to_end:
-            return  # a new generation begins where that shard ended: the outbox has all of it
-        self._context.outbox.advance(self._told, advance)
-        self._told_to_end = advance.done
+        # After its end a new generation begins where that shard ended.
+        return None if self._told_to_end else self._told
 
     def _release(self) -> None:
         """Nothing more is told of that shard by this member: the ring's leases are no member's

@@ -120,7 +120,8 @@ class Stage(StrEnum):
 class HeldShard:
     """A piece in the hands of one worker.
 
-    `offset` is what it reported, `bad` the bad records of this attempt.
+    `offset` is what it reported, `bad` the bad records of this attempt up to there. `bad_ahead`:
+    those of the batch after `offset`. A worker reports them before any server has that batch.
     """
 
     piece: Piece
@@ -128,7 +129,12 @@ class HeldShard:
     since_s: float
     offset: int
     bad: int = 0
+    bad_ahead: int = 0
     stage: Stage = Stage.LEASED
+
+    def bad_until(self, offset: int) -> int:
+        """Bad records of this attempt if servers have it up to there, which is `offset` or more."""
+        return self.bad + (self.bad_ahead if offset > self.offset else 0)
 
 
 @final
@@ -367,9 +373,11 @@ class Ledger:
         are new.
 
         `bad`: of those of this attempt, as many could not be read; told again, they count once.
+        More than before with no new record: they are in the batch to come.
         """
         gained = max(0, min(offset, held.piece.shard.records) - held.offset)
         new_bad = max(0, min(bad - held.bad, gained))
+        held.bad_ahead = 0 if gained else max(0, bad - held.bad)
         held.offset += gained
         held.bad += new_bad
         if self.keeps_progress:
@@ -435,8 +443,9 @@ class Ledger:
         """
         mine = self.held_by(worker)
         for held, (low, high) in zip(mine, reached(mine, told, batch), strict=True):
-            self.advance(held, low, 0)
-            self.counts[held.piece.epoch].repeated += high - low
+            bad, bad_high = held.bad_until(low), held.bad_until(high)
+            self.advance(held, low, bad)
+            self.counts[held.piece.epoch].repeated += high - low - (bad_high - bad)
         unfinished = [held for held in mine if held.offset < held.piece.shard.records]
         blamed = next(
             (held for held in unfinished if blame and blame.shard in (None, held.piece.shard.id)),

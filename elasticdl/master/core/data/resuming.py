@@ -121,7 +121,9 @@ def _ring_pieces(
 def _at_cut(mine: list[HeldShard], counts: list[Count], offsets: list[int]) -> Iterable[Piece]:
     for held, offset in zip(mine, offsets, strict=True):
         piece, count = held.piece, counts[held.piece.epoch]
-        count.trained += offset - piece.offset
+        bad = held.bad_until(offset) - held.bad
+        count.trained += offset - piece.offset - bad
+        count.bad += bad
         count.unfinished -= offset == piece.shard.records
         yield replace(piece, offset=offset, attempt=piece.attempt + 1)
 

@@ -262,7 +262,7 @@ class RingWork:
         handed_out = self._handed_out(held)
         if applied.offset > handed_out:
             self._context.drop(DropCause.BEYOND_LEASE, event.worker, f"{event}, of {held}")
-        elif applied.offset <= held.offset:
+        elif applied.offset <= held.offset and event.bad_records <= held.bad:
             self._context.drop(DropCause.REPEATED_REPORT, event.worker, event)
         gained += work.advance(held, min(applied.offset, handed_out), event.bad_records)
         for held in [held for held in self._open if held.offset == held.piece.shard.records]:
