@@ -42,7 +42,7 @@ LEAVE_S = 2.5
 
 AT_BEGIN = -1
 _ENDED_KEPT = 16
-"""Rank 0 reports the end of a shard at once, so no more than a few are not reported when it dies."""
+"""Rank 0 reports the end of a shard at once: no more than a few are not reported when it dies."""
 
 STEP = "this worker's part of a step of the ring"
 
@@ -301,7 +301,8 @@ class RingTrainer:
             with self._context.watch.doing("handing the weights over"):
                 self._parts.exchange.hand_over(giving=self._rank == elected, whole=behind)
             self._lap("handing over")
-        if self._unsafe is not None and position.shard != self._position.shard:
+        # The elected state has this member's last step only if it is ahead.
+        if self._unsafe is not None and position.version > self._position.version:
             self._keep_ended(self._unsafe)
         self._position, self._has_state = position, True
 
