@@ -37,7 +37,7 @@ class RunningJob:
         where = json.loads(address.read_text())
         client = MasterClient(where["address"], where["token"], "cli")
         try:
-            return client.status()
+            return client.status().to_json()
         except ElasticDLError:
             return None
         finally:
@@ -69,7 +69,8 @@ class RunningJob:
         where = (
             [one["where"] for one in status["processes"] if one["name"] == name] if status else []
         )
-        return int(where[0].removeprefix("pid ")) if where and where[0].startswith("pid ") else None
+        pid = str(where[0] if where else "")
+        return int(pid.removeprefix("pid ")) if pid.startswith("pid ") else None
 
 
 @contextmanager

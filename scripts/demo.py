@@ -42,7 +42,7 @@ def status(job: Path) -> dict[str, Any]:
         where = json.loads((job / "master.json").read_text())
         client = MasterClient(where["address"], where["token"], "cli")
         try:
-            return client.status()
+            return client.status().to_json()
         finally:
             client.close()
     except (OSError, ElasticDLError):

@@ -67,8 +67,8 @@ def _ended(job: Job, within_s: float) -> bool:
 
 
 def _kill(status: dict[str, Any], name: str) -> bool:
-    where = next((one["where"] for one in status["processes"] if one["name"] == name), "")
-    if not where.startswith("pid "):
+    where = next((one["where"] for one in status["processes"] if one["name"] == name), None)
+    if where is None or not where.startswith("pid "):
         return False
     try:
         os.kill(int(where.removeprefix("pid ")), signal.SIGKILL)
@@ -84,7 +84,7 @@ def live(role: str) -> Victims:
         return [
             one["name"]
             for one in status["processes"]
-            if one["role"] == role and one["where"].startswith("pid ")
+            if one["role"] == role and str(one["where"]).startswith("pid ")
         ]
 
     return names

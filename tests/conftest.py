@@ -115,7 +115,7 @@ class Job:
             where = json.loads((self.directory / "master.json").read_text())
             client = MasterClient(where["address"], where["token"], "cli")
             try:
-                return client.status()
+                return client.status().to_json()
             finally:
                 client.close()
         except (FileNotFoundError, ElasticDLError):

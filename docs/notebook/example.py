@@ -63,8 +63,8 @@ job = elasticdl.train(
 # The handle tells how the job is doing, and steers it while it runs:
 # %%
 status = job.status()
-expected, processes = status["records"]["expected"], len(status["processes"])
-print(f"{status['message']} - {expected} records expected, {processes} processes")
+expected, processes = status.records.expected, len(status.processes)
+print(f"{status.message} - {expected} records expected, {processes} processes")
 job.scale(1, 3)
 # %% [markdown]
 # `wait` returns how it ended, and raises what went wrong. Every record is accounted for, whatever

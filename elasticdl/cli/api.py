@@ -18,6 +18,7 @@ from elasticdl.cli.views.live_view import view_of_script
 from elasticdl.cli.views.notebook import picture
 from elasticdl.errors import ElasticDLError
 from elasticdl.job import Action, JobSpec
+from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -84,14 +85,15 @@ class JobHandle:
         """
         return self._run.running
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> JobStatus:
         """Return the master's status, or the last one that it left.
 
-        The keys are those of `elasticdl status -o json`. What is not known is empty, and `message`
-        says why. Raises ElasticDLError if the job cannot be looked at.
+        What is not known is None or empty, and `message` says why.
+
+        Raises ElasticDLError if the job cannot be looked at.
         """
         self._run.ready()
-        return dict(self._job.report().status)
+        return self._job.report().status
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
         """Block until the job has ended. Ctrl-C ends the wait, not the job.

@@ -18,6 +18,7 @@ from elasticdl.history.job_event import EventKind, JobEvent, meaning
 from elasticdl.history.lines import read_lines
 from elasticdl.history.series import SeriesBook
 from elasticdl.history.timeline import Timeline
+from elasticdl.job_status import JobStatus
 
 if TYPE_CHECKING:
     from elasticdl.job import JobSpec
@@ -33,7 +34,8 @@ Point: TypeAlias = tuple[str, str, str, float, int, float | None]
 class About:
     """What a job is, from its beginning to its end.
 
-    `started_at` is unix time; `way_on`: how it is gone on with once it was stopped.
+    `started_at` is unix time; `resume_command`: what to type to go on with the job once it
+    was stopped.
     """
 
     name: str
@@ -42,7 +44,7 @@ class About:
     started_at: float
     version_of_elasticdl: str
     namespace: str = ""
-    way_on: str = ""
+    resume_command: str = ""
 
 
 @final
@@ -59,7 +61,7 @@ class Record:
     started_at: float
 
 
-def about(spec: JobSpec, started_at: float, namespace: str = "", way_on: str = "") -> About:
+def about(spec: JobSpec, started_at: float, namespace: str = "", resume_command: str = "") -> About:
     """Of the job of a spec."""
     strategy = str(spec.training.distribution_strategy)
     return About(
@@ -69,7 +71,7 @@ def about(spec: JobSpec, started_at: float, namespace: str = "", way_on: str = "
         started_at,
         installed_version(),
         namespace,
-        way_on,
+        resume_command,
     )
 
 
@@ -83,14 +85,44 @@ def installed_version() -> str:
         return "unknown"
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class StatusReading:
+    """A status with what an observer adds: /api/v1/status.
+
+    `state` is one or two words; `now` is unix time; `view_age_s` is the age of what is known of the
+    cluster.
+    """
+
+    about: About
+    status: JobStatus
+    state: str
+    now: float
+    view_age_s: float | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Flat: the fields of the status and those of the observer."""
+        age_s, started_at = self.view_age_s, self.about.started_at
+        return {
+            **self.status.to_json(),
+            "job": self.about.name,
+            "state": self.state,
+            "strategy": self.about.strategy,
+            "started_at": started_at,
+            "now": round(self.now, 3),
+            "uptime_s": round(max(0.0, self.now - started_at), 3),
+            "eta_s": self.status.eta_s,
+            "cluster_view_age_s": None if age_s is None else round(age_s, 3),
+        }
+
+
 def snapshot(
-    of: About,
-    status: Mapping[str, Any],
+    reading: StatusReading,
     record: Record,
     series: Iterable[Mapping[str, Any]],
     outcome: Mapping[str, Any] | None = None,
     logs: Iterable[Mapping[str, Any]] = (),
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """See the module.
 
     `outcome` has exit_code, message and hint of a job that has ended. NaN and infinity become null.
@@ -104,8 +136,8 @@ def snapshot(
         else {key: outcome.get(key) for key in ("exit_code", "message", "hint")}
     )
     whole = {
-        "job": asdict(of),
-        "status": status,
+        "job": asdict(reading.about),
+        "status": reading.to_json(),
         "occurrences": [one.as_dict() for one in record.occurrences],
         "occurrences_dropped": record.dropped,
         "timeline": record.timeline,
@@ -115,33 +147,6 @@ def snapshot(
         "logs": list(logs),
     }
     return {key: finite(value) for key, value in whole.items()}
-
-
-def shown_status(
-    of: About, status: Mapping[str, Any], *, now: float, state: str, view_age_s: float | None = None
-) -> dict[str, Any]:
-    """A master's status with what /api/v1/status adds. `state` in words; `now` is unix time."""
-    added = {
-        "job": of.name,
-        "state": state,
-        "strategy": of.strategy,
-        "started_at": of.started_at,
-        "now": round(now, 3),
-        "uptime_s": round(max(0.0, now - of.started_at), 3),
-        "eta_s": eta_s(status),
-        "cluster_view_age_s": None if view_age_s is None else round(view_age_s, 3),
-    }
-    return {**status, **added}
-
-
-def eta_s(status: Mapping[str, Any]) -> float | None:
-    """Seconds to the last record at the present rate; None while nothing moves, and when no more is
-    to come.
-    """
-    records, rate = status["records"], float(status.get("records_per_s") or 0)
-    left = records.get("left", records["expected"] - records["trained"])
-    to_come = status.get("exit_code") is None and not (status.get("receipt") or {}).get("why_left")
-    return left / rate if rate > 0 and left > 0 and to_come else None
 
 
 def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
@@ -161,11 +166,11 @@ def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
             return value
 
 
-def record_of(event_log: EventLog, status: Mapping[str, Any]) -> Record:
+def record_of(event_log: EventLog, status: JobStatus) -> Record:
     """Out of a master's memory."""
-    rows = {str(row["name"]): row for row in status.get("processes") or ()}
-    now_s = float(status.get("at_s") or 0.0)
-    timeline, story = event_log.timeline.as_dict(now_s, rows), event_log.story.as_dict(now_s)
+    rows = {process.name: process for process in status.processes}
+    timeline = event_log.timeline.as_dict(status.at_s, rows)
+    story = event_log.story.as_dict(status.at_s)
     return Record(tuple(event_log), event_log.dropped, timeline, story, event_log.started_at)
 
 

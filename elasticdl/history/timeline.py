@@ -12,6 +12,7 @@ from typing import Any, final
 
 from elasticdl.history.compaction import HISTORY
 from elasticdl.history.job_event import EventKind, JobEvent
+from elasticdl.job_status import ProcessStatus
 
 MOST_ENDED_BARS = 2_000
 MOST_MARKS = 500
@@ -103,7 +104,7 @@ class Timeline:
         self.add(end)
 
     def as_dict(
-        self, now_s: float | None = None, processes: Mapping[str, Mapping[str, Any]] | None = None
+        self, now_s: float | None = None, processes: Mapping[str, ProcessStatus] | None = None
     ) -> dict[str, Any]:
         """For JSON.
 
@@ -122,15 +123,12 @@ class Timeline:
             "marks": [asdict(mark) for mark in self._marks],
         }
 
-    def _now(self, bar: Bar, row: Mapping[str, Any] | None) -> Bar:
-        if row is None or row.get("state") == "ended":
+    def _now(self, bar: Bar, row: ProcessStatus | None) -> Bar:
+        if row is None or row.state == "ended":
             return bar
         now = copy(bar)
-        now.state, now.where = (
-            str(row.get("state") or bar.state),
-            str(row.get("where") or bar.where),
-        )
-        now.text = str(row.get("message") or bar.text)
+        now.state, now.where = row.state, row.where or bar.where
+        now.text = row.message or bar.text
         return now
 
     def _process(self, one: JobEvent) -> None:

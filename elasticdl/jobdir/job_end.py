@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from elasticdl.errors import ExitCode, NoSuchJob
+from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.check_file import read_check
 from elasticdl.jobdir.last_status import last_known
 from elasticdl.jobdir.layout import JobDirectory, part_of, read_json
@@ -22,7 +23,7 @@ LAST_WORD_WITHIN_S = 2.0
 _CHANGES_WITHIN_S = 10.0
 
 
-def job_end(directory: JobDirectory) -> tuple[Outcome, Mapping[str, Any]] | None:
+def job_end(directory: JobDirectory) -> tuple[Outcome, JobStatus | None] | None:
     """How the job ended, and its last status as far as there is one; None: it has not ended.
 
     A job whose master was killed has ended, too: the master took all processes with it. Raises
@@ -53,8 +54,8 @@ def job_end(directory: JobDirectory) -> tuple[Outcome, Mapping[str, Any]] | None
     return end
 
 
-def read_end(directory: JobDirectory) -> tuple[Outcome, Mapping[str, Any]] | None:
-    """What a master left, and its last status; None if it left nothing that can be read."""
+def read_end(directory: JobDirectory) -> tuple[Outcome, JobStatus | None] | None:
+    """What a master left, and its last status if that can be read; None if it left nothing."""
     found = read_json(directory.status)
     outcome = Outcome.from_json(found)
     if outcome is None:
@@ -66,10 +67,17 @@ def read_end(directory: JobDirectory) -> tuple[Outcome, Mapping[str, Any]] | Non
     )
     if outcome.exit_code == ExitCode.INTERRUPTED:
         outcome = replace(outcome, hint=resume_hint(directory))
-    return outcome, part_of(found, "status")
+    return outcome, status_in(found)
 
 
-def killed_end(directory: JobDirectory, message: str = "") -> tuple[Outcome, Mapping[str, Any]]:
+def status_in(left: Mapping[str, Any]) -> JobStatus | None:
+    """The status within status.json; None if there is none of this version."""
+    with suppress(ValueError):
+        return JobStatus.from_json(left.get("status"))
+    return None
+
+
+def killed_end(directory: JobDirectory, message: str = "") -> tuple[Outcome, JobStatus | None]:
     """The end of a job whose master left nothing, and its status some seconds before."""
     name = job_name(directory)
     if not message and directory.status.exists():
@@ -87,9 +95,9 @@ def killed_end(directory: JobDirectory, message: str = "") -> tuple[Outcome, Map
         message,
         str(directory.path),
         f"its log is {directory.master_log}; {resume_hint(directory)}",
-        receipt=known.get("receipt") or {},
-        metrics=known.get("metrics") or {},
-        loss=known.get("loss"),
+        receipt=known.receipt.to_json() if known and known.receipt else {},
+        metrics=known.metrics if known else {},
+        loss=known.loss if known else None,
         action=job_action(directory),
     )
     return outcome, known

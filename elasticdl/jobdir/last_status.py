@@ -7,43 +7,29 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 
 from elasticdl.errors import ExitCode
+from elasticdl.job_status import JobStatus, ProcessStatus
 from elasticdl.jobdir.layout import JobDirectory
 
-_OF_ITS_TIME = (
-    "job",
-    "state",
-    "strategy",
-    "started_at",
-    "now",
-    "uptime_s",
-    "eta_s",
-    "cluster_view_age_s",
-)
-"""What an onlooker adds to a status."""
 _ENDED = "ended"
 """The last phase of a job, and the last state of a process."""
 _GONE = "its master was killed, and it with it"
 
 
-def last_known(directory: JobDirectory, message: str) -> dict[str, Any]:
-    """The status of a job that has ended like that, with `message` for the end; {} if nothing was
+def last_known(directory: JobDirectory, message: str) -> JobStatus | None:
+    """The status of a job that has ended like that, with `message` for the end; None if nothing was
     written down.
     """
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        status = {
-            key: value for key, value in newest_status(directory).items() if key not in _OF_ITS_TIME
-        }
-        receipt = {
-            **status["receipt"],
-            "why_left": message,
-            "counted": "some seconds before its master was killed",
-        }
-        return {**cut_short(status, message, ExitCode.JOB_FAILED, _GONE), "receipt": receipt}
-    return {}
+    with suppress(OSError, ValueError):
+        status = cut_short(newest_status(directory), message, ExitCode.JOB_FAILED, _GONE)
+        counted = "some seconds before its master was killed"
+        receipt = status.receipt and replace(status.receipt, why_left=message, counted=counted)
+        return replace(status, receipt=receipt)
+    return None
 
 
 def heard_of_s(directory: JobDirectory) -> float:
@@ -51,42 +37,35 @@ def heard_of_s(directory: JobDirectory) -> float:
     job; 0 if that is not known.
     """
     signs = [0.0]
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        signs.append(float(newest_status(directory)["at_s"]))
+    with suppress(OSError, ValueError):
+        signs.append(newest_status(directory).at_s)
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         signs += [float(row["at_s"]) for row in last_measured(directory)]
     return max((sign for sign in signs if isfinite(sign)), default=0.0)
 
 
-def cut_short(status: Mapping[str, Any], message: str, exit_code: int, gone: str) -> dict[str, Any]:
+def cut_short(status: JobStatus, message: str, exit_code: int, gone: str) -> JobStatus:
     """A status out of the midst of a job, of one that has ended so: nothing of it moves.
 
     `gone`: what became of its processes.
     """
-    over = {
-        "phase": _ENDED,
-        "message": message,
-        "outcome": message,
-        "exit_code": int(exit_code),
-    }
-    still = {
-        "gauges": {},
-        "waiting": [],
-        "records_per_s": 0.0,
-        "records": {**status["records"], "records_per_s": 0.0},
-    }
-    return {
-        **status,
-        **over,
-        **still,
-        "processes": [_ended(row, gone) for row in status["processes"]],
-    }
+    return replace(
+        status,
+        phase=_ENDED,
+        message=message,
+        outcome=message,
+        exit_code=int(exit_code),
+        gauges={},
+        waiting=(),
+        records_per_s=0.0,
+        processes=tuple(_ended(process, gone) for process in status.processes),
+    )
 
 
-def newest_status(directory: JobDirectory) -> dict[str, Any]:
-    """What newest.json has. Raises OSError, ValueError, KeyError, TypeError."""
-    found: dict[str, Any] = json.loads(directory.newest.read_text(encoding="utf-8"))["status"]
-    return found
+def newest_status(directory: JobDirectory) -> JobStatus:
+    """What newest.json has. Raises OSError, ValueError."""
+    written = json.loads(directory.newest.read_text(encoding="utf-8"))
+    return JobStatus.from_json(written.get("status") if isinstance(written, dict) else None)
 
 
 def last_measured(directory: JobDirectory) -> list[Mapping[str, Any]]:
@@ -96,5 +75,7 @@ def last_measured(directory: JobDirectory) -> list[Mapping[str, Any]]:
     return [line.row for line in read_lines(directory.metrics)[-1:]]
 
 
-def _ended(row: dict[str, Any], gone: str) -> dict[str, Any]:
-    return row if row["state"] == _ENDED else {**row, "state": _ENDED, "shard": "", "message": gone}
+def _ended(process: ProcessStatus, gone: str) -> ProcessStatus:
+    if process.state == _ENDED:
+        return process
+    return replace(process, state=_ENDED, shard=None, message=gone)

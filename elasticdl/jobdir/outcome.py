@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError, UserError
+from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.layout import JobDirectory, write_json
 
 
@@ -82,16 +83,14 @@ class Outcome:
         return error
 
 
-def write_outcome(
-    directory: JobDirectory, outcome: Outcome, status: Mapping[str, Any] | None
-) -> None:
+def write_outcome(directory: JobDirectory, outcome: Outcome, status: JobStatus | None) -> None:
     """Leave outcome, last status and receipt. `status`: None if the job did not begin.
 
     Raises OSError.
     """
     if status is not None:
         write_json(directory.receipt, outcome.receipt)
-    write_json(directory.status, {**outcome.to_json(), "status": status})
+    write_json(directory.status, {**outcome.to_json(), "status": status and status.to_json()})
     if status is not None:
         # A run that did not begin takes nothing of what is known of the one before.
         directory.newest.unlink(missing_ok=True)

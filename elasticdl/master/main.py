@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import Cluster, ProcessName
@@ -28,8 +28,9 @@ from elasticdl.formatting import amount, spoken
 from elasticdl.history.event_log import METRICS_POLICY, EventLog
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.history.lines import JsonLines
-from elasticdl.history.snapshot import about, record_of, shown_status, snapshot
+from elasticdl.history.snapshot import StatusReading, about, record_of, snapshot
 from elasticdl.job import Action, JobSpec, Strategy
+from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.last_status import cut_short, heard_of_s
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.master_address import MasterAddress, read_master, write_master
@@ -57,7 +58,7 @@ from elasticdl.master.outcome import (
     leave_report,
     outcome_of,
     tell_story,
-    with_way_on,
+    with_resume_command,
 )
 from elasticdl.master.platform.platform import Farewell, LocalPlatform, MasterEnvironment, Platform
 from elasticdl.master.preflight import Preflight, load_preflight, run_preflight, save_preflight
@@ -182,15 +183,15 @@ class Master:
         )
         self._finish: FinishJob | None = None
 
-    def status(self) -> dict[str, Any]:
-        """The core's status with what only an onlooker knows."""
+    def status(self) -> JobStatus:
+        """The core's status with what processes measure."""
         return job_status(self.core, self._gateway)
 
     def status_json(self) -> str:
         """The same for the wire."""
-        return json.dumps(self.status())
+        return json.dumps(self.status().to_json())
 
-    def outcome(self, finish: FinishJob) -> tuple[Outcome, dict[str, Any]]:
+    def outcome(self, finish: FinishJob) -> tuple[Outcome, JobStatus]:
         """What the job came to, and its last status."""
         status, directory = self._last_status(finish), self._environment.directory
         return outcome_of(finish, directory, self._plan.spec, status, self.core.receipt()), status
@@ -223,7 +224,7 @@ class Master:
                 )
                 return self._finish
         finally:
-            await self._page.close(self._finish and self.with_way_on(self._finish))
+            await self._page.close(self._finish and self.with_resume_command(self._finish))
             if self._gateway.ring is not None:
                 await self._gateway.ring.close()
             await self._registry.close()
@@ -319,9 +320,9 @@ class Master:
         )
         return Announce("job", text, details=details)
 
-    def with_way_on(self, finish: FinishJob) -> FinishJob:
+    def with_resume_command(self, finish: FinishJob) -> FinishJob:
         """With what to do next."""
-        return with_way_on(
+        return with_resume_command(
             finish, self._plan.spec.model_dump(mode="json"), self._environment.directory
         )
 
@@ -341,25 +342,22 @@ class Master:
         )
         self.event_log.close()
 
-    def snapshot(self, finish: FinishJob) -> dict[str, Any]:
+    def snapshot(self, finish: FinishJob) -> dict[str, object]:
         """The job as page and report show it, now that it has ended."""
-        found, of = self._last_status(finish), self._watched.about
-        status = shown_status(
-            of, found, now=self.queue.clock.wall_s(), state=end_in_words(finish.exit_code)
-        )
+        status, state = self._last_status(finish), end_in_words(finish.exit_code)
+        reading = StatusReading(self._watched.about, status, state, self.queue.clock.wall_s())
         outcome = {
             "exit_code": int(finish.exit_code),
             "message": finish.message,
             "hint": finish.hint,
         }
         logs = ends_in(self._environment.directory.logs, status)
-        return snapshot(
-            of, status, record_of(self.event_log, status), self.collector.as_list(), outcome, logs
-        )
+        record = record_of(self.event_log, status)
+        return snapshot(reading, record, self.collector.as_list(), outcome, logs)
 
-    def _last_status(self, finish: FinishJob) -> dict[str, Any]:
+    def _last_status(self, finish: FinishJob) -> JobStatus:
         found = self.status()
-        if found["phase"] == Phase.ENDED:
+        if found.phase == Phase.ENDED:
             return found
         why = finish.message.partition("\n")[0]
         return cut_short(
@@ -433,7 +431,7 @@ async def serve(environment: MasterEnvironment, plan: Plan, platform: Platform) 
     for task in departing:
         task.cancel()
     if not master.has_left:
-        finish = master.with_way_on(finish)
+        finish = master.with_resume_command(finish)
         master.close_record(finish)
         outcome, status = master.outcome(finish)
         leave_outcome(environment.directory, outcome, status)
@@ -449,7 +447,7 @@ def _cut_short(master: Master) -> FinishJob:
         return FinishJob(ExitCode.DRAINED, "the master leaves, the job goes on with the next one")
     status = master.core.status()
     if status.exit_code is not None:
-        return FinishJob(ExitCode(status.exit_code), status.outcome, "")
+        return FinishJob(ExitCode(status.exit_code), status.outcome or "", "")
     return FinishJob(ExitCode.INTERRUPTED, "ended at once by a second signal", "")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from elasticdl.errors import ExitCode
 from elasticdl.history.diagnosis import story_lines
 from elasticdl.history.event_log import EventLog
+from elasticdl.job_status import JobStatus, Receipt
 from elasticdl.jobdir.layout import JobDirectory, write_whole
 from elasticdl.jobdir.outcome import Outcome, write_outcome
 from elasticdl.jobdir.resume_command import resume_command
@@ -23,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def leave_outcome(
-    directory: JobDirectory, outcome: Outcome, status: Mapping[str, Any] | None = None
+    directory: JobDirectory, outcome: Outcome, status: JobStatus | None = None
 ) -> None:
     """Receipt and last status, readable when nobody is there any more.
 
@@ -54,7 +55,9 @@ def tell_story(event_log: EventLog) -> None:
         _LOG.info("%s", line)
 
 
-def with_way_on(finish: FinishJob, told: Mapping[str, Any], directory: JobDirectory) -> FinishJob:
+def with_resume_command(
+    finish: FinishJob, told: Mapping[str, Any], directory: JobDirectory
+) -> FinishJob:
     """The end of a job with what to do next; that of a job that is done, or was wrong from the
     start, as it is.
     """
@@ -68,19 +71,18 @@ def outcome_of(
     finish: FinishJob,
     directory: JobDirectory | None,
     spec: JobSpec | None = None,
-    status: Mapping[str, Any] | None = None,
-    receipt: Mapping[str, Any] | None = None,
+    status: JobStatus | None = None,
+    receipt: Receipt | None = None,
 ) -> Outcome:
     """The end of a job; only `finish` and `directory` are known of one that did not begin."""
-    known = status or {}
     return Outcome(
         int(finish.exit_code),
         finish.message,
         str(directory.path) if directory is not None else "",
         finish.hint,
-        receipt or {},
-        dict(known.get("metrics") or {}),
-        known.get("loss"),
+        receipt.to_json() if receipt else {},
+        status.metrics if status else {},
+        status.loss if status else None,
         spec.checkpoint.output if spec is not None and finish.exit_code is ExitCode.DONE else "",
         str(spec.action) if spec is not None else "",
     )

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import replace
 from typing import NoReturn, final
 
 import grpc
@@ -35,8 +35,8 @@ class PreflightRpc(MasterServicer):
     """Speaks for the master until that speaks for itself. Its methods run in threads of gRPC's."""
 
     def __init__(self, spec: JobSpec) -> None:
-        self._facts = {**asdict(JobState(spec).status()), "gauges": {}, "records_per_s": 0.0}
-        self._status = json.dumps(self._facts)
+        self._facts = JobState(spec).status()
+        self._status = json.dumps(self._facts.to_json())
         self.page: Callable[[str], None] = lambda text: None
         """Where the page hears what the check is at."""
         self.stopped = ""
@@ -48,7 +48,8 @@ class PreflightRpc(MasterServicer):
         From the main thread.
         """
         _LOG.info("%s", text)
-        self._status = json.dumps({**self._facts, "message": text, "waiting": [text]})
+        status = replace(self._facts, message=text, waiting=(text,))
+        self._status = json.dumps(status.to_json())
         self.page(text)
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:

@@ -253,7 +253,7 @@ def dialogs(snapshot: Mapping[str, Any]) -> Html:
     return el(
         "div",
         _dialog("stop", "Stop this job?", "Workers give their work back, and the job ends.",
-                "Stop the job", [_way_on(snapshot), reason], danger=True),
+                "Stop the job", [_resume_command(snapshot), reason], danger=True),
         _dialog("scale", "How many workers?",
                 "The job keeps between these two numbers, as room allows.",
                 "Scale", el("div", workers, class_="pair")),
@@ -267,16 +267,16 @@ def dialogs(snapshot: Mapping[str, Any]) -> Html:
     )  # fmt: skip
 
 
-def _way_on(snapshot: Mapping[str, Any]) -> Html:
+def _resume_command(snapshot: Mapping[str, Any]) -> Html:
     """How the job is gone on with after that: the words that the command line will say, with the
     whole command.
     """
-    lead, _, command = str(snapshot["job"].get("way_on") or "").rpartition("with: ")
+    lead, _, command = str(snapshot["job"].get("resume_command") or "").rpartition("with: ")
     kept = "A last checkpoint is taken: " if lead.startswith("go on") else ""
     return el(
         "div",
-        el("p", f"{kept}{lead}with:", id="way-on-lead"),
-        head.command(command, "way-on"),
+        el("p", f"{kept}{lead}with:", id="resume-command-lead"),
+        head.command(command, "resume-command"),
         hidden=not command,
     )
 

@@ -15,6 +15,7 @@ import grpc
 
 from elasticdl.errors import PermanentError, TransientError
 from elasticdl.job import JobSpec
+from elasticdl.job_status import JobStatus
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import messages
 from elasticdl.rpc.channel import Credentials, channel_options
@@ -157,15 +158,16 @@ class MasterClient:
             attempt += 1
             self._closed.wait(delay_s(attempt))
 
-    def status(self) -> dict[str, Any]:
-        """The job's status: the JSON of `JobStatus` plus `gauges` and `records_per_s`."""
+    def status(self) -> JobStatus:
+        """The job's status.
+
+        Raises PermanentError if the master is of an older version, whose status lacks fields.
+        """
         reply = self._call(self._stub.Status, pb.StatusRequest(), "status")
-        found = json.loads(reply.status)
-        if not isinstance(found, dict):
-            raise PermanentError(
-                f"{self._what('status')}: expected a JSON object, got {type(found).__name__}"
-            )
-        return found
+        try:
+            return JobStatus.from_json(json.loads(reply.status))
+        except ValueError as error:
+            raise PermanentError(f"{self._what('status')}: {error}") from error
 
     def stop(self, reason: str) -> None:
         """Ask that the job end: workers drain, a checkpoint is taken."""

@@ -368,17 +368,17 @@ def test_a_job_is_scaled_and_stopped_from_its_page_and_its_report_says_the_same(
     page.keyboard.press("Escape")
     expect(page.locator("#dialog-stop")).not_to_be_visible()
     page.click("#ask-stop")
-    expect(page.locator("#way-on-lead")).to_contain_text("go on with:")
-    way_on = page.locator("#way-on").inner_text().strip()
+    expect(page.locator("#resume-command-lead")).to_contain_text("go on with:")
+    command = page.locator("#resume-command").inner_text().strip()
     page.fill("#dialog-stop [name=reason]", "seen <b>enough</b>")
     page.click("#dialog-stop [type=submit]")
     expect(page.locator("#connection")).to_have_text("the job has ended", timeout=60_000)
     code, output = running.job.finish()
     assert code == 130, output
-    assert f"go on with: {way_on}" in output and "--resume" in way_on
+    assert f"go on with: {command}" in output and "--resume" in command
     expect(page.locator("#state")).to_have_text("stopped")
     expect(page.locator("#notices")).to_contain_text("seen <b>enough</b>")
-    expect(page.locator("#notices .command")).to_have_text(way_on)
+    expect(page.locator("#notices .command")).to_have_text(command)
     page.goto(f"{running.address}#logs")
     expect(page.locator("#log-place")).to_contain_text("The job has ended. Its logs are in logs/")
     expect(page.locator("#log-search")).to_be_hidden()

@@ -8,6 +8,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from elasticdl.errors import PermanentError
 from elasticdl.history.event_log import EventLog
 from elasticdl.history.lines import JsonLines
 from elasticdl.job import Action, JobSpec
+from elasticdl.job_status import unknown_status
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.core.commands import Command
@@ -224,13 +226,18 @@ class Stage:
             self.inbox,
             self.gateway,
             welcome,
-            lambda: json.dumps({"state": "fine", **self.gateway.numbers()}),
+            self.status_json,
             self.core,
         )
         self._service = service
         self._master = MasterServer(service, TOKEN)
         self.address = f"127.0.0.1:{await self._master.start('127.0.0.1', 0)}"
         self.run = asyncio.get_running_loop().create_task(driver.run(self.cluster))
+
+    def status_json(self) -> str:
+        gauges, rate = self.gateway.gauges(), self.gateway.records_per_s()
+        status = replace(unknown_status("fine"), gauges=gauges, records_per_s=rate)
+        return json.dumps(status.to_json())
 
     async def _serve(self, name: ProcessName) -> str:
         server = grpc.aio.server(

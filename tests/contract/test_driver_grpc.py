@@ -338,8 +338,8 @@ def test_gauges_and_records_per_second_are_shown(stage: Stage) -> None:
         )
     )
     status = stage.client("cli").status()
-    assert status["records_per_s"] == 10.0
-    assert status["gauges"]["worker-1"] == {"step_ms": 3.5, "records_per_s": 10.0}
+    assert status.records_per_s == 10.0
+    assert status.gauges["worker-1"] == {"step_ms": 3.5, "records_per_s": 10.0}
 
 
 def test_the_version_of_the_job_is_that_of_the_least_advanced_server(stage: Stage) -> None:

@@ -67,8 +67,8 @@ def causes(job: FakeJob) -> list[str]:
 
 
 def whole(job: FakeJob) -> bool:
-    total = job.core.receipt()["total"]
-    return (total["expected"], total["trained"], total["lost"]) == (
+    total = job.core.receipt().total
+    return (total.expected, total.trained, total.lost) == (
         SOURCE.records,
         SOURCE.records,
         0,
@@ -236,7 +236,8 @@ def test_a_shard_that_takes_too_much_memory_of_every_worker_is_parked_and_names_
 
 
 def shard_of(job: FakeJob, worker: ProcessName) -> str:
-    return next(
+    found = next(
         (process.shard for process in job.core.status().processes if process.name == str(worker)),
-        "",
+        None,
     )
+    return found or ""

@@ -46,7 +46,9 @@ async def with_a_kill(stage: Stage) -> int:
     stage.fake.exit(worker(0), ExitFacts(signal=9))
     await until_async(
         "a worker's end is told with who replaces it",
-        lambda: stage.watched.reading()["ends"]["worker"] and exits(stage)[0]["replaced_by"],
+        lambda: (
+            stage.watched.reading().status.ends.get("worker") and exits(stage)[0]["replaced_by"]
+        ),
     )
     return shard
 
@@ -123,7 +125,7 @@ def test_a_scrape_is_read_by_the_parser_of_prometheus_and_agrees_with_the_status
                 break
         families = {family.name: family for family in text_string_to_metric_families(text)}
         (trained,) = families["elasticdl_records_trained"].samples
-        assert (trained.value, trained.labels) == (before["records"]["trained"], {"job": "iris"})
+        assert (trained.value, trained.labels) == (before.status.records.trained, {"job": "iris"})
         ends = {
             tuple(sorted(one.labels.items())): one.value
             for one in families["elasticdl_process_ends"].samples

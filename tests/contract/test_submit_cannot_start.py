@@ -235,7 +235,7 @@ def test_who_only_looks_is_told_so_too_and_deletes_nothing(serve: Any) -> None:
         report = job.report()
         assert (report.state, report.exit_code) == ("stuck", None)
         assert (
-            UNAUTHORIZED in report.status["message"]
+            UNAUTHORIZED in report.status.message
             and "`elasticdl stop ads` clears the job away" in report.hint
         )
         assert UNAUTHORIZED in job.story().missing
@@ -268,12 +268,12 @@ def test_what_a_node_says_while_it_prepares_the_masters_pod_is_told(serve: Any) 
     with ClusterClient() as line:
         job = KubernetesJob(line, "ads")
         words = f"waiting: its master: node node0 is preparing it: {said['10:01']}"
-        assert (job.report().state, job.report().status["message"]) == ("waiting", words)
+        assert (job.report().state, job.report().status.message) == ("waiting", words)
         # Who may not read events is told the rest.
         cluster.bend = lambda _method, path, _body: (
             status(403, "Forbidden") if path.endswith("/events") else None
         )
-        assert job.report().status["message"] == "waiting: its master: node node0 is preparing it"
+        assert job.report().status.message == "waiting: its master: node node0 is preparing it"
 
 
 def test_why_the_cluster_has_not_made_the_masters_pod_is_told(serve: Any) -> None:
@@ -297,8 +297,7 @@ def test_why_the_cluster_has_not_made_the_masters_pod_is_told(serve: Any) -> Non
     with ClusterClient() as line:
         report = KubernetesJob(line, "ads").report()
     assert (
-        report.status["message"]
-        == f"waiting: the cluster has not made its master's pod yet: {said}"
+        report.status.message == f"waiting: the cluster has not made its master's pod yet: {said}"
     )
 
 

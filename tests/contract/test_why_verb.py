@@ -53,7 +53,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finis
         finish, job = asyncio.run(whole())
         directory = JobDirectory(tmp_path)
         directory.spec.write_text(job.spec.model_dump_json())
-        status = json.loads(job.core.status().to_json())
+        status = job.core.status()
         outcome = outcome_of(finish, directory, job.spec, status, job.core.receipt())
         leave_outcome(directory, outcome, status)
         return finish
@@ -69,7 +69,7 @@ def why(capsys: pytest.CaptureFixture[str], directory: Path, *flags: str) -> str
 def at_shard_0(index: int) -> Callable[[FakeJob], bool]:
     name = str(ProcessName(Role.WORKER, index))
     return lambda job: any(
-        one.name == name and "shard 0" in one.shard for one in job.core.status().processes
+        one.name == name and "shard 0" in (one.shard or "") for one in job.core.status().processes
     )
 
 

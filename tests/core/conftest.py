@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import pytest
 from hypothesis import settings
@@ -140,7 +140,7 @@ class Bench:
 
     @property
     def total(self) -> dict[str, int]:
-        return self.state.receipt()["total"]
+        return asdict(self.state.receipt().total)
 
     @property
     def finished(self) -> c.FinishJob | None:

@@ -198,7 +198,7 @@ class RingWorld:
                 for name in self.held_by
                 if (one := self.workers.get(name)) and not one.silent and not one.drain
             ]
-            repeated, self.repeated = self.repeated, self.state.receipt()["total"]["repeated"]
+            repeated, self.repeated = self.repeated, self.state.receipt().total.repeated
             assert not well or repeated == self.repeated, (
                 f"weights of {[str(one.name) for one in well]} are thrown away"
             )
@@ -569,8 +569,8 @@ class RingWorld:
     def check_truth(self) -> None:
         receipt = self.state.receipt()
         total = sum(source.records for source in TRAIN) * self.spec.data.num_epochs
-        assert receipt["total"]["expected"] == receipt["total"]["trained"] == total, receipt
-        assert receipt["total"]["lost"] == receipt["total"]["left"] == 0
+        assert receipt.total.expected == receipt.total.trained == total, receipt
+        assert receipt.total.lost == receipt.total.left == 0
         told = self.state.status()
         assert (
             sum(row.records for row in told.processes) + told.records.resumed
@@ -580,6 +580,6 @@ class RingWorld:
         assert set(records.values()) == {1}
         assert len(records) == total
         if not self.rolled_back:
-            assert receipt["total"]["repeated"] == 0
+            assert receipt.total.repeated == 0
         assert self.generations == sorted(set(self.generations))
         assert not WRONG & told.dropped.keys(), told.dropped

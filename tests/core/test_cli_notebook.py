@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -11,7 +11,9 @@ import pytest
 from elasticdl.cli.views.live_view import LineView, NoView, view_of_script
 from elasticdl.cli.views.notebook import Html, NotebookView, picture, shower
 from elasticdl.job import Action, JobSpec
+from elasticdl.job_status import NO_RECORDS, JobStatus
 from elasticdl.master.core.state import JobState
+from tests.statuses import process
 
 pytestmark = pytest.mark.core
 
@@ -55,37 +57,20 @@ class WellFormed(HTMLParser):
         self.words.append(data)
 
 
-def status(**changes: Any) -> dict[str, Any]:
+def status(**changes: Any) -> JobStatus:
     flags = {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv"}
-    fresh = json.loads(JobState(JobSpec.from_flags(Action.TRAIN, flags)).status().to_json())
-    records = {
-        "expected": 200,
-        "trained": 50,
-        "repeated": 0,
-        "bad": 0,
-        "lost": 0,
-        "records_per_s": 0,
-    }
-    worker = {
-        "name": "worker-0",
-        "role": "worker",
-        "state": "ready",
-        "shard": "training shard 3",
-        "message": "",
-    }
-    return {
-        **fresh,
-        "records": records,
+    known: dict[str, Any] = {
+        "records": replace(NO_RECORDS, expected=200, trained=50, left=150),
         "records_per_s": 10.0,
-        "gauges": {},
-        "processes": [worker],
+        "processes": (process("worker-0", shard="training shard 3"),),
         "loss": 0.5,
-        **changes,
     }
+    fresh = JobState(JobSpec.from_flags(Action.TRAIN, flags)).status()
+    return replace(fresh, **{**known, **changes})
 
 
 def test_the_picture_has_progress_measures_processes_and_waits() -> None:
-    html = picture("job iris", status(waiting=["ps-0 is starting"]), ["ps-0 is started"])
+    html = picture("job iris", status(waiting=("ps-0 is starting",)), ["ps-0 is started"])
     words = " ".join(WellFormed(html._repr_html_()).words)
     for part in (
         "job iris",
@@ -104,7 +89,7 @@ def test_the_picture_has_progress_measures_processes_and_waits() -> None:
 
 def test_whatever_a_job_says_is_text() -> None:
     evil = "<script>alert(1)</script>\x1b[2J"
-    html = picture(evil, status(message=evil, waiting=[evil]), [evil])._repr_html_()
+    html = picture(evil, status(message=evil, waiting=(evil,)), [evil])._repr_html_()
     assert "<script" not in html and "\x1b" not in html and html.count("&lt;script&gt;") == 4
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,12 @@ from elasticdl.cli.views.result_output import summary, tell_end
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.cluster.logs.log_files import LogFollower
 from elasticdl.errors import PermanentError
-from elasticdl.history.snapshot import eta_s
 from elasticdl.job import Action, JobSpec
+from elasticdl.job_status import NO_RECORDS, JobStatus
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome, write_outcome
 from elasticdl.master.core.state import JobState
+from tests.statuses import epoch, process, receipt
 
 pytestmark = pytest.mark.core
 
@@ -37,56 +37,32 @@ def job(**flags: object) -> JobSpec:
     )
 
 
-def status(**changes: Any) -> dict[str, Any]:
+def status(**changes: Any) -> JobStatus:
     """A status as a fresh master tells it, with changes."""
-    fresh = json.loads(JobState(job()).status().to_json())
-    return {**fresh, "gauges": {}, "records_per_s": 0.0, **changes}
+    return replace(JobState(job()).status(), **changes)
 
 
-def process(name: str, **changes: Any) -> dict[str, Any]:
-    plain = {
-        "name": name,
-        "role": name.split("-")[0],
-        "state": "ready",
-        "since_s": 0,
-        "started_s": 0,
-        "where": "",
-        "cause": "",
-    }
-    return {**plain, "message": "", "shard": "", "records": 0, **changes}
-
-
-def running() -> dict[str, Any]:
+def running() -> JobStatus:
     return status(
         message="training, epoch 2 of 2",
         epoch=1,
         epochs=2,
-        records={
-            "expected": 200,
-            "trained": 150,
-            "repeated": 0,
-            "bad": 0,
-            "lost": 0,
-            "records_per_s": 0,
-        },
-        receipt={
-            "epochs": [{"epoch": e, "expected": 100, "trained": t} for e, t in ((0, 100), (1, 50))],
-            "total": {},
-        },
+        records=replace(NO_RECORDS, expected=200, trained=150, left=50),
+        receipt=receipt(epoch(0, 100, 100), epoch(1, 100, 50)),
         records_per_s=25.0,
         loss=0.25,
         metrics={"auc": 0.9},
         gauges={"worker-0": {"staleness_mean": 1.0, "records_per_s": 25.0}},
-        processes=[
+        processes=(
             process("worker-0", shard="training shard 3"),
             process("worker-1", state="ended"),
             process("ps-0", state="starting"),
-        ],
-        waiting=["ps-0 is starting"],
+        ),
+        waiting=("ps-0 is starting",),
     )
 
 
-def painted(found: dict[str, Any], events: list[str], columns: int = 100) -> str:
+def painted(found: JobStatus, events: list[str], columns: int = 100) -> str:
     console = Console(file=io.StringIO(), width=columns, color_system=None)
     console.print(picture(found, events, columns))
     output = console.file
@@ -97,15 +73,14 @@ def painted(found: dict[str, Any], events: list[str], columns: int = 100) -> str
 def test_a_fresh_status_can_be_shown_in_every_form() -> None:
     assert "checking the model and the data" in progress.head(status())
     assert "checking the model and the data" in painted(status(), [])
-    assert eta_s(status()) is None
+    assert status().eta_s is None
 
 
 def test_a_model_that_was_trained_before_is_not_said_to_have_version_0() -> None:
-    early = {**running(), "action": "evaluate"}
+    early = replace(running(), action="evaluate")
     assert "version" not in progress.head(early) and "version" not in painted(early, [])
-    assert "version 7" in progress.head({**early, "version": 7}) and "version 7" in painted(
-        {**early, "version": 7}, []
-    )
+    assert "version 7" in progress.head(replace(early, version=7))
+    assert "version 7" in painted(replace(early, version=7), [])
 
 
 def test_the_picture_has_progress_rate_eta_measures_processes_waits_and_events() -> None:
@@ -120,7 +95,7 @@ def test_the_picture_has_progress_rate_eta_measures_processes_waits_and_events()
 
 
 def test_many_processes_are_cut_and_counted() -> None:
-    shown = painted(status(processes=[process(f"worker-{index}") for index in range(40)]), [])
+    shown = painted(status(processes=tuple(process(f"worker-{index}") for index in range(40))), [])
     assert "worker-15" in shown and "worker-16" not in shown and "and 24 more" in shown
 
 
@@ -142,7 +117,7 @@ def test_text_from_the_job_cannot_play_tricks_with_a_terminal() -> None:
     nasty = "\x1b[2Jgone\x07\u202e"
     assert "\x1b" not in progress.event_line({"text": nasty, "cause": ""})
     assert "\x1b" not in painted(
-        status(waiting=[nasty], processes=[process("worker-0", message=nasty)]), []
+        status(waiting=(nasty,), processes=(process("worker-0", message=nasty),)), []
     )
 
 
@@ -261,18 +236,16 @@ def test_a_master_that_was_killed_leaves_a_job_that_can_go_on(tmp_path: Path) ->
 @pytest.mark.parametrize("columns", [40, 60, 80, 200])
 def test_the_picture_fits_the_terminal(columns: int) -> None:
     found = running()
-    found["records"] = {**found["records"], "trained": 1_234_567, "expected": 9_999_999}
+    records = replace(found.records, trained=1_234_567, expected=9_999_999)
+    found = replace(found, records=records)
     lines = painted(found, ["an event"], columns).splitlines()
     assert all(len(line) <= columns for line in lines)
     assert any("1,234,567 of 9,999,999" in line for line in lines)
 
 
 def test_what_a_process_says_is_no_markup_and_moves_no_cursor() -> None:
-    found = running()
-    found["processes"] = [
-        {**found["processes"][0], "shard": "", "message": "cannot read [/data/a.csv] [red]\x1b[2J"}
-    ]
-    found["message"] = "waits\x1b[2J"
+    said = process("worker-0", message="cannot read [/data/a.csv] [red]\x1b[2J")
+    found = replace(running(), processes=(said,), message="waits\x1b[2J")
     text = painted(found, [], 120)
     assert "cannot read [/data/a.csv] [red]" in text and "\x1b" not in text
 
@@ -298,22 +271,18 @@ def test_no_picture_is_painted_where_none_is_wanted(monkeypatch: pytest.MonkeyPa
 
 def test_summary_and_status_say_why_records_are_left_where_the_end_does_not() -> None:
     why = "training ended early: 16 steps are done"
-    receipt = {
-        "epochs": [],
-        "total": {"expected": 100, "trained": 40, "repeated": 0, "left": 60},
-        "why_left": why,
-    }
+    left = receipt(expected=100, trained=40, why_left=why)
     assert (
-        summary(Outcome(0, "done", "/jobs/ads", receipt=receipt))[1]
+        summary(Outcome(0, "done", "/jobs/ads", receipt=left.to_json()))[1]
         == f"left     60 records: {why}"
     )
-    assert summary(Outcome(1, why, "/jobs/ads", receipt=receipt))[1] == "job      /jobs/ads"
+    assert summary(Outcome(1, why, "/jobs/ads", receipt=left.to_json()))[1] == "job      /jobs/ads"
     place = JobLocation(Kind.LOCAL, job_dir="/jobs/ads")
     assert f"left: 60 records, {why}" in lines(
-        Report("ads", place, "done", 1.0, status(receipt=receipt), 0, "done")
+        Report("ads", place, "done", 1.0, status(receipt=left), 0, "done")
     )
     assert not [
         line
-        for line in lines(Report("ads", place, "failed", 1.0, status(receipt=receipt), 1, why))
+        for line in lines(Report("ads", place, "failed", 1.0, status(receipt=left), 1, why))
         if "left:" in line
     ]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from elasticdl.cli.jobs import watch
-from elasticdl.cli.jobs.job import JobLocation, Kind, Report, blank_status
+from elasticdl.cli.jobs.job import JobLocation, Kind, Report
 from elasticdl.cli.verbs import status as status_verb
 from elasticdl.cli.views.documents import Format
 from elasticdl.cli.views.line_progress import EVERY_S, LineProgress
+from elasticdl.job_status import NO_RECORDS, unknown_status
 from elasticdl.jobdir.outcome import Outcome
+from tests.statuses import process
 
 pytestmark = pytest.mark.core
 
@@ -21,22 +24,9 @@ pytestmark = pytest.mark.core
 def report(
     trained: int = 0, message: str = "training", state: str = "running", **known: Any
 ) -> Report:
-    status = blank_status(message)
-    status |= {"records": {**status["records"], "trained": trained, "expected": 100}, **known}
+    records = replace(NO_RECORDS, trained=trained, expected=100, left=100 - trained)
+    status = replace(unknown_status(message), records=records, **known)
     return Report("ads", JobLocation(Kind.LOCAL, job_dir="/jobs/ads"), state, 1.0, status)
-
-
-def process(name: str, state: str, **more: str) -> dict[str, str]:
-    return {
-        "name": name,
-        "role": name.partition("-")[0],
-        "state": state,
-        "where": "",
-        "cause": "",
-        "message": "",
-        "shard": "",
-        **more,
-    }
 
 
 def test_a_line_is_said_when_something_has_changed_and_of_records_every_ten_seconds() -> None:
@@ -65,14 +55,14 @@ def test_ends_and_waits_are_lines_of_their_own_and_said_once() -> None:
         process("worker-0", "ready"),
         process("worker-0", "ended", cause="oom", message="out of memory\x1b[2J"),
     )
-    changes.lines(report(processes=[ready]))
-    found = changes.lines(report(processes=[ended], waiting=("quota cpu 8 of 8 used",)))
+    changes.lines(report(processes=(ready,)))
+    found = changes.lines(report(processes=(ended,), waiting=("quota cpu 8 of 8 used",)))
     assert [line.strip() for line in found[:2]] == [
         "worker-0: out of memory\N{REPLACEMENT CHARACTER}[2J [oom]",
         "waiting: quota cpu 8 of 8 used",
     ]
     assert len(found) == 3 and "worker" not in found[2]
-    assert changes.lines(report(processes=[ended], waiting=("quota cpu 8 of 8 used",))) == []
+    assert changes.lines(report(processes=(ended,), waiting=("quota cpu 8 of 8 used",))) == []
 
 
 class Scripted:

@@ -170,7 +170,7 @@ def test_what_a_ring_tells_again_is_counted_and_what_it_cannot_have_done_is_a_de
     world = ring_of_two()
     member, lease = world.ring.members[0], world.newest.last[0]
     counted = dict(world.state.status().dropped)
-    trained = world.state.receipt()["total"]["trained"]
+    trained = world.state.receipt().total.trained
 
     def new(*events: e.Event) -> dict[str, int]:
         for event in events:
@@ -186,7 +186,7 @@ def test_what_a_ring_tells_again_is_counted_and_what_it_cannot_have_done_is_a_de
     assert new(progress(member, lease.shard.id, lease.attempt + 1, 8))["unknown_lease"] == 1
     assert new(progress(member, 1000, 0, 8))["unknown_lease"] == 2
     assert new(e.RingTold(0, member, True, 99, 0, False, ""))["unknown_generation"] == 1
-    assert world.state.receipt()["total"]["trained"] == trained
+    assert world.state.receipt().total.trained == trained
     assert new(progress(member, lease.shard.id, lease.attempt, 1000))["beyond_lease"] == 1
 
 

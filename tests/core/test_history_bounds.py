@@ -18,6 +18,7 @@ from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.history.lines import JsonLines, read_lines
 from elasticdl.history.series import LABELLED_POINTS, MOST_LABELS, MOST_POINTS, Series, SeriesBook
 from elasticdl.history.snapshot import record_in, record_of
+from elasticdl.job_status import unknown_status
 
 pytestmark = pytest.mark.core
 
@@ -345,7 +346,7 @@ def test_half_a_character_in_what_is_announced_is_whole_in_the_record_and_in_all
         {**told, "details": {"step": "ended", "reason": half, "\ud800": 1}},
     )
     chronicle.close()
-    for record in (record_of(chronicle, {}), record_in(tmp_path)):
+    for record in (record_of(chronicle, unknown_status("")), record_in(tmp_path)):
         for value in ([one.as_dict() for one in record.occurrences], record.timeline, record.story):
             json.dumps(value, ensure_ascii=False).encode()
     with (tmp_path / "events.jsonl").open("a") as file:

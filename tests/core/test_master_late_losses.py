@@ -171,8 +171,8 @@ def test_a_late_report_of_the_initial_values_of_the_job_s_start_repeats_nothing(
     """A tiny job: one worker trains all of it before another's report of its start arrives."""
     job = trained(bench, num_workers=2)
     job.put(e.StartWentOn(0, job.worker(1), "initial"))
-    total = job.state.receipt()["total"]
-    assert job.state.status().phase == "evaluating" and (total["repeated"], total["left"]) == (0, 0)
+    total = job.state.receipt().total
+    assert job.state.status().phase == "evaluating" and (total.repeated, total.left) == (0, 0)
 
 
 def test_initial_values_while_records_are_left_cost_updates_but_no_records(bench):

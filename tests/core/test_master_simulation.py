@@ -407,26 +407,22 @@ class World:
     def check_truth(self) -> None:
         receipt = self.state.receipt()
         total = sum(source.records for source in TRAIN)
-        assert [epoch["expected"] for epoch in receipt["epochs"]] == [
-            total
-        ] * self.spec.data.num_epochs
-        assert [epoch["trained"] for epoch in receipt["epochs"]] == [
-            total
-        ] * self.spec.data.num_epochs
-        assert receipt["total"]["lost"] == receipt["total"]["left"] == 0
+        assert [epoch.expected for epoch in receipt.epochs] == [total] * self.spec.data.num_epochs
+        assert [epoch.trained for epoch in receipt.epochs] == [total] * self.spec.data.num_epochs
+        assert receipt.total.lost == receipt.total.left == 0
         told = self.state.status()
         assert (
             sum(row.records for row in told.processes) + told.records.resumed
             == told.records.trained + told.records.undone
         )
-        assert receipt["total"]["repeated"] <= BATCH * self.deaths
+        assert receipt.total.repeated <= BATCH * self.deaths
         assert not WRONG & told.dropped.keys(), told.dropped
         assert len(self.complete) == total * self.spec.data.num_epochs, (
             "each record was on all servers at once"
         )
         if self.server_deaths == 0:
             assert set(self.complete.values()) == {1}
-            assert receipt["total"]["repeated"] == sum(self.torn.values())
+            assert receipt.total.repeated == sum(self.torn.values())
 
     def check_ledgers(self) -> None:
         """A checkpoint's ledger is exactly what is on all servers at the cut: a resume trains just
@@ -531,7 +527,7 @@ class Job(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.1, 1.0, 7.0]))
     def tick(self, seconds):
         self.world.tick(seconds)
-        json.loads(self.world.state.status().to_json())
+        json.dumps(self.world.state.status().to_json())
 
     @rule(low=st.integers(0, 3), high=st.integers(1, 5))
     def scale(self, low, high):

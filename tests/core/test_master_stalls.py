@@ -284,7 +284,7 @@ def test_a_debtor_that_does_not_help_is_replaced_and_then_the_job_ends(bench):
     job.attach(job.worker(1))
     assert job.finished is None
     wait(job, S - 1)
-    assert job.state.status().outcome == ""
+    assert job.state.status().outcome is None
     wait(job, 2)
     status = job.state.status()
     assert status.exit_code == ExitCode.STALLED
@@ -341,7 +341,7 @@ def test_with_zero_seconds_it_only_says_what_it_waits_for(bench):
     assert len(told(job)) == 1
     assert job.state.status().stall is not None
     assert not job.of(c.StopProcess)
-    assert job.state.status().outcome == ""
+    assert job.state.status().outcome is None
 
 
 def test_leases_that_only_one_side_knows_of_are_given_out_again(bench):
@@ -447,7 +447,7 @@ def test_a_ring_whose_last_records_nobody_reports_is_diagnosed_and_formed_anew()
     assert "records" in stall.waits_for
     assert "to be booked" in stall.waits_for
     assert stall.debtors == ("worker-0", "worker-1")
-    booked = world.state.receipt()["total"]["trained"]
+    booked = world.state.receipt().total.trained
     assert f"booked {booked:,} of 206 records" in stall.numbers
     steps = world.newest.version
     assert f"worker-0 is at step {steps}" in stall.numbers

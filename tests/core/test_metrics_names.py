@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.history.snapshot import About
+from elasticdl.job_status import RingStatus
 from elasticdl.master.core import events as e
-from elasticdl.master.core.status import RingStatus
 from elasticdl.master.status.metrics import MOST_PROCESSES, render
 
 pytestmark = pytest.mark.core
@@ -59,14 +59,13 @@ def status(bench):
     job.t = 15.0
     job.die(job.worker(1), ExitFacts(signal=9))
     job.put(e.StopAsked(0, job.worker(1), "it is good enough"))
-    found = asdict(job.state.status())
-    found["ring"] = asdict(RingStatus(3, 3, ("worker-0", "worker-2"), "fine"))
-    return {
-        **found,
-        "metrics": {"auc": 0.9, "loss": math.nan},
-        "gauges": GAUGES,
-        "records_per_s": 1200.5,
-    }
+    return replace(
+        job.state.status(),
+        ring=RingStatus(3, 3, ("worker-0", "worker-2"), "fine"),
+        metrics={"auc": 0.9, "loss": math.nan},
+        gauges=GAUGES,
+        records_per_s=1200.5,
+    )
 
 
 def scraped(status) -> dict:
@@ -86,9 +85,9 @@ def value(families, name: str, **labels: str) -> float:
 
 def test_the_parser_of_prometheus_reads_the_numbers_of_the_status(status):
     families = scraped(status)
-    records = status["records"]
-    assert value(families, "elasticdl_records_trained_total") == records["trained"] == 16
-    assert value(families, "elasticdl_records_expected") == records["expected"]
+    records = status.records
+    assert value(families, "elasticdl_records_trained_total") == records.trained == 16
+    assert value(families, "elasticdl_records_expected") == records.expected
     assert value(families, "elasticdl_records_per_second") == 1200.5
     assert (
         value(families, "elasticdl_process_ends_total", role="worker", cause="infrastructure") == 1
@@ -154,9 +153,7 @@ def test_a_counter_never_falls_while_a_job_goes_on(bench):
         job.finish(index, lease)
         job.die(job.worker(index), ExitFacts(signal=9))
         job.attach(job.worker(index + 1))
-        for family in scraped(
-            {**asdict(job.state.status()), "gauges": {}, "records_per_s": 0.0}
-        ).values():
+        for family in scraped(job.state.status()).values():
             for sample in family.samples if family.type == "counter" else ():
                 key = sample.name, *sorted(sample.labels.items())
                 assert sample.value >= before.get(key, 0.0)
@@ -169,12 +166,12 @@ def test_a_counter_never_falls_while_a_job_goes_on(bench):
 
 def test_processes_with_numbers_of_their_own_are_bounded(status):
     many = {f"worker-{index}": {"rss_bytes": 1.0} for index in range(5 * MOST_PROCESSES)}
-    families = scraped({**status, "gauges": many})
+    families = scraped(replace(status, gauges=many))
     assert len(families["elasticdl_process_resident_memory_bytes"].samples) == MOST_PROCESSES
 
 
 def test_a_job_that_has_not_begun_has_numbers_already(bench):
-    families = scraped({**asdict(bench().state.status()), "gauges": {}, "records_per_s": 0.0})
+    families = scraped(bench().state.status())
     assert (
         value(families, "elasticdl_records_trained_total") == 0
         and not families["elasticdl_loss"].samples

@@ -394,11 +394,13 @@ def test_joiners_stay_and_what_turns_the_order_of_letters_does_not() -> None:
 
 def test_who_stops_a_job_reads_the_whole_command_that_goes_on() -> None:
     found = snapshot(ROWS)
-    found["job"]["way_on"] = "go on with: elasticdl train -f '/jobs/a b/job.yaml' --resume"
+    found["job"]["resume_command"] = "go on with: elasticdl train -f '/jobs/a b/job.yaml' --resume"
     page = render_page(found)
     assert "A last checkpoint is taken: go on with:" in page
     assert "elasticdl train -f '/jobs/a b/job.yaml' --resume " in Reader(page).text
-    found["job"]["way_on"] = "no checkpoint was made: begin afresh with: elasticdl evaluate -f x"
+    found["job"]["resume_command"] = (
+        "no checkpoint was made: begin afresh with: elasticdl evaluate -f x"
+    )
     assert "checkpoint is taken: " not in render_page(
         found
     ) and "begin afresh with:" in render_page(found)

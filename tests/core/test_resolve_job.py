@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -18,8 +19,10 @@ from elasticdl.cli.jobs.resolve_job import found
 from elasticdl.cli.main import run
 from elasticdl.cli.views.progress import age, ends, table
 from elasticdl.errors import ExitCode, PermanentError, SpecError
+from elasticdl.job_status import JobStatus, unknown_status
 from elasticdl.jobdir import job_end
 from elasticdl.jobdir.layout import JobDirectory
+from tests.statuses import process
 
 pytestmark = pytest.mark.core
 
@@ -143,7 +146,7 @@ def test_a_job_that_has_ended_answers_from_what_it_left(here: Path) -> None:
                 exit_code=130,
                 message="stopped: enough",
                 hint="resume it",
-                status={"version": 7},
+                status=replace(unknown_status(""), version=7).to_json(),
             )
         )
     )
@@ -165,7 +168,7 @@ def test_a_job_that_failed_before_it_began_has_a_status_too(here: Path) -> None:
     assert (report.state, report.as_dict()["message"], report.as_dict()["processes"]) == (
         "failed",
         "no such model",
-        (),
+        [],
     )
 
 
@@ -188,9 +191,9 @@ def test_what_was_known_of_a_killed_job_is_read_once(
     """
     job, readings = DirectoryJob(JobDirectory(made(here / "j"))), []
 
-    def once(directory: JobDirectory, message: str) -> dict[str, object]:
+    def once(directory: JobDirectory, message: str) -> JobStatus | None:
         readings.append(directory)
-        return {"version": 7, "receipt": {"total": {"trained": 3}}} if len(readings) == 1 else {}
+        return replace(unknown_status(""), version=7) if len(readings) == 1 else None
 
     monkeypatch.setattr(job_end, "STARTS_WITHIN_S", -1.0)
     monkeypatch.setattr(job_end, "LAST_WORD_WITHIN_S", 0.0)
@@ -233,12 +236,12 @@ def test_a_master_that_takes_its_address_away_first_is_not_taken_for_killed(
 
 
 def test_what_ended_since_the_last_look_is_announced_once() -> None:
-    def status(*states: str) -> dict[str, object]:
-        rows = [
-            {"name": f"worker-{i}", "state": state, "cause": "preempted", "message": "preempted"}
+    def status(*states: str) -> JobStatus:
+        rows = tuple(
+            process(f"worker-{i}", state, cause="preempted", message="preempted")
             for i, state in enumerate(states)
-        ]
-        return {"processes": rows}
+        )
+        return replace(unknown_status(""), processes=rows)
 
     assert ends(None, status("ended")) == []
     (event,) = ends(status("ready", "ended"), status("ended", "ended", "ready"))

@@ -24,7 +24,7 @@ from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.resume_command import after_a_stop, resume_command
 from elasticdl.jobdir.scale_override import keep_scale
 from elasticdl.master.core.commands import FinishJob
-from elasticdl.master.outcome import with_way_on
+from elasticdl.master.outcome import with_resume_command
 from elasticdl.master.preflight import Preflight
 
 pytestmark = pytest.mark.core
@@ -258,14 +258,16 @@ def test_a_job_of_a_cluster_goes_on_with_the_workers_that_it_was_scaled_to(
     assert str(pasted(words, capsys).cluster.num_workers) == "3:4"
 
 
-def test_the_end_of_a_job_has_one_way_on_after_what_is_to_be_mended_first(tmp_path: Path) -> None:
+def test_the_end_of_a_job_has_one_resume_command_after_what_is_to_be_mended_first(
+    tmp_path: Path,
+) -> None:
     checkpoint(tmp_path / "checkpoints")
     spec = JobSpec.from_flags(Action.TRAIN, {**TRAIN, "job_dir": str(tmp_path)}).model_dump(
         mode="json"
     )
 
     def hint(code: ExitCode, hint: str = "") -> str:
-        return with_way_on(FinishJob(code, "m", hint), spec, JobDirectory(tmp_path)).hint
+        return with_resume_command(FinishJob(code, "m", hint), spec, JobDirectory(tmp_path)).hint
 
     on = resume_command(spec, JobDirectory(tmp_path))
     assert hint(ExitCode.INTERRUPTED) == on

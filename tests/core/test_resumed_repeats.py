@@ -17,7 +17,7 @@ pytestmark = pytest.mark.core
 
 def known(job, **more) -> RunBefore:
     return RunBefore(
-        {row["epoch"]: (row["trained"], row["repeated"]) for row in job.state.receipt()["epochs"]},
+        {row.epoch: (row.trained, row.repeated) for row in job.state.receipt().epochs},
         **more,
     )
 
@@ -29,7 +29,7 @@ def test_what_the_run_before_trained_beyond_the_checkpoint_counts_as_repeated(be
     ledger = job.state.ledger_json()
     for _ in range(5):
         job.finish(0, job.lease())
-    assert [row["trained"] for row in job.state.receipt()["epochs"]] == [64, 32]
+    assert [row.trained for row in job.state.receipt().epochs] == [64, 32]
     ledger, again = gone_on(ledger, known(job))
     resumed = bench(num_epochs=2)
     resumed.start(ledger=ledger)
@@ -44,13 +44,13 @@ def test_what_the_run_before_trained_beyond_the_checkpoint_counts_as_repeated(be
         0,
     )
     receipt = resumed.state.receipt()
-    assert receipt["repeated_at_least"] is True
-    assert "repeated at least 80" in summary(Outcome(0, "", "j", receipt=receipt))[0]
+    assert receipt.repeated_at_least
+    assert "repeated at least 80" in summary(Outcome(0, "", "j", receipt=receipt.to_json()))[0]
     # A third run from the last word of the second repeats nothing more.
     assert gone_on(resumed.state.ledger_json(), known(resumed))[1] == 0
     third = bench(num_epochs=3)
     third.start(ledger=gone_on(resumed.state.ledger_json(), known(resumed))[0])
-    assert third.total["repeated"] == 80 and third.state.receipt()["repeated_at_least"]
+    assert third.total["repeated"] == 80 and third.state.receipt().repeated_at_least
 
 
 def test_a_checkpoint_that_is_ahead_of_what_was_written_down_repeats_nothing(bench):
@@ -61,7 +61,7 @@ def test_a_checkpoint_that_is_ahead_of_what_was_written_down_repeats_nothing(ben
     job.finish(0, job.lease())
     resumed = bench()
     resumed.start(ledger=gone_on(job.state.ledger_json(), before)[0])
-    assert resumed.total["repeated"] == 0 and "repeated_at_least" not in resumed.state.receipt()
+    assert resumed.total["repeated"] == 0 and not resumed.state.receipt().repeated_at_least
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", json.dumps({"counts": [{"epoch": 0}]})])
@@ -92,6 +92,4 @@ def test_of_a_run_that_was_killed_what_was_heard_of_last_counts_and_more_may_hav
     resumed.start(ledger=gone_on(ledger, known(job, trained=40, killed=True))[0])
     assert resumed.total["repeated"] == 40 - 16
     quiet.start(ledger=gone_on(ledger, known(job, killed=True))[0])
-    assert quiet.total["repeated"] == 0 and quiet.state.receipt()["repeated_at_least"], (
-        "nobody knows"
-    )
+    assert quiet.total["repeated"] == 0 and quiet.state.receipt().repeated_at_least, "nobody knows"

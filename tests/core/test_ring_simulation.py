@@ -303,20 +303,20 @@ def test_a_job_whose_members_all_die_goes_back_to_its_newest_checkpoint_and_says
     world.run_out()
     assert world.rolled_back == 1
     world.check_truth()
-    repeated = world.state.receipt()["total"]["repeated"]
+    repeated = world.state.receipt().total.repeated
     assert 0 < repeated <= (trained - kept) * 8
 
 
 def test_a_job_whose_members_all_die_without_a_checkpoint_begins_anew_and_says_so():
     world = started(num_workers=2)
-    while world.state.receipt()["total"]["trained"] < 20:
+    while world.state.receipt().total.trained < 20:
         world.turn()
-    trained = world.state.receipt()["total"]["trained"]
+    trained = world.state.receipt().total.trained
     for worker in list(world.workers.values()):
         world.kill(worker)
     world.run_out()
     world.check_truth()
-    assert world.state.receipt()["total"]["repeated"] == trained
+    assert world.state.receipt().total.repeated == trained
 
 
 def test_evaluation_rounds_come_at_exactly_the_steps_that_were_asked_for():
@@ -343,7 +343,7 @@ def test_a_job_that_is_stopped_keeps_a_checkpoint_of_the_step_that_it_was_at():
     assert len(world.saved) == 1
     (weights,) = world.saved.values()
     assert weights.version == world.newest.version
-    assert world.state.receipt()["total"]["trained"] == sum(weights.records().values())
+    assert world.state.receipt().total.trained == sum(weights.records().values())
 
 
 def test_a_callback_that_ends_training_ends_it_at_the_next_steps():
@@ -355,13 +355,9 @@ def test_a_callback_that_ends_training_ends_it_at_the_next_steps():
     world.run_out()
     assert world.finish.exit_code is ExitCode.DONE
     assert at <= world.newest.version <= at + 4
-    total = world.state.receipt()["total"]
-    assert (
-        total["trained"]
-        == total["expected"] - total["left"]
-        == sum(world.newest.records().values())
-    )
-    assert total["lost"] == total["repeated"] == 0
+    total = world.state.receipt().total
+    assert total.trained == total.expected - total.left == sum(world.newest.records().values())
+    assert total.lost == total.repeated == 0
 
 
 def test_one_that_falls_out_of_the_ring_because_others_left_first_is_told_again_that_all_is_done():

@@ -58,7 +58,7 @@ def tell(world: RingWorld, item: WorkItem, offset: int) -> int:
 
 
 def trained(world: RingWorld) -> int:
-    return world.state.receipt()["total"]["trained"]
+    return world.state.receipt().total.trained
 
 
 def marked(world: RingWorld) -> set[int]:

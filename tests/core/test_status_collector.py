@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +14,31 @@ import pytest
 from elasticdl.clock import ManualClock
 from elasticdl.history.lines import JsonLines
 from elasticdl.history.series import MOST_LABELS
-from elasticdl.history.snapshot import eta_s
+from elasticdl.job_status import NO_RECORDS, JobStatus, ScaleStatus, unknown_status
 from elasticdl.jobdir.last_status import cut_short, heard_of_s, last_known
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core.data.resuming import RunBefore
 from elasticdl.master.executor.run_before import run_before
 from elasticdl.master.status.collector import Collector, MetricsLog
+from tests.statuses import epoch, process, receipt
 
 pytestmark = pytest.mark.core
 
 
-def status(at_s: float, version: int = 0, workers: int = 1, **more: Any) -> dict[str, Any]:
+def status(at_s: float, version: int = 0, workers: int = 1, **more: Any) -> JobStatus:
     gauges = {"records_per_s": 10.0, "staleness_mean": 0.5, "pull_ms": 2.0, "push_ms": 4.0}
-    return {
+    known: dict[str, Any] = {
         "at_s": at_s,
-        "records": {"trained": int(at_s * 10)},
-        "scale": {"observed": workers},
+        "records": replace(NO_RECORDS, trained=int(at_s * 10)),
+        "scale": ScaleStatus(1, workers, workers, workers),
         "version": version,
         "records_per_s": 10.0 * workers,
         "gauges": {
             **{f"worker-{index}": gauges for index in range(workers)},
             "ps-0": {"pull_ms": 1.0},
         },
-        **more,
     }
+    return replace(unknown_status(""), **{**known, **more})
 
 
 @pytest.fixture
@@ -176,62 +178,43 @@ def test_the_status_is_written_down_now_and_then_for_a_master_that_is_killed(
     tmp_path: Path,
 ) -> None:
     directory, clock = JobDirectory(tmp_path), ManualClock()
-    assert last_known(directory, "killed") == {}
+    assert last_known(directory, "killed") is None
     collector = Collector(directory.series, clock, directory.newest)
-    rows = [
-        {"name": "worker-0", "state": "ready", "shard": "3", "message": ""},
-        {"name": "worker-1", "state": "ended", "shard": "", "message": "x"},
-    ]
-    receipt = {
-        "epochs": [],
-        "total": {"expected": 900, "trained": 100, "left": 800},
-        "why_left": "",
-    }
+    rows = (
+        process("worker-0", shard="3"),
+        process("worker-1", "ended", message="x"),
+    )
+    counted = receipt(expected=900, trained=100)
     collector.look(
-        status(
-            10.0,
-            processes=rows,
-            receipt=receipt,
-            state="running",
-            eta_s=5.0,
-            loss=math.nan,
-            waiting=["for room"],
-        )
+        status(10.0, processes=rows, receipt=counted, loss=math.nan, waiting=("for room",))
     )
     clock.advance(10.0)
     asyncio.run(collector.save_if_due())
     found = last_known(directory, "killed")
-    assert (
-        found["records"]["trained"] == 100
-        and found["receipt"]["why_left"] == "killed"
-        and "before" in found["receipt"]["counted"]
-    )
-    assert (found["phase"], found["waiting"], found["records_per_s"], found["loss"]) == (
-        "ended",
-        [],
-        0.0,
-        None,
-    )
-    assert [(row["state"], row["message"]) for row in found["processes"]] == [
+    assert found is not None and found.receipt is not None and found.loss is not None
+    assert found.records.trained == 100
+    assert found.receipt.why_left == "killed" and "before" in str(found.receipt.counted)
+    assert (found.phase, found.waiting, found.records_per_s) == ("ended", (), 0.0)
+    assert math.isnan(found.loss)
+    assert [(row.state, row.message) for row in found.processes] == [
         ("ended", "its master was killed, and it with it"),
         ("ended", "x"),
     ]
-    assert "state" not in found and "eta_s" not in found
     directory.newest.write_text('{"status": {"records": 1}}')
-    assert last_known(directory, "killed") == {}
+    assert last_known(directory, "killed") is None
 
 
 def test_a_job_that_is_over_or_ends_early_has_no_time_left() -> None:
     found = status(
         10.0,
-        records={"expected": 1000, "trained": 400, "left": 600},
+        records=replace(NO_RECORDS, expected=1000, trained=400, left=600),
         phase="working",
-        exit_code=None,
-        receipt={"why_left": ""},
+        receipt=receipt(),
     )
-    assert eta_s(found) == 60.0
-    assert eta_s({**found, "exit_code": 130, "phase": "draining"}) is None
-    assert eta_s({**found, "receipt": {"why_left": "training ended early: enough"}}) is None
+    assert found.eta_s == 60.0
+    assert replace(found, exit_code=130, phase="draining").eta_s is None
+    early = receipt(why_left="training ended early: enough")
+    assert replace(found, receipt=early).eta_s is None
 
 
 def test_what_a_run_before_trained_is_known_from_the_status_it_wrote_down_or_from_its_receipt(
@@ -239,16 +222,11 @@ def test_what_a_run_before_trained_is_known_from_the_status_it_wrote_down_or_fro
 ) -> None:
     directory = JobDirectory(tmp_path)
     assert run_before(directory) == RunBefore({})
-    receipt = {
-        "epochs": [
-            {"epoch": 0, "trained": 64, "repeated": 3},
-            {"epoch": 1, "trained": 10, "repeated": 0},
-        ]
-    }
-    directory.receipt.write_text(json.dumps(receipt))
+    counted = receipt(epoch(0, 64, 64, repeated=3), epoch(1, 64, 10))
+    directory.receipt.write_text(json.dumps(counted.to_json()))
     assert run_before(directory) == RunBefore({0: (64, 3), 1: (10, 0)})
-    newest = {"at_s": 9.0, "receipt": {"epochs": [{"epoch": 0, "trained": 5, "repeated": 1}]}}
-    directory.newest.write_text(json.dumps({"status": newest}))
+    newest = status(9.0, receipt=receipt(epoch(0, 64, 5, repeated=1)))
+    directory.newest.write_text(json.dumps({"status": newest.to_json()}))
     assert run_before(directory) == RunBefore({0: (5, 1)}, killed=True)
     directory.metrics.write_text(json.dumps({"at_s": 8.0, "records": 99}) + "\n")
     assert run_before(directory).trained == 0, "it may be of a run before that one"
@@ -262,41 +240,33 @@ def test_a_master_that_announced_nothing_for_long_was_heard_of_all_the_same(tmp_
     assert heard_of_s(directory) == 0.0
     directory.metrics.write_text(json.dumps({"at_s": 3_600.0, "records": 7}) + "\n")
     assert heard_of_s(directory) == 3_600.0
-    directory.newest.write_text(json.dumps({"status": {"at_s": 3_602.5}}))
+    newest = status(3_602.5).to_json()
+    directory.newest.write_text(json.dumps({"status": newest}))
     assert heard_of_s(directory) == 3_602.5
-    for broken in ("{", "[]", '{"status": {"at_s": null}}', '{"status": {"at_s": NaN}}'):
+    odd = [json.dumps({"status": {**newest, "at_s": at_s}}) for at_s in (None, math.nan)]
+    for broken in ("{", "[]", '{"status": {"at_s": 3602.5}}', *odd):
         directory.newest.write_text(broken)
         assert heard_of_s(directory) == 3_600.0
 
 
 def test_nothing_moves_in_the_status_of_a_job_that_was_ended_at_once() -> None:
-    rows = [
-        {
-            "name": "worker-0",
-            "state": "stopping",
-            "shard": "3",
-            "message": "the job is stopped: elasticdl stop",
-        },
-        {"name": "worker-1", "state": "ended", "shard": "", "message": "finished"},
-    ]
+    rows = (
+        process("worker-0", "stopping", shard="3", message="the job is stopped: elasticdl stop"),
+        process("worker-1", "ended", message="finished"),
+    )
     found = cut_short(
-        status(9.0, processes=rows, waiting=["x"], phase="draining"),
+        status(9.0, processes=rows, waiting=("x",), phase="draining"),
         "stopped: elasticdl stop",
         130,
         "it went, too",
     )
-    assert (found["phase"], found["exit_code"], found["message"]) == (
+    assert (found.phase, found.exit_code, found.message) == (
         "ended",
         130,
         "stopped: elasticdl stop",
     )
-    assert (
-        found["records_per_s"],
-        found["records"]["records_per_s"],
-        found["gauges"],
-        found["waiting"],
-    ) == (0.0, 0.0, {}, [])
-    assert [(row["state"], row["message"]) for row in found["processes"]] == [
+    assert (found.records_per_s, found.gauges, found.waiting) == (0.0, {}, ())
+    assert [(row.state, row.message) for row in found.processes] == [
         ("ended", "it went, too"),
         ("ended", "finished"),
     ]

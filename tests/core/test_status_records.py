@@ -5,10 +5,13 @@ The core is the real one, its world is by hand.
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.job import Action
+from elasticdl.job_status import NotBegun
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied, Task
@@ -27,19 +30,17 @@ def adds_up(job) -> None:
     nothing is unsaid.
     """
     status, receipt = job.state.status(), job.state.receipt()
-    total, records = receipt["total"], status.records
-    assert sum(done_by(job).values()) + records.resumed == total["trained"] + records.undone
-    for row in (*receipt["epochs"], total):
-        assert row["expected"] == row["trained"] + row["bad"] + row["lost"] + row["left"], row
-    assert (
-        total["expected"]
-        == sum(row["expected"] for row in receipt["epochs"]) + receipt["not_begun"]["records"]
-    )
+    total, records = receipt.total, status.records
+    assert sum(done_by(job).values()) + records.resumed == total.trained + records.undone
+    for row in (*receipt.epochs, total):
+        assert row.expected == row.trained + row.bad + row.lost + row.left, row
+    begun = sum(row.expected for row in receipt.epochs)
+    assert total.expected == begun + receipt.not_begun.records
     shown = {
         key: getattr(records, key)
         for key in ("expected", "trained", "repeated", "bad", "lost", "left")
     }
-    assert shown == total
+    assert shown == asdict(total)
 
 
 def test_what_a_lost_worker_had_done_is_counted_when_it_is_settled_and_evaluation_never_is(bench):
@@ -99,8 +100,8 @@ def test_the_receipt_of_a_stopped_job_accounts_for_every_record_of_all_epochs(be
         "lost": 0,
         "left": 184,
     }
-    assert job.state.receipt()["not_begun"] == {"epochs": 2, "records": 128}
-    assert job.state.receipt()["why_left"] == "stopped: Ctrl-C"
+    assert job.state.receipt().not_begun == NotBegun(epochs=2, records=128)
+    assert job.state.receipt().why_left == "stopped: Ctrl-C"
 
 
 def test_training_that_ends_early_leaves_records_and_says_why(bench):
@@ -118,8 +119,7 @@ def test_training_that_ends_early_leaves_records_and_says_why(bench):
         "left": 176,
     }
     assert (
-        job.state.receipt()["why_left"]
-        == "training ended early: MaxStepsStopping: 2 steps are done"
+        job.state.receipt().why_left == "training ended early: MaxStepsStopping: 2 steps are done"
     )
 
 
@@ -128,13 +128,10 @@ def test_a_job_that_is_done_has_left_nothing_and_while_it_runs_the_rest_is_to_co
     job.up()
     job.finish(0, job.lease())
     adds_up(job)
-    assert job.total["left"] == 112 and job.state.receipt()["why_left"] == ""
+    assert job.total["left"] == 112 and job.state.receipt().why_left is None
     job.train_all()
     adds_up(job)
-    assert job.total["left"] == 0 and job.state.receipt()["not_begun"] == {
-        "epochs": 0,
-        "records": 0,
-    }
+    assert job.total["left"] == 0 and job.state.receipt().not_begun == NotBegun(0, 0)
 
 
 def test_a_resumed_job_says_how_many_records_were_trained_before(bench):
@@ -187,15 +184,10 @@ def test_the_status_has_the_newest_epochs_and_the_receipt_all_of_them(bench):
     for _ in range(4 * 230 + 1):
         job.finish(0, job.lease())
     shown, whole = job.state.status().receipt, job.state.receipt()
-    assert [row["epoch"] for row in shown["epochs"]] == list(range(31, 231)) and shown[
-        "epochs_left_out"
-    ] == 31
-    assert (
-        len(whole["epochs"]) == 231
-        and whole["epochs_left_out"] == 0
-        and shown["total"] == whole["total"]
-    )
-    assert shown["not_begun"]["epochs"] == 19
+    assert [row.epoch for row in shown.epochs] == list(range(31, 231))
+    assert shown.epochs_left_out == 31
+    assert len(whole.epochs) == 231 and whole.epochs_left_out == 0 and shown.total == whole.total
+    assert shown.not_begun.epochs == 19
 
 
 @pytest.mark.parametrize(("action", "records"), [(Action.EVALUATE, 16), (Action.PREDICT, 32)])

@@ -227,12 +227,11 @@ def _told(status: Mapping[str, Any] | None) -> str:
     processes = [
         (one["name"], one["state"], one["records"], one["evaluated"]) for one in status["processes"]
     ]
-    records = {name: count for name, count in status["records"].items() if name != "records_per_s"}
     return repr(
         (
             status["phase"],
             status["version"],
-            records,
+            status["records"],
             processes,
             status["shards"],
             len(status["checkpoints"]),
@@ -248,7 +247,7 @@ def _status(job: Path) -> dict[str, Any] | None:
         where = json.loads((job / "master.json").read_text())
         client = MasterClient(where["address"], where["token"], "cli", away_s=2.0)
         try:
-            return client.status()
+            return client.status().to_json()
         finally:
             client.close()
     except (OSError, ValueError, ElasticDLError):
@@ -332,7 +331,7 @@ class Kill(Act):
         found = [
             one["where"]
             for one in status["processes"]
-            if one["role"] == "worker" and one["where"].startswith("pid ")
+            if one["role"] == "worker" and str(one["where"]).startswith("pid ")
         ]
         if found:
             os.kill(int(self._choose.choice(found).removeprefix("pid ")), signal.SIGKILL)

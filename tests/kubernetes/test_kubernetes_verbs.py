@@ -466,7 +466,7 @@ from elasticdl.cli.jobs.cluster_client import ClusterClient
 from elasticdl.errors import TransientError
 handle = submitted_handle(ClusterClient(), {JOB!r}, show=True)
 assert handle.running
-while not handle.status()["records"]["trained"]:
+while not handle.status().records.trained:
     time.sleep(0.2)
 handle.scale(1)
 try:

@@ -19,6 +19,7 @@ from pathlib import Path
 import grpc
 
 from elasticdl.cluster.local.parent_death import die_with_parent
+from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome, write_outcome
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -28,25 +29,33 @@ STATUS = {
     "action": "train", "phase": "working", "message": "training, epoch 1 of 2", "at_s": 3.0,
     "epoch": 0, "epochs": 2, "version": 7,
     "records": {
-        "expected": 200, "trained": 50, "repeated": 0, "bad": 0, "lost": 0, "records_per_s": 10.0,
+        "expected": 200, "trained": 50, "repeated": 0, "bad": 0, "lost": 0, "left": 150,
+        "resumed": 0, "undone": 0,
     },
     "shards": {}, "scale": {"low": 1, "high": 1, "requested": 1, "observed": 1},
     "processes": [
         {"name": "worker-0", "role": "worker", "state": "ready", "since_s": 1.0, "started_s": 0.0,
-         "where": "pid 1", "cause": "", "message": "", "shard": "training shard 3: 10 of 20",
-         "records": 50},
+         "where": "pid 1", "cause": None, "message": "", "shard": "training shard 3: 10 of 20",
+         "records": 50, "evaluated": 0},
         {"name": "ps-0", "role": "ps", "state": "starting", "since_s": 1.0, "started_s": 0.0,
-         "where": "", "cause": "", "message": "loading", "shard": "", "records": 0},
+         "where": None, "cause": None, "message": "loading", "shard": None, "records": 0,
+         "evaluated": 0},
     ],
     "loss": 0.5, "metrics": {"accuracy": 0.75}, "rounds": [], "checkpoints": [], "updates_lost": 0,
     "waiting": ["ps-0 is starting: loading"], "parked": [], "bad_examples": [],
     "receipt": {
         "epochs": [
-            {"epoch": 0, "expected": 100, "trained": 50, "repeated": 0, "bad": 0, "lost": 0},
+            {"epoch": 0, "expected": 100, "trained": 50, "repeated": 0, "bad": 0, "lost": 0,
+             "left": 50},
         ],
-        "total": {},
+        "total": {
+            "expected": 200, "trained": 50, "repeated": 0, "bad": 0, "lost": 0, "left": 150,
+        },
+        "epochs_left_out": 0, "not_begun": {"epochs": 1, "records": 100},
+        "repeated_at_least": False, "why_left": None, "counted": None,
     },
-    "outcome": "", "exit_code": None,
+    "outcome": None, "exit_code": None, "ring": None, "stall": None, "moved_s": 3.0,
+    "ends": {}, "dropped": {},
     "gauges": {"worker-0": {"records_per_s": 10.0, "staleness_mean": 0.5}}, "records_per_s": 10.0,
 }  # fmt: skip
 
@@ -120,7 +129,7 @@ def leave(directory: Path, code: int, message: str, hint: str = "") -> int:
         output if code == 0 else "",
         "train",
     )
-    write_outcome(JobDirectory(directory), outcome, STATUS)
+    write_outcome(JobDirectory(directory), outcome, JobStatus.from_json(STATUS))
     (directory / "master.json").unlink(missing_ok=True)
     return code
 

@@ -81,7 +81,7 @@ def test_a_running_job_can_be_looked_at_scaled_and_stopped_and_outlives_the_aski
     (job,) = jobs
     until("the master is up", (tmp_path / "jobs/drains/master.json").exists)
     assert job.running
-    assert job.status()["version"] == 7
+    assert job.status().version == 7
     job.scale(1, 4)
     job.checkpoint()
     with pytest.raises(TransientError, match="has not ended after 0 s") as late:
@@ -98,14 +98,14 @@ def test_a_running_job_can_be_looked_at_scaled_and_stopped_and_outlives_the_aski
     outcome = job.wait(LIMIT_S)
     assert outcome.exit_code == 130 and "--resume" in outcome.hint
     assert not job.running and "has ended" in repr(job)
-    assert job.status()["version"] == 7, "as it was at the end"
+    assert job.status().version == 7, "as it was at the end"
     asked = (tmp_path / "jobs/drains/asked.jsonl").read_text()
     assert '["scale", 1, 4]' in asked and '["stop", "enough"]' in asked and "twice" not in asked
 
 
 def test_a_job_can_be_looked_at_scaled_and_stopped_at_once(tmp_path: Path) -> None:
     job = train("drains")
-    assert job.status()["version"] == 7
+    assert job.status().version == 7
     job.stop()
     job.wait(LIMIT_S)
     other = elasticdl.train(
@@ -187,7 +187,7 @@ async def begin():
     job = elasticdl.train(
         show=False, model_zoo="zoo", model_def="iris", training_data="a.csv", job_name="drains"
     )
-    assert job.status()["version"] == 7
+    assert job.status().version == 7
     return job
 
 job = asyncio.run(begin())

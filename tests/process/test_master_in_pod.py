@@ -241,10 +241,10 @@ def test_whoever_asks_during_the_check_is_answered_and_may_stop_the_job(
     stranger.close()
     client = MasterClient(address, token, "cli", away_s=5.0)
     status = client.status()
-    assert (status["message"], status["phase"], status["processes"]) == (
+    assert (status.message, status.phase, status.processes) == (
         "checking the model and the data",
         "starting",
-        [],
+        (),
     )
     client.close()
     page = f"http://127.0.0.1:{(pod.folder / 'status_port').read_text()}"

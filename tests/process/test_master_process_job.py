@@ -203,7 +203,7 @@ class Running:
 
         def holds() -> bool:
             last.clear()
-            last.update(client.status())
+            last.update(client.status().to_json())
             return condition(last)
 
         self.wait_until(what, holds)

@@ -80,7 +80,7 @@ def test_the_page_shows_what_the_command_line_shows_and_steers_the_job(
     client = running.client()
 
     def differing() -> list[str]:
-        shown, told = browser.get("/api/v1/status"), client.status()
+        shown, told = browser.get("/api/v1/status"), client.status().to_json()
         return [
             key
             for key in ("action", "phase", "epochs", "shards", "receipt", "scale")

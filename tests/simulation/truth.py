@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, final
+from dataclasses import asdict
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.dropped import WRONG
 from elasticdl.errors import ElasticDLError, ExitCode
+from elasticdl.job_status import Receipt
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.core.job_context import Phase
@@ -161,7 +163,7 @@ class Truth:
 
     def shown(self) -> int:
         """Records that the job shows as trained."""
-        return int(self._world.master.state.receipt()["total"]["trained"])
+        return int(self._world.master.state.receipt().total.trained)
 
     def before(self, event: happened.Event) -> None:
         """The core is about to hear of it."""
@@ -278,7 +280,7 @@ class Truth:
         if code is not ExitCode.DONE and not (early and code is ExitCode.INTERRUPTED):
             self.violated(f"the job ended with exit code {int(code)}: {world.finish.message}")
         receipt = world.master.state.receipt()
-        total, records = receipt["total"], sum(one.records for one in plan.training)
+        total, records = asdict(receipt.total), sum(one.records for one in plan.training)
         epochs = plan.spec.data.num_epochs
         done = total["trained"] + total["bad"] + total["left"]
         expected = total["expected"] == records * epochs == done
@@ -350,7 +352,7 @@ class Truth:
         good = ~self._world.plan.bad(np.arange(records, dtype=np.int64))
         return np.tile(good.astype(np.int64), epochs)
 
-    def _check_replay(self, receipt: dict[str, Any]) -> None:
+    def _check_replay(self, receipt: Receipt) -> None:
         world = self._world
         if world.plan.number % 8:
             return

@@ -6,9 +6,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, final
+from dataclasses import replace
+from typing import TYPE_CHECKING, final
 
 from elasticdl.cli.jobs.job import (
     Diagnosis,
@@ -17,12 +18,11 @@ from elasticdl.cli.jobs.job import (
     LogEntry,
     LogWish,
     Report,
-    blank_status,
-    status_as_read,
 )
 from elasticdl.cluster.logs.log_files import LogFollower, last_lines, log_files, log_sizes
 from elasticdl.errors import ElasticDLError, ExitCode, NoSuchJob, PermanentError, TransientError
 from elasticdl.history.lines import began_at
+from elasticdl.job_status import JobStatus, unknown_status
 from elasticdl.jobdir.check_file import read_check
 from elasticdl.jobdir.job_end import job_action, job_end, job_name, killed_end, made_wall_s
 from elasticdl.jobdir.last_status import heard_of_s
@@ -61,24 +61,25 @@ class DirectoryJob:
         """See Job."""
         if check := read_check(self.directory):
             doing = ": ".join(filter(None, (_CHECKED, check.progress)))
-            return self._report("waiting", blank_status(doing, action=self.action, waiting=[doing]))
+            status = replace(unknown_status(doing), action=self.action, waiting=(doing,))
+            return self._report("waiting", status)
         end = job_end(self.directory)
         if end is not None:
             outcome, known = end
-            return self._report(outcome.state, status_as_read(outcome.message, known), outcome)
+            status = known or unknown_status(outcome.message)
+            return self._report(outcome.state, status, outcome)
         if not self.directory.master.exists():
-            return self._report(
-                "waiting", blank_status("its master is starting", waiting=["master-0 is starting"])
-            )
+            status = unknown_status("its master is starting")
+            return self._report("waiting", replace(status, waiting=("master-0 is starting",)))
         try:
-            status = blank_status("") | self.status()
+            status = self.status()
         except TransientError as error:
-            return self._report("running", blank_status(error.message))
+            return self._report("running", unknown_status(error.message))
         except PermanentError as error:
-            return self._report("running", blank_status(f"{error.message}; {error.hint}"))
+            return self._report("running", unknown_status(f"{error.message}; {error.hint}"))
         return self._report("running", status)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> JobStatus:
         """What the master tells. Raises ElasticDLError."""
         with self._master() as master:
             return master.status()
@@ -182,10 +183,10 @@ class DirectoryJob:
         missing = "" if record.occurrences else f"there is nothing in {self.directory.events} yet"
         return Diagnosis(record.story, missing)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         """See Job."""
         from elasticdl.cluster.logs.log_tails import ends_in
-        from elasticdl.history.snapshot import series_in, shown_status, snapshot
+        from elasticdl.history.snapshot import StatusReading, series_in, snapshot
 
         report, record, outcome = self.report(), self._record(), self.outcome()
         about = self._about(record.started_at or made_wall_s(self.directory))
@@ -193,15 +194,15 @@ class DirectoryJob:
         now = (
             record.occurrences[-1].at if outcome is not None and record.occurrences else time.time()
         )
-        status = shown_status(about, report.status, now=now, state=report.state)
+        reading = StatusReading(about, report.status, report.state, now)
         ended = (
             None
             if outcome is None
             else {"exit_code": outcome.exit_code, "message": outcome.message, "hint": outcome.hint}
         )
         with _readable(self.directory):
-            logs = ends_in(self.directory.logs, status)
-            return snapshot(about, status, record, series_in(self.directory.path), ended, logs)
+            logs = ends_in(self.directory.logs, report.status)
+            return snapshot(reading, record, series_in(self.directory.path), ended, logs)
 
     def _record(self) -> Record:
         """What is written down; of a job that goes on, until now."""
@@ -244,9 +245,7 @@ class DirectoryJob:
                 sys.stdout.flush()
                 time.sleep(_LOOK_EVERY_S)
 
-    def _report(
-        self, state: str, status: Mapping[str, Any], outcome: Outcome | None = None
-    ) -> Report:
+    def _report(self, state: str, status: JobStatus, outcome: Outcome | None = None) -> Report:
         age_s = time.time() - (began_at(self.directory.events) or made_wall_s(self.directory))
         return Report.of(self, state, age_s, status, outcome)
 

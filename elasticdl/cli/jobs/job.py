@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, final
+
+from elasticdl.job_status import JobStatus
 
 if TYPE_CHECKING:
     from elasticdl.jobdir.outcome import Outcome
@@ -35,11 +37,7 @@ class JobLocation:
 @final
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a job is doing.
-
-    `status` always has every key of the master's `JobStatus`, with nothing in it where nothing is
-    known.
-    """
+    """How a job is doing."""
 
     job: str
     place: JobLocation
@@ -48,7 +46,7 @@ class Report:
     `cluster.job_facts.Standing`.
     """
     age_s: float
-    status: Mapping[str, Any]
+    status: JobStatus
     exit_code: int | None = None
     outcome: str = ""
     hint: str = ""
@@ -59,17 +57,17 @@ class Report:
         job: Job,
         state: str,
         age_s: float,
-        status: Mapping[str, Any],
+        status: JobStatus,
         end: Outcome | None = None,
         hint: str = "",
     ) -> Report:
         """`end`: how the job ended; without, what the status says of an end that is near."""
-        code, outcome = status.get("exit_code"), str(status.get("outcome") or "")
+        code, outcome = status.exit_code, status.outcome or ""
         if end is not None:
             code, outcome, hint = end.exit_code, end.message, end.hint
         return cls(job.name, job.place, state, max(0.0, age_s), status, code, outcome, hint)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For JSON and YAML: one schema, wherever the job is."""
         head = {
             "job": self.job,
@@ -78,12 +76,13 @@ class Report:
             "job_dir": self.place.job_dir,
         }
         tail = {"exit_code": self.exit_code, "outcome": self.outcome, "hint": self.hint}
-        return {**head, "state": self.state, "age_s": round(self.age_s, 1), **self.status, **tail}
+        state = {"state": self.state, "age_s": round(self.age_s, 1)}
+        return {**head, **state, **self.status.to_json(), **tail}
 
-    def as_row(self) -> dict[str, Any]:
+    def as_row(self) -> dict[str, object]:
         """For `list`."""
-        whole = self.as_dict()
-        records = {"trained": whole["records"]["trained"], "expected": whole["records"]["expected"]}
+        whole, counts = self.as_dict(), self.status.records
+        records = {"trained": counts.trained, "expected": counts.expected}
         keys = (
             "job",
             "place",
@@ -172,7 +171,7 @@ class Job(Protocol):
     def story(self) -> Diagnosis:
         """What happened so far, and why, also when it has ended."""
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         """All that its page shows, as `history.snapshot` has it.
 
         Raises ElasticDLError that says where it is, if that is elsewhere.
@@ -180,82 +179,6 @@ class Job(Protocol):
 
     def close(self) -> None:
         """Drop connections. The job does not notice."""
-
-
-def blank_status(message: str, **known: Any) -> dict[str, Any]:  # noqa: ANN401 - values of a status
-    """A status of a job of which only `message`, and what is `known`, can be told."""
-    from elasticdl.master.core.status import JobStatus, RecordCounts, ScaleStatus
-
-    blank = JobStatus(
-        action="",
-        phase="",
-        message=message,
-        at_s=0.0,
-        epoch=0,
-        epochs=0,
-        version=0,
-        records=RecordCounts(),
-        shards={},
-        scale=ScaleStatus(0, 0, 0, 0),
-        processes=(),
-        loss=None,
-        metrics={},
-        rounds=(),
-        checkpoints=(),
-        updates_lost=0,
-        waiting=(),
-        parked=(),
-        bad_examples=(),
-        receipt={"epochs": [], "total": {}},
-    )
-    return {**asdict(blank), "gauges": {}, "records_per_s": 0.0, **known}
-
-
-_OF_A_PROCESS = ("name", "role", "state", "where", "cause", "message", "shard")
-_OF_A_CHECKPOINT = ("version", "path")
-
-
-def status_as_read(message: str, read: object) -> dict[str, Any]:
-    """A status out of a file, which may be broken or of another version: what is not as it should
-    be is as in `blank_status`.
-    """
-    found: dict[str, Any] = _fitting(blank_status(message), read)
-    found["processes"] = _rows(found["processes"], _OF_A_PROCESS)
-    found["checkpoints"] = _rows(found["checkpoints"], _OF_A_CHECKPOINT)
-    found["metrics"] = {
-        str(name): value
-        for name, value in found["metrics"].items()
-        if isinstance(value, int | float)
-    }
-    found["loss"] = found["loss"] if isinstance(found["loss"], int | float) else None
-    return found
-
-
-def _rows(found: Sequence[object], keys: tuple[str, ...]) -> tuple[Mapping[str, Any], ...]:
-    return tuple(
-        row for row in found if isinstance(row, Mapping) and all(key in row for key in keys)
-    )
-
-
-def _fitting(blank: Any, read: Any) -> Any:  # noqa: ANN401 - any JSON value
-    match blank:
-        case Mapping():
-            given = read if isinstance(read, Mapping) else {}
-            return {
-                **given,
-                **{
-                    key: _fitting(value, given[key]) if key in given else value
-                    for key, value in blank.items()
-                },
-            }
-        case list() | tuple():
-            return read if isinstance(read, list | tuple) else blank
-        case str():
-            return read if isinstance(read, str) else blank
-        case int() | float():
-            return read if isinstance(read, int | float) else blank
-        case _:
-            return read
 
 
 @final

@@ -17,7 +17,6 @@ from elasticdl.cli.jobs.job import (
     LogEntry,
     LogWish,
     Report,
-    blank_status,
 )
 from elasticdl.cli.jobs.master_tunnel import CALL_S, MasterTunnel
 from elasticdl.cli.jobs.start_diagnosis import Patience, way_out
@@ -27,6 +26,7 @@ from elasticdl.errors import (
     PermanentError,
     TransientError,
 )
+from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -89,9 +89,7 @@ class KubernetesJob:
         message = "its master is starting"
         if facts.ended is None and not facts.waits_for:
             try:
-                return self._report(
-                    facts, blank_status("") | self._master.call(lambda master: master.status())
-                )
+                return self._report(facts, self._master.call(lambda master: master.status()))
             except NobodyListens:
                 message = _CHECKING
             except TransientError as error:
@@ -262,7 +260,7 @@ class KubernetesJob:
             f"its master left no story in its log ({why_not}); what was recorded is in {where}",
         )
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         """See Job. Only a master that runs has it."""
         return self._snapshot("?logs=1")
 
@@ -302,9 +300,7 @@ class KubernetesJob:
             )
         return facts
 
-    def _report(
-        self, facts: JobFacts, status: dict[str, Any], ended: Outcome | None = None
-    ) -> Report:
+    def _report(self, facts: JobFacts, status: JobStatus, ended: Outcome | None = None) -> Report:
         age_s = time.time() - facts.created_wall_s
         return Report.of(self, str(facts.standing), age_s, status, ended, _hint(facts))
 

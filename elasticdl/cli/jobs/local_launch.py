@@ -29,7 +29,8 @@ from elasticdl.cluster.local.cluster import LocalCluster
 from elasticdl.cluster.local.machine import usable_cores
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
 from elasticdl.job import JobSpec
-from elasticdl.jobdir.job_end import killed_end, read_end, resume_hint
+from elasticdl.job_status import JobStatus
+from elasticdl.jobdir.job_end import killed_end, read_end, resume_hint, status_in
 from elasticdl.jobdir.layout import JobDirectory, read_json
 from elasticdl.jobdir.outcome import Outcome
 
@@ -84,7 +85,7 @@ class LocalRun:
                 following.cancel()
                 with suppress(asyncio.CancelledError):
                     await following
-            self._view.show(read_json(directory.status).get("status"), events.read())
+            self._view.show(status_in(read_json(directory.status)), events.read())
             return outcome_of(directory, facts, interrupted=self._interrupts > 0)
         finally:
             self.answers.set()
@@ -143,7 +144,7 @@ class LocalRun:
             self._view.show(status, events.read())
             await asyncio.sleep(max(0.05, POLL_S - (time.monotonic() - began_s)))
 
-    async def _asked(self) -> dict[str, Any] | None:
+    async def _asked(self) -> JobStatus | None:
         try:
             status = await in_thread(self.job.status)
         except ElasticDLError:

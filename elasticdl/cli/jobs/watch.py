@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from elasticdl.cli.jobs.job import Job, Report
 from elasticdl.cli.views.live_view import View
 from elasticdl.cli.views.progress import ends
 from elasticdl.errors import ExitCode, TransientError
+from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.outcome import Outcome
 
 LOOK_EVERY_S = 1.0
@@ -29,7 +29,7 @@ def wait(job: Job, view: View, timeout_s: float | None = None) -> Outcome:
 
 def watch(job: Job, view: View, timeout_s: float | None = None) -> Outcome:
     """The same, showing how the job is doing. The job goes on if this is interrupted."""
-    before: Mapping[str, Any] | None = None
+    before: JobStatus | None = None
 
     def show(report: Report) -> None:
         nonlocal before

@@ -65,7 +65,7 @@ def list_(namespace: str, kube_context: str, everywhere: bool, form: str) -> Non
 def _row(report: Report) -> Sequence[str]:
     share = progress.job_share(report.status)
     done = share.percent if share.expected else "-"
-    what = plain(report.outcome or str(report.status["message"])).partition("\n")[0]
+    what = plain(report.outcome or report.status.message).partition("\n")[0]
     return report.job, _where(report), report.state, done, progress.age(report.age_s), what
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 import click
 
@@ -83,29 +82,26 @@ def _print_data(report: Report, form: Format) -> None:
 
 def lines(report: Report) -> list[str]:
     """A status in lines: the job, its processes, what it waits for."""
-    status: Mapping[str, Any] = report.status
+    status = report.status
     over = report.state in ENDS
-    shown = [plain(progress.head({**status, "message": report.state} if over else status))]
+    shown = [plain(progress.head(replace(status, message=report.state) if over else status))]
     if report.exit_code is not None:
         shown.append(
             f"{'ended' if over else 'ends'} with exit code {report.exit_code}:"
             f" {plain(report.outcome)}"
         )
-    receipt = status.get("receipt") or {}
-    why = str(receipt.get("why_left") or "").partition("\n")[0]
-    if why and not report.outcome.startswith(why):
-        shown.append(plain(f"left: {amount(receipt['total'].get('left', 0), 'record')}, {why}"))
+    if status.receipt is not None and status.receipt.why_left:
+        why = status.receipt.why_left.partition("\n")[0]
+        if not report.outcome.startswith(why):
+            shown.append(plain(f"left: {amount(status.receipt.total.left, 'record')}, {why}"))
     if report.hint:
         shown.append(f"hint: {plain(report.hint)}")
     rows = [
-        (p["name"], p["state"], p["where"], p["cause"] or "", plain(p["shard"] or p["message"]))
-        for p in status["processes"]
+        (p.name, p.state, p.where or "", p.cause or "", plain(p.shard or p.message))
+        for p in status.processes
     ]
     if rows:
         shown += progress.table([("PROCESS", "STATE", "WHERE", "CAUSE", "WHAT"), *rows])
-    shown += [f"waiting: {plain(reason)}" for reason in status.get("waiting") or ()]
-    shown += [
-        f"checkpoint: version {one['version']}, {one['path']}"
-        for one in (status.get("checkpoints") or ())[-1:]
-    ]
+    shown += [f"waiting: {plain(reason)}" for reason in status.waiting]
+    shown += [f"checkpoint: version {one.version}, {one.path}" for one in status.checkpoints[-1:]]
     return shown

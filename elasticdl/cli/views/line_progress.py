@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, final
+from collections.abc import Callable
+from typing import final
 
 from elasticdl.cli.jobs.job import Report
 from elasticdl.cli.views import progress
 from elasticdl.cli.views.console import plain
+from elasticdl.job_status import JobStatus
 
 _AGES = re.compile(r"\d+ s\b")
 EVERY_S = 10.0
@@ -26,7 +27,7 @@ class LineProgress:
         """`wall`: the time of day that a line begins with."""
         self._now_s = now_s
         self._wall = wall or (lambda: time.strftime("%Y-%m-%d %H:%M:%S"))
-        self._before: Mapping[str, Any] | None = None
+        self._before: JobStatus | None = None
         self._standing: tuple[object, ...] = ()
         self._waits: frozenset[str] = frozenset()
         self._head, self._told_s = "", float("-inf")
@@ -36,7 +37,7 @@ class LineProgress:
         status, found = report.status, []
         found += [progress.event_line(event) for event in progress.ends(self._before, status)]
         # A wait that only grew older is none that is new.
-        waits = {_AGES.sub("# s", reason): reason for reason in status.get("waiting") or ()}
+        waits = {_AGES.sub("# s", reason): reason for reason in status.waiting}
         found += [
             plain(f"waiting: {reason}")
             for shape, reason in waits.items()
@@ -56,7 +57,7 @@ class LineProgress:
 def _standing(report: Report) -> tuple[object, ...]:
     """What is worth a line of its own."""
     status = report.status
-    processes = tuple((one["name"], one["state"]) for one in progress.processes(status))
-    metrics = str(status.get("metrics"))  # as text: NaN is never equal to itself
-    checkpoints = len(status.get("checkpoints") or ())
-    return (report.state, status["message"], status["epoch"], processes, metrics, checkpoints)
+    processes = tuple((one.name, one.state) for one in progress.processes(status))
+    metrics = str(status.metrics)  # as text: NaN is never equal to itself
+    checkpoints = len(status.checkpoints)
+    return (report.state, status.message, status.epoch, processes, metrics, checkpoints)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO, final
 from elasticdl.cli.views import progress
 from elasticdl.cli.views.console import plain, tell
 from elasticdl.formatting import duration, number
-from elasticdl.history.snapshot import eta_s
+from elasticdl.job_status import JobStatus
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -31,7 +31,7 @@ class View(Protocol):
     def say(self, text: str) -> None:
         """One line that stays."""
 
-    def show(self, status: progress.Status | None, events: Sequence[Mapping[str, Any]]) -> None:
+    def show(self, status: JobStatus | None, events: Sequence[Mapping[str, Any]]) -> None:
         """The newest status, None while the master cannot be asked, and what was announced since
         the last call.
         """
@@ -52,7 +52,7 @@ class LineView:
     def say(self, text: str) -> None:
         tell(text, self._stream)
 
-    def show(self, status: progress.Status | None, events: Sequence[Mapping[str, Any]]) -> None:
+    def show(self, status: JobStatus | None, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:
             if event.get("level") != "detail":
                 self.say(progress.event_line(event))
@@ -71,7 +71,7 @@ class NoView:
     def say(self, text: str) -> None:
         pass
 
-    def show(self, status: progress.Status | None, events: Sequence[Mapping[str, Any]]) -> None:
+    def show(self, status: JobStatus | None, events: Sequence[Mapping[str, Any]]) -> None:
         pass
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class LiveView:
     def say(self, text: str) -> None:
         self._console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
 
-    def show(self, status: progress.Status | None, events: Sequence[Mapping[str, Any]]) -> None:
+    def show(self, status: JobStatus | None, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:
             if event.get("level", "info") != "info":
                 self.say(progress.event_line(event))
@@ -106,7 +106,7 @@ class LiveView:
         self._live.stop()
 
 
-def picture(status: progress.Status, events: Sequence[str], columns: int = 80) -> Group:
+def picture(status: JobStatus, events: Sequence[str], columns: int = 80) -> Group:
     """The live picture: progress, measures, processes, waits, last events.
 
     `columns`: of the terminal.
@@ -116,47 +116,44 @@ def picture(status: progress.Status, events: Sequence[str], columns: int = 80) -
     from rich.table import Table
     from rich.text import Text
 
-    job, epoch, remaining = progress.job_share(status), progress.epoch_share(status), eta_s(status)
+    job, epoch, remaining = progress.job_share(status), progress.epoch_share(status), status.eta_s
     bars = Table.grid(padding=(0, 1))
-    shown = [("job", job)] + ([("epoch", epoch)] if int(status.get("epochs") or 0) > 1 else [])
+    shown = [("job", job)] + ([("epoch", epoch)] if status.epochs > 1 else [])
     bar = min(_LONGEST_BAR, max(_SHORTEST_BAR, columns - _BESIDE_A_BAR))
     for title, share in shown:
         words = f"{share.percent:>5}  {share.done:,} of {share.expected:,}"
         bars.add_row(title, ProgressBar(total=1.0, completed=share.fraction, width=bar), words)
-    rate = f"{number(status.get('records_per_s') or 0)} records/s"
+    rate = f"{number(status.records_per_s)} records/s"
     facts = [rate, *progress.version(status), *progress.measures(status)]
     if remaining is not None:
         facts.insert(0, f"ETA {duration(remaining)}")
     parts: list[Any] = [
-        Text(plain(str(status["message"])), style="bold"),
+        Text(plain(status.message), style="bold"),
         bars,
         Text(" · ".join(facts)),
         _process_table(status),
     ]
-    parts += [
-        Text(f"waiting: {plain(reason)}", style="yellow")
-        for reason in (status.get("waiting") or ())[:4]
-    ]
+    parts += [Text(f"waiting: {plain(reason)}", style="yellow") for reason in status.waiting[:4]]
     parts += [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in events]
     return Group(*parts)
 
 
-def _process_table(status: progress.Status) -> Any:  # noqa: ANN401 - rich's own type would import it for everybody
+def _process_table(status: JobStatus) -> Any:  # noqa: ANN401 - rich's own type would import it for everybody
     from rich.table import Table
     from rich.text import Text
 
     table = Table.grid(padding=(0, 2))
     live = progress.processes(status)
     for process in live[:_SHOWN_PROCESSES]:
-        gauges = (status.get("gauges") or {}).get(process["name"], {})
+        gauges = status.gauges.get(process.name, {})
         rate = f"{number(gauges['records_per_s'])}/s" if gauges.get("records_per_s") else ""
-        state = Text(process["state"], style="green" if process["state"] == "ready" else "yellow")
+        state = Text(process.state, style="green" if process.state == "ready" else "yellow")
         # Not as plain text: `[…]` in a message is no markup.
         table.add_row(
-            process["name"],
+            process.name,
             state,
             rate,
-            Text(plain(process.get("shard") or process.get("message") or "")),
+            Text(plain(process.shard or process.message)),
         )
     if len(live) > _SHOWN_PROCESSES:
         table.add_row(f"and {len(live) - _SHOWN_PROCESSES} more")

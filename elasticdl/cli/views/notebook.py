@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeAlias, final
 
 from elasticdl.cli.views import progress
 from elasticdl.cli.views.console import plain
-from elasticdl.cli.views.progress import Share, Status
+from elasticdl.cli.views.progress import Share
 from elasticdl.formatting import amount, duration, number
-from elasticdl.history.snapshot import eta_s
+from elasticdl.job_status import JobStatus
 
 _EVERY_S = 1.0
 _SHOWN_EVENTS, _SHOWN_PROCESSES = 6, 12
@@ -57,7 +57,7 @@ class NotebookView:
         self._title = title
         self._every_s = every_s
         self._events: deque[str] = deque(maxlen=_SHOWN_EVENTS)
-        self._status: Status | None = None
+        self._status: JobStatus | None = None
         self._painted_at_s = float("-inf")
         self._shown = show(self._picture())
 
@@ -67,10 +67,10 @@ class NotebookView:
         self._events.append(f"{where} (`elasticdl dashboard` opens it)" if token else text)
         self._paint()
 
-    def show(self, status: Status | None, events: Sequence[Mapping[str, Any]]) -> None:
+    def show(self, status: JobStatus | None, events: Sequence[Mapping[str, Any]]) -> None:
         self._events.extend(progress.event_line(event) for event in events)
         self._status = status if status is not None else self._status
-        over = status is not None and status.get("phase") == "ended"
+        over = status is not None and status.phase == "ended"
         if events or over or time.monotonic() - self._painted_at_s >= self._every_s:
             self._paint()
 
@@ -85,21 +85,18 @@ class NotebookView:
         return picture(self._title, self._status, self._events)
 
 
-def picture(title: str, status: Status | None, events: Sequence[str] = ()) -> Html:
+def picture(title: str, status: JobStatus | None, events: Sequence[str] = ()) -> Html:
     """A job as HTML, in the colours of whatever is around it, and as text."""
     parts = [f"<b>{_text(title)}</b>"]
     words = [title]
     if status is not None:
-        parts[0] += f": {_text(status['message'])}"
+        parts[0] += f": {_text(status.message)}"
         parts += [
             _bars(status),
             f"<div>{_text(' · '.join(_facts(status)))}</div>",
             _processes(status),
         ]
-        parts += [
-            f"<div><i>waiting: {_text(reason)}</i></div>"
-            for reason in (status.get("waiting") or ())[:4]
-        ]
+        parts += [f"<div><i>waiting: {_text(reason)}</i></div>" for reason in status.waiting[:4]]
         words.append(progress.head(status))
     parts += [f'<div style="opacity:.7">{_text(line)}</div>' for line in events]
     return Html(
@@ -107,16 +104,16 @@ def picture(title: str, status: Status | None, events: Sequence[str] = ()) -> Ht
     )
 
 
-def _facts(status: Status) -> list[str]:
-    remaining = eta_s(status)
-    rate = f"{number(status.get('records_per_s') or 0)} records/s"
+def _facts(status: JobStatus) -> list[str]:
+    remaining = status.eta_s
+    rate = f"{number(status.records_per_s)} records/s"
     facts = [rate, *progress.version(status), *progress.measures(status)]
     return [*([f"ETA {duration(remaining)}"] if remaining is not None else []), *facts]
 
 
-def _bars(status: Status) -> str:
+def _bars(status: JobStatus) -> str:
     shares = [("job", progress.job_share(status))]
-    if int(status.get("epochs") or 0) > 1:
+    if status.epochs > 1:
         shares.append(("epoch", progress.epoch_share(status)))
     return "".join(_bar(title, share) for title, share in shares if share.expected)
 
@@ -129,11 +126,11 @@ def _bar(title: str, share: Share) -> str:
     )
 
 
-def _processes(status: Status) -> str:
+def _processes(status: JobStatus) -> str:
     live = progress.processes(status)
     rows = "".join(
-        f"<tr><td>{_text(one['name'])}</td><td>{_text(one['state'])}</td>"
-        f"<td>{_text(one.get('shard') or one.get('message') or '')}</td></tr>"
+        f"<tr><td>{_text(one.name)}</td><td>{_text(one.state)}</td>"
+        f"<td>{_text(one.shard or one.message)}</td></tr>"
         for one in live[:_SHOWN_PROCESSES]
     )
     if len(live) > _SHOWN_PROCESSES:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from elasticdl.cli.views.console import plain
 from elasticdl.formatting import amount, duration, number, percent
-from elasticdl.history.snapshot import eta_s as eta_s
-
-Status: TypeAlias = Mapping[str, Any]
+from elasticdl.job_status import JobStatus, ProcessStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +29,17 @@ class Share:
         return percent(self.done, self.expected)
 
 
-def job_share(status: Status) -> Share:
+def job_share(status: JobStatus) -> Share:
     """Of all epochs."""
-    records = status["records"]
-    return Share(records["trained"], records["expected"])
+    return Share(status.records.trained, status.records.expected)
 
 
-def epoch_share(status: Status) -> Share:
+def epoch_share(status: JobStatus) -> Share:
     """Of the present epoch."""
-    epochs = status["receipt"].get("epochs") or []
-    if not epochs:
+    if status.receipt is None or not status.receipt.epochs:
         return Share(0, 0)
-    row = epochs[-1]
-    return Share(row["trained"], row["expected"])
+    newest = status.receipt.epochs[-1]
+    return Share(newest.trained, newest.expected)
 
 
 def age(seconds: float) -> str:
@@ -74,51 +70,49 @@ def named_values(loss: float | None, metrics: Mapping[str, float]) -> dict[str, 
     }
 
 
-def measures(status: Status) -> list[str]:
+def measures(status: JobStatus) -> list[str]:
     """Loss of the training, metrics of the last evaluation, staleness."""
-    values = named_values(status.get("loss"), status.get("metrics") or {})
+    values = named_values(status.loss, status.metrics)
     found = [f"{name} {value:.4g}" for name, value in values.items()]
-    gauges = (status.get("gauges") or {}).items()
     stale = [
         one["staleness_mean"]
-        for process, one in gauges
+        for process, one in status.gauges.items()
         if process.startswith("worker-") and "staleness_mean" in one
     ]
     if stale:
         found.append(f"staleness {sum(stale) / len(stale):.2g}")
-    if status.get("updates_lost"):
-        found.append(f"updates lost {status['updates_lost']}")
+    if status.updates_lost:
+        found.append(f"updates lost {status.updates_lost}")
     return found
 
 
-def version(status: Status) -> list[str]:
+def version(status: JobStatus) -> list[str]:
     """Of the model; nothing where one that was trained before has not been read yet."""
     return (
-        [f"version {status['version']}"]
-        if status["version"] or status.get("action") not in ("evaluate", "predict")
+        [f"version {status.version}"]
+        if status.version or status.action not in ("evaluate", "predict")
         else []
     )
 
 
-def processes(status: Status) -> list[Mapping[str, Any]]:
+def processes(status: JobStatus) -> list[ProcessStatus]:
     """Those that have not ended."""
-    return [process for process in status.get("processes") or () if process["state"] != "ended"]
+    return [process for process in status.processes if process.state != "ended"]
 
 
-def head(status: Status) -> str:
+def head(status: JobStatus) -> str:
     """The job in one line."""
     share = job_share(status)
-    workers = [process for process in processes(status) if process["role"] == "worker"]
-    ready = sum(process["state"] == "ready" for process in workers)
-    parts = [str(status["message"])]
+    workers = [process for process in processes(status) if process.role == "worker"]
+    ready = sum(process.state == "ready" for process in workers)
+    parts = [status.message]
     if share.expected:
         parts.append(f"{share.done:,}/{amount(share.expected, 'record')} ({share.percent})")
-    if status.get("records_per_s"):
-        parts.append(f"{number(status['records_per_s'])}/s")
-    remaining = eta_s(status)
-    if remaining is not None:
-        parts.append(f"ETA {duration(remaining)}")
-    if status["version"] or workers:
+    if status.records_per_s:
+        parts.append(f"{number(status.records_per_s)}/s")
+    if status.eta_s is not None:
+        parts.append(f"ETA {duration(status.eta_s)}")
+    if status.version or workers:
         parts += version(status)
     if workers:
         parts.append(f"{ready}/{amount(len(workers), 'worker')}")
@@ -129,21 +123,19 @@ def head(status: Status) -> str:
 _QUIET_ENDS = ("finished", "drained")
 
 
-def ends(before: Status | None, now: Status) -> list[Mapping[str, Any]]:
+def ends(before: JobStatus | None, now: JobStatus) -> list[Mapping[str, Any]]:
     """What ended between two statuses, as announcements; nothing for the first one."""
     if before is None:
         return []
-    over = {
-        process["name"] for process in before.get("processes") or () if process["state"] == "ended"
-    }
+    over = {process.name for process in before.processes if process.state == "ended"}
     return [
         {
-            "text": f"{process['name']}: {process['message'] or 'ended'}",
-            "cause": process["cause"],
-            "level": "info" if process["cause"] in _QUIET_ENDS else "warning",
+            "text": f"{process.name}: {process.message or 'ended'}",
+            "cause": process.cause,
+            "level": "info" if process.cause in _QUIET_ENDS else "warning",
         }
-        for process in now.get("processes") or ()
-        if process["state"] == "ended" and process["name"] not in over
+        for process in now.processes
+        if process.state == "ended" and process.name not in over
     ]
 
 

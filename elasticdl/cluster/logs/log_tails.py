@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, final
 
@@ -14,6 +14,7 @@ from elasticdl.cluster.base import Cluster, LogPart, NoSuchLog
 from elasticdl.cluster.logs.log_files import log_sizes, read_log
 from elasticdl.errors import ElasticDLError
 from elasticdl.formatting import size
+from elasticdl.job_status import JobStatus
 
 EACH_BYTES = 64 << 10
 ALL_BYTES = 2 << 20
@@ -39,7 +40,7 @@ class _Ends:
         return True
 
 
-def ends_in(directory: Path, status: Mapping[str, Any]) -> list[dict[str, Any]]:
+def ends_in(directory: Path, status: JobStatus) -> list[dict[str, Any]]:
     """{"process", "text"} of the logs in a directory. What cannot be read is left out."""
     ends = _Ends()
     try:
@@ -56,7 +57,7 @@ def ends_in(directory: Path, status: Mapping[str, Any]) -> list[dict[str, Any]]:
     return ends.found
 
 
-async def ends_of(cluster: Cluster, status: Mapping[str, Any]) -> list[dict[str, Any]]:
+async def ends_of(cluster: Cluster, status: JobStatus) -> list[dict[str, Any]]:
     """The same of a job that runs, wherever its logs are; as many as can be read in a few
     seconds.
     """
@@ -78,7 +79,7 @@ async def ends_of(cluster: Cluster, status: Mapping[str, Any]) -> list[dict[str,
     return ends.found
 
 
-def _in_order(names: Iterable[str], status: Mapping[str, Any]) -> list[str]:
+def _in_order(names: Iterable[str], status: JobStatus) -> list[str]:
     """Those of processes that ended unasked, the last one first; then the master's; then by name,
     as numbers count.
     """
@@ -95,16 +96,16 @@ def _in_order(names: Iterable[str], status: Mapping[str, Any]) -> list[str]:
     return sorted(names, key=place)
 
 
-def _failed(status: Mapping[str, Any]) -> Iterator[str]:
+def _failed(status: JobStatus) -> Iterator[str]:
     """Names with and without incarnation: local logs have one file for all of them."""
     rows = [
-        one
-        for one in status.get("processes") or ()
-        if one["state"] == "ended" and one["cause"] not in _QUIET
+        process
+        for process in status.processes
+        if process.state == "ended" and process.cause not in _QUIET
     ]
-    for row in sorted(rows, key=lambda one: -float(one["since_s"])):
-        yield str(row["name"])
-        yield str(row["name"]).partition(".")[0]
+    for row in sorted(rows, key=lambda process: -process.since_s):
+        yield row.name
+        yield row.name.partition(".")[0]
 
 
 def _entry(process: str, part: LogPart) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.job_status import StallStatus
 from elasticdl.master.core import events
 from elasticdl.master.core.activities import Activities
 from elasticdl.master.core.commands import (
@@ -43,7 +44,6 @@ from elasticdl.master.core.obligations import Obligations
 from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.master.core.progress_marks import Mark, ProgressMarks
 from elasticdl.master.core.remedies import Remedies
-from elasticdl.master.core.status import StallStatus
 
 _TIMES_LONGEST = 5.0
 _WITHOUT_PROGRESS_TIMES = 10.0

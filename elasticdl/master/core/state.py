@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, final
+from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.errors import UserError
 from elasticdl.formatting import GIVING_PART
 from elasticdl.job import Action, JobSpec, Shuffle
+from elasticdl.job_status import JobStatus, Receipt
 from elasticdl.master.core import events, status_builder
 from elasticdl.master.core.activities import Activities
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
@@ -44,7 +45,6 @@ from elasticdl.master.core.ps.coordination import CUT_LIMIT_S, PsCoordination
 from elasticdl.master.core.remedies import Remedies
 from elasticdl.master.core.ring.coordination import RingCoordination
 from elasticdl.master.core.stalls import Stalls
-from elasticdl.master.core.status import JobStatus
 from elasticdl.master.core.waits import Waits
 from elasticdl.shard import Applied, SnapshotId, Source, Task
 
@@ -133,7 +133,7 @@ class JobState:
         waiting, stall = (*self._stalls.waits(), *found.waiting), self._stalls.status()
         return replace(found, waiting=waiting, stall=stall, moved_s=self._stalls.moved_s)
 
-    def receipt(self) -> dict[str, Any]:
+    def receipt(self) -> Receipt:
         """Records by epoch and in total: expected, trained, repeated, bad, lost."""
         return status_builder.receipt(
             self._context, status_builder.main_ledger(self._context, self._evaluation)

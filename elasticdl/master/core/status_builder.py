@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.formatting import START_PARTS, amount
 from elasticdl.job import Action
+from elasticdl.job_status import (
+    NO_RECORDS,
+    CheckpointStatus,
+    JobStatus,
+    NotBegun,
+    ProcessStatus,
+    Receipt,
+    ReceiptEpoch,
+    ReceiptTotal,
+    RecordCounts,
+    RoundStatus,
+    ScaleStatus,
+    ShardCounts,
+)
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.data.ledger import Count, HeldShard, Ledger, Stage
@@ -15,62 +26,53 @@ from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.pending_processes import PendingProcesses
 from elasticdl.master.core.processes.table import Life, Process
-from elasticdl.master.core.status import (
-    CheckpointStatus,
-    JobStatus,
-    ProcessStatus,
-    RecordCounts,
-    RoundStatus,
-    ScaleStatus,
-    ShardCounts,
-)
 
 _SHOWN_ROUNDS = 50
 _SHOWN_EPOCHS = 200
-_COUNTED = ("expected", "trained", "repeated", "bad", "lost", "left")
 
 
-def receipt(
-    context: JobContext, ledger: Ledger | None, newest: int | None = None
-) -> dict[str, Any]:
+def receipt(context: JobContext, ledger: Ledger | None, newest: int | None = None) -> Receipt:
     """What became of every record: expected = trained + bad + lost + left, in each epoch and in
     total; `repeated` beside.
 
     `epochs` are those that were begun, the `newest` of them only if that is given; `total` is of
-    all that were planned, with those that
-    are `not_begun`. `repeated_at_least`, if there: what a run before had trained is repeated, maybe
-    more of it than is known.
-    `why_left`: of a job that ended, or whose training ended early; '' as long as what is left is to
-    come.
+    all that were planned, with those that are `not_begun`.
     """
     counts = ledger.counts if ledger else []
-    rows = [{"epoch": epoch, **_row(count)} for epoch, count in enumerate(counts)]
     waiting, records = (ledger.epochs_not_begun, ledger.plan.records) if ledger else (0, 0)
-    total = {key: sum(row[key] for row in rows) for key in _COUNTED}
-    total["expected"] += waiting * records
-    total["left"] += waiting * records
-    shown = rows if newest is None else rows[-newest:]
-    return {
-        "epochs": shown,
-        "epochs_left_out": len(rows) - len(shown),
-        "not_begun": {"epochs": waiting, "records": waiting * records},
-        "total": total,
-        **({"repeated_at_least": True} if ledger and ledger.repeated_at_least else {}),
-        "why_left": _why_left(context) if total["left"] else "",
-    }
+    to_come = waiting * records
+    total = ReceiptTotal(
+        expected=sum(count.planned for count in counts) + to_come,
+        trained=sum(count.trained for count in counts),
+        repeated=sum(count.repeated for count in counts),
+        bad=sum(count.bad for count in counts),
+        lost=sum(count.lost for count in counts),
+        left=sum(count.left for count in counts) + to_come,
+    )
+    left_out = 0 if newest is None else max(0, len(counts) - newest)
+    return Receipt(
+        epochs=tuple(_row(epoch, counts[epoch]) for epoch in range(left_out, len(counts))),
+        epochs_left_out=left_out,
+        not_begun=NotBegun(waiting, to_come),
+        total=total,
+        repeated_at_least=bool(ledger and ledger.repeated_at_least),
+        why_left=_why_left(context) if total.left else None,
+        counted=None,
+    )
 
 
-def _row(count: Count) -> dict[str, int]:
-    values = (count.planned, count.trained, count.repeated, count.bad, count.lost, count.left)
-    return dict(zip(_COUNTED, values, strict=True))
+def _row(epoch: int, count: Count) -> ReceiptEpoch:
+    return ReceiptEpoch(
+        epoch, count.planned, count.trained, count.repeated, count.bad, count.lost, count.left
+    )
 
 
-def _why_left(context: JobContext) -> str:
+def _why_left(context: JobContext) -> str | None:
     if context.ended_early:
         return f"training ended early: {context.ended_early}"
     if context.work is not None and context.work.stopped:
         return "training had ended early before"
-    return context.outcome.message if context.outcome else ""
+    return context.outcome.message if context.outcome else None
 
 
 def status(
@@ -91,7 +93,8 @@ def status(
         epoch=main.epoch if main else 0,
         epochs=main.plan.epochs if main else 0,
         version=context.version,
-        records=_records(main, told["total"]),
+        records=_records(main, told.total),
+        records_per_s=0.0,
         shards=_shards(context, evaluation),
         scale=_scale(context),
         processes=tuple(
@@ -113,8 +116,11 @@ def status(
         parked=tuple(context.given_up),
         bad_examples=tuple(context.bad_examples),
         receipt=told,
-        outcome=outcome.message if outcome else "",
+        outcome=outcome.message if outcome else None,
         exit_code=int(outcome.exit_code) if outcome else None,
+        stall=None,
+        moved_s=0.0,
+        gauges={},
         dropped={str(cause): count for cause, count in sorted(context.dropped.items())},
         ends={
             str(role): {str(cause): count for cause, count in ends.items()}
@@ -155,11 +161,18 @@ def _message(context: JobContext, evaluation: Evaluation) -> str:
             return context.outcome.message if context.outcome else "over"
 
 
-def _records(ledger: Ledger | None, total: Mapping[str, int]) -> RecordCounts:
-    return (
-        RecordCounts(**total, resumed=ledger.resumed, undone=ledger.undone)
-        if ledger
-        else RecordCounts()
+def _records(ledger: Ledger | None, total: ReceiptTotal) -> RecordCounts:
+    if ledger is None:
+        return NO_RECORDS
+    return RecordCounts(
+        total.expected,
+        total.trained,
+        total.repeated,
+        total.bad,
+        total.lost,
+        total.left,
+        resumed=ledger.resumed,
+        undone=ledger.undone,
     )
 
 
@@ -201,18 +214,18 @@ def _process(
         str(process.life if at_work else Life.STARTING),
         max(process.since_s, process.ready_s or 0.0) if process.up else process.since_s,
         process.started_s,
-        process.where,
-        str(process.cause or ""),
+        process.where or None,
+        str(process.cause) if process.cause else None,
         process.message if at_work else START_PARTS.get(process.part, process.part),
-        _doing(context, evaluation, process.name) if process.life is not Life.ENDED else "",
+        _doing(context, evaluation, process.name) if process.life is not Life.ENDED else None,
         main.done_by[process.name] if main else 0,
         process.evaluated_records,
     )
 
 
-def _doing(context: JobContext, evaluation: Evaluation, name: ProcessName) -> str:
+def _doing(context: JobContext, evaluation: Evaluation, name: ProcessName) -> str | None:
     if name.role is not Role.WORKER:
-        return ""
+        return None
     current = evaluation.round
     for ledger in (current.ledger if current else None, context.work):
         for held in ledger.held_by(name) if ledger else ():
@@ -221,7 +234,7 @@ def _doing(context: JobContext, evaluation: Evaluation, name: ProcessName) -> st
             return where + (f" ({held.stage})" if held.stage is not Stage.LEASED else "")
     if current is not None and current.summary.holder == name:
         return f"summary of round {current.number}"
-    return "export" if context.export is not None and context.export.holder == name else ""
+    return "export" if context.export is not None and context.export.holder == name else None
 
 
 def _done(held: HeldShard) -> str:

@@ -18,7 +18,8 @@ def run_before(directory: JobDirectory) -> RunBefore:
     """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         status = newest_status(directory)
-        since_s, counts = float(status["at_s"]), _counts(status["receipt"])
+        since_s, epochs = status.at_s, status.receipt.epochs if status.receipt else ()
+        counts = {row.epoch: (row.trained, row.repeated) for row in epochs}
         # The row of a loss is written within a second: the status is older, and all rows before it
         # may be of other runs.
         rows = [row for row in last_measured(directory) if float(row["at_s"]) >= since_s]

@@ -180,13 +180,16 @@ class ProcessGateway:
                 self.leave(name, f"was not heard of for {silent_s:.0f} s")
                 self._queue.post(ProcessSilent(self._queue.at_s(), name, silent_s))
 
-    def numbers(self) -> dict[str, object]:
-        """For people, beside the core's status: `gauges` by process, `records_per_s` in total."""
-        at_s = self._queue.at_s()
+    def records_per_s(self) -> float:
+        """Of all workers."""
+        return round(self.throughput.total(self._queue.at_s()), 1)
+
+    def gauges(self) -> dict[str, dict[str, float]]:
+        """What processes measure, by process and name of the gauge."""
         gauges = {str(name): dict(presence.gauges) for name, presence in self.sessions}
-        for worker, rate in self.throughput.by_worker(at_s).items():
+        for worker, rate in self.throughput.by_worker(self._queue.at_s()).items():
             gauges.setdefault(str(worker), {})["records_per_s"] = round(rate, 1)
-        return {"gauges": gauges, "records_per_s": round(self.throughput.total(at_s), 1)}
+        return gauges
 
     async def _introduce(
         self, server: Server, event: ProcessAttached, told: asyncio.Future[None]

@@ -7,8 +7,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias, final
+from dataclasses import asdict, dataclass, replace
+from typing import TypeAlias, final
 
+from elasticdl.history.snapshot import StatusReading
+from elasticdl.job_status import ProcessStatus
 from elasticdl.master.status.event_frames import EventFrames, event_bytes
 from elasticdl.master.status.job_view import JobView
 
@@ -18,21 +21,29 @@ _LOOK_ON_S = 30.0
 """So long after the last browser left it goes on: they come back after a break."""
 _MOST_OCCURRENCES = 200
 """In one frame; more come with the next."""
-Row: TypeAlias = dict[str, Any]
+Event: TypeAlias = tuple[str, object]
+"""The name of a server-sent event, and its JSON value."""
 
 
-def rows_of(status: Mapping[str, Any]) -> dict[str, Row]:
-    """One row a process, with its gauges."""
-    gauges = status["gauges"]
-    return {
-        row["name"]: {**gauges[row["name"]], **row} if row["name"] in gauges else row
-        for row in status["processes"]
-    }
+@final
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A process with its gauges."""
+
+    process: ProcessStatus
+    gauges: Mapping[str, float]
+
+    def to_json(self) -> dict[str, object]:
+        """Flat."""
+        return {**self.gauges, **asdict(self.process)}
 
 
-def without_rows(status: Mapping[str, Any]) -> dict[str, Any]:
-    """A status but for what the rows have."""
-    return {key: value for key, value in status.items() if key not in ("processes", "gauges")}
+def head_of(reading: StatusReading) -> dict[str, object]:
+    """A reading without what the rows have."""
+    without = replace(reading.status, processes=(), gauges={})
+    head = replace(reading, status=without).to_json()
+    del head["processes"], head["gauges"]
+    return head
 
 
 @final
@@ -42,7 +53,7 @@ class ChangeFeed:
     def __init__(self, watched: JobView, feed: EventFrames) -> None:
         self._watched = watched
         self.feed = feed
-        self._status: Mapping[str, Any] = {}
+        self._head: dict[str, object] = {}
         self._rows: dict[str, Row] = {}
         self._seq, self._looks = -1, -1
         self._whole: tuple[int, bytes] = (-1, b"")
@@ -70,7 +81,7 @@ class ChangeFeed:
         here on.
         """
         if self._idle_s >= _LOOK_ON_S and not self.feed.closed:
-            if self._status:
+            if self._head:
                 # Somebody may come back to the frames of a time before nobody watched.
                 self._publish([])
             else:
@@ -87,14 +98,14 @@ class ChangeFeed:
     def whole(self) -> bytes:
         """The state that the newest frame left, for one that has none."""
         if self._whole[0] != self.feed.newest:
-            rows = {"rows": list(self._rows.values()), "gone": [], "all": True}
-            data = event_bytes("status", self._status) + event_bytes(
+            rows = {"rows": [row.to_json() for row in self._rows.values()], "gone": [], "all": True}
+            data = event_bytes("status", self._head) + event_bytes(
                 "processes", rows, self.feed.id(self.feed.newest)
             )
             self._whole = (self.feed.newest, data)
         return self._whole[1]
 
-    async def close(self, ended: Mapping[str, Any] | None) -> None:
+    async def close(self, ended: Mapping[str, object] | None) -> None:
         """Tell the last changes, and (None: the job goes on with another master) how the job
         ended.
         """
@@ -103,7 +114,7 @@ class ChangeFeed:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         self._watched.read_anew()
-        self._watched.collector.look(self._watched.reading())
+        self._watched.collector.look(self._watched.reading().status)
         self._watched.collector.save()
         if self._idle_s < _LOOK_ON_S:
             self._publish([("ended", dict(ended))] if ended is not None else [])
@@ -119,7 +130,7 @@ class ChangeFeed:
 
     def _tick(self) -> None:
         collector = self._watched.collector
-        collector.look(self._watched.reading())
+        collector.look(self._watched.reading().status)
         self._idle_s = 0.0 if self._watchers else self._idle_s + LOOK_EVERY_S
         if self._idle_s < _LOOK_ON_S:
             self._publish([])
@@ -127,10 +138,10 @@ class ChangeFeed:
             # Beside: a volume may take its time.
             self._saving = asyncio.ensure_future(collector.save_if_due())
 
-    def _publish(self, last: list[tuple[str, Any]]) -> None:
+    def _publish(self, last: list[Event]) -> None:
         self.feed.publish([*self._look(), *last])
 
-    def _look(self) -> list[tuple[str, Any]]:
+    def _look(self) -> list[Event]:
         """What changed since the last time."""
         reading = self._watched.reading()
         return [
@@ -140,30 +151,34 @@ class ChangeFeed:
             *self._samples(),
         ]
 
-    def _status_changes(self, reading: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        before, self._status = self._status, without_rows(reading)
+    def _status_changes(self, reading: StatusReading) -> Iterator[Event]:
+        before, self._head = self._head, head_of(reading)
         changed = {
             key: value
-            for key, value in self._status.items()
+            for key, value in self._head.items()
             if key not in before or before[key] != value
         }
         if changed:
             yield "status", changed
 
-    def _row_changes(self, reading: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        before, self._rows = self._rows, rows_of(reading)
-        changed = [row for name, row in self._rows.items() if before.get(name) != row]
+    def _row_changes(self, reading: StatusReading) -> Iterator[Event]:
+        status, before = reading.status, self._rows
+        self._rows = {
+            process.name: Row(process, status.gauges.get(process.name, {}))
+            for process in status.processes
+        }
+        changed = [row.to_json() for name, row in self._rows.items() if before.get(name) != row]
         gone = [name for name in before if name not in self._rows]
         if changed or gone:
             yield "processes", {"rows": changed, "gone": gone}
 
-    def _news(self) -> Iterator[tuple[str, Any]]:
+    def _news(self) -> Iterator[Event]:
         found = self._watched.event_log.after(self._seq, _MOST_OCCURRENCES)
         if found:
             self._seq = found[-1].seq
             yield "occurrences", [one.as_dict() for one in found]
 
-    def _samples(self) -> Iterator[tuple[str, Any]]:
+    def _samples(self) -> Iterator[Event]:
         collector = self._watched.collector
         if collector.newest and collector.looks != self._looks:
             yield "samples", [one.as_dict() for one in collector.newest]

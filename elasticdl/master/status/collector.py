@@ -18,7 +18,7 @@ from elasticdl.clock import Clock
 from elasticdl.history.lines import JsonLines, replace_whole
 from elasticdl.history.series import SeriesBook
 from elasticdl.history.snapshot import note_metrics
-from elasticdl.master.status.responses import encoded
+from elasticdl.job_status import JobStatus
 from elasticdl.master.tensorboard_scalars import ScalarRuns
 
 _LOG = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Collector:
         """
         self._path = path
         self._newest_path = newest
-        self._status: Mapping[str, Any] = {}
+        self._status: JobStatus | None = None
         self._clock = clock
         self._book = SeriesBook()
         self._versions: deque[tuple[float, int]] = deque()
@@ -102,17 +102,17 @@ class Collector:
         """A row went into metrics.jsonl: points of the loss or of metrics."""
         self._recorded += [Sample(*one) for one in note_metrics(self._book, row)]
 
-    def look(self, status: Mapping[str, Any]) -> list[Sample]:
+    def look(self, status: JobStatus) -> list[Sample]:
         """Take one sample of a status; the new points.
 
         About a millisecond for a thousand workers.
         """
-        at_s, records = float(status["at_s"]), int(status["records"]["trained"])
+        at_s, records = status.at_s, status.records.trained
         if not self.looks:
             self._book.break_off(at_s)
         found, self._recorded = self._recorded, []
         self._status = status
-        for (name, label, unit), value in self._values(status, at_s):
+        for (name, label, unit), value in self._values(status):
             if self._book.add((name, label, unit), at_s, records, value):
                 found.append(Sample(name, label, unit, at_s, records, value))
         self.newest, self.looks = found, self.looks + 1
@@ -123,12 +123,9 @@ class Collector:
         begin_s = self._clock.now_s()
         if begin_s < self._save_at_s:
             return
-        text = self._text()
-        status = (
-            encoded({"status": self._status})
-            if self._newest_path is not None and self._status
-            else b""
-        )
+        text, status = self._text(), ""
+        if self._newest_path is not None and self._status is not None:
+            status = json.dumps({"status": self._status.to_json()})
         took_s = self._clock.now_s() - begin_s
         self._save_at_s = begin_s + max(_SAVE_EVERY_S, took_s / _SAVE_SHARE)
         await asyncio.to_thread(self._write, text, status)
@@ -140,27 +137,25 @@ class Collector:
     def _text(self) -> str:
         return json.dumps(self._book.as_list(), allow_nan=False, separators=(",", ":"))
 
-    def _write(self, text: str, status: bytes = b"") -> None:
+    def _write(self, text: str, status: str = "") -> None:
         if self._path is None:
             return
         try:
             replace_whole(self._path, text.encode())
             if status and self._newest_path is not None:
-                replace_whole(self._newest_path, status)
+                replace_whole(self._newest_path, status.encode())
         except OSError as error:
             _LOG.warning("cannot save the curves in %s: %s", self._path, error)
 
-    def _values(
-        self, status: Mapping[str, Any], at_s: float
-    ) -> Iterator[tuple[Name, float | None]]:
-        yield ("records_per_s", "", "records/s"), float(status.get("records_per_s") or 0.0)
-        yield ("workers", "", "workers"), float(status["scale"]["observed"])
-        yield ("updates_per_s", "", "updates/s"), self._updates_per_s(at_s, int(status["version"]))
-        for process, gauges in (status.get("gauges") or {}).items():
+    def _values(self, status: JobStatus) -> Iterator[tuple[Name, float]]:
+        yield ("records_per_s", "", "records/s"), status.records_per_s
+        yield ("workers", "", "workers"), float(status.scale.observed)
+        yield ("updates_per_s", "", "updates/s"), self._updates_per_s(status.at_s, status.version)
+        for process, gauges in status.gauges.items():
             if process.startswith("worker-"):
                 for name, gauge, unit, factor in _BY_WORKER:
                     if gauge in gauges:
-                        yield (name, process, unit), float(gauges[gauge]) * factor
+                        yield (name, process, unit), gauges[gauge] * factor
 
     def _updates_per_s(self, at_s: float, version: int) -> float:
         """Over ten seconds: versions are told with heartbeats, in jumps.

@@ -31,7 +31,7 @@ class Frame:
     data: bytes
 
 
-def event_bytes(name: str, payload: Any, id: str = "") -> bytes:  # noqa: ANN401 - any JSON value
+def event_bytes(name: str, payload: object, id: str = "") -> bytes:
     """One server-sent event. JSON has no line breaks of its own."""
     mark = f"id: {id}\n" if id else ""
     return f"{mark}event: {name}\ndata: ".encode() + encoded(payload) + b"\n\n"

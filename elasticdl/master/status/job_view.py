@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
-from operator import attrgetter
+from dataclasses import replace
 from typing import Any, final
 
 from elasticdl.cluster.base import Cluster, ProcessName
 from elasticdl.errors import ExitCode
 from elasticdl.history.event_log import EventLog
-from elasticdl.history.snapshot import About, record_of, shown_status, snapshot
+from elasticdl.history.snapshot import About, StatusReading, record_of, snapshot
+from elasticdl.job_status import JobStatus
 from elasticdl.master.core.data.shard_list import ShardPage, ShardWish
 from elasticdl.master.core.events import Event
 from elasticdl.master.core.job_context import Phase
 from elasticdl.master.core.state import JobState
-from elasticdl.master.core.status import ProcessStatus
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.status.collector import Collector
@@ -24,7 +23,7 @@ from elasticdl.master.status.responses import Refusal
 
 FRESH_S = 0.5
 _HANDLED_WITHIN_S = 10.0
-_STATES = {
+_STATES: dict[str, str] = {
     Phase.STARTING: "starting",
     Phase.WORKING: "running",
     Phase.EVALUATING: "evaluating",
@@ -35,23 +34,13 @@ _STATES = {
 _ENDS = {ExitCode.DONE: "done", ExitCode.INTERRUPTED: "stopped"}
 
 
-_ROW = tuple(field.name for field in fields(ProcessStatus))
-row_of = attrgetter(*_ROW)
-
-
-def job_status(core: JobState, gateway: ProcessGateway) -> dict[str, Any]:
-    """The core's status with what only an onlooker knows."""
-    numbers, status = gateway.numbers(), core.status()
-    found = asdict(replace(status, processes=()))
-    # There may be a thousand of them, and `asdict` takes its time.
-    found["processes"] = [
-        dict(zip(_ROW, row_of(process), strict=True)) for process in status.processes
-    ]
-    found["records"]["records_per_s"] = numbers["records_per_s"]
-    if found["phase"] in (Phase.ENDING, Phase.ENDED):
-        # What went by in the last seconds of a job that is over says nothing of it.
-        found["records"]["records_per_s"] = numbers["records_per_s"] = 0.0
-    return {**found, **numbers}
+def job_status(core: JobState, desk: ProcessGateway) -> JobStatus:
+    """The core's status with what processes measure."""
+    status = core.status()
+    # What went by in the last seconds of a job that is over says nothing of it.
+    over = status.phase in (Phase.ENDING, Phase.ENDED)
+    rate = 0.0 if over else desk.records_per_s()
+    return replace(status, gauges=desk.gauges(), records_per_s=rate)
 
 
 def end_in_words(exit_code: int) -> str:
@@ -59,14 +48,14 @@ def end_in_words(exit_code: int) -> str:
     return _ENDS.get(exit_code, "failed")  # type: ignore[call-overload, no-any-return]
 
 
-def state_in_words(status: Mapping[str, Any]) -> str:
+def state_in_words(status: JobStatus) -> str:
     """One or two words for the head of a page."""
-    phase, code = status["phase"], status["exit_code"]
+    phase, code = status.phase, status.exit_code
     if code is not None and phase in (Phase.ENDING, Phase.ENDED):
         return end_in_words(code)
-    if phase == Phase.WORKING and not status["scale"]["observed"]:
+    if phase == Phase.WORKING and not status.scale.observed:
         return "waiting for workers"
-    return _STATES.get(phase, "ending")
+    return _STATES.get(phase or "", "ending")
 
 
 @final
@@ -88,47 +77,42 @@ class JobView:
         self.collector = collector
         self.cluster: Cluster | None = None
         """Set once processes can be started."""
-        self._reading: Mapping[str, Any] | None = None
+        self._reading: StatusReading | None = None
         self._read_s = 0.0
 
     def read_anew(self) -> None:
         """The next reading is of now."""
         self._reading = None
 
-    def reading(self) -> Mapping[str, Any]:
-        """The status as /api/v1/status has it, at most half a second old. Not to be changed."""
+    def reading(self) -> StatusReading:
+        """The status, at most half a second old."""
         now_s = self._queue.clock.now_s()
         if self._reading is None or now_s - self._read_s >= FRESH_S:
             found = job_status(self._core, self._gateway)
             view_age_s = self.cluster.view_age_s if self.cluster is not None else None
             wall_s = self._queue.clock.wall_s()
-            self._reading = shown_status(
-                self.about, found, now=wall_s, state=state_in_words(found), view_age_s=view_age_s
+            self._reading = StatusReading(
+                self.about, found, state_in_words(found), wall_s, view_age_s
             )
             self._read_s = now_s
         return self._reading
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         """All that the page is drawn from."""
-        status = self.reading()
-        return snapshot(
-            self.about,
-            status,
-            record_of(self.event_log, status),
-            self.collector.as_list(),
-            self.outcome(),
-        )
+        reading = self.reading()
+        record = record_of(self.event_log, reading.status)
+        return snapshot(reading, record, self.collector.as_list(), self.outcome())
 
     def timeline(self) -> Mapping[str, Any]:
         """Bars, generations and marks."""
-        return record_of(self.event_log, self.reading()).timeline
+        return record_of(self.event_log, self.reading().status).timeline
 
-    def outcome(self) -> dict[str, Any] | None:
+    def outcome(self) -> dict[str, object] | None:
         """How the job ended; None while it goes on."""
-        status = self.reading()
-        if status["exit_code"] is None or status["phase"] != Phase.ENDED:
+        status = self.reading().status
+        if status.exit_code is None or status.phase != Phase.ENDED:
             return None
-        return {"exit_code": status["exit_code"], "message": status["outcome"], "hint": ""}
+        return {"exit_code": status.exit_code, "message": status.outcome, "hint": ""}
 
     def shards(self, wish: ShardWish) -> ShardPage:
         """Some of the shards."""
@@ -152,7 +136,7 @@ class JobView:
 
     def knows(self, name: ProcessName) -> bool:
         """There is, or was, a process of that name."""
-        return any(row["name"] == str(name) for row in self.reading()["processes"])
+        return any(row.name == str(name) for row in self.reading().status.processes)
 
     async def post(self, event: Event) -> None:
         """Put an event in and return when it was handled.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, final
+from collections.abc import Callable
+from typing import final
 
 from aiohttp import web
 
 from elasticdl.cluster.logs.log_tails import ends_of
+from elasticdl.history.snapshot import StatusReading
 from elasticdl.master.status.change_feed import ChangeFeed
 from elasticdl.master.status.job_view import JobView
 from elasticdl.master.status.metrics import CONTENT_TYPE, render
@@ -23,7 +24,7 @@ class JsonApi:
 
     def __init__(self, watched: JobView, live: ChangeFeed) -> None:
         self._watched, self._live = watched, live
-        self._made: dict[str, tuple[Mapping[str, Any], bytes]] = {}
+        self._made: dict[str, tuple[StatusReading, bytes]] = {}
 
     def routes(self) -> list[web.RouteDef]:
         """GET only."""
@@ -38,14 +39,14 @@ class JsonApi:
 
     async def status(self, _request: web.Request) -> web.Response:
         """See JobView.reading."""
-        return self._once("status", self._watched.reading)
+        return self._once("status", lambda: self._watched.reading().to_json())
 
     async def snapshot(self, request: web.Request) -> web.Response:
         """See `snapshot_of`; with `?logs=1` also the ends of the logs, for a report."""
         cluster = self._watched.cluster
         if "logs" in request.query and cluster is not None:
-            found = snapshot_of(self._watched, self._live)
-            return answer({**found, "logs": await ends_of(cluster, found["status"])})
+            found, status = snapshot_of(self._watched, self._live), self._watched.reading().status
+            return answer({**found, "logs": await ends_of(cluster, status)})
         return self._once("snapshot", lambda: snapshot_of(self._watched, self._live))
 
     async def occurrences(self, request: web.Request) -> web.Response:
@@ -69,11 +70,11 @@ class JsonApi:
     async def metrics(self, _request: web.Request) -> web.Response:
         """As Prometheus reads them."""
         body = self._made_once(
-            "metrics", lambda: render(self._watched.reading(), self._watched.about)
+            "metrics", lambda: render(self._watched.reading().status, self._watched.about)
         )
         return web.Response(body=body, headers={**NO_STORE, "Content-Type": CONTENT_TYPE})
 
-    def _once(self, what: str, make: Callable[[], Any]) -> web.Response:
+    def _once(self, what: str, make: Callable[[], object]) -> web.Response:
         return ready(self._made_once(what, lambda: encoded(make())))
 
     def _made_once(self, what: str, make: Callable[[], bytes]) -> bytes:
@@ -83,7 +84,7 @@ class JsonApi:
         return self._made[what][1]
 
 
-def snapshot_of(watched: JobView, live: ChangeFeed) -> dict[str, Any]:
+def snapshot_of(watched: JobView, live: ChangeFeed) -> dict[str, object]:
     """The snapshot, and where in the stream it stands."""
     live.heed()
     return {**watched.snapshot(), "stream_id": live.feed.id(live.feed.newest)}

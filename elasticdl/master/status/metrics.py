@@ -5,13 +5,15 @@ holds the two together.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, final
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TypeAlias, final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from elasticdl.history.snapshot import About
+from elasticdl.job_status import JobStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_PROCESSES = 1_000
@@ -60,8 +62,8 @@ _OF_PROCESSES = (
 """Gauge of the process, name, what it is, and what the gauge is multiplied with."""
 
 
-def render(status: Mapping[str, Any], about: About) -> bytes:
-    """The text of one scrape. Raises nothing for whatever a master's status holds."""
+def render(status: JobStatus, about: About) -> bytes:
+    """The text of one scrape."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Scrape(status, about))
     return generate_latest(registry)
@@ -74,7 +76,7 @@ _Samples: TypeAlias = Sequence[tuple[dict[str, str], float]]
 class _Scrape:
     """A collector, as prometheus_client wants it, of one status."""
 
-    def __init__(self, status: Mapping[str, Any], about: About) -> None:
+    def __init__(self, status: JobStatus, about: About) -> None:
         self._status = status
         self._about = about
 
@@ -94,52 +96,50 @@ class _Scrape:
             "version": about.version_of_elasticdl,
         }
         yield self._gauge("job_info", "What the job is; always 1.", [(info, 1)])
-        phases = [({"phase": phase}, int(status.get("phase") == phase)) for phase in PHASES]
+        phases = [({"phase": phase}, int(status.phase == phase)) for phase in PHASES]
         yield self._gauge(
             "job_phase", "1 for the phase that the job is in, 0 for the others.", phases
         )
         yield self._gauge(
             "job_start_time_seconds", "When the job began, in unix time.", [({}, about.started_at)]
         )
+        yield self._gauge("job_epoch", "The epoch that is trained, from 0.", [({}, status.epoch)])
+        yield self._gauge("job_epochs", "Epochs in all.", [({}, status.epochs)])
         yield self._gauge(
-            "job_epoch", "The epoch that is trained, from 0.", [({}, status["epoch"])]
-        )
-        yield self._gauge("job_epochs", "Epochs in all.", [({}, status["epochs"])])
-        yield self._gauge(
-            "job_waits", "Things that are waited for now.", [({}, len(status.get("waiting") or ()))]
+            "job_waits", "Things that are waited for now.", [({}, len(status.waiting))]
         )
         yield self._gauge(
             "stalled",
             "1 while the job stands still, else 0.",
-            [({}, int(bool(status.get("stall"))))],
+            [({}, int(status.stall is not None))],
         )
-        over = status.get("exit_code") is not None
-        quiet_s = 0.0 if over else max(0.0, status["at_s"] - (status.get("moved_s") or 0.0))
+        over = status.exit_code is not None
+        quiet_s = 0.0 if over else max(0.0, status.at_s - status.moved_s)
         yield self._gauge(
             "quiet_seconds", "Time since anything in the job last moved.", [({}, quiet_s)]
         )
 
     def _records(self) -> Iterator[Metric]:
-        records = self._status["records"]
-        yield self._gauge("records_expected", "Records of all epochs.", [({}, records["expected"])])
-        for name, what in (
-            ("trained", "Records that are done."),
-            ("repeated", "Records that were done once more, after a loss."),
-            ("bad", "Records that could not be read."),
-            ("lost", "Records that were given up."),
+        records = self._status.records
+        yield self._gauge("records_expected", "Records of all epochs.", [({}, records.expected)])
+        for name, what, count in (
+            ("trained", "Records that are done.", records.trained),
+            ("repeated", "Records that were done once more, after a loss.", records.repeated),
+            ("bad", "Records that could not be read.", records.bad),
+            ("lost", "Records that were given up.", records.lost),
         ):
-            yield self._counter(f"records_{name}", what, [({}, records[name])])
+            yield self._counter(f"records_{name}", what, [({}, count)])
         yield self._gauge(
             "records_left",
             "Records of all epochs that are to come, or that nobody trained.",
-            [({}, records["left"])],
+            [({}, records.left)],
         )
-        rate = self._status.get("records_per_s") or 0.0
+        rate = self._status.records_per_s
         yield self._gauge("records_per_second", "Records per second of all workers.", [({}, rate)])
         shards = [
-            ({"task": str(task), "state": str(state)}, count)
-            for task, counts in (self._status.get("shards") or {}).items()
-            for state, count in counts.items()
+            ({"task": task, "state": state}, count)
+            for task, counts in self._status.shards.items()
+            for state, count in asdict(counts).items()
         ]
         yield self._gauge(
             "shards", "Shards of all epochs, or of the current round of evaluation.", shards
@@ -147,68 +147,75 @@ class _Scrape:
 
     def _membership(self) -> Iterator[Metric]:
         status = self._status
-        scale = [({"kind": kind}, status["scale"][key]) for kind, key in _SCALE]
+        wanted = status.scale
+        scale: _Samples = [
+            ({"kind": "least"}, wanted.low),
+            ({"kind": "most"}, wanted.high),
+            ({"kind": "ordered"}, wanted.requested),
+            ({"kind": "ready"}, wanted.observed),
+        ]
         yield self._gauge(
             "workers", "Workers: the range that is wanted (least, most), ordered, and ready.", scale
         )
         rows = Counter(
-            (str(row["role"]), str(row["state"]))
-            for row in status.get("processes") or ()
-            if row["state"] != "ended"
+            (process.role, process.state)
+            for process in status.processes
+            if process.state != "ended"
         )
         states = [
             ({"role": role, "state": state}, count) for (role, state), count in sorted(rows.items())
         ]
         yield self._gauge("processes", "Processes that have not ended, by role and state.", states)
-        ends = [({"role": role, "cause": cause}, count) for role, cause, count in _ends(status)]
-        yield self._counter("process_ends", "Ends of processes, by role and cause.", ends)
-        dropped = [
-            ({"cause": str(cause)}, count) for cause, count in (status.get("dropped") or {}).items()
+        ends = [
+            ({"role": role, "cause": cause}, count)
+            for role, causes in status.ends.items()
+            for cause, count in causes.items()
         ]
+        yield self._counter("process_ends", "Ends of processes, by role and cause.", ends)
+        dropped = [({"cause": cause}, count) for cause, count in status.dropped.items()]
         yield self._counter(
             "messages_dropped",
             "Messages between processes that changed nothing, by cause.",
             dropped,
         )
-        ring = status.get("ring")
+        ring = status.ring
         yield self._gauge(
             "ring_generation",
             "The newest generation of the ring.",
-            [({}, ring["generation"])] if ring else [],
+            [({}, ring.generation)] if ring else [],
         )
         yield self._gauge(
-            "ring_members", "Workers in it.", [({}, len(ring["members"]))] if ring else []
+            "ring_members", "Workers in it.", [({}, len(ring.members))] if ring else []
         )
 
     def _model(self) -> Iterator[Metric]:
         status = self._status
         yield self._gauge(
-            "model_version", "Updates that the model has had.", [({}, status["version"])]
+            "model_version", "Updates that the model has had.", [({}, status.version)]
         )
         yield self._counter(
             "updates_lost",
             "Updates that went with parameter servers.",
-            [({}, status["updates_lost"])],
+            [({}, status.updates_lost)],
         )
-        loss = status.get("loss")
+        loss = status.loss
         yield self._gauge(
             "loss", "Mean training loss of the last steps.", [] if loss is None else [({}, loss)]
         )
-        metrics = [
-            ({"metric": str(name)}, value) for name, value in (status.get("metrics") or {}).items()
-        ]
+        metrics = [({"metric": name}, value) for name, value in status.metrics.items()]
         yield self._gauge("evaluation_metric", "Values of the last evaluation.", metrics)
-        newest = (status.get("checkpoints") or ())[-1:]
-        for name, what, key in (
-            ("checkpoint_version", "Version of the newest complete checkpoint.", "version"),
-            ("checkpoint_bytes", "Its size.", "bytes"),
-        ):
-            yield self._gauge(name, what, [({}, one[key]) for one in newest])
-        ages: _Samples = [({}, max(0.0, status["at_s"] - one["at_s"])) for one in newest]
+        newest = status.checkpoints[-1:]
+        yield self._gauge(
+            "checkpoint_version",
+            "Version of the newest complete checkpoint.",
+            [({}, one.version) for one in newest],
+        )
+        yield self._gauge("checkpoint_bytes", "Its size.", [({}, one.bytes) for one in newest])
+        ages: _Samples = [({}, max(0.0, status.at_s - one.at_s)) for one in newest]
         yield self._gauge("checkpoint_age_seconds", "Time since it was complete.", ages)
 
     def _processes(self) -> Iterator[Metric]:
-        found = list((self._status.get("gauges") or {}).items())[:MOST_PROCESSES]
+        found = list(self._status.gauges.items())[:MOST_PROCESSES]
         for gauge, name, what, factor in _OF_PROCESSES:
             yield self._gauge(
                 name,
@@ -239,12 +246,3 @@ class _Scrape:
                 f"{family.name}_total", {"job": self._about.name, **labels}, float(value)
             )
         return family
-
-
-_SCALE = (("least", "low"), ("most", "high"), ("ordered", "requested"), ("ready", "observed"))
-
-
-def _ends(status: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
-    for role, causes in (status.get("ends") or {}).items():
-        for cause, count in causes.items():
-            yield str(role), str(cause), int(count)

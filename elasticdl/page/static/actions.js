@@ -41,11 +41,11 @@ function show(verb, dialog) {
 
 // Another one than at first, once the job has begun.
 function sayWayOn() {
-  const told = job.about.way_on ?? "", at = told.lastIndexOf("with: ") + 6, kept = told.startsWith("go on") ? "A last checkpoint is taken: " : "";
+  const told = job.about.resume_command ?? "", at = told.lastIndexOf("with: ") + 6, kept = told.startsWith("go on") ? "A last checkpoint is taken: " : "";
   if (at < 6) return;
-  setText(byId("way-on-lead"), kept + told.slice(0, at).trim());
-  byId("way-on").replaceChildren(...commandOf(told.slice(at)));
-  byId("way-on").parentElement.hidden = false;
+  setText(byId("resume-command-lead"), kept + told.slice(0, at).trim());
+  byId("resume-command").replaceChildren(...commandOf(told.slice(at)));
+  byId("resume-command").parentElement.hidden = false;
 }
 
 async function send(ask, verb, dialog, fields) {

@@ -41,7 +41,7 @@ export function paintProcesses() {
   paintOne();
 }
 
-const searched = (row) => `${row.name} ${row.where} ${toneOf(row).word} ${row.message} ${row.shard}`.toLowerCase();
+const searched = (row) => `${row.name} ${row.where ?? ""} ${toneOf(row).word} ${row.message} ${row.shard ?? ""}`.toLowerCase();
 const doneWord = () => byId("process-table").tHead.querySelector("[data-key=records]").textContent.toLowerCase();
 const nowS = () => job.status.at_s ?? job.nowS;
 

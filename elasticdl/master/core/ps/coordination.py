@@ -9,6 +9,7 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.formatting import amount
 from elasticdl.job import Action
+from elasticdl.job_status import RingStatus
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.checkpoint.snapshots import Cutting, Snapshots
 from elasticdl.master.core.data.lease_obligations import lease_obligations
@@ -26,7 +27,6 @@ from elasticdl.master.core.events import (
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.obligation import LeaseKey, Obligation
 from elasticdl.master.core.processes.table import Process
-from elasticdl.master.core.status import RingStatus
 from elasticdl.master.core.wait_reasons import Awaited
 from elasticdl.shard import ShardId, SnapshotId
 

@@ -9,6 +9,7 @@ from typing import final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.job_status import RingStatus
 from elasticdl.master.core.commands import LookAgain, PublishRing, WithdrawRing, WorkFinished
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.events import ConnectionLost, RingTold
@@ -16,7 +17,6 @@ from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.master.core.ring import next_generation
 from elasticdl.master.core.ring.work import RingWork
-from elasticdl.master.core.status import RingStatus
 
 _LEAVE_LIMIT_S = 60.0
 _DOUBT_S = 3.0
