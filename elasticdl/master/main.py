@@ -29,7 +29,7 @@ from elasticdl.history.event_log import METRICS_POLICY, EventLog
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.history.lines import JsonLines
 from elasticdl.history.snapshot import StatusReading, about, record_of, snapshot
-from elasticdl.job import Action, JobSpec, Strategy
+from elasticdl.job import Action, JobSpec
 from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.last_status import cut_short, heard_of_s
 from elasticdl.jobdir.layout import JobDirectory
@@ -49,6 +49,7 @@ from elasticdl.master.executor.launcher import Launcher
 from elasticdl.master.executor.ring_coordinator import RingCoordinator
 from elasticdl.master.executor.shutdown_checkpoint import checkpoint_in_time
 from elasticdl.master.executor.snapshots import Snapshots
+from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welcome
@@ -152,14 +153,18 @@ class Master:
             lambda name, address: GrpcServerControl(str(name), address, credentials, plan.term),
         )
         self._fences = Fences(self._registry)
+
+        def ring(orders: OrderStreams) -> RingCoordinator:
+            return RingCoordinator(orders, plan.beginning.restore_from)
+
         self._gateway = ProcessGateway(
-            self.queue, self._registry, self._fences, _MAIN_TASK[spec.action], self.core.may_attach
+            self.queue,
+            self._registry,
+            self._fences,
+            _MAIN_TASK[spec.action],
+            self.core.may_attach,
+            ring if spec.trains_on_ring else None,
         )
-        if (
-            spec.training.distribution_strategy is Strategy.ALLREDUCE
-            and spec.action is Action.TRAIN
-        ):
-            self._gateway.ring = RingCoordinator(self._gateway.orders, plan.beginning.restore_from)
         self._archive = CheckpointArchive(spec, directory.checkpoints)
         self._archive.restore_from = plan.beginning.restore_from
         found = plan.preflight

@@ -22,7 +22,7 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.data.files import DataChanged
 from elasticdl.errors import ElasticDLError, PermanentError, UserError
 from elasticdl.formatting import BUILDING, GIVING_PART, IMPORTING
-from elasticdl.job import Action, Strategy
+from elasticdl.job import Strategy
 from elasticdl.model.bad_record_filter import BadRecords
 from elasticdl.model.tensorflow_import import load_tensorflow
 from elasticdl.rpc.conversation import Attached, Failure
@@ -192,11 +192,11 @@ class Link:
                 parameters.move(servers)
                 revival.moved(servers)
 
-        orders = Orders(client.orders, move, shutdown)
         generations = Generations(shutdown, outbox.drop)
-        orders.ring_by(generations.follow)
         states = StateReports(outbox, watch)
-        orders.state_by(states.ask)
+        orders = Orders(
+            client.orders, shutdown, move=move, ring=generations.follow, tell_state=states.ask
+        )
         reporter = Reporter(outbox, gauges, client, attached.heartbeat_s, shutdown, states)
         reporter.start()
         orders.start()
@@ -218,7 +218,7 @@ def work(
     importing.wait(link.context.shutdown)
     outbox.starting("build")
     spec = link.attached.spec
-    if spec.training.distribution_strategy is Strategy.ALLREDUCE and spec.action is Action.TRAIN:
+    if spec.trains_on_ring:
         return _work_on_ring(environment, client, link)
     from elasticdl.worker.ps.wiring import Assignment, assemble
     from elasticdl.worker.ring.evaluation import assemble_whole

@@ -23,6 +23,11 @@ pytestmark = pytest.mark.core
 LIMIT_S = 10.0
 
 
+def listen(orders, shutdown: Shutdown, move=lambda addresses: None) -> Orders:
+    """To orders that are about neither a ring nor the worker's state."""
+    return Orders(orders, shutdown, move=move, ring=pytest.fail, tell_state=pytest.fail)
+
+
 def follow(*orders: Order | Exception) -> tuple[Shutdown, list[tuple[str, ...]], Orders]:
     """A worker that heard these orders and, by the last of them, ends."""
     shutdown, moves = Shutdown(), []
@@ -33,7 +38,7 @@ def follow(*orders: Order | Exception) -> tuple[Shutdown, list[tuple[str, ...]],
                 raise order
             yield order
 
-    listening = Orders(stream, lambda addresses: moves.append(tuple(addresses)), shutdown)
+    listening = listen(stream, shutdown, lambda addresses: moves.append(tuple(addresses)))
     listening.start()
     assert shutdown.wait(LIMIT_S)
     return shutdown, moves, listening
@@ -64,7 +69,7 @@ def test_a_revocation_that_comes_before_there_is_a_pipeline_is_passed_on_later()
 
 def test_a_revocation_reaches_the_pipeline():
     heard, shutdown = threading.Event(), Shutdown()
-    orders = Orders(lambda: iter([Revoke("stopped", 1)]), lambda addresses: None, shutdown)
+    orders = listen(lambda: iter([Revoke("stopped", 1)]), shutdown)
     orders.revoke_by(lambda revocation: heard.set())
     orders.start()
     assert heard.wait(LIMIT_S)

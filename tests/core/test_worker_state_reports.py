@@ -98,8 +98,13 @@ def test_an_order_of_the_master_brings_the_state_with_the_next_report():
             reports.append(report)
 
     states = StateReports(outbox, HangWatch(ManualClock()))
-    orders = Orders(lambda: iter((TellState(), Finish())), lambda addresses: None, shutdown)
-    orders.state_by(lambda: (states.ask(), asked.set()))
+    orders = Orders(
+        lambda: iter((TellState(), Finish())),
+        shutdown,
+        move=lambda addresses: None,
+        ring=lambda order: None,
+        tell_state=lambda: (states.ask(), asked.set()),
+    )
     orders.start()
     assert asked.wait(LIMIT_S)
     reporter = Reporter(outbox, Gauges(ManualClock()), Master(), 3600.0, Shutdown(), states)

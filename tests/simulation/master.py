@@ -116,10 +116,13 @@ class Master:
         roster = PsRegistry(plan.servers, lambda name, address: Control(world, address))
         fences = Fences(roster)
         self.gateway = ProcessGateway(
-            self.inbox, roster, fences, Task.TRAINING, self.state.may_attach
+            self.inbox,
+            roster,
+            fences,
+            Task.TRAINING,
+            self.state.may_attach,
+            (lambda orders: RingCoordinator(orders, "", world.hub)) if plan.on_ring else None,
         )
-        if plan.on_ring:
-            self.gateway.ring = RingCoordinator(self.gateway.orders, "", world.hub)
         self.archive = Archive(world)
         told = _Told(world)
         launcher = Launcher(world.cluster, _spec_of)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
-from elasticdl.job import Action, JobSpec, Strategy
+from elasticdl.job import JobSpec
 
 COMMANDS = {
     Role.WORKER: (sys.executable, "-m", "elasticdl.worker.main"),
@@ -41,12 +41,13 @@ class ProcessEnv:
 
     def __call__(self, name: ProcessName) -> ProcessSpec:
         """The spec of one process. The user's environment cannot change what is ours."""
+        member = self.spec.trains_on_ring and name.role is Role.WORKER
         bind = {"ELASTICDL_BIND_HOST": self.bind_host} if self.bind_host else {}
         return ProcessSpec(
             name=name,
             command=COMMANDS[name.role],
             env={
-                **(_FAST_ENDS if self._on_ring(name.role) else {}),
+                **(_FAST_ENDS if member else {}),
                 **self.spec.cluster.envs,
                 "ELASTICDL_MASTER": self.address,
                 "ELASTICDL_PROCESS": str(name),
@@ -56,13 +57,6 @@ class ProcessEnv:
             secrets={"ELASTICDL_TOKEN": self.token},
             cores=self._share(name.role),
         )
-
-    def _on_ring(self, role: Role) -> bool:
-        on_ring = (
-            self.spec.training.distribution_strategy is Strategy.ALLREDUCE
-            and self.spec.action is Action.TRAIN
-        )
-        return on_ring and role is Role.WORKER
 
     def _share(self, role: Role) -> float:
         """A fair part of the cores among processes of the same role: the two take turns, workers

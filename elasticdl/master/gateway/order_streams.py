@@ -18,14 +18,18 @@ class OrderStreams:
     One stream per process: a newer one ends the older. Use it from one event loop.
     """
 
-    def __init__(self, servers: int) -> None:
-        """`servers`: how many the job has; all are away until `publish`."""
+    def __init__(
+        self, servers: int, broke: Callable[[ProcessName], None] = lambda name: None
+    ) -> None:
+        """`servers`: how many the job has; all are away until `publish`.
+
+        `broke` is called when a stream ends without our doing.
+        """
         self._servers = Servers(("",) * servers)
         self._waiting: dict[ProcessName, deque[Order]] = {}
         self._wake: dict[ProcessName, asyncio.Event] = {}
         self._generations: dict[ProcessName, RingGeneration] = {}
-        self.broke: Callable[[ProcessName], None] = lambda name: None
-        """Told when a stream ends without our doing."""
+        self._broke = broke
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -63,7 +67,7 @@ class OrderStreams:
                 yield order
         finally:
             if self._wake.get(name) is wake:
-                self.broke(name)
+                self._broke(name)
 
     async def _orders(
         self, name: ProcessName, wake: asyncio.Event, waiting: deque[Order]

@@ -51,10 +51,12 @@ class ProcessGateway:
         fences: Fences,
         task: Task,
         expected: Callable[[ProcessName], bool],
+        ring: Callable[[OrderStreams], RingCoordinator] | None = None,
     ) -> None:
         """`task`: whose records make the throughput.
 
-        `expected`: whether a process of a name may attach.
+        `expected`: whether a process of a name may attach. `ring`: makes the coordinator of a job
+        that trains on a ring.
         """
         self._queue = queue
         self._expected = expected
@@ -63,16 +65,14 @@ class ProcessGateway:
         self._version = 0
         self._ticked_s = queue.clock.now_s()
         self.sessions = Sessions()
-        self.orders = OrderStreams(registry.number)
+        self.orders = OrderStreams(registry.number, self._hung_up)
         self.leases = LeasePolls(self._ask, self._give_back)
         self.throughput = Throughput(task)
-        self.ring: RingCoordinator | None = None
-        """Set before the first process is there, if the job is on a ring."""
+        self.ring = ring(self.orders) if ring is not None else None
         self._items: dict[ProcessName, tuple[int, bool]] = {}
         """Which item of the ring each worker wants, and whether it stands at a mark before it."""
         self._busy: dict[ProcessName, tuple[str, float]] = {}
         """What each process has been at for long, and since when."""
-        self.orders.broke = self._hung_up
 
     # what processes say
 

@@ -25,13 +25,19 @@ _log = logging.getLogger(__name__)
 
 @final
 class Orders:
-    """`move` is told the servers' addresses, each time and before anything else."""
+    """`move` is told the servers' addresses, each time and before anything else.
+
+    `ring` takes the orders of a ring. `tell_state` is called when the master wants the whole state.
+    """
 
     def __init__(
         self,
         orders: Callable[[], Iterable[Order]],
-        move: Callable[[Sequence[str]], None],
         shutdown: Shutdown,
+        *,
+        move: Callable[[Sequence[str]], None],
+        ring: Callable[[RingGeneration | RingSave | RingDrop], None],
+        tell_state: Callable[[], None],
     ) -> None:
         self._orders = orders
         self._move = move
@@ -39,15 +45,7 @@ class Orders:
         self._lock = threading.Lock()
         self._revoke: Callable[[int], None] | None = None
         self._revocation: int | None = None
-        self._tell_state: Callable[[], None] = lambda: None
-        self._ring: Callable[[RingGeneration | RingSave | RingDrop], None] = lambda _: None
-
-    def ring_by(self, ring: Callable[[RingGeneration | RingSave | RingDrop], None]) -> None:
-        """Orders of the ring go there. Call it before `start`."""
         self._ring = ring
-
-    def state_by(self, tell_state: Callable[[], None]) -> None:
-        """Called when the master wants the whole state. Call it before `start`."""
         self._tell_state = tell_state
 
     def start(self) -> None:
