@@ -173,23 +173,23 @@ def _submitted(spec: JobSpec, *, show: bool) -> JobHandle:
     from elasticdl.cli.jobs.cluster_client import ClusterClient
     from elasticdl.cli.jobs.kubernetes_launch import submit
 
-    line = ClusterClient(spec.kubernetes.namespace, spec.kubernetes.kube_context)
+    cluster = ClusterClient(spec.kubernetes.namespace, spec.kubernetes.kube_context)
     try:
-        name = submit(line, spec).cluster.job_name
+        name = submit(cluster, spec).cluster.job_name
     except BaseException:
-        line.close()
+        cluster.close()
         raise
-    return submitted_handle(line, name, show=show)
+    return submitted_handle(cluster, name, show=show)
 
 
-def submitted_handle(line: ClusterClient, name: str, *, show: bool) -> JobHandle:
-    """The handle of a job on a cluster. Takes `line` over."""
+def submitted_handle(cluster: ClusterClient, name: str, *, show: bool) -> JobHandle:
+    """The handle of a job on a cluster. Takes `cluster` over."""
     from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
     from elasticdl.cli.jobs.submitted_run import SubmittedRun
 
-    job = KubernetesJob(line, name)
+    job = KubernetesJob(cluster, name)
     view = view_of_script(f"job {name}", show=True) if show else None
-    return JobHandle(job, SubmittedRun(job, line, view))
+    return JobHandle(job, SubmittedRun(job, cluster, view))
 
 
 def train(*, show: bool = True, **flags: Any) -> JobHandle:  # noqa: ANN401 - the flags of `elasticdl train`

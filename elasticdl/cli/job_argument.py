@@ -52,11 +52,11 @@ def directories(
 
 
 def job_argument(command: F) -> F:
-    """JOB, --job-dir, --namespace, --kube-context: all of them as the one parameter `sought`."""
+    """JOB, --job-dir, --namespace, --kube-context: all of them as the one parameter `query`."""
 
     @functools.wraps(command)
     def with_job(*, job: str, job_dir: str, namespace: str, kube_context: str, **rest: Any) -> Any:  # noqa: ANN401 - click's own
-        return command(sought=JobQuery(job, job_dir, namespace, kube_context), **rest)
+        return command(query=JobQuery(job, job_dir, namespace, kube_context), **rest)
 
     options = cluster_options(with_job)
     help_text = "The job of this directory."

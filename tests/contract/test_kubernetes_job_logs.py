@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cli.jobs.job import LogWish
+from elasticdl.cli.jobs.job import LogRequest
 from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
 from elasticdl.cli.jobs.master_tunnel import MasterTunnel
 from elasticdl.cluster.kubernetes.job_facts import JobFacts
@@ -93,14 +93,14 @@ def test_logs_of_pods_that_are_gone_are_listed_beside_those_of_pods(job: Kuberne
 def test_the_last_lines_of_a_pod_that_is_gone_are_read_from_the_master(
     job: KubernetesJob, lines: int, text: str
 ) -> None:
-    assert "".join(job.read_log(LogWish("worker-7", lines, follow=True))) == text
+    assert "".join(job.read_log(LogRequest("worker-7", lines, follow=True))) == text
 
 
 def test_a_log_that_nobody_has_names_those_that_there_are(
     job: KubernetesJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(NoSuchJob, match="no log of 'worker-9'") as missing:
-        list(job.read_log(LogWish("worker-9")))
+        list(job.read_log(LogRequest("worker-9")))
     assert missing.value.exit_code is ExitCode.NO_SUCH_JOB
     assert missing.value.hint == "there are master-0, worker-7"
 
@@ -111,5 +111,5 @@ def test_a_log_that_nobody_has_names_those_that_there_are(
 
     monkeypatch.setattr(MasterTunnel, "page", away)
     with pytest.raises(NoSuchJob, match="no log of 'worker-7'") as unreached:
-        list(job.read_log(LogWish("worker-7")))
+        list(job.read_log(LogRequest("worker-7")))
     assert unreached.value.hint == "there are master-0"

@@ -15,7 +15,7 @@ from elasticdl.cli.jobs.directory_job import DirectoryJob
 from elasticdl.cli.jobs.job import JobQuery, Kind
 from elasticdl.cli.jobs.kubeconfig import contexts, no_cluster
 from elasticdl.cli.jobs.local_jobs import local_jobs
-from elasticdl.cli.jobs.resolve_job import found
+from elasticdl.cli.jobs.resolve_job import resolve_job
 from elasticdl.cli.main import run
 from elasticdl.cli.views.progress import age, ends, table
 from elasticdl.errors import ExitCode, PermanentError, SpecError
@@ -47,15 +47,15 @@ def made(directory: Path, name: str = "digits", **left: object) -> Path:
 def test_a_bare_name_is_a_job_in_jobs_or_a_directory(here: Path) -> None:
     made(here / "jobs" / "digits")
     made(here / "elsewhere" / "iris", name="iris")
-    with found(JobQuery(job="digits")) as job:
+    with resolve_job(JobQuery(job="digits")) as job:
         assert (job.name, job.place.kind, job.place.job_dir) == (
             "digits",
             Kind.LOCAL,
             str(here / "jobs" / "digits"),
         )
-    with found(JobQuery(job="elsewhere/iris")) as job:
+    with resolve_job(JobQuery(job="elsewhere/iris")) as job:
         assert job.name == "iris"
-    with found(JobQuery(job_dir=str(here / "elsewhere" / "iris"))) as job:
+    with resolve_job(JobQuery(job_dir=str(here / "elsewhere" / "iris"))) as job:
         assert job.name == "iris"
     assert [job.name for job in local_jobs()] == ["digits"]
 
@@ -65,7 +65,7 @@ def test_a_job_in_a_directory_of_another_name_is_found_by_the_name_that_list_sho
 ) -> None:
     made(here / "jobs" / "long", name="fruit-1")
     (listed,) = local_jobs()
-    with found(JobQuery(job=listed.name)) as job:
+    with resolve_job(JobQuery(job=listed.name)) as job:
         assert job.place.job_dir == str(here / "jobs" / "long")
 
 
@@ -75,7 +75,7 @@ def test_where_it_was_looked_for_is_told(here: Path) -> None:
         pytest.raises(
             PermanentError, match=r"there is no job in jobs/iris or iris; no cluster is set up here"
         ) as caught,
-        found(JobQuery("iris")),
+        resolve_job(JobQuery("iris")),
     ):
         pass
     assert (
@@ -84,7 +84,7 @@ def test_where_it_was_looked_for_is_told(here: Path) -> None:
     )
     with (
         pytest.raises(PermanentError, match=r"there is no job in x/iris$") as caught,
-        found(JobQuery(job_dir="x/iris")),
+        resolve_job(JobQuery(job_dir="x/iris")),
     ):
         pass
     assert caught.value.exit_code is ExitCode.NO_SUCH_JOB
@@ -120,21 +120,21 @@ def test_a_cluster_that_cannot_be_asked_is_told(
         "there is no job in jobs/iris or iris, and the cluster cannot be asked: no cluster to"
         " talk to"
     )
-    with pytest.raises(PermanentError, match=words) as caught, found(JobQuery("iris")):
+    with pytest.raises(PermanentError, match=words) as caught, resolve_job(JobQuery("iris")):
         pass
     assert caught.value.exit_code is ExitCode.NO_SUCH_JOB
 
 
 @pytest.mark.parametrize(
-    "sought",
+    "query",
     [
         JobQuery(),
         JobQuery(namespace="ns"),
         JobQuery("digits", job_dir="jobs/digits", namespace="ns"),
     ],
 )
-def test_what_names_no_job_or_two_is_bad_usage(sought: JobQuery) -> None:
-    with pytest.raises(click.UsageError), found(sought):
+def test_what_names_no_job_or_two_is_bad_usage(query: JobQuery) -> None:
+    with pytest.raises(click.UsageError), resolve_job(query):
         pass
 
 
@@ -264,12 +264,12 @@ def test_of_two_jobs_of_one_name_none_is_taken_for_the_other(here: Path) -> None
     made(here / "jobs" / "two", name="ads")
     with (
         pytest.raises(SpecError, match="there are 2 jobs ads, in jobs/one and jobs/two") as caught,
-        found(JobQuery("ads")),
+        resolve_job(JobQuery("ads")),
     ):
         pass
     assert caught.value.hint == "say which: --job-dir jobs/one"
     made(here / "jobs" / "ads", name="ads")
-    with found(JobQuery("ads")) as job:
+    with resolve_job(JobQuery("ads")) as job:
         assert job.place.job_dir == str(here / "jobs" / "ads"), (
             "the directory of that name is meant"
         )
@@ -278,7 +278,7 @@ def test_of_two_jobs_of_one_name_none_is_taken_for_the_other(here: Path) -> None
 def test_a_name_that_no_directory_could_have_is_no_job(here: Path) -> None:
     with (
         pytest.raises(PermanentError, match="there is no job in") as caught,
-        found(JobQuery("n" * 300)),
+        resolve_job(JobQuery("n" * 300)),
     ):
         pass
     assert caught.value.exit_code is ExitCode.NO_SUCH_JOB

@@ -16,7 +16,7 @@ from elasticdl.cli.jobs.job import (
     JobLocation,
     Kind,
     LogEntry,
-    LogWish,
+    LogRequest,
     Report,
 )
 from elasticdl.cluster.logs.log_files import LogFollower, last_lines, log_files, log_sizes
@@ -147,23 +147,23 @@ class DirectoryJob:
         sizes = log_sizes(self.directory.logs)
         return [LogEntry(name, f"{size:,} bytes") for name, size in sizes.items()]
 
-    def read_log(self, wish: LogWish) -> Iterator[str]:
+    def read_log(self, request: LogRequest) -> Iterator[str]:
         """See Job.
 
         Names are looked up among what is there, never joined into a path; one log has all
         incarnations.
         """
         there = log_files(self.directory.logs)
-        stem = wish.process.partition(".")[0]
+        stem = request.process.partition(".")[0]
         if stem not in there:
             names = ", ".join(there) or "none yet"
             raise NoSuchJob(
-                f"job {self.name} in {self.place} has no log of {wish.process!r}",
+                f"job {self.name} in {self.place} has no log of {request.process!r}",
                 hint=f"there are {names}",
             )
         follower = LogFollower(there[stem], from_end=True)
-        yield from last_lines(there[stem], wish.lines)
-        if wish.follow:
+        yield from last_lines(there[stem], request.lines)
+        if request.follow:
             yield from self._follow(follower)
 
     @contextmanager

@@ -111,7 +111,7 @@ class LogEntry:
 
 @final
 @dataclass(frozen=True, slots=True)
-class LogWish:
+class LogRequest:
     """What to read of a log: its last `lines` (0: all), and whether to go on as it grows."""
 
     process: str
@@ -160,7 +160,7 @@ class Job(Protocol):
     def logs(self) -> list[LogEntry]:
         """What can be read."""
 
-    def read_log(self, wish: LogWish) -> Iterator[str]:
+    def read_log(self, request: LogRequest) -> Iterator[str]:
         """Text as it comes; following, until the process or the job has ended."""
 
     def page(self) -> AbstractContextManager[str]:

@@ -15,7 +15,7 @@ from elasticdl.cli.jobs.job import (
     JobLocation,
     Kind,
     LogEntry,
-    LogWish,
+    LogRequest,
     Report,
 )
 from elasticdl.cli.jobs.master_tunnel import CALL_S, MasterTunnel
@@ -42,20 +42,20 @@ _KEPT_BYTES = 1 << 20
 
 @final
 class KubernetesJob:
-    """A `Job`. Thread-safe. Whoever made `line` closes it, after this."""
+    """A `Job`. Thread-safe. Whoever made `cluster` closes it, after this."""
 
     def __init__(
-        self, line: ClusterClient, name: str, *, namespace: str = "", call_s: float = CALL_S
+        self, cluster: ClusterClient, name: str, *, namespace: str = "", call_s: float = CALL_S
     ) -> None:
         """`namespace`: default, the line's. `call_s` bounds the calls to the master."""
         from elasticdl.cluster.kubernetes.jobs import Jobs
 
         self.name = name
-        self.place = JobLocation(Kind.KUBERNETES, namespace=namespace or line.namespace)
-        self._line = line
-        self._jobs = Jobs(line.api, self.place.namespace)
+        self.place = JobLocation(Kind.KUBERNETES, namespace=namespace or cluster.namespace)
+        self._cluster = cluster
+        self._jobs = Jobs(cluster.api, self.place.namespace)
         self._uid = ""
-        self._master = MasterTunnel(line, self._jobs, name, self.facts, call_s)
+        self._master = MasterTunnel(cluster, self._jobs, name, self.facts, call_s)
         self._patience = Patience()
 
     def facts(self, *, whole: bool = False) -> JobFacts:
@@ -63,7 +63,7 @@ class KubernetesJob:
 
         Raises an error with exit code 4 if there is none, or another one has its name by now.
         """
-        found = self._line.run(self._jobs.one(self.name, whole=whole))
+        found = self._cluster.run(self._jobs.one(self.name, whole=whole))
         if found is None:
             if self._uid:
                 raise NoSuchJob(
@@ -109,7 +109,7 @@ class KubernetesJob:
         elif facts.waits_for:
             # What goes wrong with a pod, or with making one, is in events only.
             stuck = facts.job if facts.master is None else facts.prepared
-            said = "" if stuck is None else self._line.run(self._jobs.complaint(stuck))
+            said = "" if stuck is None else self._cluster.run(self._jobs.complaint(stuck))
             message = (
                 f"{'waiting' if facts.barred is None else 'cannot start'}:"
                 f" {facts.waits_for}{': ' if said else ''}{said}"
@@ -131,7 +131,7 @@ class KubernetesJob:
     def _has_run(self, facts: JobFacts) -> bool:
         """A master of it ran: it made the token; or, where we may not know of that, processes."""
         try:
-            return bool(self._line.run(self._jobs.token(facts)))
+            return bool(self._cluster.run(self._jobs.token(facts)))
         except PermanentError:
             return bool(self.facts(whole=True).pods)
 
@@ -164,7 +164,7 @@ class KubernetesJob:
 
     def delete(self, facts: JobFacts | None = None) -> None:
         """Delete the Job and all that is its own, now."""
-        self._line.run(self._jobs.delete(facts or self.facts()))
+        self._cluster.run(self._jobs.delete(facts or self.facts()))
 
     def scale(self, low: int, high: int) -> None:
         """See Job."""
@@ -191,35 +191,35 @@ class KubernetesJob:
             ]
         return there
 
-    def read_log(self, wish: LogWish) -> Iterator[str]:
+    def read_log(self, request: LogRequest) -> Iterator[str]:
         """See Job."""
         from elasticdl.cluster.kubernetes.pod_logs import chosen, followed, last
 
         facts = self.facts(whole=True)
-        pod = chosen(facts, wish.process)
+        pod = chosen(facts, request.process)
         if pod is None:
-            yield self._kept_log(facts, wish)
+            yield self._kept_log(facts, request)
             return
-        reading = followed if wish.follow else last
-        yield from self._line.each(reading(self._line.api, pod, wish.lines))
+        reading = followed if request.follow else last
+        yield from self._cluster.each(reading(self._cluster.api, pod, request.lines))
 
-    def _kept_log(self, facts: JobFacts, wish: LogWish) -> str:
+    def _kept_log(self, facts: JobFacts, request: LogRequest) -> str:
         """Of a process whose pod is gone: what the master kept, a mebibyte at most.
 
         Raises an error with exit code 4 if there is no such log, or nobody to ask for it.
         """
         part = f"start=-{_KEPT_BYTES}&limit={_KEPT_BYTES}"
         try:
-            found = self._get(f"/api/v1/logs/{quote(wish.process, safe='')}?{part}")
+            found = self._get(f"/api/v1/logs/{quote(request.process, safe='')}?{part}")
         except ElasticDLError as error:
             names = ", ".join(entry.process for entry in self.logs()) or "none yet"
             hint = f"there are {names}"
             if not facts.running_master:
                 hint += f"; what was kept of pods that are gone is in {_job_dir(facts)}/logs"
             raise NoSuchJob(
-                f"job {self.name} in {self.place} has no log of {wish.process!r}", hint=hint
+                f"job {self.name} in {self.place} has no log of {request.process!r}", hint=hint
             ) from error
-        return "".join(str(found["text"]).splitlines(keepends=True)[-wish.lines :])
+        return "".join(str(found["text"]).splitlines(keepends=True)[-request.lines :])
 
     @contextmanager
     def page(self) -> Iterator[str]:
@@ -245,7 +245,7 @@ class KubernetesJob:
             )
         said, why_not = "", "it was killed, or it is of an older version"
         try:
-            said = "".join(self.read_log(LogWish("master-0", 4 * MOST_LOGGED)))
+            said = "".join(self.read_log(LogRequest("master-0", 4 * MOST_LOGGED)))
         except ElasticDLError as error:
             why_not = error.message
         found = story_of_lines(said.splitlines())

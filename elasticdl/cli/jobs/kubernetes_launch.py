@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _MOST_NAMES = 20
 
 
-def submit(line: ClusterClient, spec: JobSpec) -> JobSpec:
+def submit(cluster: ClusterClient, spec: JobSpec) -> JobSpec:
     """Submit a settled job; returns it as it was submitted: a generated name that is taken gives
     way. Blocks for seconds.
 
@@ -29,8 +29,9 @@ def submit(line: ClusterClient, spec: JobSpec) -> JobSpec:
 
     for _ in range(_MOST_NAMES):
         try:
-            done = line.run(
-                submitting.submit(line.api, spec, line.namespace, tell), submitting.LIMIT_S + 5
+            done = cluster.run(
+                submitting.submit(cluster.api, spec, cluster.namespace, tell),
+                submitting.LIMIT_S + 5,
             )
             break
         except submitting.NameTaken:
@@ -53,35 +54,35 @@ def submit_job(spec: JobSpec, form: Format | None, *, detach: bool) -> int:
     """
     from elasticdl.cli.jobs.cluster_client import ClusterClient
 
-    with ClusterClient(spec.kubernetes.namespace, spec.kubernetes.kube_context) as line:
-        spec = submit(line, spec)
+    with ClusterClient(spec.kubernetes.namespace, spec.kubernetes.kube_context) as cluster:
+        spec = submit(cluster, spec)
         name = spec.cluster.job_name
-        tell(f"job {name} is submitted to namespace {line.namespace}")
+        tell(f"job {name} is submitted to namespace {cluster.namespace}")
         if not spec.kubernetes.keeps(spec.cluster.job_dir):
             tell(
                 f"what it leaves goes with its master's pod ({spec.cluster.job_dir}): --volume and"
                 " --job-dir keep it"
             )
         if not detach:
-            return _watched(line, name, spec, form or Format.TABLE)
-        _look(line, name)
-        tell(way_back(spec, name, line.namespace))
+            return _watched(cluster, name, spec, form or Format.TABLE)
+        _look(cluster, name)
+        tell(way_back(spec, name, cluster.namespace))
         if form in (None, Format.TABLE):
             click.echo(name)
         else:
             click.echo(
-                render({"job": name, "place": "kubernetes", "namespace": line.namespace}, form),
+                render({"job": name, "place": "kubernetes", "namespace": cluster.namespace}, form),
                 nl=False,
             )
         return ExitCode.DONE
 
 
-def _look(line: ClusterClient, name: str) -> None:
+def _look(cluster: ClusterClient, name: str) -> None:
     """Nobody waits for the job: whether it can start at all is seen now. Raises CannotStart."""
     from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
     from elasticdl.cli.jobs.start_diagnosis import CannotStart, cleared_away, first_look
 
-    job = KubernetesJob(line, name)
+    job = KubernetesJob(cluster, name)
     try:
         first_look(job)
     except CannotStart as error:
@@ -92,21 +93,21 @@ def _look(line: ClusterClient, name: str) -> None:
         job.close()
 
 
-def _watched(line: ClusterClient, name: str, spec: JobSpec, form: Format) -> int:
+def _watched(cluster: ClusterClient, name: str, spec: JobSpec, form: Format) -> int:
     from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
     from elasticdl.cli.jobs.start_diagnosis import CannotStart, cleared_away
     from elasticdl.cli.jobs.watch import watch
     from elasticdl.cli.views.live_view import view_for
     from elasticdl.cli.views.result_output import tell_end
 
-    job, view = KubernetesJob(line, name), view_for()
+    job, view = KubernetesJob(cluster, name), view_for()
     try:
         outcome = watch(job, view)
     except CannotStart as error:
         raise cleared_away(job, error) from error
     except KeyboardInterrupt:
         view.close()
-        tell(f"the job goes on without you\n{way_back(spec, name, line.namespace)}")
+        tell(f"the job goes on without you\n{way_back(spec, name, cluster.namespace)}")
         return ExitCode.INTERRUPTED
     finally:
         view.close()

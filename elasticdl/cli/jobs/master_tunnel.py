@@ -39,14 +39,14 @@ class MasterTunnel:
 
     def __init__(
         self,
-        line: ClusterClient,
+        cluster: ClusterClient,
         jobs: Jobs,
         name: str,
         facts: Callable[[], JobFacts],
         call_s: float,
     ) -> None:
         """`facts`: what is known of the job now. `call_s` bounds an RPC."""
-        self._line, self._jobs, self._name = line, jobs, name
+        self._cluster, self._jobs, self._name = cluster, jobs, name
         self._facts, self._call_s = facts, call_s
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
@@ -69,13 +69,13 @@ class MasterTunnel:
     def page(self, facts: JobFacts) -> Iterator[str]:
         """See `Job.page`. Each use has a tunnel of its own."""
         token = self._token(facts)
-        tunnel = PortForward(self._line.api, facts.namespace, self._pod, STATUS_PORT)
-        address = self._line.run(tunnel.open())
+        tunnel = PortForward(self._cluster.api, facts.namespace, self._pod, STATUS_PORT)
+        address = self._cluster.run(tunnel.open())
         try:
             yield f"http://{address}/#token={token}"
         finally:
             with suppress(TransientError):
-                self._line.run(tunnel.close())
+                self._cluster.run(tunnel.close())
 
     def explained(self, error: TransientError) -> TransientError:
         """With what the cluster knows of a master that does not answer, if it does."""
@@ -90,7 +90,7 @@ class MasterTunnel:
         if connection is not None:
             connection.client.close()
             with suppress(TransientError):
-                self._line.run(connection.tunnel.close())
+                self._cluster.run(connection.tunnel.close())
 
     def _call(self, what: Callable[[MasterClient], T]) -> T:
         connection = self._connected()
@@ -113,14 +113,14 @@ class MasterTunnel:
             if self._connection is None:
                 facts = self._facts()
                 token = self._token(facts)
-                tunnel = PortForward(self._line.api, facts.namespace, self._pod, MASTER_PORT)
-                address = self._line.run(tunnel.open(_GREETING_S))
+                tunnel = PortForward(self._cluster.api, facts.namespace, self._pod, MASTER_PORT)
+                address = self._cluster.run(tunnel.open(_GREETING_S))
                 client = MasterClient(address, token, "cli", away_s=self._call_s)
                 self._connection = _Connection(tunnel, client)
             return self._connection
 
     def _token(self, facts: JobFacts) -> str:
-        token = self._line.run(self._jobs.token(facts))
+        token = self._cluster.run(self._jobs.token(facts))
         if not token:
             raise TransientError(
                 f"the master of job {self._name} is starting: it has not made its token yet",

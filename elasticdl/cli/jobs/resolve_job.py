@@ -39,30 +39,30 @@ RULE = (
 
 
 @contextmanager
-def found(sought: JobQuery) -> Iterator[Job]:
+def resolve_job(query: JobQuery) -> Iterator[Job]:
     """The job.
 
     Raises an error with exit code 4 that says where it was looked for, UsageError if nothing names
     one.
     """
-    if not sought.job and not sought.job_dir:
+    if not query.job and not query.job_dir:
         raise click.UsageError(f"Name a job, or give its --job-dir. {RULE}")
-    if sought.job_dir and (sought.namespace or sought.kube_context):
+    if query.job_dir and (query.namespace or query.kube_context):
         raise click.UsageError(
             "--job-dir is a job of this machine, --namespace and --kube-context one on a cluster."
         )
-    on_cluster = bool(sought.namespace or sought.kube_context)
+    on_cluster = bool(query.namespace or query.kube_context)
     if not on_cluster:
-        places = [Path(sought.job_dir)] if sought.job_dir else [JOBS / sought.job, Path(sought.job)]
-        for place in chain(places, () if sought.job_dir else _named(sought.job)):
+        places = [Path(query.job_dir)] if query.job_dir else [JOBS / query.job, Path(query.job)]
+        for place in chain(places, () if query.job_dir else _named(query.job)):
             directory = JobDirectory(place.resolve())
             if _holds_a_job(directory):
                 yield DirectoryJob(directory)
                 return
-        sought = replace(sought, places=tuple(map(str, places)))
-    if sought.job_dir:
-        raise NoSuchJob(f"there is no job in {sought.job_dir}", hint=_known())
-    yield from _on_cluster(sought, certain=on_cluster)
+        query = replace(query, places=tuple(map(str, places)))
+    if query.job_dir:
+        raise NoSuchJob(f"there is no job in {query.job_dir}", hint=_known())
+    yield from _on_cluster(query, certain=on_cluster)
 
 
 def _holds_a_job(directory: JobDirectory) -> bool:
@@ -80,28 +80,28 @@ def _named(job: str) -> Iterator[Path]:
 
     Raises SpecError if there are several: nobody may stop the wrong one.
     """
-    made = [found.directory.path for found in local_jobs() if found.name == job]
-    if len(made) > 1:
-        names = " and ".join(str(JOBS / path.name) for path in made)
+    paths = [other.directory.path for other in local_jobs() if other.name == job]
+    if len(paths) > 1:
+        names = " and ".join(str(JOBS / path.name) for path in paths)
         raise SpecError(
-            f"there are {len(made)} jobs {job}, in {names}",
-            hint=f"say which: --job-dir {JOBS / made[0].name}",
+            f"there are {len(paths)} jobs {job}, in {names}",
+            hint=f"say which: --job-dir {JOBS / paths[0].name}",
         )
-    yield from made
+    yield from paths
 
 
-def _on_cluster(sought: JobQuery, *, certain: bool) -> Iterator[Job]:
+def _on_cluster(query: JobQuery, *, certain: bool) -> Iterator[Job]:
     """`certain`: it is said that it is there, so that a cluster that is not reached is the
     error.
     """
-    here = f"there is no job in {' or '.join(sought.places)}"
+    here = f"there is no job in {' or '.join(query.places)}"
     if not certain and (reason := no_cluster()):
         raise NoSuchJob(f"{here}; {reason}", hint=_known())
     from elasticdl.cli.jobs.cluster_client import ClusterClient
     from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
 
     try:
-        line = ClusterClient(sought.namespace, sought.kube_context)
+        cluster = ClusterClient(query.namespace, query.kube_context)
     except ElasticDLError as error:
         raise NoSuchJob(
             (
@@ -111,19 +111,19 @@ def _on_cluster(sought: JobQuery, *, certain: bool) -> Iterator[Job]:
             ),
             hint=error.hint,
         ) from error
-    with line:
-        job = KubernetesJob(line, sought.job)
+    with cluster:
+        job = KubernetesJob(cluster, query.job)
         try:
             if not certain:
-                _see(job, here, line)
+                _refuse_if_absent(job, here, cluster)
             yield job
         finally:
             job.close()
 
 
-def _see(job: KubernetesJob, here: str, line: ClusterClient) -> None:
+def _refuse_if_absent(job: KubernetesJob, here: str, cluster: ClusterClient) -> None:
     """The name may mean nothing at all: then every place is told where it was looked for."""
-    where = f"namespace {line.namespace} of the current kube context"
+    where = f"namespace {cluster.namespace} of the current kube context"
     try:
         job.facts()
     except NoSuchJob as error:

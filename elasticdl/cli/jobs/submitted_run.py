@@ -21,10 +21,10 @@ class SubmittedRun:
 
     state = ""
 
-    def __init__(self, job: KubernetesJob, line: ClusterClient, view: View | None) -> None:
-        """Takes `line` over. `view`: shows progress until the job has ended."""
+    def __init__(self, job: KubernetesJob, cluster: ClusterClient, view: View | None) -> None:
+        """Takes `cluster` over. `view`: shows progress until the job has ended."""
         self._job = job
-        self._close = weakref.finalize(self, _close, job, line)
+        self._close = weakref.finalize(self, _close, job, cluster)
         if view is not None:
             threading.Thread(
                 target=_show, args=(job, view), name=f"job {job.name}", daemon=True
@@ -60,6 +60,6 @@ def _show(job: KubernetesJob, view: View) -> None:
         view.say(error.message)
 
 
-def _close(job: KubernetesJob, line: ClusterClient) -> None:
+def _close(job: KubernetesJob, cluster: ClusterClient) -> None:
     job.close()
-    line.close()
+    cluster.close()

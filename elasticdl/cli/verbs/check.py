@@ -96,8 +96,8 @@ def _on_cluster(spec: JobSpec, form: Format) -> int:
     from elasticdl.cli.views.console import tell
     from elasticdl.cluster.kubernetes.checking import look
 
-    with ClusterClient(spec.kubernetes.namespace, spec.kubernetes.kube_context) as line:
-        findings = line.run(look(line.api, spec, line.namespace))
+    with ClusterClient(spec.kubernetes.namespace, spec.kubernetes.kube_context) as cluster:
+        findings = cluster.run(look(cluster.api, spec, cluster.namespace))
     weight = worst(findings)
     if form is Format.TABLE:
         for row in table([(str(one.weight), one.about, plain(one.text)) for one in findings]):

@@ -6,13 +6,13 @@ import click
 
 from elasticdl.cli.job_argument import SETTINGS, job_argument
 from elasticdl.cli.jobs.job import JobQuery
-from elasticdl.cli.jobs.resolve_job import RULE, found
+from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
-def checkpoint(sought: JobQuery) -> None:
+def checkpoint(query: JobQuery) -> None:
     """Take a checkpoint now."""
-    with found(sought) as job:
+    with resolve_job(query) as job:
         job.checkpoint()
     click.echo("asked for a checkpoint; `elasticdl status` shows it when it is complete", err=True)

@@ -15,7 +15,7 @@ import click
 
 from elasticdl.cli.job_argument import SETTINGS, job_argument
 from elasticdl.cli.jobs.job import Job, JobQuery, Kind
-from elasticdl.cli.jobs.resolve_job import RULE, found
+from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
 from elasticdl.cli.views.console import tell
 from elasticdl.errors import ExitCode, TransientError
 from elasticdl.jobdir.layout import JobDirectory, write_whole
@@ -28,13 +28,13 @@ from elasticdl.jobdir.layout import JobDirectory, write_whole
     is_flag=True,
     help="Only print the page's address, with the token that opens it.",
 )
-def dashboard(sought: JobQuery, no_browser: bool) -> int:
+def dashboard(query: JobQuery, no_browser: bool) -> int:
     """Open a job's status page in the browser.
 
     For a job on a cluster, the connection goes through the API server, like `kubectl
     port-forward`, and lasts until Ctrl-C or the end of the job.
     """
-    with found(sought) as job, job.page() as address:
+    with resolve_job(query) as job, job.page() as address:
         _see_that_it_answers(job, address)
         click.echo(address)
         sys.stdout.flush()

@@ -92,11 +92,11 @@ def _on_cluster(
     from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
     from elasticdl.cluster.kubernetes.jobs import Jobs
 
-    with ClusterClient(namespace, context) as line:
-        looked.append("any namespace" if everywhere else f"namespace {line.namespace}")
-        found = line.run(Jobs(line.api, line.namespace).all(everywhere=everywhere))
+    with ClusterClient(namespace, context) as cluster:
+        looked.append("any namespace" if everywhere else f"namespace {cluster.namespace}")
+        found = cluster.run(Jobs(cluster.api, cluster.namespace).all(everywhere=everywhere))
         jobs = [
-            KubernetesJob(line, facts.name, namespace=facts.namespace, call_s=_CALL_S)
+            KubernetesJob(cluster, facts.name, namespace=facts.namespace, call_s=_CALL_S)
             for facts in found
         ]
         if not jobs:

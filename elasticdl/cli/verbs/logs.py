@@ -9,10 +9,10 @@ from dataclasses import replace
 import click
 
 from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS, job_argument
-from elasticdl.cli.jobs.job import JobQuery, LogWish
+from elasticdl.cli.jobs.job import JobQuery, LogRequest
 from elasticdl.cli.jobs.kubeconfig import no_cluster
 from elasticdl.cli.jobs.local_jobs import local_names
-from elasticdl.cli.jobs.resolve_job import RULE, found
+from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
 from elasticdl.cli.param_types import Lines
 from elasticdl.cli.views.console import plain
 from elasticdl.cli.views.documents import Format, render
@@ -24,7 +24,7 @@ def _processes(context: click.Context, _parameter: click.Parameter, begun: str) 
     job, job_dir = (str(context.params.get(key) or "") for key in ("job", "job_dir"))
     with suppress(ElasticDLError, OSError, click.ClickException):
         if no_cluster() or job_dir or job in local_names():
-            with found(JobQuery(job, job_dir)) as one:
+            with resolve_job(JobQuery(job, job_dir)) as one:
                 return [entry.process for entry in one.logs() if entry.process.startswith(begun)]
     return []
 
@@ -47,19 +47,19 @@ def _processes(context: click.Context, _parameter: click.Parameter, begun: str) 
     help="Keep printing until the process or the job ends.",
 )
 @FORMAT_OPTION
-def logs(sought: JobQuery, process: str, lines: int, follow: bool, form: str) -> None:
+def logs(query: JobQuery, process: str, lines: int, follow: bool, form: str) -> None:
     """Print the log of PROCESS (worker-0, ps-1, master-0), or list the logs.
 
     On a cluster each incarnation of a process has its own log: `ps-0` is the newest, `ps-0.0` the
     first, `ps-0.1` the second.
     """
-    if sought.job_dir and sought.job and not process:
-        sought, process = replace(sought, job=""), sought.job  # `logs --job-dir D worker-0`
-    with found(sought) as job:
+    if query.job_dir and query.job and not process:
+        query, process = replace(query, job=""), query.job  # `logs --job-dir D worker-0`
+    with resolve_job(query) as job:
         if process:
             if form != Format.TABLE:
                 raise click.UsageError("-o is for the list of logs: a log is printed as it is.")
-            for text in job.read_log(LogWish(process, lines, follow)):
+            for text in job.read_log(LogRequest(process, lines, follow)):
                 _write(text)
             return
         if follow:

@@ -8,7 +8,7 @@ import click
 
 from elasticdl.cli.job_argument import SETTINGS, job_argument
 from elasticdl.cli.jobs.job import Job, JobQuery
-from elasticdl.cli.jobs.resolve_job import RULE, found
+from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
 from elasticdl.errors import UserError
 
 
@@ -21,7 +21,7 @@ from elasticdl.errors import UserError
     metavar="FILE",
     help="Output file; `-` is stdout. [report.html of the job]",
 )
-def report(sought: JobQuery, output: str) -> None:
+def report(query: JobQuery, output: str) -> None:
     """Save a job's status page, as it is now, as one file that opens without a network.
 
     A job writes one into its directory when it ends. For a local job the default is report.html in
@@ -30,7 +30,7 @@ def report(sought: JobQuery, output: str) -> None:
     """
     from elasticdl.page import render_report
 
-    with found(sought) as job:
+    with resolve_job(query) as job:
         text = render_report(job.snapshot())
         place = output or _place(job)
     if output == "-":

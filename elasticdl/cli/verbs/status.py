@@ -9,7 +9,7 @@ import click
 
 from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS, job_argument
 from elasticdl.cli.jobs.job import Job, JobQuery, Report
-from elasticdl.cli.jobs.resolve_job import RULE, found
+from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
 from elasticdl.cli.jobs.watch import ENDS
 from elasticdl.cli.views import progress
 from elasticdl.cli.views.console import plain, tell
@@ -30,9 +30,9 @@ from elasticdl.formatting import amount
         " a line for each change."
     ),
 )
-def status(sought: JobQuery, form: str, watch: bool) -> int:
+def status(query: JobQuery, form: str, watch: bool) -> int:
     """Show the state of a job, or how it ended."""
-    with found(sought) as job:
+    with resolve_job(query) as job:
         if watch:
             return _watch(job, Format(form))
         report = job.report()

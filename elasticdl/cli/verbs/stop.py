@@ -8,7 +8,7 @@ import click
 
 from elasticdl.cli.job_argument import SETTINGS, job_argument
 from elasticdl.cli.jobs.job import JobQuery
-from elasticdl.cli.jobs.resolve_job import RULE, found
+from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
 from elasticdl.cli.views.console import tell
 from elasticdl.errors import ExitCode
 
@@ -24,12 +24,12 @@ from elasticdl.errors import ExitCode
     help="Kill it without a last checkpoint. Also works when its master is gone.",
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-def stop(sought: JobQuery, reason: str, now: bool, yes: bool) -> int:
+def stop(query: JobQuery, reason: str, now: bool, yes: bool) -> int:
     """Stop a job gracefully: workers return unfinished work, and a last checkpoint is taken.
 
     A job on a cluster is deleted if its master is not running.
     """
-    with found(sought) as job:
+    with resolve_job(query) as job:
         where = f"job {job.name} in {job.place}"
         if job.outcome() is not None:
             click.echo(f"{where} has ended already", err=True)

@@ -8,7 +8,7 @@ import click
 
 from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS, job_argument
 from elasticdl.cli.jobs.job import JobQuery
-from elasticdl.cli.jobs.resolve_job import RULE, found
+from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
 from elasticdl.cli.param_types import Seconds
 from elasticdl.cli.views.documents import Format
 
@@ -23,13 +23,13 @@ from elasticdl.cli.views.documents import Format
     help="Give up after this long, with exit code 124.",
 )
 @FORMAT_OPTION
-def wait(sought: JobQuery, timeout_s: float | None, form: str) -> int:
+def wait(query: JobQuery, timeout_s: float | None, form: str) -> int:
     """Wait for a job to end and exit with its exit code."""
     from elasticdl.cli.jobs import watch
     from elasticdl.cli.views.live_view import LineView
     from elasticdl.cli.views.result_output import tell_end
 
-    with found(sought) as job:
+    with resolve_job(query) as job:
         outcome = watch.wait(job, LineView(sys.stderr), timeout_s)
     tell_end(outcome, Format(form))
     return outcome.exit_code

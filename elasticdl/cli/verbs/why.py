@@ -11,7 +11,7 @@ import click
 
 from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS, job_argument
 from elasticdl.cli.jobs.job import Diagnosis, Job, JobQuery
-from elasticdl.cli.jobs.resolve_job import RULE, found
+from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
 from elasticdl.cli.param_types import Lines
 from elasticdl.cli.views.console import plain, tell
 from elasticdl.cli.views.documents import Format, render
@@ -29,14 +29,14 @@ from elasticdl.formatting import amount, duration, spoken
     help="Print only the last N lines; 0 prints all. [100]",
 )
 @FORMAT_OPTION
-def why(sought: JobQuery, lines: int, form: str) -> None:
+def why(query: JobQuery, lines: int, form: str) -> None:
     """Explain what happened to a job and what slowed it down.
 
     Prints a line for each process that failed, with its cause and its successor; for each wait and
     slow start, with its reason and duration; and for each phase of the job. Works for running and
     for ended jobs.
     """
-    with found(sought) as job:
+    with resolve_job(query) as job:
         report = job.report()
         told = job.story()
         if form != Format.TABLE:
