@@ -59,6 +59,21 @@ def test_a_shard_that_is_told_done_at_the_end_of_an_item_is_found_within_a_minut
     assert "records are shown as trained" in failure.what or "stands still" in failure.what
 
 
+@pytest.mark.parametrize(
+    "mutant",
+    [mutants.SILENT_STALL, mutants.STALL_TOO_SOON],
+    ids=["not announced", "announced too soon"],
+)
+def test_a_stall_that_is_announced_wrongly_or_not_at_all_is_found(mutant):
+    (failure,) = mutants.look_for(mutant, seconds=60.0).failures
+    assert mutant.shows in failure.what
+
+
+def test_a_stall_that_is_announced_is_no_silent_one():
+    (failure,) = mutants.look_for(mutants.NO_ROOM, seconds=60.0).failures
+    assert mutants.SILENT_STALL.shows not in failure.what
+
+
 def test_a_seed_replays_exactly_in_another_process():
     """Nothing may depend on the addresses of objects, or on how strings are hashed there."""
     lines = set()

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tests.simulation.workers import SimulatedWorker
     from tests.simulation.world import World
 
+STANDS_STILL = "the job stands still: "
 _UNSAFE_STEPS = 2
 """A step is told when the next one is complete, and a report that is being written may miss
 that.
@@ -55,6 +56,8 @@ class Truth:
         self.generation = 0
         self.progress_s = 0.0
         """When something moved last."""
+        self.announced_s = -1.0
+        """When the master last announced that the job stands still."""
         self._progress: object = None
         self._pushes: dict[Key, tuple[int, NDArray[np.int64], set[int]]] = {}
         """By push: its epoch, its records, and the servers that have it."""
@@ -188,12 +191,26 @@ class Truth:
                     self.rolled_back += not command.holders and command.generation > 1
                 case do.FinishJob():
                     world.finish = command
+                case do.Announce("stall", text) if text.startswith(STANDS_STILL):
+                    self._stall_announced(text)
         if isinstance(event, happened.RingTold) and event.worker in world.workers:
             world.workers[event.worker].entered = event.entered
         if isinstance(event, happened.ProgressReported) and event.task is Task.TRAINING:
             self._check_progress()
         if not isinstance(event, happened.Tick | happened.LeaseRequested) or commands:
             self._look_for_progress(event, commands)
+
+    def _stall_announced(self, text: str) -> None:
+        now_s = self._world.scheduler.now_s
+        self.announced_s, quiet_s = now_s, now_s - self.progress_s
+        if quiet_s < self._world.plan.stall_s:
+            self.violated(f"announced after {quiet_s:.1f} s without a movement: {text}")
+
+    def stands_still(self) -> str:
+        """For people, of a job that does not move: whether its master says so."""
+        announced = self.announced_s > self.progress_s
+        heard = "" if announced else ", and its master does not announce it"
+        return f"the job stands still since {self.progress_s:.1f} s{heard}"
 
     def _check_progress(self) -> None:
         shown = self.shown()
@@ -277,6 +294,8 @@ class Truth:
         world, plan = self._world, self._world.plan
         assert world.finish is not None
         code, early = world.finish.exit_code, plan.may_end_early
+        if code is ExitCode.STALLED and self.announced_s < 0:
+            self.violated("the job stood still, and its master does not announce it")
         if code is not ExitCode.DONE and not (early and code is ExitCode.INTERRUPTED):
             self.violated(f"the job ended with exit code {int(code)}: {world.finish.message}")
         receipt = world.master.state.receipt()

@@ -76,6 +76,11 @@ class Plan:
         return self.spec.cluster.num_ps_pods
 
     @property
+    def stall_s(self) -> float:
+        """How long the job may be quiet, at least."""
+        return self.spec.cluster.stall_seconds
+
+    @property
     def minibatch_size(self) -> int:
         return self.spec.data.minibatch_size
 

@@ -23,9 +23,9 @@ from tests.simulation.truth import Truth
 from tests.simulation.workers import SimulatedWorker
 from tests.simulation.workload import Fault, Plan, plan_of
 
-CALM_LIMIT_S = 60.0
+CALM_LIMIT_S = 90.0
 FAULTS_LIMIT_S = 120.0
-"""Without progress."""
+"""Without progress. The master announces a stall before."""
 _LONGEST_S = 7200.0
 _LOOK_S = 5.0
 
@@ -125,7 +125,7 @@ class World:
         limit_s = FAULTS_LIMIT_S if self.plan.faults else CALM_LIMIT_S
         now_s = self.scheduler.now_s
         if now_s - self.truth.progress_s > limit_s or now_s > _LONGEST_S:
-            raise Violation(f"the job stands still since {self.truth.progress_s:.1f} s")
+            raise Violation(self.truth.stands_still())
         self.scheduler.after(_LOOK_S, self._look)
 
     # Faults
