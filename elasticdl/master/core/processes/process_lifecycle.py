@@ -8,6 +8,7 @@ from typing import final
 
 from elasticdl.cluster.base import ExitFacts, ProcessName, Role
 from elasticdl.dropped import DropCause
+from elasticdl.errors import ExitCode
 from elasticdl.formatting import FIRST_PART, START_PARTS, amount
 from elasticdl.history.job_event import EventKind, Value, meaning
 from elasticdl.master.core.activities import Activities
@@ -32,6 +33,8 @@ from elasticdl.master.core.status_builder import main_ledger
 _ATTACH_LIMIT_S = 300.0
 _START_LIMIT_S = 1800.0
 """Of one part of a worker's start. It may compile for long, but not for ever."""
+_MOST_FAILED_STARTS = 4
+"""In a row, for taking longer than that."""
 _HINTS = {
     Cause.OUT_OF_MEMORY: MORE_MEMORY,
     Cause.IMAGE: (
@@ -64,6 +67,8 @@ class ProcessLifecycle:
         self._checkpointing = checkpointing
         self._published: tuple[str, ...] = ("",) * context.servers
         self._begun = False
+        self._failed_starts = 0
+        """Workers in a row that were given up because a part of their start took too long."""
         self._activities = activities
 
     # coming up
@@ -139,6 +144,8 @@ class ProcessLifecycle:
 
     def _ready(self, process: Process) -> None:
         process.ready_s = self._context.now_s
+        if process.name.role is Role.WORKER:
+            self._failed_starts = 0
         text = f"{process.name} is ready after {self._context.now_s - process.started_s:.1f} s"
         self._context.orders.announce(
             "process", text, process=process.name, details=_started(process)
@@ -408,6 +415,20 @@ class ProcessLifecycle:
             what = START_PARTS.get(process.part, process.part)
             text = f"{what} has taken {starting_s:.0f} s, where {_START_LIMIT_S:.0f} s are allowed"
             self.give_up(process, Verdict(Cause.STRAGGLER, text))
+            self._start_failed(f"{process.name}: {text}")
+
+    def _start_failed(self, text: str) -> None:
+        """Others are tried while some worker is ready, and a few times where none ever gets so
+        far.
+        """
+        self._failed_starts += 1
+        ready = any(worker.up for worker in self._context.processes.live_workers())
+        if self._failed_starts >= _MOST_FAILED_STARTS and not ready:
+            self._context.fail(
+                f"{text}; it is the {self._failed_starts}th worker in a row that never gets ready",
+                hint="its log shows where every thread is",
+                exit_code=ExitCode.STALLED,
+            )
 
     def publish(self) -> None:
         """Tell workers the servers' addresses if they changed."""
